@@ -1,0 +1,38 @@
+"""The two ways in which graphmem stops, and the exit code of each.
+
+Exit codes are a promise to scripts: 0 fine, 1 the gate or a verification failed,
+2 the input was wrong, 3 graphmem itself broke.
+"""
+
+from __future__ import annotations
+
+
+class GraphmemError(Exception):
+    """Base of every error that graphmem raises on purpose.
+
+    Attributes:
+        exit_code: what the command line returns.
+        hint: one sentence that says what to do, or None.
+        user_traceback: the traceback of the user's own code, cut to the user's frames, or None.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self, message: str, *, hint: str | None = None, user_traceback: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.user_traceback = user_traceback
+
+
+class InputError(GraphmemError):
+    """What the user gave cannot be used: a missing file, a wrong return, an unknown GPU."""
+
+    exit_code = 2
+
+
+class InternalError(GraphmemError):
+    """graphmem's own reasoning failed; the message asks for a report."""
+
+    exit_code = 3
