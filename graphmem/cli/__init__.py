@@ -1,0 +1,88 @@
+"""The command line: `graphmem COMMAND …`, one module of this package for each command.
+
+To add a command, write a function with typer's annotations in a module of its own and name it in
+`COMMANDS`. No module here imports torch at its top, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from graphmem import __version__
+from graphmem.cli.errors import Settings, guarded
+from graphmem.cli.gpus import gpus
+
+COMMANDS: tuple[Callable[..., Any], ...] = (gpus,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    settings = Settings()
+    return guarded(partial(_run, arguments, settings), settings)
+
+
+def _run(arguments: list[str], settings: Settings) -> None:
+    program = _build_program()
+    with program.make_context("graphmem", arguments, obj=settings) as context:
+        program.invoke(context)
+
+
+def _build_program() -> typer.core.TyperGroup:
+    app = typer.Typer(
+        help="How many bytes a PyTorch training step takes on a GPU, told without one.",
+        add_completion=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_global_options)
+    for command in COMMANDS:
+        app.command()(command)
+    program = typer.main.get_group(app)
+    # `graphmem gpus --debug` means the same as `graphmem --debug gpus`.
+    debug = next(option for option in program.params if option.name == "debug")
+    for subprogram in program.commands.values():
+        subprogram.params.append(debug)
+    return program
+
+
+def _set_debug(context: typer.Context, value: bool) -> None:
+    settings: Settings = context.obj
+    settings.debug = settings.debug or value
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"graphmem {__version__}")
+        raise typer.Exit
+
+
+def _global_options(
+    *,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the whole traceback of an error.",
+            callback=_set_debug,
+            expose_value=False,
+            is_eager=True,
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and stop.",
+            callback=_print_version,
+            expose_value=False,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Declare the options of every command; their callbacks do the work."""

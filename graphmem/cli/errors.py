@@ -1,0 +1,98 @@
+"""The one place where an exception becomes an exit code and a message on stderr.
+
+Exit codes: 0 fine, 1 the gate or a verification failed, 2 the input was wrong, 3 graphmem itself
+broke (graphmem/errors.py); besides, as shells have it, 128 plus the signal's number where the
+user interrupted (130) or the reader of stdout went away (141).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from graphmem.errors import GraphmemError, InputError, InternalError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+@dataclass
+class Settings:
+    """What the command line says for every command."""
+
+    debug: bool = False
+
+
+def guarded(run: Callable[[], object], settings: Settings) -> int:
+    """Call `run` and return the exit code that its outcome stands for.
+
+    An error prints `error: …`, the user's own traceback where there is one, and `hint: …`; with
+    `settings.debug` the whole traceback comes first.
+    """
+    try:
+        run()
+        sys.stdout.flush()
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich answers it so
+            return BROKEN_PIPE
+        return _report(stop, settings)
+    except Exception as error:  # noqa: BLE001
+        return _report(error, settings)
+    return 0
+
+
+def _report(error: BaseException, settings: Settings) -> int:
+    """Print the message of `error` and return its exit code."""
+    if settings.debug:
+        traceback.print_exception(error)
+    if isinstance(error, SystemExit):
+        # graphmem itself stops with typer.Exit. The code 0 or 1 would pass for a verdict.
+        _print_message(f"the code under analysis called sys.exit({error.code!r})", None, None)
+        return InputError.exit_code
+    if isinstance(error, GraphmemError):
+        _print_message(str(error), error.user_traceback, error.hint)
+        return error.exit_code
+    if isinstance(error, typer.TyperException):
+        # Only a usage error knows the command that it arose in.
+        context: typer.Context | None = getattr(error, "ctx", None)
+        command = context.command_path if context else "graphmem"
+        message = " ".join(error.format_message().split())
+        _print_message(message, None, f"`{command} --help` says what it takes")
+        return error.exit_code
+    summary, *_ = str(error).splitlines() or [""]
+    _print_message(
+        f"graphmem itself failed: {type(error).__name__}: {summary}",
+        None,
+        "run with --debug for the traceback",
+    )
+    return InternalError.exit_code
+
+
+def _print_message(message: str, user_traceback: str | None, hint: str | None) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), message))
+    if user_traceback:
+        console.print(Text(user_traceback.rstrip()))
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold"), hint))
+
+
+def _discard_stdout() -> None:
+    """Keep the interpreter's last flush from failing on the closed pipe as well."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,0 +1,41 @@
+"""What every test may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+
+from graphmem.cli import main
+
+# Two workers of pytest-xdist share two cores; read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shared machine is too uneven for deadlines; CI must not fail by the luck of the draw.
+settings.register_profile("graphmem", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("graphmem")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run_graphmem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Call `graphmem ARGUMENTS…` within this process."""
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        exit_code = main(arguments)
+        captured = capsys.readouterr()
+        return Outcome(exit_code, captured.out, captured.err)
+
+    return run

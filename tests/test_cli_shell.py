@@ -1,0 +1,292 @@
+"""The command line around the commands: help, errors, exit codes, `graphmem gpus`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import typer
+
+import graphmem
+from graphmem import cli
+from graphmem.errors import GraphmemError, InputError
+from graphmem.gpus import DEFAULT_GPU, GPUS
+from tests.conftest import Outcome
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Add a command `fail` that raises the given exception."""
+
+    def add(error: BaseException) -> None:
+        def fail() -> NoReturn:
+            raise error
+
+        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, fail))
+
+    return add
+
+
+def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("gpus", "--help"), ("gpus",), ("--version",)])
+def test_what_needs_no_torch_does_not_import_it(arguments: tuple[str, ...]) -> None:
+    script = f"""
+import sys
+from graphmem.cli import main
+exit_code = main({arguments!r})
+assert "torch" not in sys.modules
+assert "numpy" not in sys.modules
+sys.exit(exit_code)
+"""
+    finished = run_process("-c", script)
+
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_without_arguments_the_help_is_printed(run_graphmem: Run) -> None:
+    outcome = run_graphmem()
+
+    assert outcome == run_graphmem("--help")
+    assert outcome.exit_code == 0
+    assert "Usage: graphmem [OPTIONS] COMMAND" in outcome.stdout
+    assert all(command.__name__ in outcome.stdout for command in cli.COMMANDS)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    finished = run_process("-m", "graphmem", "--version")
+
+    assert finished.stdout == f"graphmem {graphmem.__version__}\n"
+    assert finished.returncode == 0
+
+
+def test_the_exit_code_reaches_the_shell() -> None:
+    assert run_process("-m", "graphmem", "no-such-command").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (
+            ("gpu",),
+            "No such command 'gpu'. Did you mean 'gpus'?",
+            "`graphmem --help` says what it takes",
+        ),
+        (
+            ("gpus", "--fromat", "json"),
+            "No such option: --fromat (Possible options: --format)",
+            "`graphmem gpus --help` says what it takes",
+        ),
+        (
+            ("--debgu", "gpus"),
+            "No such option: --debgu (Possible options: --debug)",
+            "`graphmem --help` says what it takes",
+        ),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(
+    run_graphmem: Run, arguments: tuple[str, ...], message: str, hint: str
+) -> None:
+    outcome = run_graphmem(*arguments)
+
+    assert outcome == Outcome(2, "", f"error: {message}\nhint: {hint}\n")
+
+
+def test_an_impossible_value_is_a_usage_error_on_one_line(run_graphmem: Run) -> None:
+    outcome = run_graphmem("gpus", "--format", "yaml")
+
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    error, hint = outcome.stderr.splitlines()
+    assert error.startswith("error: Invalid value for '--format'")
+    assert hint == "hint: `graphmem gpus --help` says what it takes"
+
+
+class GateError(GraphmemError):
+    exit_code = 1
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [(InputError("no"), 2), (GateError("no"), 1), (GraphmemError("no"), 3)],
+)
+def test_an_error_of_graphmem_has_its_own_exit_code(
+    run_graphmem: Run,
+    failing: Callable[[BaseException], None],
+    error: GraphmemError,
+    exit_code: int,
+) -> None:
+    failing(error)
+
+    assert run_graphmem("fail") == Outcome(exit_code, "", "error: no\n")
+
+
+def test_the_users_own_traceback_stands_between_message_and_hint(
+    run_graphmem: Run, failing: Callable[[BaseException], None]
+) -> None:
+    trace = '  File "model.py", line 3, in build\nValueError: [bold]width[/bold]\n'
+    failing(InputError("build raised ValueError", hint="mend model.py", user_traceback=trace))
+
+    outcome = run_graphmem("fail")
+
+    assert outcome.stderr == f"error: build raised ValueError\n{trace}hint: mend model.py\n"
+
+
+def test_a_long_message_is_not_folded(
+    run_graphmem: Run, failing: Callable[[BaseException], None]
+) -> None:
+    failing(InputError("word " * 100 + "end"))
+
+    assert len(run_graphmem("fail").stderr.splitlines()) == 1
+
+
+def test_an_inner_fault_is_one_line_and_exit_code_3(
+    run_graphmem: Run, failing: Callable[[BaseException], None]
+) -> None:
+    failing(KeyError("storage 7\nand more"))
+
+    assert run_graphmem("fail") == Outcome(
+        3,
+        "",
+        "error: graphmem itself failed: KeyError: 'storage 7\\nand more'\n"
+        "hint: run with --debug for the traceback\n",
+    )
+
+
+def test_of_a_long_inner_fault_the_first_line_is_told(
+    run_graphmem: Run, failing: Callable[[BaseException], None]
+) -> None:
+    failing(RuntimeError("first\nsecond"))
+
+    outcome = run_graphmem("fail")
+
+    assert "error: graphmem itself failed: RuntimeError: first\n" in outcome.stderr
+    assert "second" not in outcome.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "fail"), ("fail", "--debug")])
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [(KeyError("storage"), 3), (InputError("no such file"), 2)]
+)
+def test_debug_shows_the_whole_traceback(
+    run_graphmem: Run,
+    failing: Callable[[BaseException], None],
+    arguments: tuple[str, ...],
+    error: Exception,
+    exit_code: int,
+) -> None:
+    failing(error)
+
+    outcome = run_graphmem(*arguments)
+
+    assert outcome.exit_code == exit_code
+    assert "Traceback (most recent call last)" in outcome.stderr
+    assert "in fail\n    raise error" in outcome.stderr
+
+
+def test_a_command_may_choose_its_exit_code(
+    run_graphmem: Run, failing: Callable[[BaseException], None]
+) -> None:
+    failing(typer.Exit(1))
+
+    assert run_graphmem("fail") == Outcome(1, "", "")
+
+
+@pytest.mark.parametrize("code", [0, 1, None])
+def test_an_exit_of_the_users_code_is_no_verdict(
+    run_graphmem: Run, failing: Callable[[BaseException], None], code: int | None
+) -> None:
+    failing(SystemExit(code))
+
+    outcome = run_graphmem("fail")
+
+    message = f"error: the code under analysis called sys.exit({code})\n"
+    assert outcome == Outcome(2, "", message)
+
+
+def test_an_interruption_is_130_and_silent(
+    run_graphmem: Run, failing: Callable[[BaseException], None]
+) -> None:
+    failing(KeyboardInterrupt())
+
+    assert run_graphmem("fail") == Outcome(130, "", "")
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_a_reader_that_goes_away_is_141_and_silent(output_format: str) -> None:
+    """`graphmem gpus | head -0` neither shows a traceback nor looks like a failed gate."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    finished = subprocess.run(
+        [sys.executable, "-m", "graphmem", "gpus", "--format", output_format],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+
+    assert (finished.returncode, finished.stderr) == (141, "")
+
+
+def test_colour_is_for_terminals_that_want_it() -> None:
+    wrong = ("-m", "graphmem", "gpu")
+    script = """
+import os, pty, sys
+master, slave = pty.openpty()
+if os.fork() == 0:
+    os.dup2(slave, 2)
+    os.execv(sys.executable, [sys.executable, "-m", "graphmem", "gpu"])
+os.close(slave)
+sys.stdout.write(os.read(master, 10_000).decode())
+"""
+
+    assert "\x1b[" not in run_process(*wrong).stderr
+    assert "\x1b[1;31merror" in run_process("-c", script, TERM="xterm", NO_COLOR="").stdout
+    assert "\x1b[1;31merror" not in run_process("-c", script, TERM="xterm", NO_COLOR="1").stdout
+
+
+def test_gpus_lists_every_gpu_on_a_line_of_its_own(run_graphmem: Run) -> None:
+    lines = run_graphmem("gpus").stdout.splitlines()
+
+    rows = {line.split()[0]: line for line in lines[1 : len(GPUS) + 1]}
+    assert list(rows) == [gpu.name for gpu in GPUS]
+    assert "NVIDIA RTX PRO 6000 Blackwell Server Edition" in rows["rtx-pro-6000"]
+    assert "79.256 GiB" in rows["a100-80gb"]
+    assert f"default: {DEFAULT_GPU}" in lines
+
+
+def test_gpus_as_json_has_the_same_figures(run_graphmem: Run) -> None:
+    listing = json.loads(run_graphmem("gpus", "--format", "json").stdout)
+
+    assert listing["schema"] == "graphmem.gpus/1"
+    assert listing["default"] == DEFAULT_GPU
+    assert [row["name"] for row in listing["gpus"]] == [gpu.name for gpu in GPUS]
+    [a100] = [row for row in listing["gpus"] if row["name"] == "a100-80gb"]
+    assert a100["memory_bytes"] == 85_100_068_864
+    assert a100["compute_capability"] == [8, 0]
+
+
+def test_the_console_script_is_the_same_program() -> None:
+    script = Path(sys.executable).with_name("graphmem")
+    if not script.exists():
+        pytest.skip("graphmem is not installed beside this interpreter")
+
+    finished = subprocess.run([script, "--version"], capture_output=True, text=True, check=False)
+
+    assert finished.stdout == f"graphmem {graphmem.__version__}\n"

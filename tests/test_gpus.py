@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from graphmem.errors import InputError
+from graphmem.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu
+
+GIB = 2**30
+SMALL_WORKSPACE = 8_519_680
+LARGE_WORKSPACE = 33_554_432
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_a_gpu_is_found_by_its_name_its_title_and_its_aliases(gpu: Gpu) -> None:
+    for label in (gpu.name, gpu.title, *gpu.aliases):
+        assert find_gpu(label) is gpu
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("A100-80GB", "a100-80gb"),
+        ("a100 80gb", "a100-80gb"),
+        ("A100_40GB", "a100-40gb"),
+        ("RTX4090", "rtx-4090"),
+        ("GeForce RTX 3090", "rtx-3090"),
+        ("nvidia h200", "h200"),
+        ("V100", "v100-16gb"),
+        ("a100", "a100-80gb"),
+        ("H100", "h100-80gb"),
+    ],
+)
+def test_case_spaces_and_hyphens_do_not_count(written: str, name: str) -> None:
+    assert find_gpu(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "nearest"),
+    [("a100-88gb", "a100-80gb"), ("h10", "h100-80gb"), ("rtx 4900", "rtx-4090")],
+)
+def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, nearest: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"unknown GPU {written!r}")) as refusal:
+        find_gpu(written)
+
+    assert nearest in str(refusal.value.hint)
+
+
+@pytest.mark.parametrize("written", ["abacus", "", "nvidia"])
+def test_a_gpu_like_no_other_is_answered_with_the_list(written: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        find_gpu(written)
+
+    assert refusal.value.hint == "`graphmem gpus` lists the known ones"
+
+
+def test_no_two_gpus_answer_to_one_name() -> None:
+    labels = [
+        re.sub("[^a-z0-9]", "", label.lower()) for gpu in GPUS for label in {gpu.name, *gpu.aliases}
+    ]
+
+    assert len(set(labels)) == len(labels)
+
+
+def test_the_default_gpu_exists() -> None:
+    assert find_gpu(DEFAULT_GPU).name == DEFAULT_GPU
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS if "gb" in gpu.name], ids=lambda gpu: gpu.name)
+def test_total_memory_is_a_little_less_than_the_name_says(gpu: Gpu) -> None:
+    """ECC and the driver take up to 2 % of the nominal size (39.4 of 40 GiB, 79.2 of 80)."""
+    nominal_bytes = int(gpu.name.split("-")[1].removesuffix("gb")) * GIB
+
+    assert 0.98 * nominal_bytes < gpu.memory_bytes < nominal_bytes
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_every_row_is_complete(gpu: Gpu) -> None:
+    assert gpu.max_threads_per_multiprocessor in {1024, 1536, 2048}
+    assert 0 < gpu.context_bytes < GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "multiprocessors", "threads"),
+    [
+        # shared/cuda_memory_facts.md section 0
+        ("v100-32gb", 80, 2048),
+        ("t4", 40, 1024),
+        ("a100-40gb", 108, 2048),
+        ("a10", 72, 1536),
+        ("l4", 58, 1536),
+        ("rtx-4090", 128, 1536),
+        ("h100", 132, 2048),
+        ("h200", 132, 2048),
+        ("b200", 148, 2048),
+    ],
+)
+def test_multiprocessors_and_their_threads_are_the_fact_sheets(
+    name: str, multiprocessors: int, threads: int
+) -> None:
+    gpu = find_gpu(name)
+
+    assert gpu.multiprocessors == multiprocessors
+    assert gpu.max_threads_per_multiprocessor == threads
+
+
+@pytest.mark.parametrize(
+    ("name", "torch_version", "workspace_bytes"),
+    [
+        # shared/cuda_memory_facts.md section 2.1
+        ("t4", "2.13.0", SMALL_WORKSPACE),
+        ("a100", "2.13.0+cpu", SMALL_WORKSPACE),
+        ("rtx-4090", "2.3", SMALL_WORKSPACE),
+        ("h100", "2.3.1", LARGE_WORKSPACE),
+        ("h200", "2.13", LARGE_WORKSPACE),
+        ("b200", "2.11.0", SMALL_WORKSPACE),
+        ("b200", "2.12.1", LARGE_WORKSPACE),
+        ("rtx-5090", "2.9.1+cu130", SMALL_WORKSPACE),
+        ("rtx-5090", "2.13.0+cu130", LARGE_WORKSPACE),
+        ("rtx-5090", "3.0", LARGE_WORKSPACE),
+    ],
+)
+def test_the_cublas_workspace_depends_on_capability_and_torch(
+    name: str, torch_version: str, workspace_bytes: int
+) -> None:
+    assert find_gpu(name).cublas_workspace_bytes(torch_version) == workspace_bytes
+
+
+def test_a_version_of_torch_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match="not a version of torch: 'newest'"):
+        find_gpu("a100").cublas_workspace_bytes("newest")
