@@ -59,8 +59,8 @@ def test_quantities_have_binary_and_decimal_units(quantity: str | int, count: in
     assert parse_bytes(quantity) == count
 
 
-def test_a_decimal_fraction_is_exact() -> None:
-    """Floating point would make 1.1 TB one byte of 10^-4 off: 1.1e12 has no such error here."""
+def test_no_byte_is_lost_to_floating_point() -> None:
+    assert int(4.35 * 10**12) == 4_349_999_999_999
     assert parse_bytes("4.35 TB") == 4_350_000_000_000
     assert parse_bytes("9007199254740993") == 2**53 + 1
 
