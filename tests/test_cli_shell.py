@@ -227,17 +227,21 @@ def test_an_interruption_is_130_and_silent(
     assert run_graphmem("fail") == Outcome(130, "", "")
 
 
-@pytest.mark.parametrize("output_format", ["text", "json"])
-def test_a_reader_that_goes_away_is_141_and_silent(output_format: str) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("gpus",), ("gpus", "--format", "json"), ("--version",)],  # the last fits stdout's buffer
+)
+def test_a_reader_that_goes_away_is_141_and_silent(arguments: tuple[str, ...]) -> None:
     """`graphmem gpus | head -0` neither shows a traceback nor looks like a failed gate."""
     reader, writer = os.pipe()
     os.close(reader)
     finished = subprocess.run(
-        [sys.executable, "-m", "graphmem", "gpus", "--format", output_format],
+        [sys.executable, "-m", "graphmem", *arguments],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
     )
     os.close(writer)
 

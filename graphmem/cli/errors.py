@@ -37,10 +37,8 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
     `settings.debug` the whole traceback comes first.
     """
     try:
-        run()
+        exit_code = _call(run)
         sys.stdout.flush()
-    except typer.Exit as stop:
-        return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
@@ -52,6 +50,14 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
         return _report(stop, settings)
     except Exception as error:  # noqa: BLE001
         return _report(error, settings)
+    return exit_code
+
+
+def _call(run: Callable[[], object]) -> int:
+    try:
+        run()
+    except typer.Exit as stop:
+        return stop.exit_code
     return 0
 
 
