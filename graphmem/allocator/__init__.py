@@ -1,0 +1,29 @@
+"""A model of PyTorch's CUDA caching allocator, in plain Python and without torch.
+
+It answers what `torch.cuda.memory_stats` would say after the same requests: bytes allocated,
+reserved, requested, active, and in unusable splits. `replay` holds it against recordings.
+"""
+
+from __future__ import annotations
+
+from graphmem.allocator.caching_allocator import CachingAllocator
+from graphmem.allocator.device import Device
+from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
+from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
+from graphmem.allocator.settings import AllocatorSettings, parse_settings
+from graphmem.allocator.statistics import Stat, Statistics
+
+__all__ = [
+    "AllocatorSettings",
+    "Block",
+    "BlockInfo",
+    "CachingAllocator",
+    "Device",
+    "MemoryState",
+    "OutOfMemory",
+    "Segment",
+    "SegmentInfo",
+    "Stat",
+    "Statistics",
+    "parse_settings",
+]

@@ -1,0 +1,399 @@
+"""The caching allocator itself: which block a request gets, and what is then held.
+
+The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp; each method
+names the function whose rule it states. They hold for torch 2.1 to 2.13.
+
+Not modelled: private pools (CUDA graphs, MemPool), cudaMallocAsync, and memory that the driver
+and other processes use (leave it out of `capacity_bytes`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from graphmem.allocator.device import Device
+from graphmem.allocator.expandable import ExpandableSegments, expandable_size
+from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
+from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
+from graphmem.allocator.segment_info import lay_out, segment_infos, torch_snapshot
+from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
+from graphmem.allocator.statistics import Statistics
+
+_ONE_EXABYTE = 1 << 60
+
+
+class CachingAllocator:
+    """One device's caching allocator.
+
+    Attributes:
+        settings: the allocator's configuration.
+        device: the memory that it manages.
+        statistics: the figures over both pools; `small.statistics` and `large.statistics` have
+            each pool's own.
+        num_alloc_retries: how often the cache was emptied because the driver refused.
+        num_ooms: how often even that did not help.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        capacity_bytes: int | None = None,
+        device: Device | None = None,
+    ) -> None:
+        """An allocator that holds nothing yet.
+
+        Args:
+            settings: the configuration; default: PyTorch's.
+            capacity_bytes: memory that PyTorch can have on this device; None: no end of it.
+            device: in place of a capacity, a device that also decides about addresses.
+        """
+        self.settings = settings or AllocatorSettings()
+        self.device = device or Device(capacity_bytes)
+        self.small = Pool(is_small=True)
+        self.large = Pool(is_small=False)
+        self.statistics = Statistics()
+        self.num_alloc_retries = 0
+        self.num_ooms = 0
+        self.num_device_alloc = 0
+        self.num_device_free = 0
+        self._segments: dict[int, Segment] = {}
+        self._pending: dict[int, Block] = {}
+        self._nothing = Segment(self.small, 0, 0, 0, 0).head
+        self._expandable: ExpandableSegments | None = None
+        if self.settings.expandable_segments:
+            self._expandable = ExpandableSegments(
+                self.device,
+                self.settings.large_segment_size,
+                self._segments,
+                self._reserved_changed,
+            )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the process may reserve by its memory fraction (`setMemoryFraction`)."""
+        fraction, capacity = self.settings.memory_fraction, self.device.capacity_bytes
+        return None if fraction is None or capacity is None else int(fraction * capacity)
+
+    def malloc(self, requested_bytes: int, stream: int = 0) -> Block:
+        """Hand out a block (`malloc`, `alloc_found_block`); a request of no bytes takes nothing.
+
+        Raises:
+            OutOfMemory: when the device is full even with an empty cache.
+        """
+        if requested_bytes <= 0:
+            if requested_bytes < 0:
+                raise ValueError(f"A request of {requested_bytes} bytes makes no sense.")
+            return self._nothing
+        size = self.settings.round_size(requested_bytes)
+        pool = self.small if size <= SMALL_LIMIT else self.large
+        block = self._cached_block(pool, stream, size)
+        if block is None:
+            block = self._new_block(pool, stream, size, requested_bytes)
+        self._split(pool, block, size)
+        block.allocated = True
+        block.requested = requested_bytes
+        self.statistics.handed_out(block.size, requested_bytes)
+        pool.statistics.handed_out(block.size, requested_bytes)
+        return block
+
+    def free(self, block: Block, *, still_used: bool = False) -> None:
+        """Take a block back (`free`).
+
+        With `still_used`, another stream has yet to finish with it (`record_stream`): the block
+        leaves `allocated_bytes` now, but stays active until `finish` or until the cache is
+        emptied. When that happens on a real device is a matter of timing.
+        """
+        if not block.allocated:
+            if block is self._nothing:
+                return
+            raise ValueError(f"{block!r} is not allocated.")
+        block.allocated = False
+        self.statistics.given_up(block.size)
+        block.segment.pool.statistics.given_up(block.size)
+        if still_used:
+            block.pending = True
+            self._pending[block.address] = block
+        else:
+            self._recycle(block)
+
+    def finish(self, block: Block) -> None:
+        """The last stream is done with a block that was freed `still_used` (`process_events`)."""
+        del self._pending[block.address]
+        block.pending = False
+        self._recycle(block)
+
+    def empty_cache(self) -> None:
+        """Give back every segment, or page, that nothing uses (`release_cached_blocks`)."""
+        for block in list(self._pending.values()):
+            self.finish(block)
+        for pool in (self.large, self.small):
+            for block in pool.free_blocks():
+                self._release(block)
+
+    def release_segment(self, address: int) -> int:
+        """Give back the one free segment (or the pages of the free block) at an address.
+
+        Returns:
+            the bytes given back; 0 when nothing there can be.
+        """
+        segment = self._segments.get(address)
+        if segment is not None and not segment.page_size:
+            head = segment.head
+            return self._release(head) if head.is_free else 0
+        for pool in (self.large, self.small):
+            for block in pool.free_blocks():
+                if block.address <= address < block.address + block.size:
+                    return self._release(block)
+        return 0
+
+    def reset_peak(self) -> None:
+        """Each peak becomes the current value (`resetPeakStats`)."""
+        for statistics in (self.statistics, self.small.statistics, self.large.statistics):
+            statistics.reset_peak()
+
+    def memory_stats(self) -> dict[str, int]:
+        """The figures under the names of `torch.cuda.memory_stats`."""
+        result = {
+            "num_alloc_retries": self.num_alloc_retries,
+            "num_ooms": self.num_ooms,
+            "num_device_alloc": self.num_device_alloc,
+            "num_device_free": self.num_device_free,
+        }
+        parts = {
+            "all": self.statistics,
+            "large_pool": self.large.statistics,
+            "small_pool": self.small.statistics,
+        }
+        for part, statistics in parts.items():
+            for name, stat in statistics.stats().items():
+                for metric, value in stat.as_dict().items():
+                    result[f"{name}.{part}.{metric}"] = value
+        return result
+
+    def segments(self) -> tuple[SegmentInfo, ...]:
+        """What is reserved and what it holds, by address (`snapshot`)."""
+        return segment_infos(self._segments.values())
+
+    def snapshot(self) -> list[dict[str, object]]:
+        """The segments as `torch.cuda.memory_snapshot` lists them."""
+        return torch_snapshot(self.segments())
+
+    def restore(self, segments: Iterable[SegmentInfo]) -> dict[int, Block]:
+        """Put an empty allocator into a recorded state.
+
+        Returns:
+            the blocks in use, by address.
+        """
+        if self._segments:
+            raise ValueError("Only an empty allocator can be put into a recorded state.")
+        in_use: dict[int, Block] = {}
+        for info in segments:
+            pool = self.small if info.is_small else self.large
+            self.device.occupy(info.size)
+            if info.is_expandable:
+                head = self._expandable_stretch(pool, info)
+            else:
+                head = self._enter_segment(pool, info.address, info.size, info.stream)
+            for block in lay_out(head, info):
+                self._enter_block(pool, block)
+                if not block.is_free:
+                    in_use[block.address] = block
+        return in_use
+
+    def _best_fit(self, free: list[tuple[int, int]], size: int) -> int:
+        """Where in a stream's free blocks the smallest that fits is; ties: lowest address."""
+        return bisect_left(free, (size, 0))
+
+    def _cached_block(self, pool: Pool, stream: int, size: int) -> Block | None:
+        """Take the best free block of the stream out of its pool (`get_free_block`)."""
+        pool.searches += 1
+        free = pool.free.get(stream)
+        if not free:
+            return None
+        index = self._best_fit(free, size)
+        if index == len(free):
+            return None
+        block = pool.block_at(free[index][1])
+        while block.segment.page_size and index + 1 < len(free):  # its size: what it can grow to
+            index += 1
+            other = pool.block_at(free[index][1])
+            if expandable_size(other) >= expandable_size(block):
+                break
+            block = other
+        oversize = self.settings.max_split_size
+        if oversize is not None:
+            if size < oversize <= block.size:
+                return None
+            if size >= oversize and block.size >= size + self.settings.max_non_split_rounding:
+                return None
+        pool.remove(block)
+        return block
+
+    def _split(self, pool: Pool, block: Block, size: int) -> None:
+        """Cut what the request does not need off a block, if it is enough (`should_split`)."""
+        was_split = block.is_split
+        rest = block.size - size
+        if pool.is_small or self._expandable is not None:
+            cut = rest >= MIN_BLOCK
+        else:
+            oversize = self.settings.max_split_size
+            cut = rest > SMALL_LIMIT and (oversize is None or size < oversize)
+        if cut:
+            pool.insert(block.cut(size))
+        if block.segment.page_size or not (cut or was_split):
+            return
+        if not was_split:
+            count, change = 1, rest
+        elif cut:
+            count, change = 0, -size
+        else:
+            count, change = -1, -block.size
+        self.statistics.splits_changed(count, change)
+        pool.statistics.splits_changed(count, change)
+
+    def _recycle(self, block: Block) -> None:
+        """Return a block to its pool, joined with its free neighbours (`free_block`)."""
+        pool = block.segment.pool
+        size, requested = block.size, block.requested
+        block, merged, merged_size = pool.merge(block)
+        pool.insert(block)
+        if not block.segment.page_size and (merged or block.is_split):
+            count, change = -merged, -merged_size
+            if block.is_split:
+                count, change = count + 1, change + block.size
+            self.statistics.splits_changed(count, change)
+            pool.statistics.splits_changed(count, change)
+        self.statistics.taken_back(size, requested)
+        pool.statistics.taken_back(size, requested)
+
+    def _new_block(self, pool: Pool, stream: int, size: int, requested: int) -> Block:
+        """Get memory from the driver, at need by giving some back first (`malloc`)."""
+        if requested >= _ONE_EXABYTE:
+            raise self._out_of_memory(requested, size, stream)
+        if self.limit_bytes is not None and self.settings.garbage_collection_threshold > 0:
+            self._collect_garbage(self.limit_bytes)
+        block = self._open(pool, stream, size)
+        if block is None and self._release_oversize(pool, stream, size):
+            block = self._open(pool, stream, size)
+        if block is None:
+            self.empty_cache()
+            self.num_alloc_retries += 1
+            block = self._open(pool, stream, size)
+        if block is None:
+            raise self._out_of_memory(requested, self.settings.segment_size(size), stream)
+        return block
+
+    def _open(self, pool: Pool, stream: int, size: int) -> Block | None:
+        """Ask the driver for a segment, or for pages (`alloc_block`)."""
+        segment_size = self.settings.segment_size(size)
+        limit = self.limit_bytes
+        if limit is not None and self.device.reserved_bytes + segment_size > limit:
+            return None
+        if self._expandable is not None:
+            return self._expandable.take(pool, stream, size)
+        if not self.device.reserve(segment_size):
+            return None
+        address = self.device.place(segment_size)
+        return self._enter_segment(pool, address, segment_size, stream)
+
+    def _enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
+        """Book a segment that cudaMalloc gave; its one block is not in the pool yet."""
+        segment = Segment(pool, address, size, stream, page_size=0)
+        self._segments[address] = segment
+        self.statistics.segment.increase(1)
+        pool.statistics.segment.increase(1)
+        self._reserved_changed(pool, size)
+        return segment.head
+
+    def _expandable_stretch(self, pool: Pool, info: SegmentInfo) -> Block:
+        """Book a recorded stretch of an expandable segment."""
+        if self._expandable is None:
+            raise ValueError("The recorded state has expandable segments; the settings have not.")
+        return self._expandable.adopt(pool, info.stream, info.address, info.size)
+
+    def _enter_block(self, pool: Pool, block: Block) -> None:
+        """Book a recorded block of a segment that was just entered."""
+        if block.is_free:
+            pool.insert(block)
+            if block.is_split and not block.segment.page_size:
+                self.statistics.splits_changed(1, block.size)
+                pool.statistics.splits_changed(1, block.size)
+            return
+        for statistics in (self.statistics, pool.statistics):
+            statistics.handed_out(block.size, block.requested)
+            if block.pending:
+                statistics.given_up(block.size)
+        if block.pending:
+            self._pending[block.address] = block
+
+    def _release(self, block: Block) -> int:
+        """Give a free block's memory back if the driver can take it (`release_blocks`)."""
+        segment = block.segment
+        if segment.page_size:
+            return 0 if self._expandable is None else self._expandable.unmap(block)
+        if block.is_split:
+            return 0
+        segment.pool.remove(block)
+        del self._segments[segment.address]
+        self.device.give_back(segment.size)
+        self.statistics.segment.decrease(1)
+        segment.pool.statistics.segment.decrease(1)
+        self._reserved_changed(segment.pool, -segment.size)
+        return segment.size
+
+    def _release_oversize(self, pool: Pool, stream: int, size: int) -> bool:
+        """Give back just enough blocks too large to split (`release_available_cached_blocks`)."""
+        oversize = self.settings.max_split_size
+        if oversize is None or self._expandable is not None:
+            return False
+        wanted = max(size, oversize)
+        free = pool.free.get(stream, [])
+        index = bisect_left(free, (wanted, 0))
+        if index < len(free):
+            return self._release(pool.block_at(free[index][1])) > 0
+        released = 0
+        for block_size, address in reversed(free.copy()):
+            if released >= wanted or block_size < oversize:
+                break
+            released += self._release(pool.block_at(address))
+        return released >= wanted
+
+    def _collect_garbage(self, limit: int) -> None:
+        """Give back large segments that were long unused (`garbage_collect_cached_blocks`)."""
+        threshold = int(self.settings.garbage_collection_threshold * limit)
+        wanted = self.device.reserved_bytes - threshold
+        ages = {
+            block: self.large.searches - block.cached_at
+            for block in self.large.free_blocks()
+            if not block.is_split and not block.segment.page_size
+        }
+        while wanted > 0 and ages:
+            mean_age = sum(ages.values()) / len(ages)
+            for block in [block for block, age in ages.items() if age >= mean_age]:
+                del ages[block]
+                wanted -= self._release(block)
+
+    def _reserved_changed(self, pool: Pool, change: int) -> None:
+        """Memory came from the driver, or went back to it."""
+        for stat in (self.statistics.reserved_bytes, pool.statistics.reserved_bytes):
+            if change > 0:
+                stat.increase(change)
+            else:
+                stat.decrease(-change)
+        if change > 0:
+            self.num_device_alloc += 1
+        else:
+            self.num_device_free += 1
+
+    def _out_of_memory(self, requested: int, tried: int, stream: int) -> OutOfMemory:
+        self.num_ooms += 1
+        capacity = self.device.capacity_bytes
+        state = MemoryState(
+            capacity_bytes=capacity or 0,
+            allowed_bytes=self.limit_bytes,
+            free_bytes=self.device.free_bytes or 0,
+            allocated_bytes=self.statistics.allocated_bytes.current,
+            reserved_bytes=self.statistics.reserved_bytes.current,
+        )
+        return OutOfMemory(requested, tried, stream, state)

@@ -1,0 +1,56 @@
+"""The part of a GPU that the allocator sees: addresses, and how much memory there is."""
+
+from __future__ import annotations
+
+from graphmem.allocator.settings import MIB
+
+_FIRST_ADDRESS = 0x7F_0000_0000_00  # only the order of addresses means anything
+_ALIGNMENT = 2 * MIB
+_UNBOUNDED_ROOM = 1 << 42  # the address range of an expandable segment when capacity is unknown
+
+
+class Device:
+    """Answers cudaMalloc and cuMemMap: where, and whether there is room.
+
+    Addresses grow in order of creation. A real driver's order is not known in advance; it decides
+    only between free blocks of exactly the same size in different segments.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        """A device with this many bytes for PyTorch, or with no end of them."""
+        self.capacity_bytes = capacity_bytes
+        self.reserved_bytes = 0
+        self._next_address = _FIRST_ADDRESS
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What the driver would still give, or None when there is no end."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - self.reserved_bytes
+
+    @property
+    def address_room(self) -> int:
+        """The address range of an expandable segment: 1 1/8 of the device's memory."""
+        if self.capacity_bytes is None:
+            return _UNBOUNDED_ROOM
+        return self.capacity_bytes + self.capacity_bytes // 8
+
+    def reserve(self, size: int) -> bool:
+        """Take physical memory; False when there is not enough."""
+        if self.capacity_bytes is not None and self.reserved_bytes + size > self.capacity_bytes:
+            return False
+        self.reserved_bytes += size
+        return True
+
+    def occupy(self, size: int) -> None:
+        """Book memory that was there before."""
+        self.reserved_bytes += size
+
+    def give_back(self, size: int) -> None:
+        """Return physical memory."""
+        self.reserved_bytes -= size
+
+    def place(self, size: int) -> int:
+        """The address of a new range of this size."""
+        address = self._next_address
+        self._next_address += (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        return address

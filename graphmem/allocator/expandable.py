@@ -1,0 +1,141 @@
+"""Expandable segments: one range of addresses for each pool and stream, mapped as needed.
+
+Note [Expandable Segments] in c10/cuda/CUDACachingAllocator.cpp. Physical pages are 2 MiB in the
+small pool, `large_segment_size` (20 MiB) in the large one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphmem.allocator.device import Device
+from graphmem.allocator.pool import Block, Pool, Segment
+from graphmem.allocator.settings import SMALL_SEGMENT
+
+
+class ExpandableSegments:
+    """Maps pages at the lowest address that fits, and unmaps pages that nothing uses."""
+
+    def __init__(
+        self,
+        device: Device,
+        large_page_size: int,
+        segments: dict[int, Segment],
+        reserved_changed: Callable[[Pool, int], None],
+    ) -> None:
+        self._device = device
+        self._large_page_size = large_page_size
+        self._segments = segments
+        self._reserved_changed = reserved_changed
+
+    def take(self, pool: Pool, stream: int, size: int) -> Block | None:
+        """A free block of at least this size, with memory (`try_allocate_expandable_block`)."""
+        candidate = self._lowest_room(pool, stream, size)
+        if not candidate.mapped:
+            mapped = self._map(candidate, min(candidate.size, size))
+            if mapped is None:
+                return None
+            candidate = mapped
+        while candidate.size < size:  # free memory, then unmapped room
+            room = candidate.next
+            assert room is not None
+            mapped = self._map(room, min(size - candidate.size, room.size))
+            if mapped is None:
+                return None
+            candidate = mapped
+        pool.remove(candidate)
+        return candidate
+
+    def open(self, pool: Pool, stream: int, address: int, size: int) -> Segment:
+        """A new range of addresses without memory."""
+        page_size = SMALL_SEGMENT if pool.is_small else self._large_page_size
+        segment = Segment(pool, address, size, stream, page_size)
+        segment.head.mapped = False
+        pool.insert(segment.head)
+        self._segments[address] = segment
+        return segment
+
+    def adopt(self, pool: Pool, stream: int, address: int, size: int) -> Block:
+        """A stretch that a recording shows as mapped; its one block is not in the pool yet.
+
+        The lowest stretch of a stream is taken for the start of the range.
+        """
+        unmapped = pool.unmapped_blocks(stream)
+        block = unmapped[-1] if unmapped else None
+        if block is None or not block.address <= address < block.address + block.size:
+            block = self.open(pool, stream, address, max(self._device.address_room, size)).head
+        pool.remove(block)
+        if address > block.address:
+            gap, block = block, block.cut(address - block.address)
+            pool.insert(gap)
+        if size < block.size:
+            pool.insert(block.cut(size))
+        block.mapped = True
+        self._reserved_changed(pool, size)
+        return block
+
+    def unmap(self, block: Block) -> int:
+        """Give back the pages that lie wholly in a free block (`unmap_block`)."""
+        segment, pool = block.segment, block.segment.pool
+        page, base = segment.page_size, segment.address
+        begin = base + (block.address - base + page - 1) // page * page
+        end = base + (block.address + block.size - base) // page * page
+        if begin >= end:
+            return 0
+        pool.remove(block)
+        if begin > block.address:
+            low, block = block, block.cut(begin - block.address)
+            pool.insert(low)
+        if block.size > end - begin:
+            pool.insert(block.cut(end - begin))
+        block.mapped = False
+        block, _, _ = pool.merge(block)
+        pool.insert(block)
+        self._device.give_back(end - begin)
+        self._reserved_changed(pool, begin - end)
+        if not block.is_split:
+            pool.remove(block)
+            del self._segments[base]
+        return end - begin
+
+    def _lowest_room(self, pool: Pool, stream: int, size: int) -> Block:
+        """The lowest address with room, partly mapped or not (`find_expandable_block`)."""
+        for unmapped in pool.unmapped_blocks(stream):
+            before = unmapped.prev
+            first = before if before is not None and before.is_free else unmapped
+            if _room_from(first, size) >= size:
+                return first
+        room = self._device.address_room
+        page = SMALL_SEGMENT if pool.is_small else self._large_page_size
+        room = max(room, size) // page * page + page
+        return self.open(pool, stream, self._device.place(room), room).head
+
+    def _map(self, block: Block, size: int) -> Block | None:
+        """Map whole pages from the start of an unmapped block (`map_block`)."""
+        segment, pool = block.segment, block.segment.pool
+        size = (size + segment.page_size - 1) // segment.page_size * segment.page_size
+        if not self._device.reserve(size):
+            return None
+        pool.remove(block)
+        if size < block.size:
+            pool.insert(block.cut(size))
+        block.mapped = True
+        block, _, _ = pool.merge(block)
+        pool.insert(block)
+        self._reserved_changed(pool, size)
+        return block
+
+
+def expandable_size(block: Block) -> int:
+    """A free block and the unmapped room after it: what best fit looks at."""
+    room = block.next
+    return block.size + (room.size if room is not None and not room.mapped else 0)
+
+
+def _room_from(block: Block | None, enough: int) -> int:
+    """Free bytes, mapped or not, in one stretch from a block on; counting stops at enough."""
+    size = 0
+    while size < enough and block is not None and block.is_free:
+        size += block.size
+        block = block.next
+    return size

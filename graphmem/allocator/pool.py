@@ -1,0 +1,197 @@
+"""Blocks, segments, and the pools of free blocks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from graphmem.allocator.statistics import Statistics
+
+BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
+
+
+class Segment:
+    """A range of addresses got from the driver: one cudaMalloc, or one expandable range."""
+
+    __slots__ = ("address", "head", "page_size", "pool", "size", "stream")
+
+    def __init__(self, pool: Pool, address: int, size: int, stream: int, page_size: int) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.page_size = page_size  # physical pages of an expandable segment; 0: cudaMalloc
+        self.head = Block(self, address, size)  # lives as long as the segment: see `absorb`
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, by address."""
+        block: Block | None = self.head
+        while block is not None:
+            yield block
+            block = block.next
+
+
+class Block:
+    """A part of a segment: handed out, free, or (in an expandable segment) not yet mapped.
+
+    The block that is handed out is the low part of the free block it is cut from; a free block
+    is absorbed by its lower neighbour. So the first block of a segment is always the same object.
+    """
+
+    __slots__ = (
+        "address",
+        "allocated",
+        "cached_at",
+        "mapped",
+        "next",
+        "pending",
+        "prev",
+        "requested",
+        "segment",
+        "size",
+    )
+
+    def __init__(self, segment: Segment, address: int, size: int) -> None:
+        self.segment = segment
+        self.address = address
+        self.size = size
+        self.requested = 0
+        self.allocated = False
+        self.pending = False  # given up, but a stream still uses it
+        self.mapped = True
+        self.cached_at = 0  # the pool's count of searches when this block became free
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the block shares its segment with others."""
+        return self.prev is not None or self.next is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing uses the block (it may lack physical memory)."""
+        return not (self.allocated or self.pending)
+
+    def cut(self, size: int) -> Block:
+        """Keep the low `size` bytes, and return a new block for the rest."""
+        rest = Block(self.segment, self.address + size, self.size - size)
+        rest.mapped = self.mapped
+        rest.prev = self
+        rest.next = self.next
+        if rest.next is not None:
+            rest.next.prev = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+    def absorb(self, other: Block) -> None:
+        """Take over the next block, which ends to exist."""
+        self.size += other.size
+        self.next = other.next
+        if self.next is not None:
+            self.next.prev = self
+
+    def __repr__(self) -> str:
+        state = "allocated" if self.allocated else "pending" if self.pending else "free"
+        return f"Block({self.address:#x}, {self.size} bytes, {state})"
+
+
+class Pool:
+    """The free blocks of small or of large size (`BlockPool`), ordered by (size, address)."""
+
+    __slots__ = ("free", "is_small", "searches", "statistics", "unmapped", "_at")
+
+    def __init__(self, is_small: bool) -> None:
+        self.is_small = is_small
+        self.statistics = Statistics()
+        self.searches = 0
+        self.free: dict[int, list[tuple[int, int]]] = {}  # by stream
+        self.unmapped: dict[int, list[int]] = {}  # by stream: addresses without physical memory
+        self._at: dict[int, Block] = {}
+
+    def insert(self, block: Block) -> None:
+        """Add a free or an unmapped block."""
+        stream = block.segment.stream
+        self._at[block.address] = block
+        if not block.mapped:
+            insort(self.unmapped.setdefault(stream, []), block.address)
+            return
+        block.cached_at = self.searches
+        key = (block.size, block.address)
+        free = self.free.get(stream)
+        if free is None:
+            self.free[stream] = [key]
+        else:
+            insort(free, key)
+
+    def remove(self, block: Block) -> None:
+        """Take a free or an unmapped block out."""
+        del self._at[block.address]
+        stream = block.segment.stream
+        if block.mapped:
+            free = self.free[stream]
+            del free[bisect_left(free, (block.size, block.address))]
+        else:
+            self.unmapped[stream].remove(block.address)
+
+    def merge(self, block: Block) -> tuple[Block, int, int]:
+        """Join a free block with its free neighbours (`try_merge_blocks`).
+
+        Returns:
+            the joined block, not yet inserted; how many neighbours it took; and their bytes.
+        """
+        count = size = 0
+        left = block.prev
+        if left is not None and left.is_free and left.mapped == block.mapped:
+            self.remove(left)
+            count, size = 1, left.size
+            left.absorb(block)
+            block = left
+        right = block.next
+        if right is not None and right.is_free and right.mapped == block.mapped:
+            self.remove(right)
+            count, size = count + 1, size + right.size
+            block.absorb(right)
+        return block, count, size
+
+    def block_at(self, address: int) -> Block:
+        """The free or unmapped block that begins there."""
+        return self._at[address]
+
+    def free_blocks(self) -> list[Block]:
+        """All free blocks that have memory, of all streams, in order of search."""
+        return [self._at[address] for free in self.free.values() for _, address in free]
+
+    def unmapped_blocks(self, stream: int) -> list[Block]:
+        """The blocks of a stream without physical memory, by address."""
+        return [self._at[address] for address in self.unmapped.get(stream, ())]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """One block as a snapshot tells it."""
+
+    address: int
+    size: int
+    requested: int
+    state: BlockState
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the program or a stream uses it."""
+        return self.state != "inactive"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One segment as a snapshot tells it; of an expandable one, one stretch with memory."""
+
+    address: int
+    size: int
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    blocks: tuple[BlockInfo, ...]

@@ -1,0 +1,96 @@
+"""Segments as a snapshot tells them: out of the allocator, and back into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
+
+
+def segment_infos(segments: Iterable[Segment]) -> tuple[SegmentInfo, ...]:
+    """What each segment holds, by address; unmapped stretches are left out."""
+    infos = [
+        _info(stretch)
+        for segment in sorted(segments, key=lambda segment: segment.address)
+        for stretch in _mapped_stretches(segment)
+    ]
+    return tuple(infos)
+
+
+def lay_out(head: Block, info: SegmentInfo) -> list[Block]:
+    """Cut the only block of a segment into the recorded ones."""
+    blocks = []
+    block = head
+    for recorded in info.blocks:
+        rest = block.cut(recorded.size) if block.size > recorded.size else None
+        block.allocated = recorded.state == "active_allocated"
+        block.pending = recorded.is_active and not block.allocated
+        block.requested = recorded.requested
+        blocks.append(block)
+        if rest is None:
+            break
+        block = rest
+    return blocks
+
+
+def torch_snapshot(infos: Iterable[SegmentInfo]) -> list[dict[str, object]]:
+    """The dictionaries of `torch.cuda.memory_snapshot`."""
+    return [
+        {
+            "device": 0,
+            "address": info.address,
+            "total_size": info.size,
+            "allocated_size": sum(
+                block.size for block in info.blocks if block.state == "active_allocated"
+            ),
+            "active_size": sum(block.size for block in info.blocks if block.is_active),
+            "requested_size": sum(block.requested for block in info.blocks if block.is_active),
+            "stream": info.stream,
+            "segment_type": "small" if info.is_small else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": info.is_expandable,
+            "frames": [],
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested,
+                    "state": block.state,
+                    "frames": [],
+                }
+                for block in info.blocks
+            ],
+        }
+        for info in infos
+    ]
+
+
+def _mapped_stretches(segment: Segment) -> list[list[Block]]:
+    """The blocks with memory, cut where an expandable segment has none."""
+    stretches: list[list[Block]] = [[]]
+    for block in segment.blocks():
+        if block.mapped:
+            stretches[-1].append(block)
+        elif stretches[-1]:
+            stretches.append([])
+    return [stretch for stretch in stretches if stretch]
+
+
+def _info(blocks: list[Block]) -> SegmentInfo:
+    segment = blocks[0].segment
+    return SegmentInfo(
+        address=blocks[0].address,
+        size=sum(block.size for block in blocks),
+        stream=segment.stream,
+        is_small=segment.pool.is_small,
+        is_expandable=segment.page_size > 0,
+        blocks=tuple(_block_info(block) for block in blocks),
+    )
+
+
+def _block_info(block: Block) -> BlockInfo:
+    if block.allocated:
+        return BlockInfo(block.address, block.size, block.requested, "active_allocated")
+    if block.pending:
+        return BlockInfo(block.address, block.size, block.requested, "active_pending_free")
+    return BlockInfo(block.address, block.size, 0, "inactive")

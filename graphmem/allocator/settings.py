@@ -1,0 +1,246 @@
+"""What PYTORCH_CUDA_ALLOC_CONF may say, and the sizes that follow from it.
+
+Read in `c10/core/AllocatorConfig.{h,cpp}` and `c10/cuda/CUDAAllocatorConfig.{h,cpp}` of torch
+2.13. Keys that change no byte on the device (pinned memory, locks) are accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from graphmem.errors import InputError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# c10/core/AllocatorConfig.h
+MIN_BLOCK = 512  # kMinBlockSize: the rounding unit
+SMALL_LIMIT = 1 * MIB  # kSmallSize: the largest request of the small pool
+SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
+MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: from here on a request gets its own segment
+ROUND_LARGE = 2 * MIB  # kRoundLarge
+
+# Sixteen size classes, 1 MiB to 32 GiB and above: kRoundUpPowerOfTwoIntervals.
+DIVISION_CLASSES = 16
+
+_IGNORED = {
+    "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "release_lock_on_cudamalloc",
+    "throw_on_cudamalloc_oom",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """The settings of the caching allocator that change where bytes go.
+
+    Attributes:
+        max_split_size: blocks of at least this size are never split; None: all may be.
+        max_non_split_rounding: how much larger than an oversize request its block may be.
+        roundup_power2_divisions: parts into which each power of two is divided when rounding, one
+            number for each size class from 1 MiB upwards; empty: no such rounding.
+        garbage_collection_threshold: share of the memory limit above which unused segments are
+            given back; 0: never. It acts only when a memory fraction is set, as in PyTorch.
+        expandable_segments: one growing segment for each pool and stream.
+        large_segment_size: the segment opened for requests of 1 to 10 MiB.
+        memory_fraction: share of the device that the process may reserve; None: all of it.
+    """
+
+    max_split_size: int | None = None
+    max_non_split_rounding: int = 20 * MIB
+    roundup_power2_divisions: tuple[int, ...] = ()
+    garbage_collection_threshold: float = 0.0
+    expandable_segments: bool = False
+    large_segment_size: int = 20 * MIB
+    memory_fraction: float | None = None
+
+    def round_size(self, requested: int) -> int:
+        """The size of the block that a request needs (`round_size`)."""
+        if self.roundup_power2_divisions and requested >= MIN_BLOCK:
+            size_class = min(max(requested.bit_length() - 21, 0), DIVISION_CLASSES - 1)
+            divisions = self.roundup_power2_divisions[size_class]
+            if divisions > 1 and requested > MIN_BLOCK * divisions:
+                return _next_division(requested, divisions)
+        return (requested + MIN_BLOCK - 1) & -MIN_BLOCK
+
+    def segment_size(self, size: int) -> int:
+        """The segment that cudaMalloc is asked for when no block fits (`get_allocation_size`)."""
+        if size <= SMALL_LIMIT:
+            return SMALL_SEGMENT
+        if size < MIN_LARGE_ALLOC:
+            return self.large_segment_size
+        return (size + ROUND_LARGE - 1) & -ROUND_LARGE
+
+
+def _next_division(size: int, divisions: int) -> int:
+    """`roundup_power2_next_division`: 1200 with 4 divisions of 1024..2048 becomes 1280."""
+    floor = 1 << (size.bit_length() - 1)
+    if size == floor:
+        return size
+    step = floor // divisions
+    if step == 0:
+        return floor << 1
+    return (size + step - 1) & -step
+
+
+def parse_settings(text: str) -> AllocatorSettings:
+    """The settings in a PYTORCH_CUDA_ALLOC_CONF string such as `"max_split_size_mb:128"`.
+
+    Raises:
+        InputError: for a key or a value that PyTorch 2.13 refuses, or a backend not modelled.
+    """
+    pairs = dict(_pairs(text))
+    unknown = next((key for key in pairs if key not in _PARSERS and key not in _IGNORED), None)
+    if unknown is not None:
+        known = ", ".join(sorted(_PARSERS))
+        raise InputError(f"Allocator setting {unknown!r} is not known. Known are: {known}.")
+    settings = AllocatorSettings()
+    for key, parse in _PARSERS.items():  # this order: large_segment_size_mb bounds others
+        if key in pairs:
+            settings = parse(settings, key, pairs[key])
+    return settings
+
+
+def settings_of_snapshot(recorded: Mapping[str, object]) -> AllocatorSettings:
+    """The settings that a memory snapshot carries under `allocator_settings`."""
+    split = recorded.get("max_split_size")
+    divisions = recorded.get("roundup_power2_divisions")
+    parts: tuple[int, ...] = ()
+    if isinstance(divisions, Mapping):
+        by_size = sorted((int(size), value) for size, value in divisions.items())
+        parts = tuple(value if isinstance(value, int) else 0 for _, value in by_size)
+    usable = len(parts) == DIVISION_CLASSES and any(parts)
+    return AllocatorSettings(
+        max_split_size=split if isinstance(split, int) and 0 < split < 1 << 62 else None,
+        roundup_power2_divisions=parts if usable else (),
+        expandable_segments=recorded.get("expandable_segments") is True,
+    )
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """`key:value` pairs; commas inside brackets belong to the value (`ConfigTokenizer`)."""
+    compact = re.sub(r"\s", "", text)
+    if compact.endswith(","):
+        compact = compact[:-1]
+    if not compact:
+        return
+    for item in re.split(r",(?![^\[]*\])", compact):
+        key, colon, value = item.partition(":")
+        if not (key and colon and value):
+            raise InputError(f"Allocator setting {item!r} is not of the form key:value.")
+        yield key, value
+
+
+def _whole(key: str, value: str) -> int:
+    if not value.isdecimal():
+        raise InputError(f"Allocator setting {key} must be a whole number, not {value!r}.")
+    return int(value)
+
+
+def _fraction(key: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(f"Allocator setting {key} must be a number, not {value!r}.") from None
+
+
+def _large_segment(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    size = _whole(key, value) * MIB
+    if size <= MIN_LARGE_ALLOC:
+        raise InputError(f"Allocator setting {key} must be more than 10, not {value}.")
+    return replace(settings, large_segment_size=size)
+
+
+def _at_least_large_segment(settings: AllocatorSettings, key: str, value: str) -> int:
+    size = _whole(key, value) * MIB
+    if size < settings.large_segment_size:
+        least = settings.large_segment_size // MIB
+        raise InputError(f"Allocator setting {key} must be at least {least}, not {value}.")
+    return size
+
+
+def _max_split(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    return replace(settings, max_split_size=_at_least_large_segment(settings, key, value))
+
+
+def _max_rounding(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    return replace(settings, max_non_split_rounding=_at_least_large_segment(settings, key, value))
+
+
+def _threshold(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    threshold = _fraction(key, value)
+    if not 0.0 < threshold < 1.0:
+        raise InputError(f"Allocator setting {key} must lie between 0 and 1, not {value}.")
+    return replace(settings, garbage_collection_threshold=threshold)
+
+
+def _memory_fraction(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    fraction = _fraction(key, value)
+    if not 0.0 <= fraction <= 1.0:
+        raise InputError(f"Allocator setting {key} must lie in 0..1, not {value}.")
+    return replace(settings, memory_fraction=fraction if fraction < 1.0 else None)
+
+
+def _expandable(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    if value not in ("True", "False"):
+        raise InputError(f"Allocator setting {key} must be True or False, not {value!r}.")
+    return replace(settings, expandable_segments=value == "True")
+
+
+def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    if value != "native":
+        raise InputError(f"Allocator {key} {value!r} is not modelled; only 'native' is.")
+    return settings
+
+
+def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    """One number for all size classes, or a list `[256:1,512:2,>:4]` (in MiB)."""
+    if not value.startswith("["):
+        return replace(
+            settings, roundup_power2_divisions=(_power_of_two(key, value),) * DIVISION_CLASSES
+        )
+    if not value.endswith("]"):
+        raise InputError(f"Allocator setting {key} lacks its closing bracket: {value!r}.")
+    divisions = [0] * DIVISION_CLASSES
+    last = 0
+    first = True
+    for entry in value[1:-1].split(","):
+        bound, _, parts = entry.partition(":")
+        count = 0 if parts == "0" else _power_of_two(key, parts)
+        if bound == ">":
+            divisions[last:] = [count] * (DIVISION_CLASSES - last)
+            continue
+        last = min(_power_of_two(key, bound).bit_length() - 1, DIVISION_CLASSES - 1)
+        if first:  # the first entry also speaks for all smaller sizes
+            divisions[:last] = [count] * last
+            first = False
+        divisions[last] = count
+    return replace(settings, roundup_power2_divisions=tuple(divisions))
+
+
+def _power_of_two(key: str, value: str) -> int:
+    number = _whole(key, value)
+    if number < 1 or number & (number - 1):
+        raise InputError(f"Allocator setting {key} takes powers of two, not {value}.")
+    return number
+
+
+_PARSERS = {
+    "large_segment_size_mb": _large_segment,
+    "max_split_size_mb": _max_split,
+    "max_non_split_rounding_mb": _max_rounding,
+    "roundup_power2_divisions": _divisions,
+    "garbage_collection_threshold": _threshold,
+    "expandable_segments": _expandable,
+    "per_process_memory_fraction": _memory_fraction,
+    "backend": _backend,
+}

@@ -1,0 +1,109 @@
+"""The figures of `torch.cuda.memory_stats` (`DeviceStats` in CachingDeviceAllocator.h)."""
+
+from __future__ import annotations
+
+
+class Stat:
+    """One figure over time: `current`, `peak`, all that was ever `allocated`, and `freed`."""
+
+    __slots__ = ("allocated", "current", "peak")
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.peak = 0
+        self.allocated = 0
+
+    @property
+    def freed(self) -> int:
+        """All that was ever taken off again."""
+        return self.allocated - self.current
+
+    def increase(self, amount: int) -> None:
+        """Add an amount, and raise the peak to it."""
+        self.allocated += amount
+        current = self.current + amount
+        self.current = current
+        if current > self.peak:
+            self.peak = current
+
+    def decrease(self, amount: int) -> None:
+        """Take an amount off."""
+        self.current -= amount
+
+    def as_dict(self) -> dict[str, int]:
+        """The four numbers under PyTorch's names."""
+        return {
+            "allocated": self.allocated,
+            "current": self.current,
+            "freed": self.freed,
+            "peak": self.peak,
+        }
+
+    def __repr__(self) -> str:
+        return f"Stat({self.as_dict()})"
+
+
+class Statistics:
+    """The figures of one pool, or of all pools together, under PyTorch's names."""
+
+    __slots__ = (
+        "active",
+        "active_bytes",
+        "allocated_bytes",
+        "allocation",
+        "inactive_split",
+        "inactive_split_bytes",
+        "requested_bytes",
+        "reserved_bytes",
+        "segment",
+    )
+
+    def __init__(self) -> None:
+        self.allocation = Stat()
+        self.segment = Stat()
+        self.active = Stat()
+        self.inactive_split = Stat()
+        self.allocated_bytes = Stat()
+        self.reserved_bytes = Stat()
+        self.active_bytes = Stat()
+        self.inactive_split_bytes = Stat()
+        self.requested_bytes = Stat()
+
+    def stats(self) -> dict[str, Stat]:
+        """Each figure by its name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def handed_out(self, size: int, requested: int) -> None:
+        """A block was given to the program."""
+        self.allocation.increase(1)
+        self.allocated_bytes.increase(size)
+        self.active.increase(1)
+        self.active_bytes.increase(size)
+        self.requested_bytes.increase(requested)
+
+    def given_up(self, size: int) -> None:
+        """The program gave a block up; a stream may still be using it."""
+        self.allocation.decrease(1)
+        self.allocated_bytes.decrease(size)
+
+    def taken_back(self, size: int, requested: int) -> None:
+        """A block that was given up returned to its pool."""
+        self.active.decrease(1)
+        self.active_bytes.decrease(size)
+        self.requested_bytes.decrease(requested)
+
+    def splits_changed(self, count: int, size: int) -> None:
+        """Free parts of split segments came, went, grew or shrank."""
+        if count > 0:
+            self.inactive_split.increase(count)
+        elif count:
+            self.inactive_split.decrease(-count)
+        if size > 0:
+            self.inactive_split_bytes.increase(size)
+        elif size:
+            self.inactive_split_bytes.decrease(-size)
+
+    def reset_peak(self) -> None:
+        """Each peak becomes the current value (`resetPeakStats`)."""
+        for stat in self.stats().values():
+            stat.peak = stat.current
