@@ -190,7 +190,8 @@ class CachingAllocator:
         in_use: dict[int, Block] = {}
         for info in segments:
             pool = self.small if info.is_small else self.large
-            self.device.occupy(info.size)
+            room = self.device.address_room if info.is_expandable else info.size
+            self.device.occupy(info.address, info.size, room)
             if info.is_expandable:
                 head = self._expandable_stretch(pool, info)
             else:

@@ -41,9 +41,11 @@ class Device:
         self.reserved_bytes += size
         return True
 
-    def occupy(self, size: int) -> None:
-        """Book memory that was there before."""
+    def occupy(self, address: int, size: int, room: int) -> None:
+        """Book memory that was there before, in a range of addresses of this room."""
         self.reserved_bytes += size
+        end = (address + room + _ALIGNMENT - 1) & -_ALIGNMENT
+        self._next_address = max(self._next_address, end)
 
     def give_back(self, size: int) -> None:
         """Return physical memory."""

@@ -1,0 +1,7 @@
+"""Run a training step on fake tensors and write down what happens: the step graph."""
+
+from __future__ import annotations
+
+from graphmem.trace.tracer import Options, trace
+
+__all__ = ["Options", "trace"]

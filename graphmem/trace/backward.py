@@ -1,0 +1,320 @@
+"""The backward pass, walked in Python with the rules of PyTorch's C++ engine.
+
+The C++ engine refuses CUDA tensors on a machine without CUDA, but each autograd node can be called
+from Python and then runs its real derivative formula. What the engine does around the nodes is
+done here (torch/csrc/autograd/engine.cpp; names in brackets are its own):
+
+  (1) a node runs when every gradient that can reach it has arrived [`compute_dependencies`], the
+      newest node first, `AccumulateGrad` before any other [`ReadyQueue`];
+  (2) hooks see a node's gradients before it runs and its results after [`call_function`];
+  (3) results are summed and cast to what the next node expects while the node's own gradients
+      and saved tensors are still alive [`validate_outputs`];
+  (4) then the incoming gradients are dropped, then the saved tensors [`evaluate_function`];
+  (5) then each result moves to the next node's buffer, where it is summed [`InputBuffer::add`].
+
+Not covered: several devices at once (one queue serves all), and anomaly mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.function import BackwardCFunction
+
+from graphmem.trace.gradients import GradientRules
+from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
+from graphmem.trace.ready_queue import ReadyQueue
+from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.virtual_gpu.patching import replaced
+
+Node = Any
+
+
+@dataclass
+class GraphTask:
+    """One call of `backward` or `grad` [`GraphTask`]."""
+
+    id: int
+    keep_graph: bool
+    dependencies: dict[Node, int]
+    needed: set[Node] | None = None
+    captures: dict[Node, list[tuple[int, int]]] = field(default_factory=dict)
+    captured: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    buffers: dict[Node, Gradients] = field(default_factory=dict)
+    ready: ReadyQueue[Node] = field(default_factory=ReadyQueue)
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    def executes(self, node: Node) -> bool:
+        """Whether a node runs or hands its gradient to the caller [`exec_info_`]."""
+        return self.needed is None or node in self.needed or node in self.captures
+
+
+class Observer(Protocol):
+    """Who wants to know what the walk is doing."""
+
+    def begin_backward(self) -> None:
+        """`backward` or `grad` was called; the gradients of its outputs are about to be made."""
+
+    def enter_backward(self) -> None:
+        """The walk begins."""
+
+    def leave_backward(self) -> None:
+        """It has ended."""
+
+    def run_node(self, node: Node | None) -> None:
+        """A node begins to run; None: between two nodes."""
+
+
+class Backward:
+    """Stands in for `torch.autograd.Variable._execution_engine` while a trace runs."""
+
+    def __init__(
+        self,
+        rules: GradientRules,
+        saved: SavedTensors,
+        hooks: NodeHooks,
+        observer: Observer,
+    ) -> None:
+        self._rules = rules
+        self._saved = saved
+        self._hooks = hooks
+        self._observer = observer
+        self._ids = itertools.count()
+        self._tasks: list[GraphTask] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Send every backward pass here while the context is open."""
+        variable: Any = torch.autograd.Variable
+        make_grads = torch.autograd._make_grads
+
+        def begin_and_make_grads(*args: Any, **kwargs: Any) -> Any:
+            self._observer.begin_backward()
+            return make_grads(*args, **kwargs)
+
+        replacements = [
+            (variable, "_execution_engine", self),
+            (torch.autograd, "_make_grads", begin_and_make_grads),
+            (torch._C, "_current_graph_task_id", self._current_task_id),
+        ]
+        with replaced(replacements):
+            yield
+
+    # What PyTorch calls on its engine -----------------------------------------------------------
+
+    def run_backward(
+        self,
+        tensors: Sequence[Any],
+        grad_tensors: Sequence[torch.Tensor | None],
+        keep_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any] = (),
+        allow_unreachable: bool = False,
+        accumulate_grad: bool = False,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """`THPEngine_run_backward`, with its arguments."""
+        roots = [_edge_of(tensor) for tensor in tensors]
+        nodes = _reachable_from(roots)
+        task = GraphTask(next(self._ids), keep_graph, _count_dependencies(nodes))
+        if inputs:
+            self._limit_to(task, nodes, inputs, accumulate_grad)
+        was_enabled = torch.is_grad_enabled()
+        self._tasks.append(task)
+        self._observer.enter_backward()
+        try:
+            torch.set_grad_enabled(create_graph)
+            self._start(task, roots, list(grad_tensors))
+            while task.ready:
+                self._evaluate(task, task.ready.pop())
+        finally:
+            torch.set_grad_enabled(was_enabled)
+            self._tasks.pop()
+            self._observer.leave_backward()
+        for callback in task.callbacks:
+            callback()
+        return tuple(task.captured.get(i) for i in range(len(inputs)) if not accumulate_grad)
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        """Run a callback when the running backward pass ends."""
+        self._tasks[-1].callbacks.append(callback)
+
+    def is_checkpoint_valid(self) -> bool:
+        """Whether reentrant checkpointing may be used: not under `autograd.grad` with inputs."""
+        return all(task.needed is None for task in self._tasks)
+
+    def _current_task_id(self) -> int:
+        return self._tasks[-1].id if self._tasks else -1
+
+    # The walk -----------------------------------------------------------------------------------
+
+    def _start(self, task: GraphTask, roots: list[tuple[Node, int]], gradients: list[Any]) -> None:
+        for i, (node, position) in enumerate(roots):
+            if node is not None and task.executes(node):
+                buffer = task.buffers.setdefault(node, [None] * len(node._input_metadata))
+                self._rules.add_to_buffer(buffer, position, gradients, i)
+        for node in dict.fromkeys(node for node, _ in roots if node in task.buffers):
+            if not task.dependencies.get(node):
+                task.ready.push(node._sequence_nr(), node)
+
+    def _evaluate(self, task: GraphTask, node: Node) -> None:
+        inputs = task.buffers.pop(node)
+        self._observer.run_node(node)
+        if task.needed is not None:
+            runs = node in task.needed
+            if not runs:
+                self._run_hooks_before(node, inputs)
+            for position, index in task.captures.get(node, ()):
+                task.captured[index] = inputs[position]
+            if not runs:
+                return
+        with self._saved.running(node, release=not task.keep_graph):
+            outputs = self._call(node, inputs)
+            inputs.clear()
+        self._observer.run_node(None)
+        self._hand_on(task, node, outputs)
+
+    def _call(self, node: Node, inputs: Gradients) -> Gradients:
+        self._run_hooks_before(node, inputs)
+        if _is_accumulate_grad(node):
+            self._accumulate_grad(node, inputs)
+            return []
+        outputs = _apply(node, inputs)
+        for i, (following, position) in enumerate(node.next_functions):
+            if following is not None and outputs[i] is not None:
+                expected = following._input_metadata[position]
+                outputs[i] = self._rules.fit(outputs[i], expected)  # type: ignore[arg-type]
+        return self._hooks.run_after(node, outputs, inputs)
+
+    def _run_hooks_before(self, node: Node, inputs: Gradients) -> None:
+        if _is_accumulate_grad(node) and node.variable._backward_hooks:
+            inputs[0] = run_tensor_hooks(node.variable._backward_hooks, inputs[0])
+        self._hooks.run_before(node, inputs)
+
+    def _accumulate_grad(self, node: Node, gradients: Gradients) -> None:
+        """`AccumulateGrad::apply`: hooks that see the node's inputs hold a second reference."""
+        if gradients[0] is None:
+            return
+        has_hooks = self._hooks.has_after(node)
+        inputs = list(gradients) if has_hooks else []
+        self._rules.accumulate(node.variable, gradients, 1 + has_hooks)
+        for hook in list((node.variable._post_accumulate_grad_hooks or {}).values()):
+            hook(node.variable)
+        self._hooks.run_after(node, [], inputs)
+
+    def _hand_on(self, task: GraphTask, node: Node, outputs: Gradients) -> None:
+        for i, (following, position) in enumerate(node.next_functions if outputs else ()):
+            if following is None:
+                continue
+            task.dependencies[following] -= 1
+            if not task.executes(following):
+                continue
+            buffer = task.buffers.setdefault(following, [None] * len(following._input_metadata))
+            self._rules.add_to_buffer(buffer, position, outputs, i)
+            if not task.dependencies[following]:
+                task.ready.push(following._sequence_nr(), following)
+
+    def _limit_to(
+        self, task: GraphTask, nodes: list[Node], inputs: Sequence[Any], accumulate: bool
+    ) -> None:
+        """Run only what leads to `inputs` [`GraphTask::init_to_execute`]."""
+        leaves = {id(node.variable): node for node in nodes if _is_accumulate_grad(node)}
+        known = set(nodes)
+        wanted: set[Node] = set()
+        for index, tensor in enumerate(inputs):
+            node, position = _input_edge(tensor, leaves)
+            if node not in known:
+                continue
+            if not accumulate:
+                task.captures.setdefault(node, []).append((position, index))
+                continue
+            wanted.add(node)
+            if not _is_accumulate_grad(node):
+                tensor.retain_grad()
+        task.needed = wanted | _leading_to(nodes, wanted | set(task.captures))
+
+
+def _apply(node: Node, inputs: Gradients) -> Gradients:
+    """Call a node's own formula."""
+    if isinstance(node, BackwardCFunction):
+        return _apply_python_function(node, inputs)
+    result = node(*inputs)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _apply_python_function(node: Any, inputs: Gradients) -> Gradients:
+    """`PyNode::apply` (torch/csrc/autograd/python_function.cpp): zeros for missing gradients, and
+    only the results for inputs that are differentiated."""
+    if node.materialize_grads:
+        for i, gradient in enumerate(inputs):
+            if gradient is None:
+                like = node._input_metadata[i]
+                inputs[i] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+    result = node.apply(*inputs)
+    results = result if isinstance(result, tuple) else (result,)
+    differentiated = iter(
+        [value for value, needed in zip(results, node.needs_input_grad, strict=False) if needed]
+    )
+    return [
+        next(differentiated, None) if following is not None else None
+        for following, _ in node.next_functions
+    ]
+
+
+def _edge_of(tensor: Any) -> tuple[Node, int]:
+    if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    if isinstance(tensor, torch.autograd.graph.GradientEdge):
+        return tensor.node, tensor.output_nr
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]:
+    if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
+        return leaves.get(id(tensor)), 0
+    return _edge_of(tensor)
+
+
+def _reachable_from(roots: list[tuple[Node, int]]) -> list[Node]:
+    seen = dict.fromkeys(node for node, _ in roots if node is not None)
+    stack = list(seen)
+    while stack:
+        for following, _ in stack.pop().next_functions:
+            if following is not None and following not in seen:
+                seen[following] = None
+                stack.append(following)
+    return list(seen)
+
+
+def _count_dependencies(nodes: list[Node]) -> dict[Node, int]:
+    dependencies: dict[Node, int] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            if following is not None:
+                dependencies[following] = dependencies.get(following, 0) + 1
+    return dependencies
+
+
+def _leading_to(nodes: list[Node], targets: set[Node]) -> set[Node]:
+    """The nodes from which an edge leads towards a target."""
+    before: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            before.setdefault(following, []).append(node)
+    found: set[Node] = set()
+    stack = list(targets)
+    while stack:
+        for node in before.get(stack.pop(), ()):
+            if node not in found:
+                found.add(node)
+                stack.append(node)
+    return found
+
+
+def _is_accumulate_grad(node: Node) -> bool:
+    return isinstance(node, torch._C._functions.AccumulateGrad)

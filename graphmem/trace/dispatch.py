@@ -1,0 +1,299 @@
+"""The dispatch mode under which the user's step runs: every ATen operation passes here.
+
+Tensors on the traced device are fake: they have shape, dtype and storage identity, but no data.
+Small tensors on the CPU stay real, so that schedules, masks and data loaders can read their values;
+large ones are fake too. What a real run would read off the device is assumed, and listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphmem.errors import InputError
+from graphmem.graph import Op, OwnerKind, Source
+from graphmem.trace.location import Location
+from graphmem.trace.recorder import Recorder
+
+aten = torch.ops.aten
+
+REAL_CPU_ELEMENTS = 1 << 16
+"""A tensor made on the CPU is real up to this many elements, when the device is not the CPU."""
+
+_FROM_SIZE = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+    aten.rand.default,
+    aten.randn.default,
+}
+_RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
+
+
+class TraceMode(TorchDispatchMode):
+    """Runs each operation on fake tensors and has it recorded.
+
+    Attributes:
+        node: the autograd node that runs, or None in a forward pass.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        fake_mode: FakeTensorMode,
+        location: Location,
+    ) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._fake_mode = fake_mode
+        self._location = location
+        self._nonzero_fraction = 1.0
+        on_cpu = recorder.device.type == "cpu"
+        self._real_elements = 1 if on_cpu else REAL_CPU_ELEMENTS
+        self.node: Any = None
+        self._newest_node = torch._C._autograd._get_sequence_nr()
+        self._op_of_node: dict[int, Op] = {}
+        self._special: dict[Any, Callable[..., Any]] = {
+            aten._local_scalar_dense.default: self._read_scalar,
+            aten.nonzero.default: self._nonzero,
+            aten.index.Tensor: self._index,
+            aten.equal.default: self._refuse_branch,
+        }
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operation a wrapper that only matters under `torch.compile`."""
+        return False
+
+    def assume(self, values: Mapping[str, float]) -> None:
+        """Take over what `TrainingStep.assume` says.
+
+        Raises:
+            InputError: an unknown name, or a fraction outside of 0 to 1.
+        """
+        for name, value in values.items():
+            if name != "nonzero" or not 0 <= value <= 1:
+                raise InputError(
+                    f"cannot assume {name}={value}", hint="the only assumption is nonzero=0..1"
+                )
+            self._nonzero_fraction = float(value)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        special = self._special.get(func)
+        if special is not None:
+            return special(func, types, args, kwargs)
+        return self._run(func, types, args, kwargs)
+
+    def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._stays_real(func, args, kwargs):
+            return self._run_real(func, args, kwargs)
+        tick = self._recorder.begin_op()
+        try:
+            result = self._fake_mode.dispatch(func, types, args, kwargs)
+        except _EXPLAINED as error:
+            raise self._explain(error, func) from error
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tick = self._recorder.begin_op()
+        result = func(*args, **kwargs)
+        if self._recorder.device.type == "cpu":
+            self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _stays_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operation runs on real data: it reads only real tensors of the CPU, and makes
+        none elsewhere and, as a factory, no large one."""
+        if args and isinstance(args[0], FakeTensor):
+            return False
+        device = kwargs.get("device")
+        if device is not None and device.type != "cpu":
+            return False
+        are_fake = {isinstance(tensor, FakeTensor) for tensor in _tensors((args, *kwargs.values()))}
+        if are_fake:
+            return True not in are_fake
+        return _elements(func, args) <= self._real_elements
+
+    def _record(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int
+    ) -> Op:
+        forward = None
+        module, source, autograd_node = self._location.module, None, None
+        newest = torch._C._autograd._get_sequence_nr()
+        if self.node is None:
+            source = self._location.source()
+        else:
+            autograd_node = self.node.name()
+            made_by = self._op_of_node.get(self.node._sequence_nr())
+            if made_by is not None:
+                forward, source = made_by.index, made_by.source
+                module = module or made_by.module
+        op = self._recorder.record_op(
+            func,
+            args,
+            kwargs,
+            result,
+            tick=tick,
+            module=module,
+            source=source,
+            autograd_node=autograd_node,
+            forward=forward,
+        )
+        if newest > self._newest_node:
+            self._newest_node = newest
+            self._op_of_node[newest - 1] = op
+        if func is aten._to_copy.default and op.births:
+            self._identify_autocast_copy(args[0], result)
+        return op
+
+    def _identify_autocast_copy(self, weight: torch.Tensor, copy: torch.Tensor) -> None:
+        """Clauses of `cached_cast` (aten/src/ATen/autocast_mode.cpp): an fp32 leaf that requires
+        grad, cast to autocast's lower precision while the cache is on."""
+        kind = self._recorder.device.type
+        if not (
+            torch.is_autocast_enabled(kind)
+            and torch.is_autocast_cache_enabled()
+            and copy.dtype == torch.get_autocast_dtype(kind)
+            and weight.dtype == torch.float32
+            and weight.is_leaf
+            and weight.requires_grad
+            and not weight._is_view()
+        ):
+            return
+        storage = self._recorder.storage_of(weight)
+        named = None if storage is None else storage.owned_as(OwnerKind.PARAMETER)
+        name = "a leaf tensor" if named is None else named.name
+        self._recorder.identify(copy, OwnerKind.AUTOCAST_CACHE, name)
+
+    # Values that only a real run knows ----------------------------------------------------------
+
+    def _read_scalar(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        tensor = args[0]
+        if not isinstance(tensor, FakeTensor):
+            return func(*args, **kwargs)
+        if tensor.dtype == torch.bool:
+            self._refuse_branch(func, types, args, kwargs)
+        zero = torch.zeros((), dtype=tensor.dtype, device="cpu").item()
+        self._recorder.assume(
+            "a value read off the device",
+            str(zero),
+            "no arithmetic is done on fake tensors",
+            self._location.source(),
+        )
+        return zero
+
+    def _refuse_branch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if self._stays_real(func, args, kwargs):
+            return func(*args, **kwargs)
+        where = _at(self._location.source())
+        raise InputError(
+            f"the step branches on the value of a tensor{where}: only a real run knows which way",
+            hint="decide it from sizes or settings, or give build() an argument that does",
+        )
+
+    def _nonzero(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        (tensor,) = args
+        if not isinstance(tensor, FakeTensor):
+            return func(*args, **kwargs)
+        tick = self._recorder.begin_op()
+        result = self._new_empty((self._count_nonzero(tensor), tensor.dim()), tensor)
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _index(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Indexing by a mask selects as many elements as `nonzero` is assumed to find."""
+        tensor, indices = args
+        if not any(_is_fake_mask(index) for index in indices):
+            return self._run(func, types, args, kwargs)
+        positions: list[Any] = []
+        for index in indices:
+            if _is_fake_mask(index):
+                count = self._count_nonzero(index)
+                positions += [self._new_empty((count,), index) for _ in range(index.dim())]
+            else:
+                positions.append(index)
+        return self._run(func, types, (tensor, positions), kwargs)
+
+    def _count_nonzero(self, tensor: torch.Tensor) -> int:
+        count = round(self._nonzero_fraction * tensor.numel())
+        bound = "the bound" if self._nonzero_fraction == 1.0 else f"at most {tensor.numel():,}"
+        self._recorder.assume(
+            "how many elements a mask selects",
+            f"{self._nonzero_fraction:g} of them ({bound})",
+            "the route depends on data",
+            self._location.source(),
+        )
+        return count
+
+    def _new_empty(self, shape: tuple[int, ...], like: FakeTensor) -> FakeTensor:
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty(shape, dtype=torch.int64, device="meta")
+        return FakeTensor(self._fake_mode, memory, like.fake_device)
+
+    def _explain(self, error: Exception, func: Any) -> InputError:
+        where = _at(self._location.source())
+        if isinstance(error, UnsupportedOperatorException):
+            return InputError(
+                f"operator {func} has no meta kernel{where}",
+                hint="register one with torch.library.register_fake, which says what shape comes "
+                "out, or leave the operator out of the step",
+            )
+        if isinstance(error, DynamicOutputShapeException):
+            return InputError(
+                f"the shape that {func} returns depends on data{where}",
+                hint="give it a static size, or compute it before the step",
+            )
+        return InputError(
+            f"the value that {func} reads depends on data{where}",
+            hint="decide it from sizes or settings, or give build() an argument that does",
+        )
+
+
+_EXPLAINED = (
+    UnsupportedOperatorException,
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+)
+
+
+def _at(source: Source | None) -> str:
+    return "" if source is None else f" at {source}"
+
+
+def _is_fake_mask(index: Any) -> bool:
+    return isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+def _elements(func: Any, args: tuple[Any, ...]) -> int:
+    """How many elements a factory makes; 0 for one that is always small or already real."""
+    position = _RANDOM_INTEGERS.get(func, 0 if func in _FROM_SIZE else None)
+    if position is None:
+        return 0
+    count = 1
+    for size in args[position]:
+        count *= size
+    return count

@@ -1,0 +1,178 @@
+"""How gradients are summed, cast and stored: in place, by stealing, or as a copy.
+
+These rules of the C++ engine decide which backward operations allocate, so each function mirrors
+one of PyTorch's and says which. All of them run real ATen operations, which the trace records.
+
+Whether a tensor is *uniquely held* is what the C++ rules ask by `use_count()`. Here a gradient in
+a list has one Python reference more for the call that asks, and one piece of fake memory with one
+tensor on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from graphmem.graph import OwnerKind
+from graphmem.trace.recorder import Recorder
+
+_IN_LIST = 2  # the list's own reference and getrefcount's argument
+_ONE_TENSOR = 2  # the tensor's reference to its storage and the storage's Python wrapper
+
+
+class GradientRules:
+    """The engine's rules for gradients.
+
+    Args:
+        subclass_like: what `at::isTensorSubclassLike` answers in the run that is predicted: False
+            on a GPU; True in a run that is observed by a dispatch mode, where the engine never
+            sums in place (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
+    """
+
+    def __init__(self, recorder: Recorder, *, subclass_like: bool = False) -> None:
+        self._recorder = recorder
+        self._subclass_like = subclass_like
+
+    def add_to_buffer(self, buffer: list[Any], position: int, outputs: list[Any], i: int) -> None:
+        """`InputBuffer::add`: take the first gradient as it is, sum the later ones into it.
+
+        The gradient is moved out of `outputs[i]`, so that no other reference keeps it.
+        """
+        if outputs[i] is None:
+            return
+        if buffer[position] is None:
+            buffer[position], outputs[i] = outputs[i], None
+        elif self._can_accumulate_in_place(buffer, position):
+            buffer[position].add_(outputs[i])
+        else:
+            buffer[position] = buffer[position] + outputs[i]
+        outputs[i] = None
+
+    def _can_accumulate_in_place(self, buffer: list[Any], position: int) -> bool:
+        if torch.is_grad_enabled() or self._subclass_like:
+            return False
+        return (
+            is_uniquely_held(buffer, position)
+            and is_non_overlapping_and_dense(buffer[position])
+            and self._holds_storage_alone(buffer[position])
+        )
+
+    def _holds_storage_alone(self, tensor: torch.Tensor) -> bool:
+        memory = tensor.untyped_storage()
+        if torch._C._storage_Use_Count(memory._cdata) > _ONE_TENSOR:
+            return False
+        storage = self._recorder.storage_of(tensor)
+        if storage is None:
+            return True
+        return self._recorder.fake_memories(storage) == 1 and not any(
+            owner.kind is OwnerKind.SAVED_TENSOR and owner.end is None for owner in storage.owners
+        )
+
+    def fit(self, gradient: torch.Tensor, expected: Any) -> torch.Tensor:
+        """`validate_outputs` (torch/csrc/autograd/engine.cpp) for one gradient.
+
+        Args:
+            gradient: what a node returned.
+            expected: the next node's `_input_metadata` for it: shape, dtype, device.
+        """
+        if gradient.shape != expected.shape:
+            gradient = sum_to(gradient, expected.shape)
+        if gradient.dtype != expected.dtype:
+            if gradient.is_complex() and not expected.dtype.is_complex:
+                gradient = torch.real(gradient)
+            gradient = gradient.to(expected.dtype)
+        if gradient.device != expected.device and not gradient.dim():
+            gradient = gradient.to(expected.device)
+        return gradient
+
+    def accumulate(self, variable: torch.Tensor, gradients: list[Any], expected_refs: int) -> None:
+        """`AccumulateGrad::accumulateGrad` for a dense gradient, which is taken from the list.
+
+        Case 1.1 steals, case 1.5 copies, case 2.3 adds in place, case 3.2 adds out of place
+        (torch/csrc/autograd/functions/accumulate_grad.h).
+        """
+        if variable.grad is None:
+            self._store_first(variable, gradients, expected_refs)
+        elif torch.is_grad_enabled():
+            variable.grad = variable.grad + gradients[0]
+        elif _is_out_of_place_sum(variable.grad, gradients[0]):
+            variable.grad = gradients[0] + variable.grad
+        else:
+            variable.grad += gradients[0]
+
+    def _store_first(
+        self, variable: torch.Tensor, gradients: list[Any], expected_refs: int
+    ) -> None:
+        if gradients[0].is_sparse:
+            variable.grad = gradients[0].clone()
+        elif (
+            not torch.is_grad_enabled()
+            and is_uniquely_held(gradients, 0, expected_refs)
+            and obeys_layout_contract(gradients[0], variable)
+        ):
+            variable.grad = gradients[0].detach()
+        else:
+            variable.grad = clone_obey_contract(gradients[0], variable)
+
+
+def _is_out_of_place_sum(held: torch.Tensor, new: torch.Tensor) -> bool:
+    return held.is_sparse and not new.is_sparse
+
+
+def is_uniquely_held(gradients: list[Any], position: int, expected_refs: int = 1) -> bool:
+    """`impl::is_tensor_stealable` (torch/csrc/autograd/variable.h) for an entry of a list."""
+    others = sys.getrefcount(gradients[position]) - _IN_LIST
+    return others <= expected_refs - 1 and gradients[position]._use_count() <= 1
+
+
+def is_non_overlapping_and_dense(tensor: torch.Tensor) -> bool:
+    """`TensorImpl::compute_non_overlapping_and_dense`: a permutation of a contiguous tensor."""
+    if tensor.is_contiguous():
+        return True
+    dims = sorted(
+        (stride, size)
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if size != 1
+    )
+    expected = 1
+    for stride, size in dims:
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """`utils::obeys_layout_contract` (torch/csrc/autograd/utils/grad_layout_contract.h)."""
+    if not is_non_overlapping_and_dense(variable):
+        return gradient.is_contiguous()
+    dims = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
+    return all(
+        stride == wanted if size != 1 else stride != 0 for size, stride, wanted in dims
+    )
+
+
+def clone_obey_contract(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
+    """`utils::clone_obey_contract` (torch/csrc/autograd/utils/grad_layout_contract.h)."""
+    if is_non_overlapping_and_dense(variable):
+        like = gradient.new_empty_strided(variable.shape, variable.stride())
+        return like.copy_(gradient)
+    return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def sum_to(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`at::sum_to` (aten/src/ATen/ExpandUtils.h): sum a broadcast gradient to the input's shape."""
+    if not shape:
+        return tensor.sum()
+    leading = tensor.dim() - len(shape)
+    dims = [
+        *range(leading),
+        *(i for i in range(leading, tensor.dim()) if shape[i - leading] == 1 != tensor.shape[i]),
+    ]
+    if dims:
+        tensor = tensor.sum(dims, keepdim=True)
+    return tensor.view(shape) if leading else tensor
+
+

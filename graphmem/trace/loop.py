@@ -1,0 +1,238 @@
+"""The training loop that a `TrainingStep` describes by its parts.
+
+One iteration is: move the inputs, forward, loss, backward (`accumulate` times), clip, optimizer
+step, zero the gradients. The outputs and the loss are ordinary variables of this loop, so they
+live from one iteration into the next as they do in a user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from graphmem.errors import InputError
+from graphmem.training_step import TrainingStep
+
+AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-3),
+    "sgd-momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=1e-3),
+    "adamw": partial(torch.optim.AdamW, lr=1e-3),
+}
+VARIANTS = {
+    "": {},
+    "-foreach": {"foreach": True},
+    "-fused": {"fused": True},
+    "-single": {"foreach": False},
+}
+
+
+def optimizer_named(name: str) -> Callable[..., torch.optim.Optimizer] | None:
+    """The optimizer that `--optimizer NAME` means; None for `none`.
+
+    Raises:
+        InputError: the name is unknown.
+    """
+    if name == "none":
+        return None
+    for suffix, options in VARIANTS.items():
+        base = name.removesuffix(suffix) if suffix else name
+        if base in OPTIMIZERS and base + suffix == name:
+            return partial(OPTIMIZERS[base], **options)
+    raise InputError(
+        f"unknown optimizer {name!r}",
+        hint=f"one of none, {', '.join(OPTIMIZERS)}, each also with -foreach, -fused or -single",
+    )
+
+
+class TrainingLoop:
+    """Runs iterations of a training step on a device."""
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        device: torch.device,
+        mark: Callable[[str], None],
+        on_input: Callable[[torch.Tensor], None],
+        *,
+        keep_grads: bool,
+        inference: bool,
+    ) -> None:
+        if step.model is None:
+            raise InputError("the training step has neither a model nor a step to run")
+        self._step = step
+        self._model = step.model
+        self._device = device
+        self._mark = mark
+        self._on_input = on_input
+        self._keep_grads = keep_grads
+        self._inference = inference
+        self._moves_inputs = False
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.scaler: Any = None
+        self.output: Any = None
+        self.loss: torch.Tensor | None = None
+
+    def prepare(self) -> None:
+        """Move the model, and make what the step leaves to graphmem: optimizer and scaler."""
+        self._moves_inputs = move_to_device(self._model, self._step.inputs, self._device)
+        if self._inference:
+            self._model.eval()
+            return
+        self.optimizer = self._make_optimizer()
+        if self._step.scaler is True:
+            self.scaler = torch.amp.GradScaler(self._device.type)
+        else:
+            self.scaler = self._step.scaler or None
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        made = self._step.optimizer
+        if made is None or isinstance(made, torch.optim.Optimizer):
+            return made
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        return made(trained) if trained else None
+
+    def iterate(self) -> None:
+        """One iteration."""
+        if self._inference:
+            with torch.inference_mode():
+                self._forward()
+            return
+        for _ in range(self._step.accumulate):
+            self._forward_with_loss()
+            self._mark("forward")
+            self._backward()
+            self._mark("backward")
+        self._optimize()
+
+    def _next_inputs(self) -> Any:
+        inputs = self._step.inputs() if callable(self._step.inputs) else self._step.inputs
+        return to_device(inputs, self._device, self._on_input) if self._moves_inputs else inputs
+
+    def _forward(self) -> None:
+        with self._autocast():
+            self.output = call(self._model, self._next_inputs())
+
+    def _forward_with_loss(self) -> None:
+        with self._autocast():
+            loss = (self._step.loss or default_loss)(call(self._model, self._next_inputs()))
+        self.loss = loss if self._step.accumulate == 1 else loss / self._step.accumulate
+
+    def _backward(self) -> None:
+        assert self.loss is not None
+        loss = self.loss if self.scaler is None else self.scaler.scale(self.loss)
+        loss.backward()
+
+    def _optimize(self) -> None:
+        if self._step.clip_grad_norm is not None:
+            if self.scaler is not None and self.optimizer is not None:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._step.clip_grad_norm)
+        if self.optimizer is None:
+            self._model.zero_grad(set_to_none=not self._keep_grads)
+            return
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self._mark("optimizer.step")
+        self.optimizer.zero_grad(set_to_none=not self._keep_grads)
+        self._mark("optimizer.zero_grad")
+
+    def _autocast(self) -> Any:
+        if self._step.autocast is None:
+            return nullcontext()
+        dtype = AUTOCAST_DTYPES.get(self._step.autocast)
+        if dtype is None:
+            raise InputError(
+                f"unknown autocast {self._step.autocast!r}", hint="fp16, bf16, or none at all"
+            )
+        return torch.autocast(self._device.type, dtype=dtype)
+
+
+def call(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call a model with a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def default_loss(output: Any) -> torch.Tensor:
+    """The output's own `.loss`, a scalar output itself, else the sum of its first tensor."""
+    loss = getattr(output, "loss", None)
+    if isinstance(output, dict):
+        loss = output.get("loss")
+    if isinstance(loss, torch.Tensor):
+        return loss
+    tensors = list(tensors_in(output))
+    if not tensors:
+        raise InputError(
+            "the model's output holds no tensor to take a loss of",
+            hint="return (model, inputs, loss_fn) from build()",
+        )
+    first = tensors[0]
+    return first if not first.dim() else first.sum()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists, dicts and dataclass-like outputs."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def to_device(
+    value: Any, device: torch.device, moved: Callable[[torch.Tensor], None] = lambda tensor: None
+) -> Any:
+    """Move every tensor in a nest of tuples, lists and dicts; a leaf stays a leaf.
+
+    Args:
+        value: the nest.
+        device: where its tensors go.
+        moved: called with each tensor that arrives there.
+    """
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().to(device).requires_grad_(value.requires_grad)
+        moved(tensor)
+        return tensor
+    if isinstance(value, dict):
+        return {key: to_device(item, device, moved) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(item, device, moved) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(to_device(item, device, moved) for item in value)
+    return value
+
+
+def move_to_device(model: torch.nn.Module, inputs: Any, device: torch.device) -> bool:
+    """Move a model that was left on the CPU; True when its inputs are to be moved as well.
+
+    Raises:
+        InputError: the model is on the device and its inputs are not, or the other way round.
+    """
+    held = [*model.parameters(), *model.buffers()]
+    on_device = any(tensor.device == device for tensor in held)
+    given = [] if callable(inputs) else list(tensors_in(inputs))
+    inputs_on_device = any(tensor.device == device for tensor in given)
+    if device.type != "cpu" and given and held and on_device != inputs_on_device:
+        model_at, inputs_at = (device, "the CPU") if on_device else ("the CPU", device)
+        raise InputError(
+            f"the model is on {model_at} and its inputs are on {inputs_at}",
+            hint="put both on the device in build(), or leave both on the CPU",
+        )
+    model.to(device)
+    return not inputs_on_device

@@ -1,0 +1,61 @@
+"""Give storages the names by which the user's program knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphmem.graph import OwnerKind, Source
+from graphmem.trace.location import Location, short_path
+from graphmem.trace.recorder import Recorder
+
+
+def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
+    """Parameters, their gradients, and buffers, by their qualified names."""
+    for name, parameter in model.named_parameters():
+        recorder.identify(parameter, OwnerKind.PARAMETER, name)
+        if parameter.grad is not None:
+            recorder.identify(parameter.grad, OwnerKind.GRADIENT, f"{name}.grad")
+    for name, buffer in model.named_buffers():
+        recorder.identify(buffer, OwnerKind.BUFFER, name)
+
+
+def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer's state, by parameter and key; gradients of parameters outside a module."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            owner = recorder.identity_of(parameter)
+            name = owner if owner is not None else "a parameter"
+            if parameter.grad is not None:
+                recorder.identify(parameter.grad, OwnerKind.GRADIENT, f"{name}.grad")
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    recorder.identify(value, OwnerKind.OPTIMIZER_STATE, f"{name}.{key}")
+
+
+def name_variables(recorder: Recorder, location: Location) -> None:
+    """Local variables of the user's frames that are on the stack now."""
+    for frame in location.user_frames():
+        code = frame.f_code
+        source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
+        for name, value in frame.f_locals.items():
+            for suffix, tensor in _tensors(value):
+                storage = recorder.storage_of(tensor)
+                if storage is not None:
+                    recorder.name_variable(storage, f"{name}{suffix}", source)
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor, or the tensors directly in a list, tuple or dict, with how they are reached."""
+    if isinstance(value, torch.Tensor):
+        yield "", value
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            if isinstance(item, torch.Tensor):
+                yield f"[{i}]", item
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, torch.Tensor):
+                yield f"[{key!r}]", item

@@ -1,0 +1,166 @@
+"""Hooks on autograd nodes, kept where the walk in Python can find and run them.
+
+Tensor hooks, retained gradients and node hooks live in C++ lists that only the C++ engine reads.
+While a trace runs, the calls that register them are answered here instead. Hooks on leaf tensors
+need nothing: `AccumulateGrad` reads them from the variable's own attributes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+Gradients = list[torch.Tensor | None]
+NodeKey = tuple[str, int]
+
+
+def key_of(node: Any) -> NodeKey:
+    """What names a node for as long as its graph lives, although its Python wrapper may not.
+
+    Sequence numbers are unique but for `AccumulateGrad`, which goes by its variable.
+    """
+    if node.name().endswith("AccumulateGrad"):
+        return ("leaf", id(node.variable))
+    return ("node", node._sequence_nr())
+
+
+@dataclass
+class _Hooks:
+    tensor: dict[int, Mapping[int, Callable[..., Any]]] = field(default_factory=dict)
+    retained: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    before: OrderedDict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
+    after: OrderedDict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
+
+
+class NodeHooks:
+    """Every hook registered during a trace, by the node that runs it."""
+
+    def __init__(self) -> None:
+        self._hooks: defaultdict[NodeKey, _Hooks] = defaultdict(_Hooks)
+
+    def has_after(self, node: Any) -> bool:
+        """Whether hooks run after the node: they hold a second reference to its inputs."""
+        key = key_of(node)
+        return key in self._hooks and bool(self._hooks[key].after)
+
+    def run_before(self, node: Any, gradients: Gradients) -> None:
+        """Tensor hooks, retained gradients, then pre-hooks, as `call_function` orders them.
+
+        What hooks return takes its place in `gradients`, so that nothing else holds the old one.
+        """
+        hooks = self._hooks.get(key_of(node))
+        if hooks is None:
+            return
+        for position, registered in hooks.tensor.items():
+            gradients[position] = run_tensor_hooks(registered, gradients[position])
+        for position, known in hooks.retained.items():
+            _retain(known(), gradients[position])
+        for hook in list(hooks.before.values()):
+            gradients[:] = _replaced(hook(tuple(gradients)), gradients)
+
+    def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> Gradients:
+        """Post-hooks, which see the node's outputs and inputs."""
+        hooks = self._hooks.get(key_of(node))
+        if hooks is not None:
+            for hook in list(hooks.after.values()):
+                outputs = _replaced(hook(tuple(outputs), tuple(inputs)), outputs)
+        return outputs
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Answer every registration while the context is open."""
+
+        def register_hook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
+            return _register(self._hooks[key_of(node)].after, hook)
+
+        def register_prehook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
+            return _register(self._hooks[key_of(node)].before, hook)
+
+        def register_hook_dict(node: Any, tensor: torch.Tensor) -> None:
+            hooks: Any = tensor._backward_hooks
+            self._hooks[key_of(node)].tensor[tensor.output_nr] = hooks
+
+        def retain_grad(tensor: torch.Tensor) -> None:
+            if tensor.grad_fn is not None and not tensor.retains_grad:
+                self._hooks[key_of(tensor.grad_fn)].retained[tensor.output_nr] = weakref.ref(tensor)
+            original_retain_grad(tensor)
+
+        original_retain_grad = torch.Tensor.retain_grad
+        answers = {
+            "register_hook": register_hook,
+            "register_prehook": register_prehook,
+            "_register_hook_dict": register_hook_dict,
+        }
+        torch.Tensor.retain_grad = retain_grad  # type: ignore[method-assign, assignment]
+        undo = [_replace_methods(kind, answers) for kind in _node_types()]
+        try:
+            yield
+        finally:
+            for restore in undo:
+                restore()
+            torch.Tensor.retain_grad = original_retain_grad  # type: ignore[method-assign]
+            self._hooks.clear()
+
+
+def run_tensor_hooks(
+    hooks: Mapping[int, Callable[..., Any]], gradient: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Each hook in turn; what it returns replaces the gradient (`PyFunctionTensorPreHook`)."""
+    for hook in list(hooks.values()):
+        replacement = hook(gradient)
+        if replacement is not None:
+            gradient = replacement
+    return gradient
+
+
+def _retain(tensor: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
+    """What `retain_grad` does to a non-leaf (torch/csrc/autograd/variable.cpp): clone or add."""
+    if tensor is None or gradient is None:
+        return
+    tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+
+
+def _replaced(result: Any, values: Gradients) -> Gradients:
+    if result is None:
+        return values
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _register(
+    hooks: OrderedDict[int, Callable[..., Any]], hook: Callable[..., Any]
+) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _node_types() -> list[type]:
+    kinds = [kind for kind in vars(torch._C._functions).values() if isinstance(kind, type)]
+    return [*kinds, torch._C._FunctionBase]
+
+
+def _replace_methods(kind: type, answers: dict[str, Any]) -> Callable[[], None]:
+    """Replace methods of an extension type, which refuses `setattr`, through its dictionary."""
+    members = gc.get_referents(kind.__dict__)[0]
+    known = {name: members[name] for name in answers if name in members}
+    members.update({name: answers[name] for name in known})
+    _forget_cached_methods(kind)
+
+    def restore() -> None:
+        members.update(known)
+        _forget_cached_methods(kind)
+
+    return restore
+
+
+def _forget_cached_methods(kind: type) -> None:
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))

@@ -1,0 +1,344 @@
+"""The notebook of a trace: a clock, the storages seen so far, and the step graph that grows."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.graph import (
+    Assumption,
+    Mark,
+    Op,
+    Owner,
+    OwnerKind,
+    Phase,
+    PhaseName,
+    Source,
+    StepGraph,
+    Storage,
+    TensorOut,
+)
+
+DTYPE_NAMES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+class _StorageRef(weakref.ref[torch.UntypedStorage]):
+    """A weak reference to a storage of fake memory that knows its key and its record."""
+
+    __slots__ = ("key", "nbytes", "storage")
+    key: int
+    nbytes: int
+    storage: Storage
+
+
+class Recorder:
+    """Writes the step graph while the step runs.
+
+    A storage of fake memory (what torch holds) and a `Storage` of the graph (what the GPU would
+    hold) are not the same thing: a tensor that only autograd saved has no fake memory at all, and
+    unpacking it makes some anew. `_holders` counts the fake memory that stands for each storage.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.graph = StepGraph(fx=torch.fx.Graph(), device=str(device))
+        self.tick = 0
+        self.step = -1
+        self._stepped_at = -1
+        self._refs: dict[int, _StorageRef] = {}
+        self._holders: dict[int, int] = {}
+        self._held_as: dict[int, Owner] = {}
+        self.begin_phase(PhaseName.SETUP)
+
+    def next_tick(self) -> int:
+        """The next moment of the trace."""
+        self.tick += 1
+        return self.tick
+
+    # Phases ------------------------------------------------------------------------------------
+
+    def begin_phase(self, name: PhaseName) -> None:
+        """End the running phase and begin another one of the same iteration."""
+        phases = self.graph.phases
+        start = self.next_tick()
+        if phases:
+            phases[-1].end = start - 1
+        phases.append(Phase(name=name, step=self.step, start=start, end=start))
+
+    def mark(self, name: str) -> None:
+        """Note a moment of the iteration by name."""
+        self.graph.marks.append(Mark(name=name, step=self.step, tick=self.next_tick()))
+
+    def begin_iteration(self, step: int) -> None:
+        """Begin an iteration with a forward phase."""
+        self.step = step
+        self.begin_phase(PhaseName.FORWARD)
+
+    def enter_backward(self) -> None:
+        """Begin a backward phase.
+
+        What follows a backward pass counts as optimizer until this shows that another forward pass
+        came: all of it, or what came after the last `optimizer.step()`. Where nothing came, the
+        backward phase goes on.
+        """
+        phases, index = self.graph.phases, len(self.graph.phases) - 1
+        if phases[-1].name is PhaseName.OPTIMIZER:
+            stepped = self._stepped_at if self._stepped_at >= phases[-1].start else None
+            if stepped is not None:
+                self._split_phase(stepped)
+            elif not self.graph.ops or self.graph.ops[-1].phase != index:
+                phases.pop()
+                return
+            else:
+                phases[-1].name = PhaseName.FORWARD
+        self.begin_phase(PhaseName.BACKWARD)
+
+    def leave_backward(self) -> None:
+        """Begin the phase between a backward pass and the end of the iteration."""
+        self.begin_phase(PhaseName.OPTIMIZER)
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer's step has just ended."""
+        self._stepped_at = self.next_tick()
+
+    def _split_phase(self, tick: int) -> None:
+        """What the running phase did after `tick` was the next forward pass."""
+        index = len(self.graph.phases)
+        self.graph.phases[-1].end = tick
+        self.graph.phases.append(Phase(PhaseName.FORWARD, self.step, tick + 1, tick + 1))
+        for op in reversed(self.graph.ops):
+            if op.tick <= tick:
+                break
+            op.phase = index
+
+    def finish(self) -> StepGraph:
+        """Close the trace. What is alive now has no end."""
+        self.graph.end = self.next_tick()
+        self.graph.phases[-1].end = self.graph.end
+        return self.graph
+
+    # Storages ----------------------------------------------------------------------------------
+
+    def storage_of(self, tensor: torch.Tensor) -> Storage | None:
+        """The storage that holds `tensor`, or None when it is unknown, empty or off the device."""
+        ref = self._refs.get(tensor.untyped_storage()._cdata)
+        return None if ref is None else ref.storage
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lives in the memory that is counted."""
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_device == self.device
+        return self.device.type == "cpu"
+
+    def observe(self, tensor: torch.Tensor, op: int | None) -> tuple[Storage | None, bool]:
+        """The storage of a tensor that an operation returned, and whether it is a new one.
+
+        A known storage whose size has changed was resized, which on CUDA is a new allocation that
+        replaces the old one (aten/src/ATen/native/cuda/Resize.cpp, `resize_bytes_cuda`).
+        """
+        memory = tensor.untyped_storage()
+        ref = self._refs.get(memory._cdata)
+        nbytes = memory.nbytes()
+        if ref is not None:
+            if ref.nbytes == nbytes:
+                return ref.storage, False
+            storage = self._allocate(tensor, nbytes, op)
+            self._release(ref)
+            self._attach(memory, storage)
+            return storage, True
+        if not nbytes:
+            return None, False
+        storage = self._allocate(tensor, nbytes, op)
+        self._attach(memory, storage)
+        return storage, True
+
+    def _allocate(self, tensor: torch.Tensor, nbytes: int, op: int | None) -> Storage:
+        storages = self.graph.storages
+        storage = Storage(
+            id=len(storages),
+            nbytes=nbytes,
+            birth=self.next_tick(),
+            op=op,
+            shape=tuple(tensor.shape),
+            dtype=DTYPE_NAMES[tensor.dtype],
+            device=str(tensor.device),
+        )
+        storages.append(storage)
+        return storage
+
+    def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
+        """Let fresh fake memory stand for a storage that exists already."""
+        self._attach(tensor.untyped_storage(), storage)
+
+    def _attach(self, memory: torch.UntypedStorage, storage: Storage) -> None:
+        ref = _StorageRef(memory, self._release)
+        ref.key = memory._cdata
+        ref.nbytes = memory.nbytes()
+        ref.storage = storage
+        self._refs[ref.key] = ref
+        holders = self._holders.get(storage.id, 0)
+        self._holders[storage.id] = holders + 1
+        if not holders:
+            start = storage.birth if not storage.owners else self.next_tick()
+            self._hold(storage, OwnerKind.VARIABLE, "", start)
+
+    def _hold(self, storage: Storage, kind: OwnerKind, name: str, start: int) -> Owner:
+        owner = Owner(kind=kind, name=name, start=start)
+        storage.owners.append(owner)
+        self._held_as[storage.id] = owner
+        return owner
+
+    def _release(self, ref: _StorageRef) -> None:
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+        id = ref.storage.id
+        self._holders[id] -= 1
+        if not self._holders[id]:
+            self._held_as.pop(id).end = self.next_tick()
+
+    def fake_memories(self, storage: Storage) -> int:
+        """How many pieces of fake memory stand for the storage now."""
+        return self._holders.get(storage.id, 0)
+
+    # Owners ------------------------------------------------------------------------------------
+
+    def identify(self, tensor: torch.Tensor, kind: OwnerKind, name: str) -> None:
+        """Say what holds a tensor's storage from now on: a parameter's name, an optimizer's state.
+
+        The first identity stays: a storage that is both `wte.weight` and `lm_head.weight` keeps
+        the former name.
+        """
+        storage = self.storage_of(tensor)
+        if storage is None:
+            return
+        held = self._held_as[storage.id]
+        if held.kind is not OwnerKind.VARIABLE:
+            return
+        now = self.next_tick()
+        held.end = now
+        self._hold(storage, kind, name, now)
+
+    def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
+        """Give the Python variable that holds a storage its name in the user's code."""
+        held = self._held_as.get(storage.id)
+        if held is not None and held.kind is OwnerKind.VARIABLE and not held.name:
+            held.name, held.source = name, source
+
+    def identity_of(self, tensor: torch.Tensor) -> str | None:
+        """The name of what holds a tensor's storage, None where it is just a variable."""
+        storage = self.storage_of(tensor)
+        held = None if storage is None else self._held_as.get(storage.id)
+        return None if held is None or held.kind is OwnerKind.VARIABLE else held.name
+
+    def own(self, storage: Storage, kind: OwnerKind, name: str) -> Owner:
+        """Add an owner beside Python's, from now until its `end` is set."""
+        owner = Owner(kind=kind, name=name, start=self.next_tick())
+        storage.owners.append(owner)
+        return owner
+
+    def assume(self, what: str, value: str, why: str, source: Source | None) -> None:
+        """Note an assumption; the same one at the same line is noted once and counted."""
+        for known in self.graph.assumptions:
+            if (known.what, known.value, known.source) == (what, value, source):
+                known.times += 1
+                return
+        self.graph.assumptions.append(Assumption(what, value, why, source))
+
+    # Operations --------------------------------------------------------------------------------
+
+    def begin_op(self) -> int:
+        """The tick at which an operation begins."""
+        return self.next_tick()
+
+    def record_op(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        tick: int,
+        module: str,
+        source: Source | None,
+        autograd_node: str | None,
+        forward: int | None,
+    ) -> Op:
+        """Append one operation with its outputs and the storages it allocated."""
+        index = len(self.graph.ops)
+        node = self.graph.fx.create_node(
+            "call_function", func, self._to_nodes(args), self._to_nodes(kwargs)
+        )
+        op = Op(
+            index=index,
+            node=node,
+            target=str(func),
+            tick=tick,
+            phase=len(self.graph.phases) - 1,
+            module=module,
+            source=source,
+            autograd_node=autograd_node,
+            forward=forward,
+            outputs=[],
+            births=[],
+        )
+        node.meta["op"] = op
+        self.graph.ops.append(op)
+        if isinstance(result, torch.Tensor):
+            self._record_output(op, result, node)
+        elif isinstance(result, (tuple, list)):
+            for position, item in enumerate(result):
+                if isinstance(item, torch.Tensor):
+                    self._record_output(op, item, (node, position))
+        return op
+
+    def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
+        tensor._graphmem_node = node  # type: ignore[attr-defined]
+        storage, new = None, False
+        if self.is_on_device(tensor):
+            storage, new = self.observe(tensor, op.index)
+        if storage is not None and new:
+            op.births.append(storage.id)
+        op.outputs.append(
+            TensorOut(
+                shape=tuple(tensor.shape),
+                dtype=DTYPE_NAMES[tensor.dtype],
+                storage=None if storage is None else storage.id,
+            )
+        )
+
+    def _to_nodes(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._node_of(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._to_nodes(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._to_nodes(item) for key, item in value.items()}
+        return value
+
+    def _node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """The node that made a tensor; a placeholder for one that no operation has made."""
+        made_by = getattr(tensor, "_graphmem_node", None)
+        if isinstance(made_by, tuple):
+            node, position = made_by
+            made_by = self.graph.fx.call_function(operator.getitem, (node, position))
+        elif made_by is None:
+            made_by = self._placeholder()
+        tensor._graphmem_node = made_by  # type: ignore[attr-defined]
+        node_: torch.fx.Node = made_by
+        return node_
+
+    def _placeholder(self) -> torch.fx.Node:
+        fx = self.graph.fx
+        with fx.inserting_before(next(iter(fx.nodes), None)):
+            return fx.placeholder(f"input_{len(fx.find_nodes(op='placeholder'))}")
+
+

@@ -1,0 +1,32 @@
+"""The virtual GPU: PyTorch believes in one CUDA device of a named kind, and none is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from graphmem.gpus import Gpu
+from graphmem.virtual_gpu import cuda_api, parameters
+from graphmem.virtual_gpu.attention import attention_of
+from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
+from graphmem.virtual_gpu.patching import replaced
+
+
+@contextmanager
+def virtual_cuda(gpu: Gpu, fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Make torch take fake CUDA tensors for tensors on `gpu`; everything is put back afterwards."""
+    ensure_cuda_device_guard()
+    with (
+        replaced([*cuda_api.replacements(gpu), *parameters.replacements(fake_mode)]),
+        attention_of(gpu),
+    ):
+        yield
+
+
+@contextmanager
+def fake_cpu(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
+    with replaced(parameters.replacements(fake_mode)):
+        yield

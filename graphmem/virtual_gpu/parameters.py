@@ -1,0 +1,62 @@
+"""Parameters are fake from birth and keep their identity when they move to the device.
+
+`nn.Module._apply` swaps a fake parameter for a new tensor, which fails where anything holds a weak
+reference to it, and replaces a real one, which an optimizer made earlier would not notice. On CUDA
+it assigns `.data`, so that is what happens here (torch/nn/modules/module.py, `_apply`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements(fake_mode: FakeTensorMode) -> list[Replacement]:
+    """The attributes to replace."""
+    original_new = torch.nn.Parameter.__new__
+
+    def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+        if data is None:
+            data = torch.empty(0)
+        if not isinstance(data, FakeTensor) and data.layout == torch.strided:
+            data = fake_mode.from_tensor(data.detach())
+        return original_new(cls, data, requires_grad)
+
+    return [
+        (torch.nn.Parameter, "__new__", staticmethod(new)),
+        (torch.nn.Module, "_apply", _apply),
+    ]
+
+
+def _apply(
+    module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> torch.nn.Module:
+    if recurse:
+        for child in module.children():
+            child._apply(function)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            _move(parameter, function)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with torch.no_grad():
+        moved = function(parameter)
+        gradient = None if parameter.grad is None else function(parameter.grad)
+    if moved is parameter:
+        return
+    parameter.grad = None
+    parameter.data = moved
+    if isinstance(parameter, FakeTensor) and isinstance(moved, FakeTensor):
+        parameter.fake_device = moved.fake_device
+    if gradient is not None:
+        parameter.grad = gradient

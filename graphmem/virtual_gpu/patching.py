@@ -1,0 +1,27 @@
+"""Replace attributes for as long as a context is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Replacement = tuple[Any, str, Any]
+
+
+@contextmanager
+def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
+    """Set each `(owner, name, value)`, and put back what was there in reverse order."""
+    undo: list[Replacement] = []
+    missing = object()
+    try:
+        for owner, name, value in replacements:
+            undo.append((owner, name, vars(owner).get(name, missing)))
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(undo):
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
