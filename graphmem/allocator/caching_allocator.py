@@ -18,7 +18,7 @@ from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
 from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
 from graphmem.allocator.segment_info import lay_out, segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
-from graphmem.allocator.statistics import Statistics
+from graphmem.allocator.statistics import Statistics, flat_stats
 
 _ONE_EXABYTE = 1 << 60
 
@@ -154,22 +154,14 @@ class CachingAllocator:
 
     def memory_stats(self) -> dict[str, int]:
         """The figures under the names of `torch.cuda.memory_stats`."""
-        result = {
+        pools = {"large_pool": self.large.statistics, "small_pool": self.small.statistics}
+        return {
             "num_alloc_retries": self.num_alloc_retries,
             "num_ooms": self.num_ooms,
             "num_device_alloc": self.num_device_alloc,
             "num_device_free": self.num_device_free,
+            **flat_stats({"all": self.statistics, **pools}),
         }
-        parts = {
-            "all": self.statistics,
-            "large_pool": self.large.statistics,
-            "small_pool": self.small.statistics,
-        }
-        for part, statistics in parts.items():
-            for name, stat in statistics.stats().items():
-                for metric, value in stat.as_dict().items():
-                    result[f"{name}.{part}.{metric}"] = value
-        return result
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """What is reserved and what it holds, by address (`snapshot`)."""

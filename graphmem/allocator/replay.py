@@ -74,6 +74,13 @@ def replay(recording: Recording) -> Replay:
         InputError: if the recording does not tell that state.
     """
     segments, guessed = _initial_segments(recording)
+    return replay_from(recording, segments, guessed)
+
+
+def replay_from(
+    recording: Recording, segments: tuple[SegmentInfo, ...], guessed_bytes: int = 0
+) -> Replay:
+    """Replay a recording from a given state."""
     replayer = _Replayer(recording.settings, recording.has_addresses)
     replayer.start(segments)
     statistics = replayer.allocator.statistics
@@ -86,7 +93,7 @@ def replay(recording: Recording) -> Replay:
         misses=replayer.misses,
         first_miss=replayer.first_miss,
         ties=replayer.allocator.ties,
-        guessed_bytes=guessed,
+        guessed_bytes=guessed_bytes,
         base_allocated=base[0],
         base_reserved=base[1],
         peak_allocated=statistics.allocated_bytes.peak,

@@ -157,7 +157,7 @@ def _large_segment(settings: AllocatorSettings, key: str, value: str) -> Allocat
     size = _whole(key, value) * MIB
     if size <= MIN_LARGE_ALLOC:
         raise InputError(f"Allocator setting {key} must be more than 10, not {value}.")
-    return replace(settings, large_segment_size=size)
+    return replace(settings, large_segment_size=size, max_non_split_rounding=size)
 
 
 def _at_least_large_segment(settings: AllocatorSettings, key: str, value: str) -> int:
@@ -211,13 +211,13 @@ def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSe
     if not value.endswith("]"):
         raise InputError(f"Allocator setting {key} lacks its closing bracket: {value!r}.")
     divisions = [0] * DIVISION_CLASSES
-    last = 0
+    last = 0  # as in PyTorch, `>` begins after the last bound, or after the first class
     first = True
     for entry in value[1:-1].split(","):
         bound, _, parts = entry.partition(":")
         count = 0 if parts == "0" else _power_of_two(key, parts)
         if bound == ">":
-            divisions[last:] = [count] * (DIVISION_CLASSES - last)
+            divisions[last + 1 :] = [count] * (DIVISION_CLASSES - last - 1)
             continue
         last = min(_power_of_two(key, bound).bit_length() - 1, DIVISION_CLASSES - 1)
         if first:  # the first entry also speaks for all smaller sizes

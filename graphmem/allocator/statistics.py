@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Stat:
     """One figure over time: `current`, `peak`, all that was ever `allocated`, and `freed`."""
@@ -107,3 +109,13 @@ class Statistics:
         """Each peak becomes the current value (`resetPeakStats`)."""
         for stat in self.stats().values():
             stat.peak = stat.current
+
+
+def flat_stats(parts: Mapping[str, Statistics]) -> dict[str, int]:
+    """Figures of several parts under names such as `allocated_bytes.small_pool.peak`."""
+    return {
+        f"{name}.{part}.{metric}": value
+        for part, statistics in parts.items()
+        for name, stat in statistics.stats().items()
+        for metric, value in stat.as_dict().items()
+    }

@@ -54,6 +54,7 @@ class Recorder:
         self.tick = 0
         self.step = -1
         self._stepped_at = -1
+        self._phase_to_begin: PhaseName | None = None
         self._refs: dict[int, _StorageRef] = {}
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
@@ -74,12 +75,18 @@ class Recorder:
             phases[-1].end = start - 1
         phases.append(Phase(name=name, step=self.step, start=start, end=start))
 
+    def _begin_pending_phase(self) -> None:
+        name, self._phase_to_begin = self._phase_to_begin, None
+        if name is not None:
+            self.begin_phase(name)
+
     def mark(self, name: str) -> None:
         """Note a moment of the iteration by name."""
         self.graph.marks.append(Mark(name=name, step=self.step, tick=self.next_tick()))
 
     def begin_iteration(self, step: int) -> None:
         """Begin an iteration with a forward phase."""
+        self._begin_pending_phase()
         self.step = step
         self.begin_phase(PhaseName.FORWARD)
 
@@ -90,21 +97,23 @@ class Recorder:
         came: all of it, or what came after the last `optimizer.step()`. Where nothing came, the
         backward phase goes on.
         """
-        phases, index = self.graph.phases, len(self.graph.phases) - 1
-        if phases[-1].name is PhaseName.OPTIMIZER:
-            stepped = self._stepped_at if self._stepped_at >= phases[-1].start else None
-            if stepped is not None:
-                self._split_phase(stepped)
-            elif not self.graph.ops or self.graph.ops[-1].phase != index:
-                phases.pop()
-                return
+        if self._phase_to_begin is not None:
+            self._phase_to_begin = None
+            return
+        phase = self.graph.phases[-1]
+        if phase.name is PhaseName.OPTIMIZER:
+            if self._stepped_at >= phase.start:
+                self._split_phase(self._stepped_at)
             else:
-                phases[-1].name = PhaseName.FORWARD
+                phase.name = PhaseName.FORWARD
         self.begin_phase(PhaseName.BACKWARD)
 
     def leave_backward(self) -> None:
-        """Begin the phase between a backward pass and the end of the iteration."""
-        self.begin_phase(PhaseName.OPTIMIZER)
+        """The next operation begins the phase between a backward pass and the iteration's end.
+
+        What dies before it, such as the gradient of the loss, died with the backward pass.
+        """
+        self._phase_to_begin = PhaseName.OPTIMIZER
 
     def optimizer_stepped(self) -> None:
         """An optimizer's step has just ended."""
@@ -122,6 +131,7 @@ class Recorder:
 
     def finish(self) -> StepGraph:
         """Close the trace. What is alive now has no end."""
+        self._begin_pending_phase()
         self.graph.end = self.next_tick()
         self.graph.phases[-1].end = self.graph.end
         return self.graph
@@ -257,6 +267,8 @@ class Recorder:
 
     def begin_op(self) -> int:
         """The tick at which an operation begins."""
+        if self._phase_to_begin is not None:
+            self._begin_pending_phase()
         return self.next_tick()
 
     def record_op(
