@@ -16,7 +16,7 @@ from graphmem.allocator.device import Device
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
 from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
 from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
-from graphmem.allocator.segment_info import lay_out, segment_infos, torch_snapshot
+from graphmem.allocator.segment_info import lay_out, range_ends, segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
 from graphmem.allocator.statistics import Statistics, flat_stats
 
@@ -119,6 +119,8 @@ class CachingAllocator:
 
     def finish(self, block: Block) -> None:
         """The last stream is done with a block that was freed `still_used` (`process_events`)."""
+        if not block.pending:
+            raise ValueError(f"{block!r} does not wait for a stream.")
         del self._pending[block.address]
         block.pending = False
         self._recycle(block)
@@ -180,12 +182,12 @@ class CachingAllocator:
         if self._segments:
             raise ValueError("Only an empty allocator can be put into a recorded state.")
         in_use: dict[int, Block] = {}
-        for info in segments:
+        infos = sorted(segments, key=lambda info: info.address)
+        for info, end in zip(infos, range_ends(infos), strict=True):
             pool = self.small if info.is_small else self.large
-            room = self.device.address_room if info.is_expandable else info.size
-            self.device.occupy(info.address, info.size, room)
+            self.device.occupy(info.address, info.size)
             if info.is_expandable:
-                head = self._expandable_stretch(pool, info)
+                head = self._enter_stretch(pool, info, end)
             else:
                 head = self._enter_segment(pool, info.address, info.size, info.stream)
             for block in lay_out(head, info):
@@ -299,11 +301,11 @@ class CachingAllocator:
         self._reserved_changed(pool, size)
         return segment.head
 
-    def _expandable_stretch(self, pool: Pool, info: SegmentInfo) -> Block:
+    def _enter_stretch(self, pool: Pool, info: SegmentInfo, end: int) -> Block:
         """Book a recorded stretch of an expandable segment."""
         if self._expandable is None:
             raise ValueError("The recorded state has expandable segments; the settings have not.")
-        return self._expandable.adopt(pool, info.stream, info.address, info.size)
+        return self._expandable.adopt(pool, info.stream, info.address, info.size, end)
 
     def _enter_block(self, pool: Pool, block: Block) -> None:
         """Book a recorded block of a segment that was just entered."""

@@ -6,7 +6,7 @@ from graphmem.allocator.settings import MIB
 
 _FIRST_ADDRESS = 0x7F_0000_0000_00  # only the order of addresses means anything
 _ALIGNMENT = 2 * MIB
-_UNBOUNDED_ROOM = 1 << 42  # the address range of an expandable segment when capacity is unknown
+_UNBOUNDED_ROOM = 1 << 40  # the address range of an expandable segment when capacity is unknown
 
 
 class Device:
@@ -41,11 +41,11 @@ class Device:
         self.reserved_bytes += size
         return True
 
-    def occupy(self, address: int, size: int, room: int) -> None:
-        """Book memory that was there before, in a range of addresses of this room."""
+    def occupy(self, address: int, size: int) -> None:
+        """Book memory that was there before; new ranges come after it."""
         self.reserved_bytes += size
-        end = (address + room + _ALIGNMENT - 1) & -_ALIGNMENT
-        self._next_address = max(self._next_address, end)
+        end = (address + size + _ALIGNMENT - 1) & -_ALIGNMENT
+        self._next_address = max(self._next_address, end + self.address_room)
 
     def give_back(self, size: int) -> None:
         """Return physical memory."""

@@ -55,15 +55,16 @@ class ExpandableSegments:
         self._segments[address] = segment
         return segment
 
-    def adopt(self, pool: Pool, stream: int, address: int, size: int) -> Block:
+    def adopt(self, pool: Pool, stream: int, address: int, size: int, end: int) -> Block:
         """A stretch that a recording shows as mapped; its one block is not in the pool yet.
 
-        The lowest stretch of a stream is taken for the start of the range.
+        The lowest stretch of a stream is taken for the start of the range, which ends before `end`.
         """
         unmapped = pool.unmapped_blocks(stream)
         block = unmapped[-1] if unmapped else None
         if block is None or not block.address <= address < block.address + block.size:
-            block = self.open(pool, stream, address, max(self._device.address_room, size)).head
+            room = max(min(self._device.address_room, end - address), size)
+            block = self.open(pool, stream, address, room).head
         pool.remove(block)
         if address > block.address:
             gap, block = block, block.cut(address - block.address)

@@ -14,12 +14,14 @@ choice is followed (counted as `ties`) as long as it fits some order of the segm
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphmem.allocator.caching_allocator import CachingAllocator
 from graphmem.allocator.device import Device
-from graphmem.allocator.pool import Block, BlockInfo, SegmentInfo
+from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
 from graphmem.allocator.rewind import initial_state
 from graphmem.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from graphmem.errors import InputError
@@ -81,7 +83,12 @@ def replay_from(
     recording: Recording, segments: tuple[SegmentInfo, ...], guessed_bytes: int = 0
 ) -> Replay:
     """Replay a recording from a given state."""
-    replayer = _Replayer(recording.settings, recording.has_addresses)
+    expandable = any(segment.is_expandable for segment in segments)
+    expandable |= any(event.action == "segment_map" for event in recording.events)
+    settings = recording.settings
+    if expandable:  # switched on in the program, and no longer in the settings
+        settings = dataclasses.replace(settings, expandable_segments=True)
+    replayer = _Replayer(settings, recording.has_addresses)
     replayer.start(segments)
     statistics = replayer.allocator.statistics
     base = statistics.allocated_bytes.current, statistics.reserved_bytes.current
@@ -138,15 +145,25 @@ class _RecordedDevice(Device):
         self.announced: deque[int] = deque()
         self.follows = True
         self.elsewhere: dict[int, int] = {}  # recorded addresses that were not followed
+        self.segments: Mapping[int, Segment] = {}  # the allocator's
 
     def place(self, size: int) -> int:
         recorded = self.announced.popleft() if self.announced else None
-        if recorded is not None and self.follows:
+        if recorded is not None and self.follows and self._has_room(recorded, size):
             return recorded
         address = super().place(size)
         if recorded is not None:
+            self.follows = False
             self.elsewhere[recorded] = address
         return address
+
+    def _has_room(self, address: int, size: int) -> bool:
+        """Whether no segment is there; in a true recording none is."""
+        end = address + size
+        return all(
+            end <= segment.address or segment.address + segment.size <= address
+            for segment in self.segments.values()
+        )
 
 
 class _GuidedAllocator(CachingAllocator):
@@ -154,6 +171,7 @@ class _GuidedAllocator(CachingAllocator):
 
     def __init__(self, settings: AllocatorSettings, device: _RecordedDevice) -> None:
         super().__init__(settings, device=device)
+        device.segments = self._segments
         self.guided = False
         self.wanted: int | None = None  # the recorded address, when it is known
         self.taken: dict[int, int] = {}  # the ordinal of each address

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
+
+_NO_END = 1 << 64
 
 
 def segment_infos(segments: Iterable[Segment]) -> tuple[SegmentInfo, ...]:
@@ -15,6 +17,20 @@ def segment_infos(segments: Iterable[Segment]) -> tuple[SegmentInfo, ...]:
         for stretch in _mapped_stretches(segment)
     ]
     return tuple(infos)
+
+
+def range_ends(infos: Sequence[SegmentInfo]) -> list[int]:
+    """Where the range of addresses that each segment lies in must end, for another begins."""
+    ends: list[int] = []
+    end = _NO_END
+    following = None
+    for info in reversed(infos):
+        kind = (info.is_expandable, info.is_small, info.stream)
+        if following is not None and kind != following[0]:
+            end = following[1]
+        ends.append(end)
+        following = (kind, info.address)
+    return ends[::-1]
 
 
 def lay_out(head: Block, info: SegmentInfo) -> list[Block]:
