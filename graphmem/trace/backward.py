@@ -174,7 +174,7 @@ class Backward:
                 return
         with self._saved.running(node, release=not task.keep_graph):
             outputs = self._call(node, inputs)
-            inputs.clear()
+            _drop(inputs)
         self._observer.run_node(None)
         self._hand_on(task, node, outputs)
 
@@ -236,6 +236,12 @@ class Backward:
             if not _is_accumulate_grad(node):
                 tensor.retain_grad()
         task.needed = wanted | _leading_to(nodes, wanted | set(task.captures))
+
+
+def _drop(gradients: Gradients) -> None:
+    """Let go of gradients first to last, as the destructor of a `std::vector` does."""
+    for i in range(len(gradients)):
+        gradients[i] = None
 
 
 def _apply(node: Node, inputs: Gradients) -> Gradients:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.errors import InputError
 from graphmem.graph import Op, OwnerKind, Source
+from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 
@@ -54,11 +55,13 @@ class TraceMode(TorchDispatchMode):
         recorder: Recorder,
         fake_mode: FakeTensorMode,
         location: Location,
+        autocast: AutocastRegions,
     ) -> None:
         super().__init__()
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._location = location
+        self._autocast = autocast
         self._nonzero_fraction = 1.0
         on_cpu = recorder.device.type == "cpu"
         self._real_elements = 1 if on_cpu else REAL_CPU_ELEMENTS
@@ -167,7 +170,7 @@ class TraceMode(TorchDispatchMode):
         grad, cast to autocast's lower precision while the cache is on."""
         kind = self._recorder.device.type
         if not (
-            torch.is_autocast_enabled(kind)
+            self._autocast.enabled
             and torch.is_autocast_cache_enabled()
             and copy.dtype == torch.get_autocast_dtype(kind)
             and weight.dtype == torch.float32

@@ -37,9 +37,9 @@ class Location:
         return self._stack[-1] if self._stack else ""
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        """Know which module runs; frames outside of the caller of this context are not searched."""
-        self._outermost = sys._getframe(2)
+    def following(self, outermost: FrameType) -> Iterator[None]:
+        """Know which module runs; frames from `outermost` on outwards are not searched."""
+        self._outermost = outermost
         enter = module_hooks.register_module_forward_pre_hook(self._enter)
         leave = module_hooks.register_module_forward_hook(self._leave, always_call=True)
         try:

@@ -130,8 +130,9 @@ class Recorder:
             op.phase = index
 
     def finish(self) -> StepGraph:
-        """Close the trace. What is alive now has no end."""
+        """Close the trace. What is alive now has no end: its death is not waited for."""
         self._begin_pending_phase()
+        self._refs.clear()
         self.graph.end = self.next_tick()
         self.graph.phases[-1].end = self.graph.end
         return self.graph

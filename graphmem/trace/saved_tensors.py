@@ -8,6 +8,7 @@ a fake tensor of the same geometry whose memory stands for the same storage.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,14 @@ class SavedTensors:
                 yield
             finally:
                 manager.__enter__ = enter  # type: ignore[method-assign]
+                self._forget()
+
+    def _forget(self) -> None:
+        """What autograd still holds when the trace ends has no end in it."""
+        for known in itertools.chain.from_iterable(self._by_node.values()):
+            saved = known()
+            if saved is not None:
+                saved.owner = None
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         saved = self._new_token()

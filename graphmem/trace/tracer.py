@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch.optim.optimizer as optim_hooks
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph
+from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.backward import Backward
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.gradients import GradientRules
@@ -79,6 +81,7 @@ class _Tracer:
         self._fake_mode = VirtualFakeMode()
         self._recorder = Recorder(self._device)
         self._location = Location()
+        self._autocast = AutocastRegions(self._device.type)
         self._hooks = NodeHooks()
         self._saved = SavedTensors(self._recorder, self._fake_mode)
         self._depth = 0
@@ -90,11 +93,14 @@ class _Tracer:
             stack.enter_context(_without_collector())
             stack.enter_context(self._device_context())
             stack.enter_context(self._hooks.collecting())
-            stack.enter_context(self._location.following())
+            stack.enter_context(self._location.following(sys._getframe()))
             stack.enter_context(self._saved.hooks())
             stack.enter_context(self._walk().installed())
             stack.enter_context(self._watching_optimizers())
-            self._mode = TraceMode(self._recorder, self._fake_mode, self._location)
+            stack.enter_context(self._autocast.following())
+            self._mode = TraceMode(
+                self._recorder, self._fake_mode, self._location, self._autocast
+            )
             with self._mode:
                 step = build()
                 self._mode.assume(step.assume)

@@ -1,0 +1,44 @@
+"""Whether autocast is on at this moment of the trace.
+
+`torch.is_autocast_enabled` answers False inside of the casts that autocast makes, because it
+excludes its own dispatch key there (aten/src/ATen/autocast_mode.h, `cached_cast`). So the contexts
+themselves are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.amp.autocast_mode import autocast
+
+from graphmem.virtual_gpu.patching import replaced
+
+
+class AutocastRegions:
+    """Follows `torch.autocast` for one kind of device."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._outer: list[bool] = []
+        self.enabled = False
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Know of every region that is entered while the context is open."""
+        enter, leave = autocast.__enter__, autocast.__exit__
+
+        def enter_region(region: Any) -> Any:
+            entered = enter(region)
+            self._outer.append(self.enabled)
+            self.enabled = torch.is_autocast_enabled(self._device_type)
+            return entered
+
+        def leave_region(region: Any, *exception: Any) -> Any:
+            self.enabled = self._outer.pop()
+            return leave(region, *exception)
+
+        with replaced([(autocast, "__enter__", enter_region), (autocast, "__exit__", leave_region)]):
+            yield
