@@ -1,1 +1,1 @@
-"""graphmem's built-in passes, one file each, found through the entry-point group `graphmem.passes`."""
+"""graphmem's built-in passes, one file each, found through the group `graphmem.passes`."""

@@ -1,0 +1,66 @@
+"""`graphmem analyze`: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import console, progress, write_text
+
+
+def analyze(
+    target: options.Target,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    inference: options.Inference = False,
+    output_format: Annotated[
+        Literal["text", "json"],
+        typer.Option("--format", help="For people or for machines; the figures are the same."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Say how many bytes a training step takes on a GPU, when, and who holds them.
+
+    build() returns a model with its inputs, (model, inputs, loss_fn), or a graphmem.TrainingStep.
+    It runs on this machine, on tensors without data: no GPU is needed.
+
+    Example: graphmem analyze fixtures/gpt2.py:build --set batch=8 --gpu h100 --autocast bf16
+    """
+    from graphmem.analysis import analyze as analyze_target
+
+    with progress() as report_progress:
+        report = analyze_target(
+            target,
+            progress=report_progress,
+            gpu=gpu,
+            torch=torch,
+            env=options.pairs(env, "--env"),
+            autocast=autocast,
+            optimizer=optimizer,
+            grads=grads,
+            steps=steps,
+            inference=inference,
+            settings=options.pairs(settings, "--set"),
+        )
+    if output_format == "json":
+        text = report.to_json()
+        write_text(output, text) if output else typer.echo(text, nl=False)
+        return
+    from graphmem.report.text import print_report, report_as_text
+
+    if output:
+        write_text(output, report_as_text(report))
+    else:
+        print_report(report, console())

@@ -1,0 +1,47 @@
+"""`graphmem graph`: the step graph as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import progress, write_text
+
+
+def graph(
+    target: options.Target,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = 1,
+    inference: options.Inference = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Print the step graph: every ATen operation in execution order, one line each.
+
+    A line is: name = operation, its outputs as dtype[shape] with the bytes of a new storage and
+    the storage's number, the module, the source line, and the autograd node.
+    """
+    from graphmem.analysis import Request, runtime_of, trace_target
+
+    request = Request(
+        gpu=gpu,
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        inference=inference,
+        settings=options.pairs(settings, "--set"),
+    )
+    with progress() as report_progress:
+        _, traced = trace_target(target, request, runtime_of(request), report_progress)
+    text = "".join(f"{line}\n" for line in traced.lines())
+    write_text(output, text) if output else typer.echo(text, nl=False)

@@ -1,0 +1,94 @@
+"""The options that every command shares which traces a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import typer
+
+from graphmem.errors import InputError
+from graphmem.gpus import DEFAULT_GPU
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="`model.py:build`, `package.module:build`, or an exported program `model.pt2`.",
+        show_default=False,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A keyword argument of build(); repeatable."),
+]
+GpuName = Annotated[
+    str, typer.Option("--gpu", metavar="NAME", help="The card; `graphmem gpus` lists them.")
+]
+TorchVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--torch",
+        metavar="X.Y",
+        help="The PyTorch version whose CUDA rules apply.  [default: the one installed]",
+        show_default=False,
+    ),
+]
+Environment = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="KEY=VALUE",
+        help="An environment variable of the run, such as CUBLAS_WORKSPACE_CONFIG; repeatable.",
+    ),
+]
+Autocast = Annotated[
+    Literal["fp16", "bf16"] | None,
+    typer.Option("--autocast", help="Run forward and loss under autocast.", show_default=False),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        help="sgd, sgd-momentum, adam or adamw, each also with -foreach, -fused or -single; or "
+        "none.  [default: what build() says, else adamw]",
+        show_default=False,
+    ),
+]
+Grads = Annotated[
+    Literal["keep", "none"],
+    typer.Option(
+        "--grads", help="After a step, keep gradients as zeros or drop them (set to none)."
+    ),
+]
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--steps",
+        min=1,
+        help="Iterations to trace: the first, the one in which optimizer state exists, "
+        "the steady one.",
+    ),
+]
+Inference = Annotated[
+    bool, typer.Option("--inference", help="Forward passes only, under inference_mode.")
+]
+
+DEFAULT_STEPS = 3
+DEFAULT_GPU_NAME = DEFAULT_GPU
+
+
+def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
+    """`KEY=VALUE` texts as a dict.
+
+    Raises:
+        InputError: a text without `=` or without a key.
+    """
+    found = {}
+    for text in texts or ():
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise InputError(f"{option} {text!r} is not KEY=VALUE")
+        found[key] = value
+    return found

@@ -1,0 +1,83 @@
+"""Find the passes, order them by what each requires and provides, and run them.
+
+A pass reads the step graph and returns one annotation; it changes nothing. Built-in passes and a
+stranger's are found alike, through the entry-point group `graphmem.passes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import networkx as nx
+
+from graphmem.errors import InputError
+from graphmem.graph import StepGraph
+from graphmem.runtime import Runtime
+
+GROUP = "graphmem.passes"
+
+Annotations = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass.
+
+    Attributes:
+        provides: the name of the annotation that `run` returns.
+        run: called with the step graph, the runtime and the annotations required.
+        requires: the names of the annotations that it reads.
+    """
+
+    provides: str
+    run: Callable[[StepGraph, Runtime, Annotations], Any]
+    requires: tuple[str, ...] = ()
+
+
+def installed_passes() -> list[Pass]:
+    """Every pass of the entry-point group, by name of its entry point."""
+    found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    return [point.load() for point in found]
+
+
+def run_passes(
+    graph: StepGraph, runtime: Runtime, passes: Iterable[Pass] | None = None
+) -> dict[str, Any]:
+    """Run passes in an order that respects their requirements; default: all that are installed.
+
+    Returns:
+        The annotations by name.
+
+    Raises:
+        InputError: two passes provide the same annotation, one requires what nobody provides, or
+            they require each other.
+    """
+    annotations: dict[str, Any] = {}
+    for each in ordered(installed_passes() if passes is None else passes):
+        required = {name: annotations[name] for name in each.requires}
+        annotations[each.provides] = each.run(graph, runtime, required)
+    return annotations
+
+
+def ordered(passes: Iterable[Pass]) -> list[Pass]:
+    """Passes in topological order, ties by name."""
+    providers: dict[str, Pass] = {}
+    for each in passes:
+        if each.provides in providers:
+            raise InputError(f"two passes provide {each.provides!r}")
+        providers[each.provides] = each
+    needs: nx.DiGraph[str] = nx.DiGraph()
+    needs.add_nodes_from(providers)
+    for each in providers.values():
+        for name in each.requires:
+            if name not in providers:
+                raise InputError(f"pass {each.provides!r} requires {name!r}, which nobody provides")
+            needs.add_edge(name, each.provides)
+    try:
+        return [providers[name] for name in nx.lexicographical_topological_sort(needs)]
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join(edge[0] for edge in nx.find_cycle(needs))
+        raise InputError(f"passes require each other: {cycle}") from None

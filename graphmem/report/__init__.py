@@ -1,0 +1,7 @@
+"""What an analysis found, and how it is told: one `Report`, several ways to write it."""
+
+from __future__ import annotations
+
+from graphmem.report.schema import Report
+
+__all__ = ["Report"]

@@ -1,0 +1,247 @@
+"""Make a report of a step graph and its timeline."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+import graphmem
+from graphmem.graph import (
+    Category,
+    Op,
+    Owner,
+    OwnerKind,
+    Phase,
+    PhaseName,
+    StepGraph,
+    Storage,
+)
+from graphmem.report.reasons import reason_for
+from graphmem.report.schema import (
+    AssumptionInfo,
+    AtPeak,
+    Holder,
+    MarkInfo,
+    ModelInfo,
+    OwnerInfo,
+    Peak,
+    PhaseInfo,
+    Report,
+    RuntimeInfo,
+    StepInfo,
+)
+from graphmem.runtime import Runtime
+from graphmem.simulate import Moment, Timeline
+
+ROUNDING = "rounding"
+OUTSIDE = "(outside any module)"
+
+
+def build_report(
+    target: str,
+    runtime: Runtime,
+    graph: StepGraph,
+    workspaces: Sequence[Storage],
+    timeline: Timeline,
+) -> Report:
+    """Everything that the report says, from one trace."""
+    moment, storage = timeline.peak()
+    return Report(
+        graphmem=graphmem.__version__,
+        target=target,
+        runtime=_runtime(runtime),
+        model=_model(graph),
+        steps=[_step(graph, timeline, step) for step in range(graph.steps)],
+        peak=_peak(graph, moment, storage),
+        at_peak=_AtPeak(graph, workspaces, timeline, moment).build(),
+        saved_for_backward=saved_for_backward(graph),
+        operations=len(graph.ops),
+        assumptions=[
+            AssumptionInfo(each.what, each.value, each.why, _text(each.source), each.times)
+            for each in graph.assumptions
+        ],
+    )
+
+
+def saved_for_backward(graph: StepGraph) -> int:
+    """Requested bytes that autograd holds when the last forward phase ends, without parameters."""
+    forwards = [phase for phase in graph.phases if phase.name is PhaseName.FORWARD]
+    if not forwards:
+        return 0
+    tick = forwards[-1].end
+    return sum(
+        storage.nbytes
+        for storage in graph.storages
+        if not storage.owned_as(OwnerKind.PARAMETER)
+        and any(owner.kind is OwnerKind.SAVED_TENSOR for owner in storage.owners_at(tick))
+    )
+
+
+def _runtime(runtime: Runtime) -> RuntimeInfo:
+    major, minor = runtime.gpu.compute_capability
+    return RuntimeInfo(
+        gpu=runtime.gpu.name,
+        title=runtime.gpu.title,
+        memory=runtime.gpu.memory_bytes,
+        compute_capability=f"{major}.{minor}",
+        torch=runtime.torch,
+        env=dict(runtime.env),
+    )
+
+
+def _model(graph: StepGraph) -> ModelInfo:
+    def held_as(kind: OwnerKind) -> list[Storage]:
+        alive = (each for each in graph.storages if each.death is None)
+        return [each for each in alive if each.owned_as(kind) and each.device == graph.device]
+
+    def nbytes(kind: OwnerKind) -> int:
+        return sum(storage.nbytes for storage in held_as(kind))
+
+    parameters = held_as(OwnerKind.PARAMETER)
+    gradients = [each for each in graph.storages if each.owned_as(OwnerKind.GRADIENT)]
+    last = max((phase.end for phase in graph.phases if phase.name is PhaseName.BACKWARD), default=0)
+    return ModelInfo(
+        parameters=sum(_elements(storage.shape) for storage in parameters),
+        parameter_bytes=sum(storage.nbytes for storage in parameters),
+        buffer_bytes=nbytes(OwnerKind.BUFFER),
+        gradient_bytes=sum(each.nbytes for each in gradients if each.owners_at(last)),
+        optimizer_state_bytes=nbytes(OwnerKind.OPTIMIZER_STATE),
+    )
+
+
+def _elements(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _step(graph: StepGraph, timeline: Timeline, step: int) -> StepInfo:
+    return StepInfo(
+        step=step,
+        phases=[_phase(timeline, phase) for phase in graph.phases_of(step)],
+        marks=[
+            MarkInfo(mark.name, timeline.at(mark.tick).allocated)
+            for mark in graph.marks
+            if mark.step == step
+        ],
+    )
+
+
+def _phase(timeline: Timeline, phase: Phase) -> PhaseInfo:
+    return PhaseInfo(
+        name=phase.name,
+        start=timeline.at(phase.start - 1).allocated,
+        end=timeline.at(phase.end).allocated,
+        peak=timeline.peak(phase.start, phase.end)[0].allocated,
+    )
+
+
+def _peak(graph: StepGraph, moment: Moment, storage: Storage | None) -> Peak:
+    op = graph.op_of(storage) if storage is not None else None
+    phase = next((each for each in graph.phases if each.start <= moment.tick <= each.end), None)
+    return Peak(
+        allocated=moment.allocated,
+        requested=moment.requested,
+        reserved=moment.reserved,
+        step=phase.step if phase is not None else -1,
+        phase=phase.name if phase is not None else PhaseName.SETUP,
+        op=op.target if op is not None else None,
+        module=op.module if op is not None else "",
+        source=_text(op.source) if op is not None else None,
+    )
+
+
+class _AtPeak:
+    """The storages that are alive at the peak, each with why."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        workspaces: Sequence[Storage],
+        timeline: Timeline,
+        moment: Moment,
+    ) -> None:
+        self._graph = graph
+        self._blocks = timeline.block_bytes
+        self._moment = moment
+        self._op_ticks = [op.tick for op in graph.ops]
+        self._alive = [
+            storage
+            for storage in (*graph.storages, *workspaces)
+            if storage.id in self._blocks
+            and storage.birth <= moment.tick
+            and (storage.death is None or moment.tick < storage.death)
+        ]
+
+    def build(self) -> AtPeak:
+        """Sums by category and module, and the holders, largest first."""
+        by_category = dict.fromkeys([*Category, ROUNDING], 0)
+        by_module: dict[str, int] = {}
+        for storage in self._alive:
+            module = self._module_of(storage) or OUTSIDE
+            by_category[storage.category_at(self._moment.tick)] += storage.nbytes
+            by_module[module] = by_module.get(module, 0) + self._blocks[storage.id]
+        by_category[ROUNDING] = self._moment.allocated - sum(by_category.values())
+        by_size = sorted(self._alive, key=lambda storage: (-storage.nbytes, storage.id))
+        return AtPeak(
+            by_category={str(category): nbytes for category, nbytes in by_category.items()},
+            by_module=dict(sorted(by_module.items(), key=lambda item: (-item[1], item[0]))),
+            holders=[self._holder(storage) for storage in by_size],
+        )
+
+    def _holder(self, storage: Storage) -> Holder:
+        tick = self._moment.tick
+        op = self._graph.op_of(storage)
+        return Holder(
+            bytes=storage.nbytes,
+            block=self._blocks[storage.id],
+            category=storage.category_at(tick),
+            op=op.target if op is not None else None,
+            shape=list(storage.shape),
+            dtype=storage.dtype,
+            module=self._module_of(storage),
+            source=_text(op.source) if op is not None else None,
+            reason=reason_for(storage, tick, self._graph),
+            owners=[self._owner(owner) for owner in storage.owners_at(tick)],
+        )
+
+    def _owner(self, owner: Owner) -> OwnerInfo:
+        first = bisect_right(self._op_ticks, owner.start) - 1
+        last = None if owner.end is None else bisect_left(self._op_ticks, owner.end) - 1
+        return OwnerInfo(
+            kind=owner.kind,
+            name=owner.name,
+            first_op=first if first >= 0 else None,
+            last_op=last,
+            source=_text(owner.source),
+        )
+
+    def _module_of(self, storage: Storage) -> str:
+        """Where a storage belongs: its parameter's module, else the module that allocated it."""
+        for owner in storage.owners:
+            if owner.kind in _NAMED_AFTER_PARAMETERS:
+                return _module_of_parameter(owner)
+        op: Op | None = self._graph.op_of(storage)
+        return "" if op is None else op.module
+
+
+_NAMED_AFTER_PARAMETERS = frozenset(
+    {
+        OwnerKind.PARAMETER,
+        OwnerKind.BUFFER,
+        OwnerKind.GRADIENT,
+        OwnerKind.OPTIMIZER_STATE,
+        OwnerKind.AUTOCAST_CACHE,
+    }
+)
+_SUFFIXED = frozenset({OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
+
+
+def _module_of_parameter(owner: Owner) -> str:
+    name = owner.name.rpartition(".")[0] if owner.kind in _SUFFIXED else owner.name
+    return name.rpartition(".")[0]
+
+
+def _text(source: object | None) -> str | None:
+    return None if source is None else str(source)

@@ -1,0 +1,64 @@
+"""Why a storage is alive, in words."""
+
+from __future__ import annotations
+
+from graphmem.graph import Owner, OwnerKind, PhaseName, StepGraph, Storage
+
+_IDENTITIES = {
+    OwnerKind.PARAMETER: "the parameter {name}",
+    OwnerKind.BUFFER: "the buffer {name}",
+    OwnerKind.GRADIENT: "{name}, the gradient that the optimizer reads",
+    OwnerKind.OPTIMIZER_STATE: "{name}, the optimizer's state",
+    OwnerKind.WORKSPACE: "{name}, kept until the process ends",
+    OwnerKind.INPUT: "{name}",
+}
+
+
+def reason_for(storage: Storage, tick: int, graph: StepGraph) -> str:
+    """One sentence, without a full stop, that names every owner which holds it at `tick`."""
+    owners = storage.owners_at(tick)
+    parts = [part for part in map(_identity, owners) if part]
+    cast_of = storage.owned_as(OwnerKind.AUTOCAST_CACHE)
+    if cast_of is not None:
+        held = " held in autocast's cache" if cast_of.holds_at(tick) else ""
+        parts.append(f"the {storage.dtype} copy of {cast_of.name} that autocast made{held}")
+    saved = [owner for owner in owners if owner.kind is OwnerKind.SAVED_TENSOR]
+    if saved:
+        parts.append(_saved(saved))
+    variables = [owner for owner in owners if owner.kind is OwnerKind.VARIABLE]
+    named = [owner for owner in variables if owner.name]
+    if named:
+        parts.append(f"held by the variable {_variable(named[0])}")
+    if not parts:
+        parts.append(_in_use(storage, tick, graph))
+    return "; ".join(parts)
+
+
+def _identity(owner: Owner) -> str | None:
+    text = _IDENTITIES.get(owner.kind)
+    return None if text is None else text.format(name=owner.name)
+
+
+def _saved(saved: list[Owner]) -> str:
+    names = list(dict.fromkeys(owner.name for owner in saved if owner.name))
+    if not names:
+        return "saved for the backward pass"
+    return f"saved for the backward pass by {' and '.join(names)}"
+
+
+def _variable(owner: Owner) -> str:
+    return owner.name if owner.source is None else f"{owner.name} ({owner.source})"
+
+
+def _in_use(storage: Storage, tick: int, graph: StepGraph) -> str:
+    """For what only Python holds, without a name: what it is by where it was made."""
+    op = graph.op_of(storage)
+    phase = next((each for each in graph.phases if each.start <= tick <= each.end), None)
+    if op is None or phase is None:
+        return "held by a variable"
+    name = op.target.removesuffix(".default")
+    if op.autograd_node and graph.phases[op.phase].name is PhaseName.BACKWARD:
+        return f"a gradient that {op.autograd_node} computes with {name}"
+    if phase.name is PhaseName.OPTIMIZER:
+        return f"a temporary result of {name} in the optimizer"
+    return f"a result of {name} that a variable or an argument still holds"

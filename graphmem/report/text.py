@@ -1,0 +1,143 @@
+"""The report for people: the peak and its holders first, then the phases and the categories."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from graphmem.report.schema import Holder, Report
+from graphmem.units import format_bytes, format_exact
+
+LARGEST = 5
+_FILE_WIDTH = 100
+_CATEGORY_NAMES = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "activation": "activations (saved)",
+    "autocast_cache": "autocast's weight copies",
+    "input": "inputs",
+    "temporary": "temporaries",
+    "workspace": "kernel workspaces",
+    "rounding": "rounding by the allocator",
+}
+
+
+def report_as_text(report: Report) -> str:
+    """The report as plain text of 100 columns."""
+    buffer = io.StringIO()
+    print_report(report, Console(file=buffer, width=_FILE_WIDTH, highlight=False))
+    return buffer.getvalue()
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print the report."""
+    for part in (_headline, _largest, _steps, _categories, _footer):
+        for line in part(report):
+            console.print(line)
+
+
+def _headline(report: Report) -> Iterator[Text]:
+    peak = report.peak
+    yield Text.assemble(
+        ("peak ", "bold"),
+        (format_bytes(peak.allocated), "bold"),
+        f" allocated ({format_exact(peak.allocated)})",
+    )
+    where = " ".join(
+        part
+        for part in (
+            f"in the {peak.phase} phase of step {peak.step}" if peak.step >= 0 else "before step 0",
+            f"at {peak.op.removesuffix('.default')}" if peak.op else "",
+            f"in {peak.module}" if peak.module else "",
+            f"({peak.source})" if peak.source else "",
+        )
+        if part
+    )
+    yield Text(f"     {where}")
+    runtime = report.runtime
+    share = 100 * peak.allocated / runtime.memory
+    yield Text(
+        f"     on {runtime.title} ({format_bytes(runtime.memory)}, {share:.1f} % of it), "
+        f"torch {runtime.torch}",
+        style="dim",
+    )
+    yield Text()
+
+
+def _largest(report: Report) -> Iterator[Text | Table]:
+    yield Text(f"the {LARGEST} largest holders at the peak, and why each is alive", style="bold")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for holder in report.at_peak.holders[:LARGEST]:
+        table.add_row(format_bytes(holder.bytes), _describe(holder))
+    yield table
+    yield Text()
+
+
+def _describe(holder: Holder) -> Text:
+    shape = " x ".join(map(str, holder.shape)) or "scalar"
+    where = " ".join(
+        part for part in (holder.module, f"({holder.source})" if holder.source else "") if part
+    )
+    return Text.assemble(
+        f"{holder.dtype} [{shape}] {where}\n".replace(" \n", "\n"), (holder.reason, "dim")
+    )
+
+
+def _steps(report: Report) -> Iterator[Text | Table]:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("step")
+    table.add_column("phase")
+    for column in ("start", "peak", "end"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for step in report.steps:
+        for i, phase in enumerate(step.phases):
+            table.add_row(
+                str(step.step) if not i else "",
+                phase.name,
+                *(_both(nbytes) for nbytes in (phase.start, phase.peak, phase.end)),
+            )
+    yield table
+    yield Text()
+
+
+def _both(nbytes: int) -> str:
+    return f"{nbytes:,}"
+
+
+def _categories(report: Report) -> Iterator[Text | Table]:
+    total = report.peak.allocated
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("at the peak")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    for category, nbytes in sorted(report.at_peak.by_category.items(), key=lambda item: -item[1]):
+        if nbytes:
+            name = _CATEGORY_NAMES[category]
+            table.add_row(name, format_bytes(nbytes), f"{nbytes:,}", f"{100 * nbytes / total:.1f} %")
+    yield table
+    yield Text()
+
+
+def _footer(report: Report) -> Iterator[Text]:
+    model = report.model
+    yield Text(
+        f"saved for backward {format_bytes(report.saved_for_backward)} "
+        f"({format_exact(report.saved_for_backward)}), "
+        f"{model.parameters:,} parameters, {report.operations:,} operations"
+    )
+    if report.assumptions:
+        yield Text()
+        yield Text("assumed, because only a real run knows", style="bold")
+    for each in report.assumptions:
+        times = f", {each.times} times" if each.times > 1 else ""
+        where = f" ({each.source}{times})" if each.source else ""
+        yield Text(f"  {each.what}: {each.value}; {each.why}{where}")
