@@ -38,7 +38,8 @@ class GradientRules:
     def add_to_buffer(self, buffer: list[Any], position: int, outputs: list[Any], i: int) -> None:
         """`InputBuffer::add`: take the first gradient as it is, sum the later ones into it.
 
-        The gradient is moved out of `outputs[i]`, so that no other reference keeps it.
+        The first is moved out of `outputs[i]`, so that no other reference keeps it; one that was
+        summed stays there until its node is done with.
         """
         if outputs[i] is None:
             return
@@ -48,7 +49,6 @@ class GradientRules:
             buffer[position].add_(outputs[i])
         else:
             buffer[position] = buffer[position] + outputs[i]
-        outputs[i] = None
 
     def _can_accumulate_in_place(self, buffer: list[Any], position: int) -> bool:
         if torch.is_grad_enabled() or self._subclass_like:
@@ -83,7 +83,7 @@ class GradientRules:
             if gradient.is_complex() and not expected.dtype.is_complex:
                 gradient = torch.real(gradient)
             gradient = gradient.to(expected.dtype)
-        if gradient.device != expected.device and not gradient.dim():
+        if not gradient.dim() and gradient.device != expected.device:
             gradient = gradient.to(expected.device)
         return gradient
 

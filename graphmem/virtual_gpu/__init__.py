@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.gpus import Gpu
@@ -21,8 +22,21 @@ def virtual_cuda(gpu: Gpu, fake_mode: FakeTensorMode) -> Iterator[None]:
     with (
         replaced([*cuda_api.replacements(gpu), *parameters.replacements(fake_mode)]),
         attention_of(gpu),
+        _data_lifted_on_cpu(),
     ):
         yield
+
+
+@contextmanager
+def _data_lifted_on_cpu() -> Iterator[None]:
+    """Have `torch.tensor(data, device="cuda")` make a CPU tensor and move it by a dispatched copy,
+    as FakeTensorMode does where no device may be touched (torch/csrc/utils/tensor_new.cpp)."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
 
 
 @contextmanager
