@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,11 +42,24 @@ def name_variables(recorder: Recorder, location: Location) -> None:
     for frame in location.user_frames():
         code = frame.f_code
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
-        for name, value in frame.f_locals.items():
+        for name, value in _variables_of(frame).items():
             for suffix, tensor in _tensors(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
                     recorder.name_variable(storage, f"{name}{suffix}", source)
+
+
+def _variables_of(frame: FrameType) -> dict[str, Any]:
+    """A function's variables as they are now.
+
+    Before Python 3.13, `f_locals` is a dictionary that stays with the frame: it would keep what the
+    variables held alive until the function returns.
+    """
+    found = frame.f_locals
+    variables = dict(found)
+    if isinstance(found, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        found.clear()
+    return variables
 
 
 def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
