@@ -18,16 +18,18 @@ Not covered: several devices at once (one queue serves all), and anomaly mode.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
+from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.ready_queue import ReadyQueue
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.virtual_gpu.patching import replaced
@@ -52,6 +54,13 @@ class GraphTask:
     def executes(self, node: Node) -> bool:
         """Whether a node runs or hands its gradient to the caller [`exec_info_`]."""
         return self.needed is None or node in self.needed or node in self.captures
+
+    def unwanted_edges(self, node: Node) -> list[int]:
+        """The results of a node that go nowhere in this task."""
+        if self.needed is None:
+            return []
+        following = enumerate(edge[0] for edge in node.next_functions)
+        return [i for i, next_ in following if next_ is not None and not self.executes(next_)]
 
 
 class Observer(Protocol):
@@ -101,6 +110,7 @@ class Backward:
             (variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", begin_and_make_grads),
             (torch._C, "_current_graph_task_id", self._current_task_id),
+            (FunctionCtx, "set_materialize_grads", _remember_materializing),
         ]
         with replaced(replacements):
             yield
@@ -164,36 +174,41 @@ class Backward:
     def _evaluate(self, task: GraphTask, node: Node) -> None:
         inputs = task.buffers.pop(node)
         self._observer.run_node(node)
-        if task.needed is not None:
-            runs = node in task.needed
-            if not runs:
-                self._run_hooks_before(node, inputs)
-            for position, index in task.captures.get(node, ()):
-                task.captured[index] = inputs[position]
-            if not runs:
-                return
-        with self._saved.running(node, release=not task.keep_graph):
-            outputs = self._call(node, inputs)
-            _drop(inputs)
-        self._observer.run_node(None)
-        self._hand_on(task, node, outputs)
+        if task.needed is None or self._capture(task, node, inputs):
+            with self._saved.running(node, release=not task.keep_graph):
+                outputs = self._call(task, node, inputs)
+                _drop(inputs)
+            self._observer.run_node(None)
+            self._hand_on(task, node, outputs)
 
-    def _call(self, node: Node, inputs: Gradients) -> Gradients:
-        self._run_hooks_before(node, inputs)
+    def _capture(self, task: GraphTask, node: Node, inputs: Gradients) -> bool:
+        """Keep the gradients that the caller asked for; whether the node runs after that."""
+        assert task.needed is not None
+        runs = node in task.needed
+        if not runs:
+            self._run_tensor_hooks(node, inputs)
+        for position, index in task.captures.get(node, ()):
+            task.captured[index] = inputs[position]
+        return runs
+
+    def _call(self, task: GraphTask, node: Node, inputs: Gradients) -> Gradients:
+        self._run_tensor_hooks(node, inputs)
+        self._hooks.run_before(node, inputs)
         if _is_accumulate_grad(node):
             self._accumulate_grad(node, inputs)
             return []
-        outputs = _apply(node, inputs)
+        outputs = _apply(node, inputs, task.unwanted_edges(node))
         for i, (following, position) in enumerate(node.next_functions):
             if following is not None and outputs[i] is not None:
                 expected = following._input_metadata[position]
                 outputs[i] = self._rules.fit(outputs[i], expected)  # type: ignore[arg-type]
-        return self._hooks.run_after(node, outputs, inputs)
+        self._hooks.run_after(node, outputs, inputs)
+        return outputs
 
-    def _run_hooks_before(self, node: Node, inputs: Gradients) -> None:
+    def _run_tensor_hooks(self, node: Node, inputs: Gradients) -> None:
         if _is_accumulate_grad(node) and node.variable._backward_hooks:
             inputs[0] = run_tensor_hooks(node.variable._backward_hooks, inputs[0])
-        self._hooks.run_before(node, inputs)
+        self._hooks.run_tensor_hooks(node, inputs)
 
     def _accumulate_grad(self, node: Node, gradients: Gradients) -> None:
         """`AccumulateGrad::apply`: hooks that see the node's inputs hold a second reference."""
@@ -217,6 +232,7 @@ class Backward:
             self._rules.add_to_buffer(buffer, position, outputs, i)
             if not task.dependencies[following]:
                 task.ready.push(following._sequence_nr(), following)
+        _drop(outputs)
 
     def _limit_to(
         self, task: GraphTask, nodes: list[Node], inputs: Sequence[Any], accumulate: bool
@@ -244,31 +260,44 @@ def _drop(gradients: Gradients) -> None:
         gradients[i] = None
 
 
-def _apply(node: Node, inputs: Gradients) -> Gradients:
-    """Call a node's own formula."""
+def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
+    """Call a node's own formula; one in Python computes its results wanted or not."""
     if isinstance(node, BackwardCFunction):
         return _apply_python_function(node, inputs)
-    result = node(*inputs)
+    with without_edges(node, unwanted):
+        result = node(*inputs)
     return list(result) if isinstance(result, tuple) else [result]
 
 
 def _apply_python_function(node: Any, inputs: Gradients) -> Gradients:
-    """`PyNode::apply` (torch/csrc/autograd/python_function.cpp): zeros for missing gradients, and
-    only the results for inputs that are differentiated."""
-    if node.materialize_grads:
+    """`PyNode::apply` (torch/csrc/autograd/python_function.cpp).
+
+    It has zeros for missing gradients, and a result for each tensor that the function was given.
+    """
+    if getattr(node, _MATERIALIZES, True):
         for i, gradient in enumerate(inputs):
             if gradient is None:
                 like = node._input_metadata[i]
                 inputs[i] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
     result = node.apply(*inputs)
     results = result if isinstance(result, tuple) else (result,)
-    differentiated = iter(
-        [value for value, needed in zip(results, node.needs_input_grad, strict=False) if needed]
-    )
-    return [
-        next(differentiated, None) if following is not None else None
-        for following, _ in node.next_functions
-    ]
+    needed = zip(results, node.needs_input_grad, strict=False)
+    left = deque((value, needs) for value, needs in needed if needs or value is not None)
+    outputs: Gradients = []
+    for following, _ in node.next_functions:
+        # No edge: a tensor that needs no gradient, for which there may be one all the same.
+        takes_next = left and left[0][1] == (following is not None)
+        outputs.append(left.popleft()[0] if takes_next else None)
+    return outputs
+
+
+def _remember_materializing(context: Any, value: bool) -> None:
+    """`FunctionCtx.set_materialize_grads`, whose setting cannot be read back."""
+    context.materialize_grads = value
+    setattr(context, _MATERIALIZES, value)
+
+
+_MATERIALIZES = "_graphmem_materializes"
 
 
 def _edge_of(tensor: Any) -> tuple[Node, int]:

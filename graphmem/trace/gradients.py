@@ -77,8 +77,9 @@ class GradientRules:
             gradient: what a node returned.
             expected: the next node's `_input_metadata` for it: shape, dtype, device.
         """
-        if gradient.shape != expected.shape:
-            gradient = sum_to(gradient, expected.shape)
+        shape = torch.Size(expected.shape)
+        if gradient.shape != shape:
+            gradient = sum_to(gradient, shape)
         if gradient.dtype != expected.dtype:
             if gradient.is_complex() and not expected.dtype.is_complex:
                 gradient = torch.real(gradient)
@@ -149,9 +150,7 @@ def obeys_layout_contract(gradient: torch.Tensor, variable: torch.Tensor) -> boo
     if not is_non_overlapping_and_dense(variable):
         return gradient.is_contiguous()
     dims = zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
-    return all(
-        stride == wanted if size != 1 else stride != 0 for size, stride, wanted in dims
-    )
+    return all(stride == wanted if size != 1 else stride != 0 for size, stride, wanted in dims)
 
 
 def clone_obey_contract(gradient: torch.Tensor, variable: torch.Tensor) -> torch.Tensor:
@@ -174,5 +173,3 @@ def sum_to(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     if dims:
         tensor = tensor.sum(dims, keepdim=True)
     return tensor.view(shape) if leading else tensor
-
-

@@ -52,8 +52,8 @@ class NodeHooks:
         key = key_of(node)
         return key in self._hooks and bool(self._hooks[key].after)
 
-    def run_before(self, node: Any, gradients: Gradients) -> None:
-        """Tensor hooks, retained gradients, then pre-hooks, as `call_function` orders them.
+    def run_tensor_hooks(self, node: Any, gradients: Gradients) -> None:
+        """Tensor hooks, then retained gradients [`call_tensor_pre_hooks`].
 
         What hooks return takes its place in `gradients`, so that nothing else holds the old one.
         """
@@ -64,16 +64,20 @@ class NodeHooks:
             gradients[position] = run_tensor_hooks(registered, gradients[position])
         for position, known in hooks.retained.items():
             _retain(known(), gradients[position])
-        for hook in list(hooks.before.values()):
-            gradients[:] = _replaced(hook(tuple(gradients)), gradients)
 
-    def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> Gradients:
-        """Post-hooks, which see the node's outputs and inputs."""
+    def run_before(self, node: Any, gradients: Gradients) -> None:
+        """Pre-hooks, which see all gradients of the node [`call_pre_hooks`]."""
+        hooks = self._hooks.get(key_of(node))
+        if hooks is not None:
+            for hook in list(hooks.before.values()):
+                _replace(gradients, hook(tuple(gradients)))
+
+    def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> None:
+        """Post-hooks, which see the node's outputs and inputs, and may replace the former."""
         hooks = self._hooks.get(key_of(node))
         if hooks is not None:
             for hook in list(hooks.after.values()):
-                outputs = _replaced(hook(tuple(outputs), tuple(inputs)), outputs)
-        return outputs
+                _replace(outputs, hook(tuple(outputs), tuple(inputs)))
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -129,10 +133,13 @@ def _retain(tensor: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
     tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
-def _replaced(result: Any, values: Gradients) -> Gradients:
+def _replace(values: Gradients, result: Any) -> None:
+    """Put what a hook returned in the place of what it saw, and let go of that first to last."""
     if result is None:
-        return values
-    return list(result) if isinstance(result, (tuple, list)) else [result]
+        return
+    replacements = result if isinstance(result, (tuple, list)) else (result,)
+    for i, replacement in enumerate(replacements):
+        values[i] = replacement
 
 
 def _register(
