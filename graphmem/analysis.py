@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.errors import GraphmemError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
 from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
@@ -74,9 +78,8 @@ def analyze(
     name, graph = trace_target(target, request, runtime, progress)
     progress("simulating the allocator")
     annotations = run_passes(graph, runtime)
-    workspaces = annotations["workspaces"]
-    timeline = simulate(graph, workspaces)
-    return build_report(name, runtime, graph, workspaces, timeline)
+    timeline = simulate(graph, annotations["workspaces"])
+    return build_report(name, runtime, graph, annotations, timeline)
 
 
 def runtime_of(request: Request) -> Runtime:
@@ -97,23 +100,65 @@ def trace_target(
     progress: Progress = lambda message: None,
 ) -> tuple[str, StepGraph]:
     """The target's name and its step graph."""
-    from graphmem.target import load_target
     from graphmem.trace import Options, trace
 
-    progress("importing the target")
-    loaded = load_target(target, request.settings)
     options = Options(
         steps=request.steps,
         keep_grads=request.grads == "keep",
         inference=request.inference,
     )
-    graph = trace(
-        lambda: overridden(loaded.build(), request),
-        gpu=runtime.gpu,
-        options=options,
-        progress=progress,
+    progress("importing the target")
+    name, imported = _opened(target, request)
+    with imported as build, _blaming_the_step():
+        graph = trace(
+            lambda: overridden(build(), request),
+            gpu=runtime.gpu,
+            options=options,
+            progress=progress,
+        )
+    return name, graph
+
+
+def _opened(
+    target: str | Callable[[], Any], request: Request
+) -> tuple[str, AbstractContextManager[Callable[[], TrainingStep]]]:
+    """A target's name, and the context in which the callable that makes its step may be called."""
+    if not callable(target):
+        from graphmem.target import load_target
+
+        loaded = load_target(target, request.settings)
+        return loaded.name, loaded.imported()
+
+    from graphmem.target.returned import step_from
+    from graphmem.target.settings import arguments_for
+
+    build, name = target, getattr(target, "__name__", "build")
+    return name, nullcontext(
+        lambda: step_from(build(**arguments_for(build, name, request.settings)), name)
     )
-    return loaded.name, graph
+
+
+@contextmanager
+def _blaming_the_step() -> Iterator[None]:
+    """Turn what the user's step raises into an `InputError`; graphmem's own faults pass."""
+    from graphmem.target import user_error
+
+    try:
+        yield
+    except GraphmemError:
+        raise
+    except Exception as error:
+        if _raised_in_graphmem(error):
+            raise
+        raise user_error(error, "the step") from error
+
+
+def _raised_in_graphmem(error: BaseException) -> bool:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    here = f"{Path(__file__).parent}{os.sep}"
+    return frame is not None and frame.tb_frame.f_code.co_filename.startswith(here)
 
 
 def overridden(step: TrainingStep, request: Request) -> TrainingStep:

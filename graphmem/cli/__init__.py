@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from graphmem import __version__
+from graphmem.cli.analyze import analyze
 from graphmem.cli.errors import Settings, guarded
+from graphmem.cli.graph import graph
 from graphmem.cli.gpus import gpus
 
-COMMANDS: tuple[Callable[..., Any], ...] = (gpus,)
+COMMANDS: tuple[Callable[..., Any], ...] = (analyze, graph, gpus)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from graphmem.graph import (
     StepGraph,
     Storage,
 )
+from graphmem.pipeline import Annotations
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import (
     AssumptionInfo,
@@ -41,10 +42,11 @@ def build_report(
     target: str,
     runtime: Runtime,
     graph: StepGraph,
-    workspaces: Sequence[Storage],
+    annotations: Annotations,
     timeline: Timeline,
 ) -> Report:
-    """Everything that the report says, from one trace."""
+    """Everything that the report says, from one trace and what the passes found in it."""
+    workspaces = annotations["workspaces"]
     moment, storage = timeline.peak()
     return Report(
         graphmem=graphmem.__version__,
@@ -58,7 +60,7 @@ def build_report(
         operations=len(graph.ops),
         assumptions=[
             AssumptionInfo(each.what, each.value, each.why, _text(each.source), each.times)
-            for each in graph.assumptions
+            for each in (*graph.assumptions, *annotations["unmodelled"])
         ],
     )
 

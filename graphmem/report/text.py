@@ -136,7 +136,7 @@ def _footer(report: Report) -> Iterator[Text]:
     )
     if report.assumptions:
         yield Text()
-        yield Text("assumed, because only a real run knows", style="bold")
+        yield Text("assumed or left out", style="bold")
     for each in report.assumptions:
         times = f", {each.times} times" if each.times > 1 else ""
         where = f" ({each.source}{times})" if each.source else ""

@@ -1,0 +1,59 @@
+"""What the figures leave out, named: memory whose size only a library or a later pass knows.
+
+Each clause lists itself as an assumption, so that no report is silently approximate:
+  (1) cuDNN chooses the workspace of a convolution at run time
+      (aten/src/ATen/native/cudnn/Conv_v8.cpp);
+  (2) on a card LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space and
+      workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp); here they run as cells;
+  (3) kernels that need scratch memory besides cuBLAS workspaces, such as column reductions,
+      are not modelled yet.
+"""
+
+from __future__ import annotations
+
+from graphmem.graph import Assumption, Op, StepGraph
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+
+_CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.", "aten.cudnn_convolution")
+_RNN_CELLS = ("aten._thnn_fused_lstm_cell.", "aten._thnn_fused_gru_cell.", "aten.rnn_tanh_cell.")
+
+
+def find_unmodelled(
+    graph: StepGraph, runtime: Runtime, annotations: Annotations
+) -> tuple[Assumption, ...]:
+    """One assumption for each clause that the graph meets, at the first operation that does."""
+    found = [
+        _assumption(
+            _matching(graph, _CONVOLUTIONS),
+            "workspace of cuDNN's convolutions",
+            "0 bytes",
+            "cuDNN chooses it at run time",
+        ),
+        _assumption(
+            _matching(graph, _RNN_CELLS),
+            "cuDNN's recurrent layers",
+            "run cell by cell",
+            "the size of cuDNN's reserve space is its own",
+        ),
+        Assumption(
+            "scratch memory of kernels, cuBLAS workspaces excepted",
+            "0 bytes",
+            "not modelled yet",
+            None,
+        ),
+    ]
+    return tuple(each for each in found if each is not None)
+
+
+def _matching(graph: StepGraph, prefixes: tuple[str, ...]) -> list[Op]:
+    return [op for op in graph.ops if op.target.startswith(prefixes)]
+
+
+def _assumption(ops: list[Op], what: str, value: str, why: str) -> Assumption | None:
+    if not ops:
+        return None
+    return Assumption(what, value, why, ops[0].source, times=len(ops))
+
+
+UNMODELLED = Pass(provides="unmodelled", run=find_unmodelled)

@@ -1,0 +1,55 @@
+"""Passes are ordered by what they require and provide, whoever wrote them."""
+
+from __future__ import annotations
+
+import pytest
+import torch.fx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.graph import StepGraph
+from graphmem.pipeline import Pass, installed_passes, ordered, run_passes
+from graphmem.runtime import Runtime
+
+RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
+EMPTY = StepGraph(fx=torch.fx.Graph(), device="cuda:0")
+
+
+def a_pass(provides: str, *requires: str) -> Pass:
+    return Pass(provides, lambda graph, runtime, given: (provides, dict(given)), requires)
+
+
+def test_a_pass_sees_what_it_requires_and_nothing_else() -> None:
+    annotations = run_passes(EMPTY, RUNTIME, [a_pass("b", "a"), a_pass("a"), a_pass("c")])
+
+    assert annotations["b"] == ("b", {"a": ("a", {})})
+    assert annotations["c"] == ("c", {})
+
+
+@given(st.permutations(["a", "b", "c", "d"]))
+def test_the_order_of_installation_does_not_matter(names: list[str]) -> None:
+    needs = {"a": (), "b": ("a",), "c": ("a", "b"), "d": ()}
+    passes = [a_pass(name, *needs[name]) for name in names]
+
+    assert [each.provides for each in ordered(passes)] == ["a", "b", "c", "d"]
+
+
+def test_a_requirement_that_nobody_provides_is_an_error() -> None:
+    with pytest.raises(InputError, match="'b' requires 'a', which nobody provides"):
+        ordered([a_pass("b", "a")])
+
+
+def test_two_passes_that_provide_the_same_are_an_error() -> None:
+    with pytest.raises(InputError, match="two passes provide 'a'"):
+        ordered([a_pass("a"), a_pass("a")])
+
+
+def test_a_cycle_is_an_error_that_names_it() -> None:
+    with pytest.raises(InputError, match="passes require each other: (a -> b|b -> a)"):
+        ordered([a_pass("a", "b"), a_pass("b", "a")])
+
+
+def test_built_in_passes_are_found_through_the_entry_points() -> None:
+    assert {"workspaces", "unmodelled"} <= {each.provides for each in installed_passes()}

@@ -1,0 +1,116 @@
+"""The liveness simulator: storages die with their last owner, and blocks are the allocator's."""
+
+from __future__ import annotations
+
+import torch.fx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphmem.graph import Owner, OwnerKind, StepGraph, Storage
+from graphmem.simulate import simulate
+
+MIB = 2**20
+
+
+def graph_of(*storages: Storage) -> StepGraph:
+    return StepGraph(fx=torch.fx.Graph(), device="cuda:0", storages=list(storages))
+
+
+def storage(
+    id: int, nbytes: int, birth: int, *ends: int | None, device: str = "cuda:0"
+) -> Storage:
+    owners = [Owner(OwnerKind.VARIABLE, "", birth, end) for end in ends]
+    return Storage(id, nbytes, birth, None, (nbytes,), "uint8", device, owners)
+
+
+def test_a_storage_lives_until_its_last_owner_lets_go() -> None:
+    timeline = simulate(graph_of(storage(0, 1024, 1, 3, 7, 5)))
+
+    assert [timeline.at(tick).allocated for tick in (0, 1, 3, 6, 7)] == [0, 1024, 1024, 1024, 0]
+
+
+def test_an_owner_without_end_keeps_it() -> None:
+    timeline = simulate(graph_of(storage(0, 1024, 1, 3, None)))
+
+    assert timeline.at(100).allocated == 1024
+
+
+def test_blocks_are_rounded_to_512_bytes() -> None:
+    timeline = simulate(graph_of(storage(0, 1, 1, None), storage(1, 513, 2, None)))
+
+    assert timeline.at(2).allocated == 512 + 1024
+    assert timeline.at(2).requested == 1 + 513
+
+
+def test_a_large_block_keeps_its_unsplit_tail() -> None:
+    """11 MiB come from a segment of 12 MiB; the rest of 1 MiB is not split off."""
+    timeline = simulate(graph_of(storage(0, 11 * MIB, 1, None)))
+
+    assert timeline.at(1).allocated == 12 * MIB
+    assert timeline.block_bytes[0] == 12 * MIB
+
+
+def test_reserved_stays_when_blocks_are_freed() -> None:
+    timeline = simulate(graph_of(storage(0, 5 * MIB, 1, 2)))
+
+    assert timeline.at(2).allocated == 0
+    assert timeline.at(2).reserved == 20 * MIB
+
+
+def test_storages_of_the_host_do_not_count() -> None:
+    timeline = simulate(graph_of(storage(0, 1024, 1, None, device="cpu")))
+
+    assert timeline.at(1).allocated == 0
+
+
+def test_a_workspace_follows_the_output_born_at_the_same_tick() -> None:
+    output, workspace = storage(0, 512, 1, None), storage(1, 1024, 1, None)
+    timeline = simulate(graph_of(output), [workspace])
+
+    assert [born.id for born in timeline.births if born is not None] == [0, 1]
+
+
+def test_the_peak_is_the_first_of_equal_ones() -> None:
+    timeline = simulate(graph_of(storage(0, 512, 1, 2), storage(1, 512, 3, None)))
+    moment, born = timeline.peak()
+
+    assert (moment.tick, born) == (1, timeline.births[1])
+
+
+def test_the_peak_of_a_stretch_may_be_its_beginning() -> None:
+    timeline = simulate(graph_of(storage(0, 512, 1, 5)))
+    moment, _ = timeline.peak(2, 9)
+
+    assert moment.allocated == 512
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[Storage]:
+    """Storages of whole 512-byte blocks in the small pool, all at different ticks."""
+    count = draw(st.integers(1, 20))
+    ticks = draw(st.permutations(range(1, 2 * count + 1)))
+    pairs = [sorted(ticks[2 * i : 2 * i + 2]) for i in range(count)]
+    blocks = draw(st.lists(st.integers(1, 64), min_size=count, max_size=count))
+    return [storage(i, blocks[i] * 512, *pairs[i]) for i in range(count)]
+
+
+@given(lives())
+def test_requested_bytes_are_those_of_the_living(storages: list[Storage]) -> None:
+    """The definition, evaluated anew at every tick."""
+    timeline = simulate(graph_of(*storages))
+
+    for tick in range(2 * len(storages) + 2):
+        living = [s for s in storages if s.birth <= tick < (s.death or 0)]
+        assert timeline.at(tick).requested == sum(s.nbytes for s in living)
+        assert timeline.at(tick).allocated >= timeline.at(tick).requested
+    assert timeline.moments[-1].allocated == 0
+
+
+@given(lives(), st.integers(0, 19))
+def test_another_owner_never_shortens_a_life(storages: list[Storage], which: int) -> None:
+    before, _ = simulate(graph_of(*storages)).peak()
+    chosen = storages[which % len(storages)]
+    chosen.owners.append(Owner(OwnerKind.SAVED_TENSOR, "", chosen.birth, None))
+    after, _ = simulate(graph_of(*storages)).peak()
+
+    assert after.allocated >= before.allocated
