@@ -68,7 +68,7 @@ def simulate(
     stats = allocator.statistics
     blocks = {}
     timeline = Timeline([Moment(0, 0, 0, 0)], {}, [None])
-    for tick, born, storage in _changes([*graph.storages, *workspaces], graph.device):
+    for tick, born, storage in changes(graph, workspaces):
         if born:
             block = blocks[storage.id] = allocator.malloc(storage.nbytes)
             timeline.block_bytes[storage.id] = block.size
@@ -86,13 +86,16 @@ def simulate(
     return timeline
 
 
-def _changes(storages: list[Storage], device: str) -> list[tuple[int, bool, Storage]]:
-    changes = []
-    for storage in storages:
-        if storage.device != device or not storage.nbytes:
+def changes(
+    graph: StepGraph, workspaces: Iterable[Storage] = ()
+) -> list[tuple[int, bool, Storage]]:
+    """What `simulate` replays, in its order: a tick, whether the storage is born, the storage."""
+    found = []
+    for storage in (*graph.storages, *workspaces):
+        if storage.device != graph.device or not storage.nbytes:
             continue
-        changes.append((storage.birth, True, storage))
+        found.append((storage.birth, True, storage))
         death = storage.death
         if death is not None:
-            changes.append((death, False, storage))
-    return sorted(changes, key=lambda change: change[0])
+            found.append((death, False, storage))
+    return sorted(found, key=lambda change: change[0])
