@@ -35,6 +35,7 @@ from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.virtual_gpu.patching import replaced
 
 Node = Any
+_FUNCTIONS: Any = torch._C._functions
 
 
 @dataclass
@@ -200,8 +201,7 @@ class Backward:
         outputs = _apply(node, inputs, task.unwanted_edges(node))
         for i, (following, position) in enumerate(node.next_functions):
             if following is not None and outputs[i] is not None:
-                expected = following._input_metadata[position]
-                outputs[i] = self._rules.fit(outputs[i], expected)  # type: ignore[arg-type]
+                self._rules.fit(outputs, i, following._input_metadata[position])
         self._hooks.run_after(node, outputs, inputs)
         return outputs
 
@@ -352,4 +352,4 @@ def _leading_to(nodes: list[Node], targets: set[Node]) -> set[Node]:
 
 
 def _is_accumulate_grad(node: Node) -> bool:
-    return isinstance(node, torch._C._functions.AccumulateGrad)
+    return isinstance(node, _FUNCTIONS.AccumulateGrad)

@@ -70,23 +70,25 @@ class GradientRules:
             owner.kind is OwnerKind.SAVED_TENSOR and owner.end is None for owner in storage.owners
         )
 
-    def fit(self, gradient: torch.Tensor, expected: Any) -> torch.Tensor:
+    def fit(self, gradients: list[Any], i: int, expected: Any) -> None:
         """`validate_outputs` (torch/csrc/autograd/engine.cpp) for one gradient.
 
+        What it becomes takes its place in the list at once, so that nothing holds the old one.
+
         Args:
-            gradient: what a node returned.
+            gradients: what a node returned.
+            i: which of them.
             expected: the next node's `_input_metadata` for it: shape, dtype, device.
         """
         shape = torch.Size(expected.shape)
-        if gradient.shape != shape:
-            gradient = sum_to(gradient, shape)
-        if gradient.dtype != expected.dtype:
-            if gradient.is_complex() and not expected.dtype.is_complex:
-                gradient = torch.real(gradient)
-            gradient = gradient.to(expected.dtype)
-        if not gradient.dim() and gradient.device != expected.device:
-            gradient = gradient.to(expected.device)
-        return gradient
+        if gradients[i].shape != shape:
+            gradients[i] = sum_to(gradients[i], shape)
+        if gradients[i].dtype != expected.dtype:
+            if gradients[i].is_complex() and not expected.dtype.is_complex:
+                gradients[i] = torch.real(gradients[i])
+            gradients[i] = gradients[i].to(expected.dtype)
+        if gradients[i].device != expected.device and not gradients[i].dim():
+            gradients[i] = gradients[i].to(expected.device)
 
     def accumulate(self, variable: torch.Tensor, gradients: list[Any], expected_refs: int) -> None:
         """`AccumulateGrad::accumulateGrad` for a dense gradient, which is taken from the list.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -55,7 +55,7 @@ def _variables_of(frame: FrameType) -> dict[str, Any]:
     Before Python 3.13, `f_locals` is a dictionary that stays with the frame: it would keep what the
     variables held alive until the function returns.
     """
-    found = frame.f_locals
+    found: Mapping[str, Any] = frame.f_locals
     variables = dict(found)
     if isinstance(found, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         found.clear()

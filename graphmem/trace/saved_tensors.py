@@ -19,17 +19,24 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import replaced
 
 Hook = Callable[[Any], Any]
 
 
 class SavedTensor:
-    """What autograd holds in place of a tensor. `owner` ends when autograd lets go."""
+    """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
 
-    __slots__ = ("__weakref__", "_clock", "geometry", "owner", "payload", "storage")
+    Args:
+        clock: tells the next moment of the trace.
+        hooks: the user's own, where there are any: they live as long as what they packed.
+    """
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    __slots__ = ("__weakref__", "_clock", "geometry", "hooks", "owner", "payload", "storage")
+
+    def __init__(self, clock: Callable[[], int], hooks: list[Hook]) -> None:
         self._clock = clock
+        self.hooks = hooks
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
@@ -38,6 +45,7 @@ class SavedTensor:
     def release(self) -> None:
         """Let go, as `Node::release_variables` does."""
         self.payload = None
+        self.hooks = []
         if self.owner is not None and self.owner.end is None:
             self.owner.end = self._clock()
 
@@ -59,19 +67,27 @@ class SavedTensors:
     def hooks(self) -> Iterator[None]:
         """Install the hooks; those that the user's code pushes are wrapped, not replaced."""
         manager = torch.autograd.graph.saved_tensors_hooks
-        enter = manager.__enter__
+        leave = manager.__exit__
+        regions: list[list[Hook]] = []
 
         def enter_wrapped(hooks: Any) -> None:
+            regions.append([hooks.pack_hook, hooks.unpack_hook])
             torch._C._autograd._push_saved_tensors_default_hooks(
-                self._wrapped_pack(hooks.pack_hook), self._wrapped_unpack(hooks.unpack_hook)
+                self._wrapped_pack(regions[-1]), self._unpack_by_user
             )
 
-        with manager(self._pack, self._unpack):
-            manager.__enter__ = enter_wrapped  # type: ignore[method-assign]
+        def leave_wrapped(hooks: Any, *exception: Any) -> None:
+            leave(hooks, *exception)
+            regions.pop().clear()
+
+        replacements = [
+            (manager, "__enter__", enter_wrapped),
+            (manager, "__exit__", leave_wrapped),
+        ]
+        with manager(self._pack, self._unpack), replaced(replacements):
             try:
                 yield
             finally:
-                manager.__enter__ = enter  # type: ignore[method-assign]
                 self._forget()
 
     def _forget(self) -> None:
@@ -82,7 +98,7 @@ class SavedTensors:
                 saved.owner = None
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
-        saved = self._new_token()
+        saved = self._new_token([])
         storage, _ = self._recorder.observe(tensor, None)
         if isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
@@ -107,25 +123,28 @@ class SavedTensors:
             self._recorder.alias(alias, saved.storage)
         return alias
 
-    def _wrapped_pack(self, pack: Hook) -> Hook:
+    def _wrapped_pack(self, region: list[Hook]) -> Hook:
+        """The user's pack hook, which autograd must not hold: only what is packed may.
+
+        Autograd lets go of hooks together with what they packed. Here it keeps the token, and
+        checkpointing's hooks hold everything that the recomputation needs.
+        """
+
         def pack_into_token(tensor: torch.Tensor) -> SavedTensor:
-            saved = self._new_token()
-            saved.payload = pack(tensor)
+            saved = self._new_token(list(region))
+            saved.payload = region[0](tensor)
             return saved
 
         return pack_into_token
 
-    def _wrapped_unpack(self, unpack: Hook) -> Hook:
-        def unpack_from_token(saved: SavedTensor) -> torch.Tensor:
-            if self._unpacked:
-                self._unpacked[-1].append(saved)
-            tensor: torch.Tensor = unpack(saved.payload)
-            return tensor
+    def _unpack_by_user(self, saved: SavedTensor) -> torch.Tensor:
+        if self._unpacked:
+            self._unpacked[-1].append(saved)
+        tensor: torch.Tensor = saved.hooks[1](saved.payload)
+        return tensor
 
-        return unpack_from_token
-
-    def _new_token(self) -> SavedTensor:
-        saved = SavedTensor(self._recorder.next_tick)
+    def _new_token(self, hooks: list[Hook]) -> SavedTensor:
+        saved = SavedTensor(self._recorder.next_tick, hooks)
         # Autograd makes a node before it saves for it, so the newest node is the one that saves.
         newest = torch._C._autograd._get_sequence_nr() - 1
         self._by_node.setdefault(newest, []).append(weakref.ref(saved))
@@ -134,22 +153,19 @@ class SavedTensors:
     @contextmanager
     def running(self, node: Any, *, release: bool) -> Iterator[None]:
         """Run one node; afterwards everything that it saved is released, unless kept."""
-        self._name_owners(node)
+        held = self._held_by(node)
         self._unpacked.append([])
         try:
             yield
         finally:
             unpacked = self._unpacked.pop()
         if release:
-            for known in self._by_node.pop(node._sequence_nr(), ()):
-                saved = known()
-                if saved is not None:
-                    saved.release()
-            for saved in unpacked:
+            for saved in held if self._fields_of(node) else self._probably_held_by(node, unpacked):
                 saved.release()
 
-    def _name_owners(self, node: Any) -> None:
-        """Name what a node saved after the node and the field, such as `GeluBackward0.self`."""
+    def _held_by(self, node: Any) -> list[SavedTensor]:
+        """What a node shows that it saved, named after the field, such as `GeluBackward0.self`."""
+        found: list[SavedTensor] = []
         for field in self._fields_of(node):
             try:
                 held = getattr(node, f"{_RAW}{field}")
@@ -157,8 +173,20 @@ class SavedTensors:
                 continue
             for raw in held if isinstance(held, tuple) else (held,):
                 saved = raw.data if raw is not None else None
-                if isinstance(saved, SavedTensor) and saved.owner is not None:
-                    saved.owner.name = f"{node.name()}.{field}"
+                if isinstance(saved, SavedTensor):
+                    found.append(saved)
+                    if saved.owner is not None:
+                        saved.owner.name = f"{node.name()}.{field}"
+        return found
+
+    def _probably_held_by(self, node: Any, unpacked: list[SavedTensor]) -> list[SavedTensor]:
+        """What was saved by a node that does not show it.
+
+        That is what was saved while it was the newest node, and what it unpacked: `CopySlices`
+        holds another node, that of the operation that wrote into a view.
+        """
+        known = [found() for found in self._by_node.pop(node._sequence_nr(), ())]
+        return [*(saved for saved in known if saved is not None), *unpacked]
 
     def _fields_of(self, node: Any) -> tuple[str, ...]:
         kind = type(node)
