@@ -153,11 +153,17 @@ _LIFELONG = (
 
 @dataclass(frozen=True, slots=True)
 class TensorOut:
-    """One tensor that an operation returned; `storage` is None off the device or when empty."""
+    """One tensor that an operation returned.
+
+    Attributes:
+        stride: in elements, as `Tensor.stride()` says; empty for a sparse tensor.
+        storage: None off the device or when empty.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     storage: int | None
+    stride: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -227,7 +233,9 @@ class StepGraph:
     """What one trace of one or more iterations found.
 
     Attributes:
-        fx: every operation as one `torch.fx.Graph`, in execution order.
+        fx: every operation as one `torch.fx.Graph`, in execution order. `node.meta["op"]` is the
+            operation that a node stands for; a node that stands for a tensor alone, an input or
+            one of several results, has a `TensorOut` in `node.meta["tensor"]`.
         device: the device whose storages are counted.
     """
 

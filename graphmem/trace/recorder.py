@@ -320,13 +320,11 @@ class Recorder:
             storage, new = self.observe(tensor, op.index)
         if storage is not None and new:
             op.births.append(storage.id)
-        op.outputs.append(
-            TensorOut(
-                shape=tuple(tensor.shape),
-                dtype=DTYPE_NAMES[tensor.dtype],
-                storage=None if storage is None else storage.id,
-            )
-        )
+        op.outputs.append(_described(tensor, storage))
+
+    def _describe(self, tensor: torch.Tensor) -> TensorOut:
+        has_storage = tensor.layout is torch.strided
+        return _described(tensor, self.storage_of(tensor) if has_storage else None)
 
     def _to_nodes(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -343,8 +341,10 @@ class Recorder:
         if isinstance(made_by, tuple):
             node, position = made_by
             made_by = self.graph.fx.call_function(operator.getitem, (node, position))
+            made_by.meta["tensor"] = self._describe(tensor)
         elif made_by is None:
             made_by = self._placeholder()
+            made_by.meta["tensor"] = self._describe(tensor)
         tensor._graphmem_node = made_by  # type: ignore[attr-defined]
         node_: torch.fx.Node = made_by
         return node_
@@ -355,3 +355,10 @@ class Recorder:
             return fx.placeholder(f"input_{len(fx.find_nodes(op='placeholder'))}")
 
 
+def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
+    return TensorOut(
+        shape=tuple(tensor.shape),
+        dtype=DTYPE_NAMES[tensor.dtype],
+        storage=None if storage is None else storage.id,
+        stride=tensor.stride() if tensor.layout is torch.strided else (),
+    )
