@@ -41,6 +41,10 @@ _FROM_SIZE = {
     aten.randn.default,
 }
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
+_PROFILER = (
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
 
 
 class TraceMode(TorchDispatchMode):
@@ -73,6 +77,8 @@ class TraceMode(TorchDispatchMode):
             aten.nonzero.default: self._nonzero,
             aten.index.Tensor: self._index,
             aten.equal.default: self._refuse_branch,
+            torch.ops.prim.device.default: _device_of,
+            **dict.fromkeys(_PROFILER, _run_unrecorded),
         }
 
     @classmethod
@@ -121,8 +127,11 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _stays_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operation runs on real data: it reads only real tensors of the CPU, and makes
-        none elsewhere and, as a factory, no large one."""
+        """Whether an operation runs on real data.
+
+        It reads only real tensors of the CPU, and makes none elsewhere and, as a factory, no large
+        one.
+        """
         if args and isinstance(args[0], FakeTensor):
             return False
         device = kwargs.get("device")
@@ -166,8 +175,11 @@ class TraceMode(TorchDispatchMode):
         return op
 
     def _identify_autocast_copy(self, weight: torch.Tensor, copy: torch.Tensor) -> None:
-        """Clauses of `cached_cast` (aten/src/ATen/autocast_mode.cpp): an fp32 leaf that requires
-        grad, cast to autocast's lower precision while the cache is on."""
+        """Name a copy that autocast keeps.
+
+        Clauses of `cached_cast` (aten/src/ATen/autocast_mode.cpp): an fp32 leaf that requires grad,
+        cast to autocast's lower precision while the cache is on.
+        """
         kind = self._recorder.device.type
         if not (
             self._autocast.enabled
@@ -273,6 +285,17 @@ _EXPLAINED = (
     DynamicOutputShapeException,
     DataDependentOutputException,
 )
+
+
+def _device_of(func: Any, types: Any, args: tuple[FakeTensor], kwargs: Any) -> torch.device:
+    """`tensor.device`, which is not an operation although it is dispatched as one."""
+    (tensor,) = args
+    return tensor.fake_device
+
+
+def _run_unrecorded(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """What the profiler notes is no part of the step."""
+    return func(*args, **kwargs)
 
 
 def _at(source: Source | None) -> str:
