@@ -16,10 +16,11 @@ import typer
 from graphmem import __version__
 from graphmem.cli.analyze import analyze
 from graphmem.cli.errors import Settings, guarded
-from graphmem.cli.graph import graph
 from graphmem.cli.gpus import gpus
+from graphmem.cli.graph import graph
+from graphmem.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., Any], ...] = (analyze, graph, gpus)
+COMMANDS: tuple[Callable[..., Any], ...] = (analyze, graph, gpus, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

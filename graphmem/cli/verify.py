@@ -1,0 +1,204 @@
+"""`graphmem verify`: predictions, and the allocator's model, against recorded CUDA runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import progress, write_text
+from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from graphmem.analysis import Request
+
+_DIFFERS = 1
+
+
+def verify(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RECORDING...",
+            help="Snapshots of torch.cuda.memory._dump_snapshot, or compact *.events.json files.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="TARGET",
+            help="Compare one recording with the prediction for this target, event by event.",
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--start",
+            help="Where in the prediction the recording starts: setup, `step N`, or `step N "
+            "forward|backward|optimizer`; steps count from 0.",
+        ),
+    ] = "setup",
+    allocator: Annotated[
+        bool,
+        typer.Option(
+            "--allocator",
+            help="Replay the recordings' own sizes and order through the allocator's model.",
+        ),
+    ] = False,
+    suite: Annotated[bool, typer.Option("--suite", help="Run every case file.")] = False,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            "--recordings",
+            metavar="DIR",
+            help="The recordings of the suite.  [default: GRAPHMEM_RECORDINGS, else "
+            "shared/recordings beside the repository]",
+            show_default=False,
+        ),
+    ] = None,
+    cases: Annotated[
+        Path | None,
+        typer.Option("--cases", metavar="DIR", help="The case files.  [default: fixtures/cases]"),
+    ] = None,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    inference: options.Inference = False,
+    output_format: Annotated[
+        Literal["text", "json"],
+        typer.Option("--format", help="For people or for machines; the figures are the same."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Hold predictions against recordings of real CUDA runs.
+
+    The exit code is 0 where all is equal, 1 where something differs, 2 where the input is wrong.
+
+    Example: graphmem verify run.pickle --target train.py:build --gpu h100 --torch 2.9 --start setup
+    """
+    from graphmem.analysis import Request
+
+    _check_mode(files or [], target=target, allocator=allocator, suite=suite)
+    writer = _Writer(output_format, output)
+    if allocator:
+        return _verify_allocator(files or [], writer)
+    if suite:
+        return _verify_suite(cases, recordings, writer)
+    request = Request(
+        gpu=gpu,
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        inference=inference,
+        settings=options.pairs(settings, "--set"),
+    )
+    return _verify_target((files or [])[0], target or "", start, request, writer)
+
+
+def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite: bool) -> None:
+    """Exactly one of the three ways to verify, with as many files as it takes."""
+    chosen = (target is not None) + allocator + suite
+    if chosen != 1:
+        raise InputError(
+            "verify takes exactly one of --target, --allocator and --suite",
+            hint="graphmem verify RECORDING --target train.py:build",
+        )
+    if suite and files:
+        raise InputError("--suite takes its recordings from --recordings DIR")
+    if allocator and not files:
+        raise InputError("--allocator needs at least one recording")
+    if target is not None and len(files) != 1:
+        raise InputError(f"--target is compared with one recording, not with {len(files)}")
+
+
+class _Writer:
+    """Puts a result where the options say."""
+
+    def __init__(self, output_format: str, output: Path | None) -> None:
+        self.is_json = output_format == "json"
+        self._output = output
+
+    def write_json(self, text: str) -> None:
+        """Write a document."""
+        write_text(self._output, text) if self._output else typer.echo(text, nl=False)
+
+    def write_lines(self, lines: Iterable[Text | Table]) -> None:
+        """Write lines and tables."""
+        from graphmem.verify.text import rendered
+
+        if self._output:
+            write_text(self._output, rendered(lines))
+        else:
+            typer.echo(rendered(lines, colour=sys.stdout.isatty()), nl=False)
+
+
+def _verify_allocator(files: list[Path], writer: _Writer) -> None:
+    from graphmem.verify import check_allocator
+    from graphmem.verify.json_form import allocator_json
+    from graphmem.verify.text import allocator_table
+
+    checks = check_allocator(files)
+    if writer.is_json:
+        writer.write_json(allocator_json(checks))
+    else:
+        writer.write_lines(allocator_table(checks))
+    if any(check.has_misses for check in checks):
+        raise typer.Exit(_DIFFERS)
+
+
+def _verify_target(file: Path, target: str, start: str, request: Request, writer: _Writer) -> None:
+    from graphmem.verify import compare, predict
+    from graphmem.verify.json_form import comparison_json
+    from graphmem.verify.recording_files import read_recorded
+    from graphmem.verify.text import comparison_text
+    from graphmem.verify.window import parse_start
+
+    moment = parse_start(start)
+    recorded = read_recorded(file)
+    with progress() as report_progress:
+        prediction = predict(target, request, recorded.settings, report_progress)
+        comparison = compare(recorded, prediction, moment)
+    if writer.is_json:
+        writer.write_json(comparison_json(comparison))
+    else:
+        writer.write_lines(comparison_text(comparison))
+    if not comparison.is_equal:
+        raise typer.Exit(_DIFFERS)
+
+
+def _verify_suite(cases: Path | None, recordings: Path | None, writer: _Writer) -> None:
+    from graphmem.verify import read_cases, run_suite
+    from graphmem.verify.cases import default_cases
+    from graphmem.verify.json_form import suite_json
+    from graphmem.verify.recording_files import default_folder
+    from graphmem.verify.text import suite_table
+
+    found = read_cases(cases or default_cases())
+    with progress() as report_progress:
+        rows = run_suite(found, recordings or default_folder(), report_progress)
+    if writer.is_json:
+        writer.write_json(suite_json(rows))
+    else:
+        writer.write_lines(suite_table(rows))
+    if any(row.has_failed for row in rows):
+        raise typer.Exit(_DIFFERS)

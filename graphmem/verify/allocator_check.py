@@ -1,0 +1,43 @@
+"""Replay recordings through the allocator alone: their own sizes, in their own order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphmem.allocator.replay import Replay
+from graphmem.errors import InputError
+from graphmem.verify.recording_files import read_recorded
+
+
+@dataclass(frozen=True)
+class AllocatorCheck:
+    """One recording's replay; None where the recording does not tell the state before it."""
+
+    name: str
+    replay: Replay | None
+
+    @property
+    def has_misses(self) -> bool:
+        """Whether the model differs from the recording."""
+        return self.replay is not None and self.replay.misses > 0
+
+
+def check_allocator(paths: Sequence[Path]) -> list[AllocatorCheck]:
+    """Replay each recording.
+
+    Raises:
+        InputError: a file cannot be read, or no file tells the state before its first event.
+    """
+    checks = []
+    for path in paths:
+        recorded = read_recorded(path)
+        checks.append(AllocatorCheck(recorded.name, recorded.replay))
+    if all(check.replay is None for check in checks):
+        names = ", ".join(check.name for check in checks)
+        raise InputError(
+            f"{names} does not tell the state before its first event.",
+            hint="use the snapshot (*.pickle) that it was made from",
+        )
+    return checks

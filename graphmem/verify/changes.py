@@ -1,0 +1,150 @@
+"""The common form of recorded and predicted events: allocations and frees, in order.
+
+An allocation is told by its ordinal within the window and its requested bytes; a free by the
+allocation that it ends. Addresses, segments and the moment of a request to free do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.errors import InputError
+from graphmem.graph import Op, StepGraph, Storage
+from graphmem.recordings import Event, Frame, Recording
+
+_ENGINE = "autograd's thread"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One allocation or free.
+
+    Attributes:
+        is_alloc: which of the two.
+        nbytes: requested bytes.
+        allocation: ordinal of the allocation made or ended, from 0; None: from before the window.
+        where: the line or operation that caused it, for people.
+    """
+
+    is_alloc: bool
+    nbytes: int
+    allocation: int | None
+    where: str
+
+    def is_like(self, other: Change) -> bool:
+        """Whether both say the same, wherever they come from."""
+        return (self.is_alloc, self.nbytes, self.allocation) == (
+            other.is_alloc,
+            other.nbytes,
+            other.allocation,
+        )
+
+    def __str__(self) -> str:
+        if self.is_alloc:
+            return f"+ {self.nbytes:>14,}  #{self.allocation}  {self.where}"
+        of = "from before" if self.allocation is None else f"of #{self.allocation}"
+        return f"- {self.nbytes:>14,}  {of}  {self.where}"
+
+
+def recorded_changes(recording: Recording, *, starts_empty: bool) -> list[Change]:
+    """The allocations and completed frees of a recording.
+
+    Args:
+        recording: where they are read.
+        starts_empty: nothing was allocated before the first event.
+
+    Raises:
+        InputError: the events free what was never allocated, or allocate what is in use.
+    """
+    reader = _RecordingReader(recording.name, starts_empty)
+    for index, event in enumerate(recording.events):
+        if event.action == "alloc" and event.size:
+            reader.allocate(index, event)
+        elif event.action == "free_completed" and event.size:
+            reader.free(index, event)
+    return reader.changes
+
+
+class _RecordingReader:
+    """Follows addresses through a recording's events."""
+
+    def __init__(self, name: str, starts_empty: bool) -> None:
+        self.changes: list[Change] = []
+        self._name = name
+        self._starts_empty = starts_empty
+        self._live: dict[int, Change] = {}
+        self._freed: set[int] = set()
+        self._count = 0
+
+    def allocate(self, index: int, event: Event) -> None:
+        """Add an allocation."""
+        if event.address in self._live:
+            raise self._error(index, "allocates a block that is in use")
+        change = Change(True, event.size, self._count, _recorded_at(event))
+        self._count += 1
+        self._live[event.address] = change
+        self._freed.discard(event.address)
+        self.changes.append(change)
+
+    def free(self, index: int, event: Event) -> None:
+        """Add a free."""
+        allocated = self._live.pop(event.address, None)
+        if allocated is None and (self._starts_empty or event.address in self._freed):
+            raise self._error(index, "frees what is not allocated")
+        if allocated is not None and allocated.nbytes != event.size:
+            raise self._error(
+                index, f"frees {event.size} bytes where {allocated.nbytes} were allocated"
+            )
+        self._freed.add(event.address)
+        ordinal = None if allocated is None else allocated.allocation
+        where = "" if allocated is None else allocated.where
+        self.changes.append(Change(False, event.size, ordinal, where))
+
+    def _error(self, index: int, what: str) -> InputError:
+        return InputError(f"{self._name} is not a usable recording: event {index} {what}")
+
+
+def _recorded_at(event: Event) -> str:
+    user = event.user_frame
+    innermost = next((frame for frame in event.frames if frame.filename.endswith(".py")), None)
+    if user is None:
+        return _ENGINE if innermost is None else _at(innermost)
+    if innermost is None or innermost == user:
+        return _at(user)
+    return f"{_at(user)} < {_at(innermost)}"
+
+
+def _at(frame: Frame) -> str:
+    file = frame.filename.replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{frame.line} {frame.function}"
+
+
+def predicted_changes(
+    changes: Sequence[tuple[int, bool, Storage]], graph: StepGraph
+) -> list[Change]:
+    """The events of `simulate.changes`, or a part of them, in the common form."""
+    ordinals: dict[int, int] = {}
+    found = []
+    for _, born, storage in changes:
+        if born:
+            ordinals[storage.id] = len(ordinals)
+        ordinal = ordinals.get(storage.id)
+        found.append(Change(born, storage.nbytes, ordinal, _predicted_at(graph, storage)))
+    return found
+
+
+def _predicted_at(graph: StepGraph, storage: Storage) -> str:
+    op = graph.op_of(storage)
+    what = "" if op is None or storage.id in op.births else f"{_owner(storage)} of "
+    return _owner(storage) if op is None else what + describe(op)
+
+
+def describe(op: Op) -> str:
+    """An operation as one reads it: its name, autograd node, module and source line."""
+    parts = (op.autograd_node, op.module, str(op.source or ""))
+    return " ".join((op.target, *(f"({part})" for part in parts if part)))
+
+
+def _owner(storage: Storage) -> str:
+    return storage.owners[0].name or str(storage.owners[0].kind) if storage.owners else "nobody"

@@ -1,0 +1,96 @@
+"""A prediction, ready to be compared: the step graph, kernels' memory, and the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from graphmem.allocator import AllocatorSettings
+from graphmem.analysis import Request, runtime_of, trace_target
+from graphmem.graph import StepGraph, Storage
+from graphmem.pipeline import run_passes
+from graphmem.simulate import Timeline, changes, simulate
+from graphmem.verify.changes import Change, predicted_changes
+from graphmem.verify.window import Start
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes of a window, as `torch.cuda.memory_stats` counts them."""
+
+    base_allocated: int
+    peak_allocated: int
+    end_allocated: int
+    peak_reserved: int
+    end_reserved: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a recording is compared with.
+
+    Attributes:
+        name: of the target.
+        graph: what the trace found.
+        workspaces: what kernels take besides.
+        settings: the allocator's configuration.
+    """
+
+    name: str
+    graph: StepGraph
+    workspaces: tuple[Storage, ...] = ()
+    settings: AllocatorSettings | None = None
+
+    def changes(self, start: Start) -> list[Change]:
+        """The events from `start` on."""
+        first = self._first_change(start)
+        return predicted_changes(self._changes[first:], self.graph)
+
+    def figures(self, start: Start) -> Figures:
+        """The bytes from `start` on, when all before has been replayed as well."""
+        # The first moment comes before all changes, so this one is the state before the window.
+        moments = self._timeline.moments[self._first_change(start) :]
+        return Figures(
+            base_allocated=moments[0].allocated,
+            peak_allocated=max(moment.allocated for moment in moments),
+            end_allocated=moments[-1].allocated,
+            peak_reserved=max(moment.reserved for moment in moments),
+            end_reserved=moments[-1].reserved,
+        )
+
+    @cached_property
+    def _changes(self) -> list[tuple[int, bool, Storage]]:
+        return changes(self.graph, self.workspaces)
+
+    @cached_property
+    def _timeline(self) -> Timeline:
+        return simulate(self.graph, self.workspaces, self.settings)
+
+    def _first_change(self, start: Start) -> int:
+        tick = start.tick_in(self.graph)
+        return sum(change[0] < tick for change in self._changes)
+
+
+def predict(
+    target: str | Callable[[], Any],
+    request: Request,
+    settings: AllocatorSettings | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Prediction:
+    """Trace a target and run the passes.
+
+    Args:
+        target: as `graphmem.analyze` takes it.
+        request: the machine and the options.
+        settings: the allocator's configuration in the recording.
+        progress: told what is being done.
+
+    Raises:
+        InputError: the target or an option cannot be used; the message says why.
+    """
+    runtime = runtime_of(request)
+    name, graph = trace_target(target, request, runtime, progress)
+    workspaces = run_passes(graph, runtime)["workspaces"]
+    return Prediction(name, graph, tuple(workspaces), settings)

@@ -1,0 +1,83 @@
+"""Where recordings lie, and which file of one tells the state before its first event."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphmem.allocator import AllocatorSettings
+from graphmem.allocator.replay import Replay, replay
+from graphmem.errors import InputError
+from graphmem.recordings import Recording, read_recording
+from graphmem.verify.changes import Change, recorded_changes
+
+COMPACT = ".events.json"
+SNAPSHOT = ".pickle.gz"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def default_folder() -> Path:
+    """`GRAPHMEM_RECORDINGS`, else the folder `shared/recordings` beside the repository."""
+    named = os.environ.get("GRAPHMEM_RECORDINGS")
+    return Path(named) if named else _REPOSITORY.parent / "shared" / "recordings"
+
+
+def find_recording(folder: Path, name: str) -> Path | None:
+    """The file of the recording called `name`: the compact one if both are there."""
+    for ending in (COMPACT, SNAPSHOT, ".pickle", ".pkl"):
+        path = folder / f"{name}{ending}"
+        if path.is_file():
+            return path
+    return None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording that was checked for contradictions.
+
+    Attributes:
+        name: the file's name.
+        settings: the allocator's configuration at that time.
+        changes: its allocations and frees.
+        replay: what the allocator's model makes of it; None where it does not tell the state
+            before its first event.
+    """
+
+    name: str
+    settings: AllocatorSettings
+    changes: tuple[Change, ...]
+    replay: Replay | None
+
+
+def read_recorded(path: Path) -> Recorded:
+    """Read a recording and replay it.
+
+    A compact file that does not tell the state before its first event gives way to the snapshot
+    of the same name beside it.
+
+    Raises:
+        InputError: a file cannot be read, or contradicts itself.
+    """
+    recording = read_recording(path)
+    snapshot = path.with_name(path.name.removesuffix(COMPACT) + SNAPSHOT)
+    tells_start = recording.final is not None or _tells_its_start(recording)
+    if not tells_start and path.name.endswith(COMPACT) and snapshot.is_file():
+        recording, tells_start = read_recording(snapshot), True
+    made = replay(recording) if tells_start else None
+    base = recording.base_allocated if made is None else made.base_allocated
+    return Recorded(
+        name=recording.name,
+        settings=recording.settings,
+        changes=tuple(recorded_changes(recording, starts_empty=base == 0)),
+        replay=made,
+    )
+
+
+def _tells_its_start(recording: Recording) -> bool:
+    """Whether `replay` finds the state before the first event of a compact file."""
+    try:
+        replay(replace(recording, events=()))
+    except InputError:
+        return False
+    return True

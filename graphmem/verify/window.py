@@ -1,0 +1,74 @@
+"""Where in a prediction a recording starts.
+
+Recordings start at different moments of a program. A *start* names one in the words of the step
+graph:
+  (1) `setup`: the beginning, from an empty device;
+  (2) `step N`: the beginning of iteration N, counted from 0, so `step 2` comes after two steps of
+      warm-up;
+  (3) `step N forward`, `step N backward`, `step N optimizer`: the first such phase of it.
+
+What is alive then is what the allocator was left with by everything before: the prediction is
+simulated from its beginning, and only compared from there on. A recording ends where the trace
+ends; how long that is, the number of iterations says.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from graphmem.errors import InputError
+from graphmem.graph import PhaseName, StepGraph
+
+_FORM = re.compile(r"setup|step (?P<step>\d{1,9})(?: (?P<phase>forward|backward|optimizer))?")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A moment of a trace.
+
+    Attributes:
+        step: the iteration, None for the very beginning.
+        phase: a phase of it, None for its beginning.
+    """
+
+    step: int | None = None
+    phase: PhaseName | None = None
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "setup"
+        return f"step {self.step}" + (f" {self.phase}" if self.phase else "")
+
+    def tick_in(self, graph: StepGraph) -> int:
+        """The tick of that moment; what happens at it or later is compared.
+
+        Raises:
+            InputError: the trace has no such moment.
+        """
+        if self.step is None:
+            return 0
+        for phase in graph.phases_of(self.step):
+            if self.phase in (None, phase.name):
+                return phase.start
+        raise InputError(
+            f"the prediction has no {str(self)!r} to start at",
+            hint=f"it has {graph.steps} steps, counted from 0; `--steps` traces more",
+        )
+
+
+def parse_start(text: str) -> Start:
+    """The start that a text names.
+
+    Raises:
+        InputError: it names none.
+    """
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise InputError(
+            f"{text!r} is not a moment to start at",
+            hint="setup, step N, or step N forward|backward|optimizer, with N counted from 0",
+        )
+    if match["step"] is None:
+        return Start()
+    return Start(int(match["step"]), PhaseName(match["phase"]) if match["phase"] else None)
