@@ -1,0 +1,154 @@
+"""From what a user names to a `TrainingStep`: `model.py:build`, `package.module`, `model.pt2`.
+
+A target is opened in two moments. `load_target` looks at once whether the file is there and its
+syntax is right. The user's code runs later, in the callable that `Target.imported` yields, for it
+has to run on the virtual GPU:
+
+    target = load_target("model.py:build", {"layers": "12"})
+    with target.imported() as build:
+        graph = trace(build, gpu=gpu, options=options)
+
+Clauses, while that context is open:
+  (1) the target's folder is the first on `sys.path`, so that its siblings can be imported, also
+      late, inside of `forward`; for a dotted module it is the working directory;
+  (2) `sys.argv` holds the target's file alone;
+  (3) modules of the folder are loaded afresh, and forgotten afterwards.
+
+Not covered: files without a `.py`, notebooks, functions inside of classes.
+This package imports torch only where it is needed, so that a wrong name is answered at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from graphmem.errors import InputError
+from graphmem.target.modules import DottedModule, PythonFile, function_of, importing_from
+from graphmem.target.settings import arguments_for
+from graphmem.target.user_errors import blaming_the_user, user_error
+from graphmem.training_step import TrainingStep
+
+__all__ = ["Target", "load_target", "user_error"]
+
+DEFAULT_FUNCTION = "build"
+_EXPORTED = ".pt2"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a user named.
+
+    Attributes:
+        name: as the user wrote it.
+        folder: what its imports come from; None for a callable and for an exported program.
+    """
+
+    name: str
+    folder: Path | None
+    _make: Callable[[], TrainingStep] = field(repr=False)
+
+    @contextmanager
+    def imported(self) -> Iterator[Callable[[], TrainingStep]]:
+        """Yield the callable that makes the training step; keep this open while the step runs.
+
+        The callable raises `InputError` when the user's code fails or returns something else, and
+        makes a new step at each call.
+        """
+        with nullcontext() if self.folder is None else importing_from(self.folder, self.name):
+            yield self._make
+
+    def build(self) -> TrainingStep:
+        """Make the training step outside of any trace, for a step that imports nothing later.
+
+        Raises:
+            InputError: the user's code failed, or returned something else.
+        """
+        with self.imported() as build:
+            return build()
+
+
+def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -> Target:
+    """Find what the user names, without running it; exported programs are read here.
+
+    Args:
+        target: `path/to/model.py:build`, `package.module:build` (`:build` may be left out), the
+            path of an exported program, `model.pt2`, or the function itself.
+        settings: keyword arguments for the function, as `--set key=value` gives them.
+
+    Raises:
+        InputError: there is no such file, or it cannot be used.
+    """
+    if not isinstance(target, str):
+        name = getattr(target, "__name__", type(target).__name__)
+        return Target(name, None, partial(_call, target, name, dict(settings)))
+    try:
+        return _find(target, settings)
+    except OSError as error:
+        raise InputError(f"cannot read {target}: {error.strerror}") from error
+
+
+def _find(text: str, settings: Mapping[str, str]) -> Target:
+    location, function = _split(text)
+    if Path(location).suffix == _EXPORTED:
+        return _exported_target(text, location, function, settings)
+    is_path = _is_path(location)
+    source = PythonFile.find(location) if is_path else DottedModule(location, Path.cwd())
+    make = partial(_make_step, source, function or DEFAULT_FUNCTION, dict(settings))
+    return Target(text, source.folder, make)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The place and the function of a target; "" where no function is named."""
+    location, colon, function = text.rpartition(":")
+    if not colon or "/" in function or "\\" in function:
+        location, function = text, ""
+    if not location.strip():
+        raise InputError(
+            f"{text!r} names no file", hint="write it as model.py:build, or package.module:build"
+        )
+    return location, function
+
+
+def _is_path(location: str) -> bool:
+    path = Path(location)
+    has_folder = "/" in location or "\\" in location or location in (".", "..")
+    return has_folder or path.suffix == ".py" or path.is_file()
+
+
+def _exported_target(
+    text: str, location: str, function: str, settings: Mapping[str, str]
+) -> Target:
+    if function:
+        raise InputError(f"{location} is an exported program: it has no function {function!r}")
+    if settings:
+        raise InputError(
+            f"{location} is an exported program: --set {next(iter(settings))}=… cannot reach it",
+            hint="name the file that it was exported from",
+        )
+    from graphmem.target.exported import load_exported
+
+    return Target(text, None, load_exported(location))
+
+
+def _make_step(
+    source: PythonFile | DottedModule, name: str, settings: Mapping[str, str]
+) -> TrainingStep:
+    """Load the module and call its function."""
+    with blaming_the_user(source.name):
+        module = source.load()
+    return _call(function_of(module, name, source.name), name, settings)
+
+
+def _call(build: Callable[..., Any], name: str, settings: Mapping[str, str]) -> TrainingStep:
+    """Call the user's function, and take what it returns."""
+    from graphmem.target.returned import step_from
+
+    arguments = arguments_for(build, name, settings)
+    with blaming_the_user(f"{name}()"):
+        returned = build(**arguments)
+    return step_from(returned, name)

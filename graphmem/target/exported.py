@@ -1,0 +1,111 @@
+"""An exported program, `model.pt2`, as a target.
+
+It is read on the CPU before any trace, with real weights; each step that is made from it has fake
+ones in their place. The program's own devices, written into it by the export, become the GPU.
+
+Not covered: switching an exported program between training and evaluation; it runs in the mode it
+was exported in. Its operations carry no names of modules, and as their lines those of the program
+(`print(torch.export.load("model.pt2").module().code)`), not those of the user's code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from graphmem.errors import InputError
+from graphmem.target.modules import existing_file
+from graphmem.target.returned import step_from
+from graphmem.training_step import TrainingStep
+
+aten = torch.ops.aten
+
+
+def load_exported(name: str) -> Callable[[], TrainingStep]:
+    """Read an exported program; the callable that is returned makes a training step of it.
+
+    Raises:
+        InputError: there is no such file, or it is no exported program with example inputs.
+    """
+    path = existing_file(name)
+    log = logging.getLogger("torch.export")
+    was_disabled, log.disabled = log.disabled, True  # what it logs is raised as well
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        summary, *_ = str(error).splitlines() or [""]
+        raise InputError(
+            f"{name} cannot be read as an exported program: {type(error).__name__}: {summary}",
+            hint="write it with torch.export.save(torch.export.export(model, inputs), path)",
+        ) from error
+    finally:
+        log.disabled = was_disabled
+    if program.example_inputs is None:
+        raise InputError(
+            f"{name} holds no example inputs", hint="export the model again, with its inputs"
+        )
+    return partial(_make_step, program, name)
+
+
+def _make_step(program: ExportedProgram, name: str) -> TrainingStep:
+    model: Any = program.module()
+    model.train = model.eval = lambda mode=True: model
+    _renew_parameters(model)
+    _move_constants(model)
+    _name_code(model, name)
+    args, kwargs = program.example_inputs
+    if args and kwargs:
+        return step_from((_CalledWithBoth(model), (args, kwargs)), name)
+    return step_from((model, kwargs or args), name)
+
+
+class _CalledWithBoth(torch.nn.Module):
+    """Hands positional and keyword arguments on."""
+
+    def __init__(self, program: torch.nn.Module) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.program(*args, **kwargs)
+
+
+def _renew_parameters(model: torch.nn.Module) -> None:
+    """Make every parameter anew, which on the virtual GPU makes it fake.
+
+    Tied parameters are one again: a saved program holds each of them, all in the same memory.
+    """
+    renewed: dict[Any, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            memory = (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.dtype)
+            if memory not in renewed:
+                renewed[memory] = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+            module.register_parameter(name, renewed[memory])
+
+
+def _move_constants(model: torch.nn.Module) -> None:
+    """What the program makes on a device of its own, it makes on the GPU, where there is one."""
+    if not torch.cuda.is_available():
+        return
+    device = torch.device("cuda", torch.cuda.current_device())
+    for module in model.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if node.kwargs.get("device") is not None:
+                node.update_kwarg("device", device)
+            if node.target is aten.to.device:
+                node.update_arg(1, device)
+        module.recompile()
+
+
+def _name_code(model: torch.nn.Module, name: str) -> None:
+    """Let the lines of the program be lines of its file; torch.fx counts up a name for them."""
+    forward: Any = type(model).forward
+    forward.__code__ = forward.__code__.replace(co_filename=name)

@@ -1,0 +1,214 @@
+"""The user's modules: where they are found, and how they are loaded as `python file.py` does."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from graphmem.errors import InputError
+from graphmem.target.user_errors import user_error
+
+_INSTALLED = ("site-packages", "dist-packages")
+_LISTED = 5
+_KEPT = sys.stdlib_module_names | {"__main__", "graphmem"}
+
+
+@dataclass(frozen=True)
+class PythonFile:
+    """A target that is named by its path."""
+
+    name: str
+    path: Path
+    code: CodeType = field(repr=False)
+
+    @classmethod
+    def find(cls, name: str) -> PythonFile:
+        """Read and compile a file, without running it.
+
+        Raises:
+            InputError: there is no such file, it is not Python, or its syntax is wrong.
+        """
+        path = existing_file(name).resolve()
+        if path.suffix != ".py":
+            raise InputError(
+                f"{name} is not a Python file", hint="a target is a .py file, a module or a .pt2"
+            )
+        try:
+            return cls(name, path, compile(path.read_bytes(), path, "exec", dont_inherit=True))
+        except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+            raise user_error(error, name) from error
+
+    @property
+    def folder(self) -> Path:
+        """Where its siblings are; as in `python file.py`, links have been followed."""
+        return self.path.parent
+
+    def load(self) -> ModuleType:
+        """Run the file as a module of its name, so that a sibling that imports it finds it."""
+        name = self.path.stem.replace(".", "_")
+        if name in sys.modules:  # an installed module of that name is in use
+            name += "_target"
+        spec = importlib.util.spec_from_file_location(name, self.path)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        exec(self.code, vars(module))
+        return module
+
+
+@dataclass(frozen=True)
+class DottedModule:
+    """A target that is named as `import` does; Python looks in `folder` first."""
+
+    name: str
+    folder: Path
+
+    def load(self) -> ModuleType:
+        """Import the module.
+
+        Raises:
+            InputError: there is no such module.
+        """
+        try:
+            module = importlib.import_module(self.name)
+        except (ModuleNotFoundError, TypeError, ValueError) as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else self.name
+            if missing is None or not f"{self.name}.".startswith(f"{missing}."):
+                raise
+            raise self._not_found() from error
+        if module.__file__ is None:
+            raise InputError(
+                f"{self.name} is a folder, not a module", hint=f"name a file in it: {self._files()}"
+            )
+        return module
+
+    def _not_found(self) -> InputError:
+        near = get_close_matches(f"{self.name}.py", _names_in(self.folder))
+        return InputError(
+            f"there is no file and no module {self.name!r}",
+            hint=f"did you mean {near[0]}?" if near else None,
+        )
+
+    def _files(self) -> str:
+        names = [name for name in _names_in(self.folder / self.name) if name.endswith(".py")]
+        return ", ".join(f"{self.name}/{name}" for name in names) or "it holds no .py file"
+
+
+def existing_file(name: str) -> Path:
+    """The path of a file that exists.
+
+    Raises:
+        InputError: it does not, with the nearest names of its folder; or it is a folder.
+    """
+    path = Path(name)
+    if path.is_dir():
+        raise InputError(f"{name} is a folder, not a file", hint="name a file in it")
+    if path.exists():
+        return path
+    near = get_close_matches(path.name, _names_in(path.parent))
+    raise InputError(
+        f"no such file: {name}",
+        hint=f"did you mean {path.parent / near[0]}?" if near else _missing_folder(path.parent),
+    )
+
+
+def _missing_folder(folder: Path) -> str | None:
+    return None if folder.is_dir() else f"there is no folder {folder}"
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def function_of(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
+    """The function `name` of a module that the user calls `place`.
+
+    Raises:
+        InputError: there is none, with the nearest names; or it is no function.
+    """
+    import torch
+
+    if not hasattr(module, name):
+        raise InputError(f"no function {name!r} in {place}", hint=_functions(module, name))
+    found = getattr(module, name)
+    is_class = isinstance(found, type)
+    if isinstance(found, torch.nn.Module) or (is_class and issubclass(found, torch.nn.Module)):
+        raise InputError(
+            f"{name!r} in {place} is a model, not a function",
+            hint="name a function that returns it together with its inputs",
+        )
+    if not callable(found):
+        raise InputError(f"{name!r} in {place} is no function but of type {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _functions(module: ModuleType, name: str) -> str:
+    """Which function may have been meant."""
+    functions = [
+        key
+        for key, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    near = get_close_matches(name, functions)
+    if near:
+        return f"did you mean {near[0]}?"
+    listed = ", ".join(functions[:_LISTED]) + (", …" if len(functions) > _LISTED else "")
+    return f"it has {listed}" if functions else "it has no function at all"
+
+
+@contextmanager
+def importing_from(folder: Path, program: str) -> Iterator[None]:
+    """Let Python import from `folder` first, afresh; the clauses stand in the package's docstring.
+
+    Modules of the standard library, installed ones and graphmem itself are never loaded anew.
+    """
+    path, argv = list(sys.path), list(sys.argv)
+    set_aside = _take_out(
+        top for top, home in _homes().items() if home == folder or _has_module(folder, top)
+    )
+    sys.path.insert(0, str(folder))
+    sys.argv[:] = [program.partition(":")[0]]
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        added = {folder, *(Path(entry) for entry in sys.path if entry not in path)}
+        _take_out(top for top, home in _homes().items() if home in added)
+        sys.modules.update(set_aside)
+        sys.path[:], sys.argv[:] = path, argv
+
+
+def _homes() -> dict[str, Path]:
+    """The folder in which each top-level module was found, of those that may be loaded anew."""
+    homes = {}
+    for top in {name.partition(".")[0] for name in sys.modules} - _KEPT:
+        module = sys.modules.get(top)
+        folders = list(getattr(module, "__path__", None) or ())  # of the modules in a package
+        place = folders[0] if folders else getattr(module, "__file__", None)
+        if place is not None and Path(place).parent.name not in _INSTALLED:
+            homes[top] = Path(place).parent
+    return homes
+
+
+def _has_module(folder: Path, top: str) -> bool:
+    return (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file()
+
+
+def _take_out(tops: Iterable[str]) -> dict[str, ModuleType]:
+    """Forget modules and everything below them; what was forgotten is returned."""
+    chosen = set(tops)
+    names = [name for name in sys.modules if name.partition(".")[0] in chosen]
+    return {name: sys.modules.pop(name) for name in names}

@@ -1,0 +1,106 @@
+"""What `build()` returned, as a `TrainingStep`.
+
+Clauses:
+  (1) a `TrainingStep` is taken as it is, and so is a model, `(model, inputs)` and
+      `(model, inputs, loss_fn)`;
+  (2) a model without inputs is one that can be called without any;
+  (3) where graphmem runs the loop, no optimizer means AdamW.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from inspect import Parameter
+from typing import Any
+
+import torch
+
+from graphmem.errors import InputError
+from graphmem.trace.loop import optimizer_named
+from graphmem.training_step import TrainingStep
+
+ACCEPTED = (
+    "return model, (model, inputs), (model, inputs, loss_fn) or a graphmem.TrainingStep; "
+    "the model is a torch.nn.Module"
+)
+DEFAULT_OPTIMIZER = "adamw"
+
+
+def step_from(returned: Any, name: str) -> TrainingStep:
+    """Take what the function `name` returned.
+
+    Raises:
+        InputError: it is none of the accepted forms.
+    """
+    step = _as_step(returned, name)
+    _check(step, name)
+    if step.step is not None:
+        return step
+    if step.inputs is None:
+        step = replace(step, inputs=_no_inputs(step.model, name))
+    if step.optimizer is None:
+        step = replace(step, optimizer=optimizer_named(DEFAULT_OPTIMIZER))
+    return step
+
+
+def _as_step(returned: Any, name: str) -> TrainingStep:
+    if isinstance(returned, TrainingStep):
+        return returned
+    is_tuple = isinstance(returned, tuple) and len(returned) in (2, 3)
+    parts = returned if is_tuple else (returned,)
+    if not isinstance(parts[0], torch.nn.Module):
+        raise InputError(f"{name}() returned {_describe(returned)}", hint=ACCEPTED)
+    return TrainingStep(*parts)
+
+
+def _check(step: TrainingStep, name: str) -> None:
+    """Refuse a training step whose parts cannot be what they are said to be."""
+    if step.step is None and step.model is None:
+        raise InputError(f"{name}() returned a TrainingStep without a model or a step")
+    if step.model is not None and not isinstance(step.model, torch.nn.Module):
+        raise _wrong_part(step.model, "model", "a torch.nn.Module", name)
+    for part, value in (("loss", step.loss), ("step", step.step)):
+        if value is not None and not callable(value):
+            raise _wrong_part(value, part, "a function", name)
+    optimizer = step.optimizer
+    made = optimizer is None or isinstance(optimizer, torch.optim.Optimizer)
+    if not made and not callable(optimizer):
+        expected = "a torch.optim.Optimizer, or a function that makes one"
+        raise _wrong_part(optimizer, "optimizer", expected, name)
+    accumulate: Any = step.accumulate
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise InputError(f"{name}() asks for accumulate={accumulate!r}; it is a number from 1 on")
+
+
+def _wrong_part(value: Any, part: str, expected: str, name: str) -> InputError:
+    return InputError(
+        f"{name}() returned {_describe(value)} as the {part}", hint=f"the {part} is {expected}"
+    )
+
+
+def _no_inputs(model: torch.nn.Module | None, name: str) -> tuple[()]:
+    """The inputs of a model that takes none."""
+    assert model is not None
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.default is Parameter.empty
+        and parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise InputError(
+            f"{name}() returned a model without inputs, and its forward needs {', '.join(needed)}",
+            hint="return (model, inputs)",
+        )
+    return ()
+
+
+def _describe(value: Any) -> str:
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, tuple):
+        return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
+    return f"a value of type {type(value).__name__}"

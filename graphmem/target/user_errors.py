@@ -1,0 +1,135 @@
+"""Errors of the user's own code, told by the user's own lines."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import StackSummary, TracebackException, walk_tb
+
+from graphmem.errors import GraphmemError, InputError
+
+# FakeTensorDeviceMismatchError (torch/_subclasses/fake_tensor.py), and what real kernels say.
+_DEVICES_DIFFER = "Expected all tensors to be on the same device"
+_DEVICE = re.compile(r"\bcpu\b|\bcuda:\d+")
+# CustomOpDef's own refusal (torch/_library/custom_ops.py).
+_NO_META_KERNEL = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:]+)\)>")
+_GRAPHMEM = f"{Path(__file__).parent.parent}/"
+
+
+@contextmanager
+def blaming_the_user(what: str) -> Iterator[None]:
+    """Turn what the user's code raises into an `InputError`, `sys.exit` too.
+
+    Errors of graphmem and `KeyboardInterrupt` pass as they are.
+
+    Args:
+        what: what runs, such as `build()`.
+    """
+    try:
+        yield
+    except GraphmemError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise user_error(error, what) from error
+
+
+def user_error(error: BaseException, what: str) -> InputError:
+    """Say in one line what the user's code did wrong and where, with its own traceback.
+
+    Args:
+        error: what was raised; an `InputError` is returned as it is.
+        what: what ran, such as `build()`, the subject of the message.
+    """
+    if isinstance(error, InputError):
+        return error
+    told = TracebackException.from_exception(error)
+    _drop_callers(told)
+    _keep_user_frames(told)
+    if told.stack:
+        where = f"{_short(told.stack[-1].filename)}:{told.stack[-1].lineno}"
+    else:
+        where = _module_of(error)
+    message, hint = _describe(error, what, where)
+    has_lines = bool(told.stack) or isinstance(error, SyntaxError)
+    lines = told.format() if told.stack else told.format_exception_only()
+    return InputError(message, hint=hint, user_traceback="".join(lines) if has_lines else None)
+
+
+def _drop_callers(told: TracebackException) -> None:
+    """Drop the lines of whoever called graphmem."""
+    is_own = [frame.filename.startswith(_GRAPHMEM) for frame in told.stack]
+    if True in is_own:
+        del told.stack[: is_own.index(True)]
+
+
+def _module_of(error: BaseException) -> str:
+    """The innermost module that ran, for models without a line of the user's own, else ""."""
+    from torch.nn import Module
+
+    selves = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    modules = [value for value in selves if isinstance(value, Module)]
+    return f"{type(modules[-1]).__name__}({modules[-1].extra_repr()})" if modules else ""
+
+
+def _keep_user_frames(told: TracebackException) -> None:
+    """Drop the lines of torch, graphmem and the standard library, here and in the causes."""
+    from graphmem.trace.location import _is_user_file
+
+    told.stack = StackSummary.from_list(
+        [frame for frame in told.stack if _is_user_file(frame.filename)]
+    )
+    for earlier in (told.__cause__, told.__context__):
+        if earlier is not None:
+            _keep_user_frames(earlier)
+    if told.__cause__ is not None and not told.__cause__.stack:
+        told.__cause__ = None
+    if told.__context__ is not None and not told.__context__.stack:
+        told.__context__ = None
+
+
+def _describe(error: BaseException, what: str, where: str) -> tuple[str, str | None]:
+    """The message and the hint of an error."""
+    at = f" at {where}" if where else ""
+    text = str(error)
+    match error:
+        case SyntaxError(filename=str(file), lineno=line, msg=reason):
+            return f"syntax error in {_short(file)}:{line}: {reason}", None
+        case ModuleNotFoundError(name=str(module)):
+            message = f"{what} imports {module!r}, and there is no such module{at}"
+            return message, _how_to_get(module)
+        case SystemExit(code=code):
+            hint = 'what a script does for itself belongs below `if __name__ == "__main__":`'
+            return f"{what} called sys.exit({code!r}){at}", hint
+        case RuntimeError() if _DEVICES_DIFFER in text:
+            devices = " and ".join(sorted(set(_DEVICE.findall(text)))) or "different devices"
+            hint = "make each tensor where the others are, as in torch.zeros(…, device=x.device)"
+            return f"{what} brings together tensors on {devices}{at}", hint
+        case RuntimeError() if operator := _NO_META_KERNEL.search(text):
+            hint = "register one with its register_fake, which says what shape comes out"
+            return f"operator {operator[1]} has no meta kernel{at}", hint
+    summary = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    name = type(error).__name__
+    message = f"{what} raised {name}: {summary}" if summary else f"{what} raised {name}"
+    return f"{message} ({where})" if where else message, _hint_for(error)
+
+
+def _how_to_get(module: str) -> str | None:
+    top = module.partition(".")[0]
+    if top in sys.modules:
+        return f"{top} is there, but has no module of that name"
+    return f"install {top} into the environment that graphmem runs in ({sys.prefix})"
+
+
+def _hint_for(error: BaseException) -> str | None:
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return "a file with relative imports is named as its package does: package.module:build"
+    return None
+
+
+def _short(filename: str) -> str:
+    from graphmem.trace.location import short_path
+
+    return short_path(filename)

@@ -1,0 +1,413 @@
+"""Input that cannot be used is answered with one line that says what, where and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.target import load_target, user_error
+from graphmem.trace import Options, trace
+
+Refused = Callable[..., InputError]
+
+NET = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            {line}
+            return super().forward(x)
+
+    def build(model_on: str = "cpu", inputs_on: str = "cpu"):
+        return Net(4, 4).to(model_on), torch.zeros(2, 4, device=inputs_on)
+"""
+THE_LINE = 6
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    """Write `model.py`, trace a target on the virtual GPU, and return the error of it."""
+    monkeypatch.chdir(tmp_path)
+
+    def refused(text: str | None = None, target: str = "model.py", **settings: str) -> InputError:
+        if text is not None:
+            Path("model.py").write_text(dedent(text).lstrip("\n"))
+        with pytest.raises(InputError) as raised:
+            run(target, settings)
+        assert raised.value.exit_code == 2
+        assert "\n" not in str(raised.value)
+        return raised.value
+
+    return refused
+
+
+def run(target: str, settings: dict[str, str]) -> None:
+    """What `graphmem analyze` does with a target, up to its step graph."""
+    with load_target(target, settings).imported() as build:
+        try:
+            trace(build, gpu=find_gpu("a100"), options=Options(steps=1))
+        except Exception as error:
+            raise user_error(error, "the step") from error
+
+
+# ---- the name -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "message", "hint"),
+    [
+        ("modle.py:build", "no such file: modle.py", "did you mean model.py?"),
+        ("modle.pt2", "no such file: modle.pt2", "did you mean model.py?"),
+        ("nowhere/model.py", "no such file: nowhere/model.py", "there is no folder nowhere"),
+        ("modle", "there is no file and no module 'modle'", "did you mean model.py?"),
+        ("no.such.module:build", "there is no file and no module 'no.such.module'", None),
+        ("./folder", "./folder is a folder, not a file", "name a file in it"),
+        ("folder", "folder is a folder", "name a file in it: folder/small.py"),
+        ("notes.txt", "notes.txt is not a Python file", "a target is a .py file"),
+        ("", "'' names no file", "write it as model.py:build"),
+        (f"{'x' * 300}.py", "cannot read xxx", None),
+        ("broken.pt2", "broken.pt2 cannot be read as an exported program", "torch.export.save"),
+        ("broken.pt2:build", "an exported program: it has no function 'build'", None),
+    ],
+)
+def test_a_wrong_name(
+    target: str, message: str, hint: str | None, refused: Refused, tmp_path: Path
+) -> None:
+    for name in ("model.py", "notes.txt", "broken.pt2", "folder/small.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    error = refused(target=target)
+    assert message in str(error)
+    assert hint is None or hint in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("function", "text", "message", "hint"),
+    [
+        ("build", "def biuld(): ...", "no function 'build' in model.py", "did you mean biuld?"),
+        ("build", "def a(): ...\ndef b(): ...", "no function 'build' in model.py", "it has a, b"),
+        ("build", "import os", "no function 'build'", "it has no function at all"),
+        ("build", "build = 3", "'build' in model.py is no function but of type int", None),
+        ("Net", NET.format(line=""), "'Net' in model.py is a model, not a function", "name a"),
+    ],
+)
+def test_a_wrong_function(
+    function: str, text: str, message: str, hint: str | None, refused: Refused
+) -> None:
+    error = refused(text, target=f"model.py:{function}")
+    assert message in str(error)
+    assert hint is None or hint in str(error.hint)
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def test_a_syntax_error_is_shown_with_its_place(refused: Refused) -> None:
+    error = refused("import torch\n\ndef build(:\n    pass\n")
+    assert str(error) == "syntax error in model.py:3: invalid syntax"
+    assert "def build(:\n              ^\n" in str(error.user_traceback)
+
+
+def test_a_syntax_error_in_a_sibling_is_shown_with_the_import(
+    refused: Refused, tmp_path: Path
+) -> None:
+    (tmp_path / "sibling.py").write_text("x = (\n")
+    error = refused("\nimport sibling")
+    assert str(error) == "syntax error in sibling.py:1: '(' was never closed"
+    assert 'model.py", line 1, in <module>' in str(error.user_traceback)
+
+
+@pytest.mark.parametrize(
+    "text", ["import no_such_package", "def build():\n    import no_such_package"]
+)
+def test_a_missing_package_is_named(text: str, refused: Refused) -> None:
+    error = refused(text)
+    assert "imports 'no_such_package', and there is no such module at model.py:" in str(error)
+    assert "install no_such_package into the environment" in str(error.hint)
+
+
+def test_a_package_without_that_module_is_not_to_be_installed(refused: Refused) -> None:
+    error = refused("import torch.no_such_module")
+    assert error.hint == "torch is there, but has no module of that name"
+
+
+def test_a_relative_import_needs_the_packages_name(refused: Refused) -> None:
+    assert "package.module:build" in str(refused("from . import layers").hint)
+
+
+def test_what_the_file_raises_is_told_with_its_line(refused: Refused) -> None:
+    error = refused("WIDTH = 4\nWIDTH / 0")
+    assert str(error) == "model.py raised ZeroDivisionError: division by zero (model.py:2)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys\nsys.exit(3)", "model.py called sys.exit(3) at model.py:2"),
+        ("def build():\n    raise SystemExit", "build() called sys.exit(None) at model.py:2"),
+    ],
+)
+def test_a_program_that_exits(text: str, message: str, refused: Refused) -> None:
+    error = refused(text)
+    assert str(error) == message
+    assert "__main__" in str(error.hint)
+
+
+def test_an_interruption_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def build():\n    raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        load_target(str(path), {}).build()
+
+
+# ---- build --------------------------------------------------------------------------------------
+
+
+def test_what_build_raises_is_shown_from_the_users_frame_only(
+    refused: Refused, tmp_path: Path
+) -> None:
+    error = refused("""
+        def helper():
+            raise ValueError("no such width\\nas this")
+
+        def build():
+            helper()
+    """)
+    path = tmp_path / "model.py"
+    assert str(error) == "build() raised ValueError: no such width (model.py:2)"
+    assert re.sub(r"\n\s*[~^]+", "", str(error.user_traceback)) == (
+        "Traceback (most recent call last):\n"
+        f'  File "{path}", line 5, in build\n'
+        "    helper()\n"
+        f'  File "{path}", line 2, in helper\n'
+        '    raise ValueError("no such width\\nas this")\n'
+        "ValueError: no such width\nas this\n"
+    )
+
+
+def test_frames_of_torch_are_not_shown(refused: Refused) -> None:
+    error = refused("import torch\ndef build():\n    return torch.nn.Linear(2, 'wide')")
+    assert "model.py:3" in str(error)
+    assert "linear.py" not in str(error.user_traceback)
+    assert "graphmem/" not in str(error.user_traceback)
+
+
+def test_a_cause_in_the_users_code_is_shown_too(refused: Refused) -> None:
+    error = refused("""
+        def build():
+            try:
+                {}["width"]
+            except KeyError as missing:
+                raise ValueError("no width") from missing
+    """)
+    assert "KeyError: 'width'\n\nThe above exception was the direct cause" in str(
+        error.user_traceback
+    )
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("None", "build() returned None"),
+        ("'model'", "build() returned a value of type str"),
+        ("nn.Linear", "build() returned the class Linear"),
+        ("[nn.Linear(1, 1)]", "build() returned a value of type list"),
+        ("(torch.ones(1), 2)", "build() returned a tuple of (Tensor, int)"),
+        ("(nn.Linear(1, 1),)", "build() returned a tuple of (Linear)"),
+        (
+            "(nn.Linear(1, 1), 1, sum, 2)",
+            "a tuple of (Linear, int, builtin_function_or_method, int)",
+        ),
+    ],
+)
+def test_a_wrong_return_is_told_with_what_is_accepted(
+    returned: str, message: str, refused: Refused
+) -> None:
+    error = refused(f"import torch\nfrom torch import nn\ndef build():\n    return {returned}")
+    assert message in str(error)
+    assert "return model, (model, inputs), (model, inputs, loss_fn) or a graphmem.Tr" in str(
+        error.hint
+    )
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("net", "build() returned a model without inputs, and its forward needs input"),
+        ("(net, None)", "build() returned a model without inputs, and its forward needs input"),
+        ("(net, x, 'mse')", "build() returned a value of type str as the loss"),
+        ("Step()", "build() returned a TrainingStep without a model or a step"),
+        ("Step(net)", "build() returned a model without inputs"),
+        ("Step(model=3)", "build() returned a value of type int as the model"),
+        ("Step(net, x, optimizer='sgd')", "build() returned a value of type str as the optimizer"),
+        ("Step(net, x, accumulate=0)", "build() asks for accumulate=0"),
+        ("Step(step='train')", "build() returned a value of type str as the step"),
+        ("Step(net, x, autocast='fp8')", "unknown autocast 'fp8'"),
+        ("Step(net, x, assume={'nonzero': 2})", "cannot assume nonzero=2"),
+    ],
+)
+def test_a_training_step_with_a_wrong_part(returned: str, message: str, refused: Refused) -> None:
+    error = refused(f"""
+        import torch
+        from graphmem import TrainingStep as Step
+        def build():
+            net, x = torch.nn.Linear(1, 1), torch.zeros(1, 1)
+            return {returned}
+    """)
+    assert message in str(error)
+
+
+# ---- settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "settings", "message", "hint"),
+    [
+        ("layers=1", {"layer": "2"}, "build() has no parameter 'layer'", "did you mean layers?"),
+        ("layers=1", {"xyz": "2"}, "build() has no parameter 'xyz'", "it takes layers"),
+        ("", {"xyz": "2"}, "build() has no parameter 'xyz'", "it takes none"),
+        ("a, *, b, c=1", {"a": "2"}, "build() needs a value for b", "--set b=…"),
+        ("a: int", {"a": "two"}, "parameter 'a' of build() takes int, not 'two'", None),
+        ("a: int", {"a": "1.5"}, "parameter 'a' of build() takes int, not '1.5'", None),
+        ("a: float", {"a": "x"}, "takes float, not 'x'", None),
+        ("a: bool", {"a": "maybe"}, "takes bool, not 'maybe'", None),
+        ("a: int | None", {"a": "x"}, "takes int | None, not 'x'", None),
+        ("a: Literal['x', 'y']", {"a": "z"}, "takes Literal['x', 'y'], not 'z'", None),
+        ("a: list[int]", {"a": "1,b"}, "takes list[int], not '1,b'", None),
+        ("a: list[int]", {"a": "(1,2),(3,4)"}, "takes list[int], not '(1,2),(3,4)'", None),
+        ("a: tuple[int, int]", {"a": "1"}, "takes tuple[int, int], not '1'", None),
+        ("a: dict", {"a": "3"}, "takes dict, not '3'", None),
+        ("a: dict", {"a": "{"}, "takes dict, not '{'", None),
+        ("a: object()", {"a": "3"}, "takes <object", None),
+        ("a: torch.dtype", {"a": "int33"}, "takes torch.dtype, not 'int33'", None),
+        ("**more: int", {"a": "b"}, "parameter 'a' of build() takes int, not 'b'", None),
+    ],
+)
+def test_a_wrong_setting(
+    parameters: str, settings: dict[str, str], message: str, hint: str | None, refused: Refused
+) -> None:
+    error = refused(
+        f"import torch\nfrom typing import Literal\ndef build({parameters}): ...", **settings
+    )
+    assert message in str(error)
+    assert hint is None or hint in str(error.hint)
+
+
+def test_an_exported_program_takes_no_settings(refused: Refused) -> None:
+    error = refused(target="model.pt2", layers="2")
+    assert "an exported program: --set layers=… cannot reach it" in str(error)
+
+
+# ---- the step -----------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_fit_are_told_with_their_line(refused: Refused) -> None:
+    error = refused(NET.format(line="x = x @ torch.ones(3, 4, device=x.device)"))
+    assert "the step raised RuntimeError: a and b must have same reduction dim" in str(error)
+    assert f"model.py:{THE_LINE}" in str(error)
+
+
+def test_without_a_line_of_the_users_own_the_module_is_named(refused: Refused) -> None:
+    error = refused("""
+        import torch
+        def build():
+            return torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.zeros(2, 5)
+    """)
+    assert "(Linear(in_features=4, out_features=3, bias=True))" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inputs_on": "cuda"}, "the model is on the CPU and its inputs are on cuda:0"),
+        ({"model_on": "cuda"}, "the model is on cuda:0 and its inputs are on the CPU"),
+    ],
+)
+def test_inputs_on_another_device_than_the_model(
+    settings: dict[str, str], message: str, refused: Refused
+) -> None:
+    error = refused(NET.format(line="pass"), **settings)
+    assert str(error) == message
+    assert "put both on the device" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x = x + torch.ones(4)", "x = x @ torch.ones(4, 4)", "x = torch.cat([x, torch.ones(1, 4)])"],
+)
+def test_a_tensor_made_on_another_device_is_told_with_its_line(line: str, refused: Refused) -> None:
+    error = refused(NET.format(line=line))
+    message = f"the step brings together tensors on cpu and cuda:0 at model.py:{THE_LINE}"
+    assert str(error) == message
+    assert "device=x.device" in str(error.hint)
+
+
+def test_an_operator_without_a_meta_kernel_is_named(refused: Refused) -> None:
+    error = refused("""
+        import torch
+        LIBRARY = torch.library.Library("graphmem_bad_input", "DEF")
+        LIBRARY.define("double(Tensor x) -> Tensor")
+        LIBRARY.impl("double", lambda x: x * 2, "CUDA")
+
+        class Net(torch.nn.Linear):
+            def forward(self, x):
+                return torch.ops.graphmem_bad_input.double(super().forward(x))
+
+        def build():
+            return Net(4, 4), torch.zeros(2, 4)
+    """)
+    assert (
+        str(error) == "operator graphmem_bad_input.double.default has no meta kernel at model.py:8"
+    )
+    assert "torch.library.register_fake" in str(error.hint)
+
+
+def test_a_custom_operator_without_a_fake_kernel_is_named(refused: Refused) -> None:
+    error = refused("""
+        import torch
+
+        @torch.library.custom_op("graphmem_bad_input::triple", mutates_args=())
+        def triple(x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+        def build():
+            weight = torch.nn.Parameter(torch.zeros(4))
+            net = torch.nn.Linear(4, 4)
+            return net, torch.zeros(2, 4), lambda output: triple(output).sum()
+    """)
+    assert str(error) == "operator graphmem_bad_input::triple has no meta kernel at model.py:10"
+    assert "register_fake" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if x.sum() > 0: x = x * 2",
+        "while (x > 0).any(): x = x - 1",
+        "if torch.equal(x, self.weight): pass",
+    ],
+)
+def test_a_branch_on_data_is_told_with_its_line(line: str, refused: Refused) -> None:
+    error = refused(NET.format(line=line))
+    assert f"the step branches on the value of a tensor at model.py:{THE_LINE}" in str(error)
+    assert "decide it from sizes or settings" in str(error.hint)
+
+
+def test_an_operation_that_answers_from_data_is_told_with_its_line(refused: Refused) -> None:
+    error = refused(NET.format(line="assert torch.allclose(x, x)"))
+    message = f"the value that aten.allclose.default reads depends on data at model.py:{THE_LINE}"
+    assert str(error) == message
+
+
+def test_a_shape_that_depends_on_data_is_told_with_its_line(refused: Refused) -> None:
+    error = refused(NET.format(line="x = x + torch.unique(x).numel()"))
+    message = f"the shape that aten._unique2.default returns depends on data at model.py:{THE_LINE}"
+    assert str(error) == message
+    assert "give it a static size" in str(error.hint)
