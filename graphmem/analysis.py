@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +99,7 @@ def trace_target(
     progress: Progress = lambda message: None,
 ) -> tuple[str, StepGraph]:
     """The target's name and its step graph."""
+    from graphmem.target import load_target
     from graphmem.trace import Options, trace
 
     options = Options(
@@ -108,34 +108,15 @@ def trace_target(
         inference=request.inference,
     )
     progress("importing the target")
-    name, imported = _opened(target, request)
-    with imported as build, _blaming_the_step():
+    loaded = load_target(target, request.settings)
+    with loaded.imported() as build, _blaming_the_step():
         graph = trace(
             lambda: overridden(build(), request),
             gpu=runtime.gpu,
             options=options,
             progress=progress,
         )
-    return name, graph
-
-
-def _opened(
-    target: str | Callable[[], Any], request: Request
-) -> tuple[str, AbstractContextManager[Callable[[], TrainingStep]]]:
-    """A target's name, and the context in which the callable that makes its step may be called."""
-    if not callable(target):
-        from graphmem.target import load_target
-
-        loaded = load_target(target, request.settings)
-        return loaded.name, loaded.imported()
-
-    from graphmem.target.returned import step_from
-    from graphmem.target.settings import arguments_for
-
-    build, name = target, getattr(target, "__name__", "build")
-    return name, nullcontext(
-        lambda: step_from(build(**arguments_for(build, name, request.settings)), name)
-    )
+    return loaded.name, graph
 
 
 @contextmanager
@@ -154,11 +135,16 @@ def _blaming_the_step() -> Iterator[None]:
 
 
 def _raised_in_graphmem(error: BaseException) -> bool:
+    """Whether the innermost frame is graphmem's own, where it does not merely call torch."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    here = f"{Path(__file__).parent}{os.sep}"
-    return frame is not None and frame.tb_frame.f_code.co_filename.startswith(here)
+    if frame is None:
+        return False
+    file = Path(frame.tb_frame.f_code.co_filename)
+    here = Path(__file__).parent
+    calls_torch = (here / "virtual_gpu", here / "trace" / "dispatch.py")
+    return file.is_relative_to(here) and not any(map(file.is_relative_to, calls_torch))
 
 
 def overridden(step: TrainingStep, request: Request) -> TrainingStep:

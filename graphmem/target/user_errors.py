@@ -76,10 +76,10 @@ def _module_of(error: BaseException) -> str:
 
 def _keep_user_frames(told: TracebackException) -> None:
     """Drop the lines of torch, graphmem and the standard library, here and in the causes."""
-    from graphmem.trace.location import _is_user_file
+    from graphmem.trace.location import is_user_file
 
     told.stack = StackSummary.from_list(
-        [frame for frame in told.stack if _is_user_file(frame.filename)]
+        [frame for frame in told.stack if is_user_file(frame.filename)]
     )
     for earlier in (told.__cause__, told.__context__):
         if earlier is not None:

@@ -85,7 +85,7 @@ class Location:
             code = frame.f_code
             is_user_code = self._is_user_code.get(code)
             if is_user_code is None:
-                is_user_code = self._is_user_code[code] = _is_user_file(code.co_filename)
+                is_user_code = self._is_user_code[code] = is_user_file(code.co_filename)
             if is_user_code:
                 return self._source(code, frame.f_lineno)
             frame = frame.f_back
@@ -103,12 +103,13 @@ class Location:
         """The user's frames on the Python stack, innermost first."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:
-            if _is_user_file(frame.f_code.co_filename):
+            if is_user_file(frame.f_code.co_filename):
                 yield frame
             frame = frame.f_back
 
 
-def _is_user_file(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
+    """Whether a file is neither torch's, nor graphmem's, nor the standard library's."""
     if filename.startswith((*_LIBRARIES, "<frozen")):
         return False
     return not filename.startswith(_STANDARD_LIBRARY) or "site-packages" in filename

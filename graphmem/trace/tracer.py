@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.naming import name_model, name_optimizer, name_variables
 from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.training_step import TrainingStep
 from graphmem.virtual_gpu import fake_cpu, virtual_cuda
@@ -83,6 +85,7 @@ class _Tracer:
         self._location = Location()
         self._autocast = AutocastRegions(self._device.type)
         self._hooks = NodeHooks()
+        self._views = ReplayedViews()
         self._saved = SavedTensors(self._recorder, self._fake_mode)
         self._depth = 0
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -91,6 +94,7 @@ class _Tracer:
     def run(self, build: Callable[[], TrainingStep]) -> StepGraph:
         with ExitStack() as stack:
             stack.enter_context(_without_collector())
+            stack.enter_context(_without_logged_errors())
             stack.enter_context(self._device_context())
             stack.enter_context(self._hooks.collecting())
             stack.enter_context(self._location.following(sys._getframe()))
@@ -99,7 +103,7 @@ class _Tracer:
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
             self._mode = TraceMode(
-                self._recorder, self._fake_mode, self._location, self._autocast
+                self._recorder, self._fake_mode, self._location, self._autocast, self._views
             )
             with self._mode:
                 step = build()
@@ -117,7 +121,7 @@ class _Tracer:
 
     def _walk(self) -> Backward:
         rules = GradientRules(self._recorder, subclass_like=self._options.subclass_like)
-        return Backward(rules, self._saved, self._hooks, self)
+        return Backward(rules, self._saved, self._hooks, self._views, self)
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         if step.model is not None:
@@ -209,3 +213,15 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def _without_logged_errors() -> Iterator[None]:
+    """Keep FakeTensorMode from logging the errors that it raises as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
