@@ -15,7 +15,9 @@ from graphmem.training_step import TrainingStep
 
 if TYPE_CHECKING:
     from graphmem.graph import StepGraph
+    from graphmem.pipeline import Annotations
     from graphmem.report import Report
+    from graphmem.simulate import Timeline
 
 Progress = Callable[[str], None]
 
@@ -47,6 +49,16 @@ class Request:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Analysis:
+    """A report, and what it was made of: pictures need more than the figures."""
+
+    report: Report
+    graph: StepGraph
+    annotations: Annotations
+    timeline: Timeline
+
+
 def analyze(
     target: str | Callable[[], Any],
     *,
@@ -68,17 +80,26 @@ def analyze(
         >>> report = graphmem.analyze("model.py:build", gpu="h100", autocast="bf16")
         >>> report.peak.allocated
     """
+    return run_analysis(target, Request(**options), progress).report
+
+
+def run_analysis(
+    target: str | Callable[[], Any],
+    request: Request,
+    progress: Progress = lambda message: None,
+) -> Analysis:
+    """What `analyze` does, with all that it found on the way."""
     from graphmem.pipeline import run_passes
     from graphmem.report.build import build_report
     from graphmem.simulate import simulate
 
-    request = Request(**options)
     runtime = runtime_of(request)
     name, graph = trace_target(target, request, runtime, progress)
     progress("simulating the allocator")
     annotations = run_passes(graph, runtime)
     timeline = simulate(graph, annotations["workspaces"])
-    return build_report(name, runtime, graph, annotations, timeline)
+    report = build_report(name, runtime, graph, annotations, timeline)
+    return Analysis(report, graph, annotations, timeline)
 
 
 def runtime_of(request: Request) -> Runtime:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from graphmem.allocator import AllocatorSettings, CachingAllocator
+from graphmem.allocator import AllocatorSettings, CachingAllocator, SegmentInfo
 from graphmem.graph import StepGraph, Storage
 
 
@@ -28,11 +28,17 @@ class Timeline:
         moments: one for each allocation and free, in order; the first, at tick 0, is empty.
         block_bytes: for each storage, by id, the bytes of the block that it got.
         births: for each moment, the storage that was born, or None.
+        deaths: for each moment, the storage that died, or None.
+        addresses: for each storage, by id, where its block begins.
+        segments: what is reserved at the end, and what it holds.
     """
 
     moments: list[Moment]
     block_bytes: dict[int, int]
     births: list[Storage | None]
+    deaths: list[Storage | None] = field(default_factory=list)
+    addresses: dict[int, int] = field(default_factory=dict)
+    segments: tuple[SegmentInfo, ...] = ()
 
     def at(self, tick: int) -> Moment:
         """What the device held when `tick` was over."""
@@ -67,14 +73,16 @@ def simulate(
     allocator = CachingAllocator(settings)
     stats = allocator.statistics
     blocks = {}
-    timeline = Timeline([Moment(0, 0, 0, 0)], {}, [None])
+    timeline = Timeline([Moment(0, 0, 0, 0)], {}, [None], [None])
     for tick, born, storage in changes(graph, workspaces):
         if born:
             block = blocks[storage.id] = allocator.malloc(storage.nbytes)
             timeline.block_bytes[storage.id] = block.size
+            timeline.addresses[storage.id] = block.address
         else:
             allocator.free(blocks.pop(storage.id))
         timeline.births.append(storage if born else None)
+        timeline.deaths.append(None if born else storage)
         timeline.moments.append(
             Moment(
                 tick,
@@ -83,7 +91,7 @@ def simulate(
                 stats.reserved_bytes.current,
             )
         )
-    return timeline
+    return replace(timeline, segments=allocator.segments())
 
 
 def changes(
