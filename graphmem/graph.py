@@ -166,6 +166,55 @@ class TensorOut:
     stride: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """One tensor that an autograd node holds.
+
+    Attributes:
+        field: as the derivative formula calls it, such as `self` or `result`; with its position
+            where a field holds several, `tensors[0]`.
+        tensor: None where the user's own hooks keep something else in its place.
+        owner: this hold among the owners of its storage; None where no storage is counted.
+    """
+
+    field: str
+    tensor: TensorOut | None
+    owner: Owner | None
+
+
+@dataclass(frozen=True, slots=True)
+class AutogradNode:
+    """One node of autograd's graph that ran.
+
+    Attributes:
+        number: unique in the trace; a node made later has a higher one.
+        name: such as `AddmmBackward0`.
+        op: index of the operation whose derivative it is.
+        next: where each of its results goes: a node's number, the name of a leaf such as
+            `h.0.ln_1.weight`, or None where no gradient is wanted.
+        saved: what it held when it began to run.
+        source: for a custom function, where its `forward` is written.
+    """
+
+    number: int
+    name: str
+    op: int | None
+    next: tuple[int | str | None, ...]
+    saved: tuple[SavedTensor, ...]
+    source: Source | None
+
+
+class AutocastState(enum.StrEnum):
+    """What autocast had to do with an operation."""
+
+    OFF = "off"
+    """No region was open."""
+    PASSED = "passed"
+    """A region was open, and the operation runs in whatever dtype comes."""
+    APPLIED = "applied"
+    """Autocast chose a dtype: the operation is its cast, or part of what it cast for."""
+
+
 @dataclass(slots=True)
 class Op:
     """One ATen operation of the step graph.
@@ -183,6 +232,7 @@ class Op:
         forward: in the backward pass, the index of the operation whose gradient this computes.
         outputs: the tensors returned, in order.
         births: storages that it allocated, in order of allocation.
+        autocast: what autocast had to do with it.
     """
 
     index: int
@@ -196,6 +246,7 @@ class Op:
     forward: int | None
     outputs: list[TensorOut]
     births: list[int]
+    autocast: AutocastState = AutocastState.OFF
 
 
 @dataclass(slots=True)
@@ -237,6 +288,9 @@ class StepGraph:
             operation that a node stands for; a node that stands for a tensor alone, an input or
             one of several results, has a `TensorOut` in `node.meta["tensor"]`.
         device: the device whose storages are counted.
+        autograd_nodes: in the order in which they ran.
+        modules: the class of every module by its qualified name.
+        parameters: whether each parameter requires a gradient, by its qualified name.
     """
 
     fx: torch.fx.Graph
@@ -246,6 +300,9 @@ class StepGraph:
     phases: list[Phase] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     assumptions: list[Assumption] = field(default_factory=list)
+    autograd_nodes: list[AutogradNode] = field(default_factory=list)
+    modules: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, bool] = field(default_factory=dict)
     end: int = 0
 
     @property

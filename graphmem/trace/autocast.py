@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.amp.autocast_mode import autocast
 
+from graphmem.graph import AutocastState
 from graphmem.virtual_gpu.patching import replaced
 
 
@@ -24,6 +25,14 @@ class AutocastRegions:
         self._device_type = device_type
         self._outer: list[bool] = []
         self.enabled = False
+
+    @property
+    def state(self) -> AutocastState:
+        """What autocast has to do with the operation that runs now."""
+        if not self.enabled:
+            return AutocastState.OFF
+        passed = torch.is_autocast_enabled(self._device_type)
+        return AutocastState.PASSED if passed else AutocastState.APPLIED
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -40,5 +49,7 @@ class AutocastRegions:
             self.enabled = self._outer.pop()
             return leave(region, *exception)
 
-        with replaced([(autocast, "__enter__", enter_region), (autocast, "__exit__", leave_region)]):
+        with replaced(
+            [(autocast, "__enter__", enter_region), (autocast, "__exit__", leave_region)]
+        ):
             yield

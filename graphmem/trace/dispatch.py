@@ -99,6 +99,10 @@ class TraceMode(TorchDispatchMode):
                 )
             self._nonzero_fraction = float(value)
 
+    def forward_of(self, node: Any) -> Op | None:
+        """The operation for which autograd made a node."""
+        return self._op_of_node.get(node._sequence_nr())
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -152,7 +156,7 @@ class TraceMode(TorchDispatchMode):
             source = self._location.source()
         else:
             autograd_node = self.node.name()
-            made_by = self._op_of_node.get(self.node._sequence_nr())
+            made_by = self.forward_of(self.node)
             if made_by is not None:
                 forward, source = made_by.index, made_by.source
                 module = module or made_by.module
@@ -167,6 +171,7 @@ class TraceMode(TorchDispatchMode):
             autograd_node=autograd_node,
             forward=forward,
         )
+        op.autocast = self._autocast.state
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op

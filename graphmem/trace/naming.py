@@ -24,6 +24,15 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
         recorder.identify(buffer, OwnerKind.BUFFER, name)
 
 
+def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
+    """The class of every module, and which parameters train."""
+    graph = recorder.graph
+    for name, module in model.named_modules():
+        graph.modules.setdefault(name, type(module).__name__)
+    for name, parameter in model.named_parameters():
+        graph.parameters.setdefault(name, parameter.requires_grad)
+
+
 def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     """An optimizer's state, by parameter and key; gradients of parameters outside a module."""
     for group in optimizer.param_groups:

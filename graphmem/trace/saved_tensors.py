@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem import graph
 from graphmem.graph import Owner, OwnerKind, Storage
-from graphmem.trace.recorder import Recorder
+from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.virtual_gpu.patching import replaced
 
 Hook = Callable[[Any], Any]
@@ -32,11 +33,21 @@ class SavedTensor:
         hooks: the user's own, where there are any: they live as long as what they packed.
     """
 
-    __slots__ = ("__weakref__", "_clock", "geometry", "hooks", "owner", "payload", "storage")
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "field",
+        "geometry",
+        "hooks",
+        "owner",
+        "payload",
+        "storage",
+    )
 
     def __init__(self, clock: Callable[[], int], hooks: list[Hook]) -> None:
         self._clock = clock
         self.hooks = hooks
+        self.field = ""
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
@@ -163,6 +174,11 @@ class SavedTensors:
             for saved in held if self._fields_of(node) else self._probably_held_by(node, unpacked):
                 saved.release()
 
+    def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
+        """What a node shows that it saved."""
+        for saved in self._held_by(node):
+            yield graph.SavedTensor(saved.field, _described(saved), saved.owner)
+
     def _held_by(self, node: Any) -> list[SavedTensor]:
         """What a node shows that it saved, named after the field, such as `GeluBackward0.self`."""
         found: list[SavedTensor] = []
@@ -171,10 +187,12 @@ class SavedTensors:
                 held = getattr(node, f"{_RAW}{field}")
             except RuntimeError:  # released before, or a Python function without saved tensors
                 continue
-            for raw in held if isinstance(held, tuple) else (held,):
+            is_list = isinstance(held, tuple)
+            for position, raw in enumerate(held if is_list else (held,)):
                 saved = raw.data if raw is not None else None
                 if isinstance(saved, SavedTensor):
                     found.append(saved)
+                    saved.field = f"{field}[{position}]" if is_list else field
                     if saved.owner is not None:
                         saved.owner.name = f"{node.name()}.{field}"
         return found
@@ -186,7 +204,11 @@ class SavedTensors:
         holds another node, that of the operation that wrote into a view.
         """
         known = [found() for found in self._by_node.pop(node._sequence_nr(), ())]
-        return [*(saved for saved in known if saved is not None), *unpacked]
+        held = [*(saved for saved in known if saved is not None), *unpacked]
+        for saved in held:
+            if saved.owner is not None:
+                saved.owner.name = saved.owner.name or str(node.name())
+        return held
 
     def _fields_of(self, node: Any) -> tuple[str, ...]:
         kind = type(node)
@@ -194,6 +216,17 @@ class SavedTensors:
             names = (name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
             self._fields[kind] = tuple(names)
         return self._fields[kind]
+
+
+def _described(saved: SavedTensor) -> graph.TensorOut | None:
+    if saved.geometry is not None:
+        shape, stride, dtype, _ = saved.geometry
+    elif isinstance(saved.payload, torch.Tensor) and not saved.hooks:
+        shape, stride, dtype = saved.payload.shape, saved.payload.stride(), saved.payload.dtype
+    else:
+        return None
+    storage = None if saved.storage is None else saved.storage.id
+    return graph.TensorOut(tuple(shape), DTYPE_NAMES[dtype], storage, tuple(stride))
 
 
 _RAW = "_raw_saved_"

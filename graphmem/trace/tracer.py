@@ -17,12 +17,18 @@ from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.trace.autocast import AutocastRegions
+from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.location import Location
 from graphmem.trace.loop import TrainingLoop
-from graphmem.trace.naming import name_model, name_optimizer, name_variables
+from graphmem.trace.naming import (
+    describe_model,
+    name_model,
+    name_optimizer,
+    name_variables,
+)
 from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
@@ -87,6 +93,7 @@ class _Tracer:
         self._hooks = NodeHooks()
         self._views = ReplayedViews()
         self._saved = SavedTensors(self._recorder, self._fake_mode)
+        self._nodes = AutogradNodes(self._recorder, self._saved)
         self._depth = 0
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._mode: TraceMode | None = None
@@ -154,6 +161,7 @@ class _Tracer:
         iterate()
         for model in self._location.roots:
             name_model(self._recorder, model)
+            describe_model(self._recorder, model)
         for optimizer in self._optimizers.values():
             name_optimizer(self._recorder, optimizer)
 
@@ -179,6 +187,8 @@ class _Tracer:
         """Operations that follow belong to this autograd node."""
         assert self._mode is not None
         self._mode.node = node
+        if node is not None:
+            self._nodes.note(node, self._mode.forward_of(node))
 
     @contextmanager
     def _watching_optimizers(self) -> Iterator[None]:

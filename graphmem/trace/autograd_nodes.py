@@ -1,0 +1,61 @@
+"""What autograd's nodes hold and where their gradients go, written down as each begins to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.autograd.function import BackwardCFunction
+
+from graphmem.graph import AutogradNode, Op, Source
+from graphmem.trace.location import short_path
+from graphmem.trace.recorder import Recorder
+from graphmem.trace.saved_tensors import SavedTensors
+
+_ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+
+
+class AutogradNodes:
+    """Adds each node to the step graph, once, before anything that it saved is released."""
+
+    def __init__(self, recorder: Recorder, saved: SavedTensors) -> None:
+        self._recorder = recorder
+        self._saved = saved
+        self._known: set[int] = set()
+
+    def note(self, node: Any, forward: Op | None) -> None:
+        """Write down a node that is about to run, and the operation that it is the derivative of.
+
+        `AccumulateGrad` is left out: it saves nothing, and other nodes name it as their next.
+        """
+        number = node._sequence_nr()
+        if node.name() == _ACCUMULATE_GRAD or number in self._known:
+            return
+        self._known.add(number)
+        self._recorder.graph.autograd_nodes.append(
+            AutogradNode(
+                number=number,
+                name=node.name(),
+                op=None if forward is None else forward.index,
+                next=tuple(self._next(following) for following, _ in node.next_functions),
+                saved=tuple(self._saved.describe(node)),
+                source=_source_of(node),
+            )
+        )
+
+    def _next(self, node: Any) -> int | str | None:
+        if node is None:
+            return None
+        if node.name() == _ACCUMULATE_GRAD:
+            return self._recorder.identity_of(node.variable) or "a leaf tensor"
+        number: int = node._sequence_nr()
+        return number
+
+
+def _source_of(node: Any) -> Source | None:
+    """Where a custom function's `forward` is written; None for a formula of PyTorch's own."""
+    if not isinstance(node, BackwardCFunction):
+        return None
+    code = getattr(node._forward_cls.forward, "__code__", None)
+    if code is None:
+        return None
+    return Source(short_path(code.co_filename), code.co_firstlineno, code.co_qualname)
