@@ -157,6 +157,7 @@ class TensorOut:
 
     Attributes:
         stride: in elements, as `Tensor.stride()` says; empty for a sparse tensor.
+        offset: of the first element in the storage, in elements.
         storage: None off the device or when empty.
     """
 
@@ -164,6 +165,7 @@ class TensorOut:
     dtype: str
     storage: int | None
     stride: tuple[int, ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

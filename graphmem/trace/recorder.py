@@ -356,9 +356,11 @@ class Recorder:
 
 
 def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
+    is_strided = tensor.layout is torch.strided
     return TensorOut(
         shape=tuple(tensor.shape),
         dtype=DTYPE_NAMES[tensor.dtype],
         storage=None if storage is None else storage.id,
-        stride=tensor.stride() if tensor.layout is torch.strided else (),
+        stride=tensor.stride() if is_strided else (),
+        offset=tensor.storage_offset() if is_strided else 0,
     )
