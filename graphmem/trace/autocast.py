@@ -2,7 +2,7 @@
 
 `torch.is_autocast_enabled` answers False inside of the casts that autocast makes, because it
 excludes its own dispatch key there (aten/src/ATen/autocast_mode.h, `cached_cast`). So the contexts
-themselves are followed.
+themselves are followed. The outermost clears the cache of weights when it ends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import torch
 from torch.amp.autocast_mode import autocast
 
 from graphmem.graph import AutocastState
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import replaced
 
 
 class AutocastRegions:
-    """Follows `torch.autocast` for one kind of device."""
+    """Follows `torch.autocast` for the kind of device that is traced."""
 
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._device_type = recorder.device.type
         self._outer: list[bool] = []
         self.enabled = False
 
@@ -47,7 +49,8 @@ class AutocastRegions:
 
         def leave_region(region: Any, *exception: Any) -> Any:
             self.enabled = self._outer.pop()
-            return leave(region, *exception)
+            with self._recorder.releasing_in_order():
+                return leave(region, *exception)
 
         with replaced(
             [(autocast, "__enter__", enter_region), (autocast, "__exit__", leave_region)]

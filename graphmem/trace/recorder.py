@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,6 +60,7 @@ class Recorder:
         self._refs: dict[int, _StorageRef] = {}
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
+        self._dying: list[int] | None = None
         self.begin_phase(PhaseName.SETUP)
 
     def next_tick(self) -> int:
@@ -211,10 +214,28 @@ class Recorder:
     def _release(self, ref: _StorageRef) -> None:
         if self._refs.get(ref.key) is ref:
             del self._refs[ref.key]
-        id = ref.storage.id
-        self._holders[id] -= 1
-        if not self._holders[id]:
-            self._held_as.pop(id).end = self.next_tick()
+        number = ref.storage.id
+        self._holders[number] -= 1
+        if self._holders[number]:
+            return
+        if self._dying is None:
+            self._held_as.pop(number).end = self.next_tick()
+        else:
+            self._dying.append(number)
+
+    @contextmanager
+    def releasing_in_order(self) -> Iterator[None]:
+        """What dies while the context is open dies at its end, in order of birth.
+
+        For autocast's cache, which is a hash table of pointers: its order differs between runs.
+        """
+        self._dying = dying = []
+        try:
+            yield
+        finally:
+            self._dying = None
+            for number in sorted(dying):
+                self._held_as.pop(number).end = self.next_tick()
 
     def fake_memories(self, storage: Storage) -> int:
         """How many pieces of fake memory stand for the storage now."""

@@ -89,7 +89,7 @@ class _Tracer:
         self._fake_mode = VirtualFakeMode()
         self._recorder = Recorder(self._device)
         self._location = Location()
-        self._autocast = AutocastRegions(self._device.type)
+        self._autocast = AutocastRegions(self._recorder)
         self._hooks = NodeHooks()
         self._views = ReplayedViews()
         self._saved = SavedTensors(self._recorder, self._fake_mode)
