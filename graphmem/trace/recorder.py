@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from graphmem.graph import (
     Storage,
     TensorOut,
 )
+from graphmem.trace.nodes import NodeWriter
 
 DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -61,6 +61,7 @@ class Recorder:
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
         self._dying: list[int] | None = None
+        self._nodes = NodeWriter(self.graph.fx, self._describe)
         self.begin_phase(PhaseName.SETUP)
 
     def next_tick(self) -> int:
@@ -308,9 +309,7 @@ class Recorder:
     ) -> Op:
         """Append one operation with its outputs and the storages it allocated."""
         index = len(self.graph.ops)
-        node = self.graph.fx.create_node(
-            "call_function", func, self._to_nodes(args), self._to_nodes(kwargs)
-        )
+        node = self._nodes.write(func, args, kwargs)
         op = Op(
             index=index,
             node=node,
@@ -335,7 +334,7 @@ class Recorder:
         return op
 
     def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
-        tensor._graphmem_node = node  # type: ignore[attr-defined]
+        self._nodes.remember(tensor, node)
         storage, new = None, False
         if self.is_on_device(tensor):
             storage, new = self.observe(tensor, op.index)
@@ -346,34 +345,6 @@ class Recorder:
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
         has_storage = tensor.layout is torch.strided
         return _described(tensor, self.storage_of(tensor) if has_storage else None)
-
-    def _to_nodes(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._node_of(value)
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._to_nodes(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._to_nodes(item) for key, item in value.items()}
-        return value
-
-    def _node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
-        """The node that made a tensor; a placeholder for one that no operation has made."""
-        made_by = getattr(tensor, "_graphmem_node", None)
-        if isinstance(made_by, tuple):
-            node, position = made_by
-            made_by = self.graph.fx.call_function(operator.getitem, (node, position))
-            made_by.meta["tensor"] = self._describe(tensor)
-        elif made_by is None:
-            made_by = self._placeholder()
-            made_by.meta["tensor"] = self._describe(tensor)
-        tensor._graphmem_node = made_by  # type: ignore[attr-defined]
-        node_: torch.fx.Node = made_by
-        return node_
-
-    def _placeholder(self) -> torch.fx.Node:
-        fx = self.graph.fx
-        with fx.inserting_before(next(iter(fx.nodes), None)):
-            return fx.placeholder(f"input_{len(fx.find_nodes(op='placeholder'))}")
 
 
 def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:

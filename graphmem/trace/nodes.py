@@ -1,0 +1,90 @@
+"""Writes operations as nodes of one `torch.fx.Graph`, in execution order.
+
+Every tensor remembers the node that made it. One that no operation has made gets a placeholder,
+and one of several that an operation returned gets its `getitem` when it is first used; these nodes
+describe their tensor in `meta["tensor"]`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from graphmem.graph import TensorOut
+
+
+MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
+"""The node that made a tensor, or the node that made several and the position among them."""
+
+
+class NodeWriter:
+    """Appends nodes to a graph.
+
+    Args:
+        graph: grows by what is written.
+        describe: says what a tensor looks like that no operation's outputs tell of.
+    """
+
+    def __init__(
+        self, graph: torch.fx.Graph, describe: Callable[[torch.Tensor], TensorOut]
+    ) -> None:
+        self._graph = graph
+        self._describe = describe
+        self._names: dict[Any, str] = {}
+        self._last_placeholder: torch.fx.Node | None = None
+        self._placeholders = 0
+
+    def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
+        """Append a call of `func`.
+
+        The arguments are assigned afterwards, because `create_node` would search them for symbolic
+        sizes, which a trace does not have; and fx derives a name from a function only once.
+        """
+        arguments = self._to_nodes(args)
+        named = self._to_nodes(kwargs) if kwargs else None
+        node = self._graph.create_node("call_function", func, name=self._names.get(func))
+        self._names.setdefault(func, node.name)
+        node.args = arguments
+        if named is not None:
+            node.kwargs = named
+        return node
+
+    def remember(
+        self, tensor: torch.Tensor, node: torch.fx.Node | tuple[torch.fx.Node, int]
+    ) -> None:
+        """A tensor is what a node returned, or one of the tensors that it returned."""
+        tensor._graphmem_node = node  # type: ignore[attr-defined]
+
+    def _to_nodes(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._node_of(value)
+        if isinstance(value, (tuple, list)):
+            return type(value)([self._to_nodes(item) for item in value])
+        if isinstance(value, dict):
+            return {key: self._to_nodes(item) for key, item in value.items()}
+        return value
+
+    def _node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        made_by = getattr(tensor, "_graphmem_node", None)
+        if isinstance(made_by, torch.fx.Node):
+            return made_by
+        node = self._placeholder() if made_by is None else self._item(*made_by)
+        node.meta["tensor"] = self._describe(tensor)
+        self.remember(tensor, node)
+        return node
+
+    def _item(self, node: torch.fx.Node, position: int) -> torch.fx.Node:
+        return self._graph.call_function(operator.getitem, (node, position))
+
+    def _placeholder(self) -> torch.fx.Node:
+        """Placeholders stand before all else, in the order in which they were met."""
+        graph, last = self._graph, self._last_placeholder
+        with graph.inserting_before(None) if last is None else graph.inserting_after(last):
+            node = graph.placeholder(f"input_{self._placeholders}")
+        self._last_placeholder = node
+        self._placeholders += 1
+        return node
