@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import graphmem
 from graphmem.graph import (
     Category,
-    Op,
     Owner,
     OwnerKind,
     Phase,
@@ -181,7 +180,7 @@ class _AtPeak:
         by_category = dict.fromkeys([*Category, ROUNDING], 0)
         by_module: dict[str, int] = {}
         for storage in self._alive:
-            module = self._module_of(storage) or OUTSIDE
+            module = module_of(storage, self._graph) or OUTSIDE
             by_category[storage.category_at(self._moment.tick)] += storage.nbytes
             by_module[module] = by_module.get(module, 0) + self._blocks[storage.id]
         by_category[ROUNDING] = self._moment.allocated - sum(by_category.values())
@@ -202,7 +201,7 @@ class _AtPeak:
             op=op.target if op is not None else None,
             shape=list(storage.shape),
             dtype=storage.dtype,
-            module=self._module_of(storage),
+            module=module_of(storage, self._graph),
             source=_text(op.source) if op is not None else None,
             reason=reason_for(storage, tick, self._graph),
             owners=[self._owner(owner) for owner in storage.owners_at(tick)],
@@ -219,13 +218,14 @@ class _AtPeak:
             source=_text(owner.source),
         )
 
-    def _module_of(self, storage: Storage) -> str:
-        """Where a storage belongs: its parameter's module, else the module that allocated it."""
-        for owner in storage.owners:
-            if owner.kind in _NAMED_AFTER_PARAMETERS:
-                return _module_of_parameter(owner)
-        op: Op | None = self._graph.op_of(storage)
-        return "" if op is None else op.module
+
+def module_of(storage: Storage, graph: StepGraph) -> str:
+    """Where a storage belongs: its parameter's module, else the module that allocated it."""
+    for owner in storage.owners:
+        if owner.kind in _NAMED_AFTER_PARAMETERS:
+            return _module_of_parameter(owner)
+    op = graph.op_of(storage)
+    return "" if op is None else op.module
 
 
 _NAMED_AFTER_PARAMETERS = frozenset(
