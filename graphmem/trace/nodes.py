@@ -16,7 +16,6 @@ import torch.fx
 
 from graphmem.graph import TensorOut
 
-
 MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
 """The node that made a tensor, or the node that made several and the position among them."""
 
