@@ -31,6 +31,7 @@ from graphmem.trace.gradients import GradientRules
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.ready_queue import ReadyQueue
+from graphmem.trace.replayed_views import Edges, ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.virtual_gpu.patching import replaced
 
@@ -44,6 +45,7 @@ class GraphTask:
 
     id: int
     keep_graph: bool
+    edges: dict[Node, Edges]
     dependencies: dict[Node, int]
     needed: set[Node] | None = None
     captures: dict[Node, list[tuple[int, int]]] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class GraphTask:
         """The results of a node that go nowhere in this task."""
         if self.needed is None:
             return []
-        following = enumerate(edge[0] for edge in node.next_functions)
+        following = enumerate(edge[0] for edge in self.edges[node])
         return [i for i, next_ in following if next_ is not None and not self.executes(next_)]
 
 
@@ -88,11 +90,13 @@ class Backward:
         rules: GradientRules,
         saved: SavedTensors,
         hooks: NodeHooks,
+        views: ReplayedViews,
         observer: Observer,
     ) -> None:
         self._rules = rules
         self._saved = saved
         self._hooks = hooks
+        self._views = views
         self._observer = observer
         self._ids = itertools.count()
         self._tasks: list[GraphTask] = []
@@ -130,10 +134,10 @@ class Backward:
     ) -> tuple[torch.Tensor | None, ...]:
         """`THPEngine_run_backward`, with its arguments."""
         roots = [_edge_of(tensor) for tensor in tensors]
-        nodes = _reachable_from(roots)
-        task = GraphTask(next(self._ids), keep_graph, _count_dependencies(nodes))
+        edges = self._reachable_from(roots)
+        task = GraphTask(next(self._ids), keep_graph, edges, _count_dependencies(edges))
         if inputs:
-            self._limit_to(task, nodes, inputs, accumulate_grad)
+            _limit_to(task, inputs, accumulate_grad)
         was_enabled = torch.is_grad_enabled()
         self._tasks.append(task)
         self._observer.enter_backward()
@@ -162,6 +166,18 @@ class Backward:
         return self._tasks[-1].id if self._tasks else -1
 
     # The walk -----------------------------------------------------------------------------------
+
+    def _reachable_from(self, roots: list[tuple[Node, int]]) -> dict[Node, Edges]:
+        """Every node that a gradient can reach, with its edges."""
+        self._views.settle()
+        graph: dict[Node, Edges] = {}
+        stack = list(dict.fromkeys(node for node, _ in roots if node is not None))
+        while stack:
+            node = stack.pop()
+            if node not in graph:
+                graph[node] = self._views.edges_of(node)
+                stack += [following for following, _ in graph[node] if following is not None]
+        return graph
 
     def _start(self, task: GraphTask, roots: list[tuple[Node, int]], gradients: list[Any]) -> None:
         for i, (node, position) in enumerate(roots):
@@ -198,8 +214,11 @@ class Backward:
         if _is_accumulate_grad(node):
             self._accumulate_grad(node, inputs)
             return []
-        outputs = _apply(node, inputs, task.unwanted_edges(node))
-        for i, (following, position) in enumerate(node.next_functions):
+        if isinstance(node, BackwardCFunction):
+            outputs = _apply_python_function(node, inputs)
+        else:
+            outputs = _apply(self._views.formula_of(node), inputs, task.unwanted_edges(node))
+        for i, (following, position) in enumerate(task.edges[node]):
             if following is not None and outputs[i] is not None:
                 self._rules.fit(outputs, i, following._input_metadata[position])
         self._hooks.run_after(node, outputs, inputs)
@@ -222,7 +241,7 @@ class Backward:
         self._hooks.run_after(node, [], inputs)
 
     def _hand_on(self, task: GraphTask, node: Node, outputs: Gradients) -> None:
-        for i, (following, position) in enumerate(node.next_functions if outputs else ()):
+        for i, (following, position) in enumerate(task.edges[node] if outputs else ()):
             if following is None:
                 continue
             task.dependencies[following] -= 1
@@ -234,25 +253,6 @@ class Backward:
                 task.ready.push(following._sequence_nr(), following)
         _drop(outputs)
 
-    def _limit_to(
-        self, task: GraphTask, nodes: list[Node], inputs: Sequence[Any], accumulate: bool
-    ) -> None:
-        """Run only what leads to `inputs` [`GraphTask::init_to_execute`]."""
-        leaves = {id(node.variable): node for node in nodes if _is_accumulate_grad(node)}
-        known = set(nodes)
-        wanted: set[Node] = set()
-        for index, tensor in enumerate(inputs):
-            node, position = _input_edge(tensor, leaves)
-            if node not in known:
-                continue
-            if not accumulate:
-                task.captures.setdefault(node, []).append((position, index))
-                continue
-            wanted.add(node)
-            if not _is_accumulate_grad(node):
-                tensor.retain_grad()
-        task.needed = wanted | _leading_to(nodes, wanted | set(task.captures))
-
 
 def _drop(gradients: Gradients) -> None:
     """Let go of gradients first to last, as the destructor of a `std::vector` does."""
@@ -261,9 +261,7 @@ def _drop(gradients: Gradients) -> None:
 
 
 def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
-    """Call a node's own formula; one in Python computes its results wanted or not."""
-    if isinstance(node, BackwardCFunction):
-        return _apply_python_function(node, inputs)
+    """Call a formula in C++; one in Python computes its results wanted or not."""
     with without_edges(node, unwanted):
         result = node(*inputs)
     return list(result) if isinstance(result, tuple) else [result]
@@ -315,31 +313,37 @@ def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]
     return _edge_of(tensor)
 
 
-def _reachable_from(roots: list[tuple[Node, int]]) -> list[Node]:
-    seen = dict.fromkeys(node for node, _ in roots if node is not None)
-    stack = list(seen)
-    while stack:
-        for following, _ in stack.pop().next_functions:
-            if following is not None and following not in seen:
-                seen[following] = None
-                stack.append(following)
-    return list(seen)
-
-
-def _count_dependencies(nodes: list[Node]) -> dict[Node, int]:
+def _count_dependencies(graph: dict[Node, Edges]) -> dict[Node, int]:
     dependencies: dict[Node, int] = {}
-    for node in nodes:
-        for following, _ in node.next_functions:
+    for edges in graph.values():
+        for following, _ in edges:
             if following is not None:
                 dependencies[following] = dependencies.get(following, 0) + 1
     return dependencies
 
 
-def _leading_to(nodes: list[Node], targets: set[Node]) -> set[Node]:
+def _limit_to(task: GraphTask, inputs: Sequence[Any], accumulate: bool) -> None:
+    """Run only what leads to `inputs` [`GraphTask::init_to_execute`]."""
+    leaves = {id(node.variable): node for node in task.edges if _is_accumulate_grad(node)}
+    wanted: set[Node] = set()
+    for index, tensor in enumerate(inputs):
+        node, position = _input_edge(tensor, leaves)
+        if node not in task.edges:
+            continue
+        if not accumulate:
+            task.captures.setdefault(node, []).append((position, index))
+            continue
+        wanted.add(node)
+        if not _is_accumulate_grad(node):
+            tensor.retain_grad()
+    task.needed = wanted | _leading_to(task.edges, wanted | set(task.captures))
+
+
+def _leading_to(graph: dict[Node, Edges], targets: set[Node]) -> set[Node]:
     """The nodes from which an edge leads towards a target."""
     before: dict[Node, list[Node]] = {}
-    for node in nodes:
-        for following, _ in node.next_functions:
+    for node, edges in graph.items():
+        for following, _ in edges:
             before.setdefault(following, []).append(node)
     found: set[Node] = set()
     stack = list(targets)

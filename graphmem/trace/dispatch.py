@@ -25,6 +25,8 @@ from graphmem.graph import Op, OwnerKind, Source
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.replayed_views import ReplayedViews
+from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
 
@@ -60,12 +62,14 @@ class TraceMode(TorchDispatchMode):
         fake_mode: FakeTensorMode,
         location: Location,
         autocast: AutocastRegions,
+        views: ReplayedViews,
     ) -> None:
         super().__init__()
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._location = location
         self._autocast = autocast
+        self._views = views
         self._nonzero_fraction = 1.0
         on_cpu = recorder.device.type == "cpu"
         self._real_elements = 1 if on_cpu else REAL_CPU_ELEMENTS
@@ -79,6 +83,7 @@ class TraceMode(TorchDispatchMode):
             aten.equal.default: self._refuse_branch,
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
+            **dict.fromkeys(LOSSES, self._loss),
         }
 
     @classmethod
@@ -149,6 +154,7 @@ class TraceMode(TorchDispatchMode):
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int
     ) -> Op:
+        self._views.settle()
         forward = None
         module, source, autograd_node = self._location.module, None, None
         newest = torch._C._autograd._get_sequence_nr()
@@ -175,6 +181,7 @@ class TraceMode(TorchDispatchMode):
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op
+            self._views.note(newest - 1, args, result)
         if func is aten._to_copy.default and op.births:
             self._identify_autocast_copy(args[0], result)
         return op
@@ -260,6 +267,16 @@ class TraceMode(TorchDispatchMode):
             self._location.source(),
         )
         return count
+
+    def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, target = args[:2]
+        if not isinstance(values, FakeTensor):
+            return self._run(func, types, args, kwargs)
+        tick = self._recorder.begin_op()
+        loss: Any = self._fake_mode.dispatch(func, types, args, kwargs)
+        result = in_unreduced_storage(self._fake_mode, loss, values, target)
+        self._record(func, args, kwargs, result, tick)
+        return result
 
     def _new_empty(self, shape: tuple[int, ...], like: FakeTensor) -> FakeTensor:
         with torch._C._DisableTorchDispatch():

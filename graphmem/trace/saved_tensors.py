@@ -29,6 +29,7 @@ class SavedTensor:
     """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
 
     Args:
+        number: tokens are numbered in the order in which they were packed.
         clock: tells the next moment of the trace.
         hooks: the user's own, where there are any: they live as long as what they packed.
     """
@@ -39,12 +40,14 @@ class SavedTensor:
         "field",
         "geometry",
         "hooks",
+        "number",
         "owner",
         "payload",
         "storage",
     )
 
-    def __init__(self, clock: Callable[[], int], hooks: list[Hook]) -> None:
+    def __init__(self, number: int, clock: Callable[[], int], hooks: list[Hook]) -> None:
+        self.number = number
         self._clock = clock
         self.hooks = hooks
         self.field = ""
@@ -71,6 +74,7 @@ class SavedTensors:
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._by_node: dict[int, list[weakref.ref[SavedTensor]]] = {}
+        self._numbers = itertools.count()
         self._fields: dict[type, tuple[str, ...]] = {}
         self._unpacked: list[list[SavedTensor]] = []
 
@@ -155,7 +159,7 @@ class SavedTensors:
         return tensor
 
     def _new_token(self, hooks: list[Hook]) -> SavedTensor:
-        saved = SavedTensor(self._recorder.next_tick, hooks)
+        saved = SavedTensor(next(self._numbers), self._recorder.next_tick, hooks)
         # Autograd makes a node before it saves for it, so the newest node is the one that saves.
         newest = torch._C._autograd._get_sequence_nr() - 1
         self._by_node.setdefault(newest, []).append(weakref.ref(saved))
@@ -171,7 +175,9 @@ class SavedTensors:
         finally:
             unpacked = self._unpacked.pop()
         if release:
-            for saved in held if self._fields_of(node) else self._probably_held_by(node, unpacked):
+            if not self._fields_of(node):
+                held = self._held_out_of_sight(node, unpacked)
+            for saved in held:
                 saved.release()
 
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
@@ -180,7 +186,10 @@ class SavedTensors:
             yield graph.SavedTensor(saved.field, _described(saved), saved.owner)
 
     def _held_by(self, node: Any) -> list[SavedTensor]:
-        """What a node shows that it saved, named after the field, such as `GeluBackward0.self`."""
+        """What a node shows that it saved, named after the field, such as `GeluBackward0.self`.
+
+        The order is that of saving, in which `release_variables` lets go.
+        """
         found: list[SavedTensor] = []
         for field in self._fields_of(node):
             try:
@@ -195,16 +204,22 @@ class SavedTensors:
                     saved.field = f"{field}[{position}]" if is_list else field
                     if saved.owner is not None:
                         saved.owner.name = f"{node.name()}.{field}"
-        return found
+        return sorted(found, key=lambda saved: saved.number)
 
-    def _probably_held_by(self, node: Any, unpacked: list[SavedTensor]) -> list[SavedTensor]:
+    def _held_out_of_sight(self, node: Any, unpacked: list[SavedTensor]) -> list[SavedTensor]:
         """What was saved by a node that does not show it.
 
-        That is what was saved while it was the newest node, and what it unpacked: `CopySlices`
-        holds another node, that of the operation that wrote into a view.
+        That is what it unpacked, and what was saved while it was the newest node. `CopySlices` is
+        one, which holds the node of the operation that wrote into a view, made just before it;
+        functions written in C++ are others. All generated nodes show what they save.
         """
-        known = [found() for found in self._by_node.pop(node._sequence_nr(), ())]
-        held = [*(saved for saved in known if saved is not None), *unpacked]
+        number = node._sequence_nr()
+        if isinstance(node, _FUNCTIONS.CopySlices):
+            numbers = [number - 1, number]
+        else:
+            numbers = [] if type(node) in _GENERATED else [number]
+        tokens = itertools.chain.from_iterable(self._by_node.pop(n, ()) for n in numbers)
+        held = [*(saved for token in tokens if (saved := token()) is not None), *unpacked]
         for saved in held:
             if saved.owner is not None:
                 saved.owner.name = saved.owner.name or str(node.name())
@@ -230,3 +245,5 @@ def _described(saved: SavedTensor) -> graph.TensorOut | None:
 
 
 _RAW = "_raw_saved_"
+_FUNCTIONS: Any = torch._C._functions
+_GENERATED = frozenset(kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type))

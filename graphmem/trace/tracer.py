@@ -79,9 +79,7 @@ def trace(
 class _Tracer:
     """Everything that watches one trace. Also the walk's observer: it tells phases apart."""
 
-    def __init__(
-        self, gpu: Gpu | None, options: Options, progress: Callable[[str], None]
-    ) -> None:
+    def __init__(self, gpu: Gpu | None, options: Options, progress: Callable[[str], None]) -> None:
         self._gpu = gpu
         self._options = options
         self._progress = progress

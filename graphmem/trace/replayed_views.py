@@ -1,0 +1,108 @@
+"""Views whose node in autograd's graph changes because something was written into them.
+
+Writing into a view gives its base a new history, and the view gets a new node the next time that it
+is used. For ordinary tensors this is one `AsStridedBackward0` from the base to the view, however
+many steps the view took (torch/csrc/autograd/variable.cpp, `VariableHooks::grad_fn`); its formula
+makes a whole base of zeros. For fake tensors, autograd repeats the operations that made the view
+instead, and the graph holds their nodes, which allocate nothing. This module knows these nodes, so
+that the walk runs the formula that a real run would.
+
+A repeated view is known by its end: nobody wants the tensor that comes out, only its node, so it is
+gone before the next operation. A view that a program makes and that reaches the loss is alive when
+the operation that uses it runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+Edges = Sequence[tuple[Any, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A view that was just made."""
+
+    node: int
+    tensor: weakref.ref[torch.Tensor]
+    base: weakref.ref[torch.Tensor]
+    geometry: Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """Where a view lies in its base, and the node that the base had when the view was repeated."""
+
+    view: Geometry
+    base: Geometry
+    base_node: int
+
+
+class ReplayedViews:
+    """The nodes of views that autograd repeated, by sequence number."""
+
+    def __init__(self) -> None:
+        self._written = False
+        self._candidate: _Candidate | None = None
+        self._replayed: dict[int, _Replayed] = {}
+
+    def note(self, node: int, args: tuple[Any, ...], result: Any) -> None:
+        """An operation for which autograd made a node has run: a write, or perhaps a view."""
+        if not args or not isinstance(result, torch.Tensor):
+            return
+        source = args[0]
+        if result is source:
+            self._written = True
+        elif self._written and isinstance(source, torch.Tensor) and _shares(source, result):
+            base = source._base if source._is_view() else source
+            if base is not None:
+                self._candidate = _Candidate(
+                    node, weakref.ref(result), weakref.ref(base), _geometry(result)
+                )
+
+    def settle(self) -> None:
+        """Something else is about to happen: decide what the newest view was."""
+        candidate, self._candidate = self._candidate, None
+        if candidate is None or candidate.tensor() is not None:
+            return
+        base = candidate.base()
+        if base is not None and base.grad_fn is not None:
+            self._replayed[candidate.node] = _Replayed(
+                candidate.geometry, _geometry(base), base.grad_fn._sequence_nr()
+            )
+
+    def edges_of(self, node: Any) -> Edges:
+        """Where the results of a node go: those of a repeated view go straight to its base."""
+        edges: Edges = node.next_functions
+        replayed = self._replayed and self._replayed.get(node._sequence_nr())
+        if replayed:
+            while edges[0][0]._sequence_nr() != replayed.base_node:
+                edges = edges[0][0].next_functions
+        return edges
+
+    def formula_of(self, node: Any) -> Any:
+        """What to call for a node: itself, or the node that a real run would have."""
+        replayed = self._replayed and self._replayed.get(node._sequence_nr())
+        if not replayed:
+            return node
+        dtype = node._input_metadata[0].dtype
+        shape, strides, offset = replayed.base
+        size = offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+        with torch._C._DisableTorchDispatch(), torch.enable_grad():
+            memory = torch.empty(size, dtype=dtype, device="meta")
+            base = memory.as_strided(*replayed.base).requires_grad_()
+            return base.as_strided(*replayed.view).grad_fn
+
+
+def _geometry(tensor: torch.Tensor) -> Geometry:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _shares(source: torch.Tensor, result: torch.Tensor) -> bool:
+    return source.untyped_storage()._cdata == result.untyped_storage()._cdata
