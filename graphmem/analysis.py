@@ -97,7 +97,7 @@ def run_analysis(
     name, graph = trace_target(target, request, runtime, progress)
     progress("simulating the allocator")
     annotations = run_passes(graph, runtime)
-    timeline = simulate(graph, annotations["workspaces"])
+    timeline = simulate(graph, annotations["kernel_memory"].programs)
     report = build_report(name, runtime, graph, annotations, timeline)
     return Analysis(report, graph, annotations, timeline)
 

@@ -115,7 +115,7 @@ class Gpu:
         major, _ = self.compute_capability
         is_hopper = major == 9
         is_blackwell = major in (10, 12)
-        release = _parse_release(torch_version)
+        release = parse_release(torch_version)
         if is_hopper or (is_blackwell and release >= _BLACKWELL_LARGE_WORKSPACE_SINCE):
             return _CUBLAS_WORKSPACE_BYTES_LARGE
         return _CUBLAS_WORKSPACE_BYTES
@@ -210,7 +210,12 @@ def _normalised(name: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", name.lower())
 
 
-def _parse_release(torch_version: str) -> tuple[int, int]:
+def parse_release(torch_version: str) -> tuple[int, int]:
+    """The first two numbers of a version, such as (2, 13) of "2.13.0+cpu".
+
+    Raises:
+        InputError: it does not begin with two numbers.
+    """
     match = re.match(r"(\d+)\.(\d+)", torch_version)
     if match is None:
         raise InputError(

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphmem.errors import InputError
-from graphmem.gpus import Gpu
+from graphmem.gpus import Gpu, parse_release
 
 _KIB = 1024
+_TRUE = frozenset({"1", "true", "yes", "on"})  # c10/util/env.cpp, `check_env`
+
+# shared/cuda_memory_facts.md section 2.3: recordings of torch 2.1 to 2.6, and of 2.9 (PR #156495);
+# PRs #168175 and #175879 (2.12).
+_LT_WORKSPACE_KEPT_SINCE = (2, 9)
+_LT_WORKSPACE_SHARED_SINCE = (2, 12)
+_LT_SHARING_SETTING_SINCE = (2, 8)
+
+
+class LtWorkspace(enum.Enum):
+    """How long cublasLt keeps a workspace of its own."""
+
+    EACH_CALL = "each call"
+    KEPT = "kept by each handle"
+    SHARED = "none besides that of cuBLAS"
 
 
 @dataclass(frozen=True)
@@ -26,11 +42,21 @@ class Runtime:
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def release(self) -> tuple[int, int]:
+        """The version of PyTorch, such as (2, 13)."""
+        return parse_release(self.torch)
+
+    def is_set(self, name: str) -> bool:
+        """Whether an environment variable says yes."""
+        return self.env.get(name, "").lower() in _TRUE
+
+    @property
     def cublas_workspace_bytes(self) -> int:
         """Bytes of one cuBLAS workspace.
 
-        `CUBLAS_WORKSPACE_CONFIG` is a list of `:KiB:count` (aten/src/ATen/cuda/CublasHandlePool.cpp,
-        `parseChosenWorkspaceSize`); without it the card and the version decide.
+        `CUBLAS_WORKSPACE_CONFIG` is a list of `:KiB:count`, of which the sum counts; without it
+        the card and the version decide (`parseChosenWorkspaceSize` in
+        aten/src/ATen/cuda/CublasHandlePool.cpp).
 
         Raises:
             InputError: the variable is not of that form.
@@ -39,10 +65,42 @@ class Runtime:
         if config is None:
             return self.gpu.cublas_workspace_bytes(self.torch)
         numbers = config.split(":")[1:]
-        if not numbers or len(numbers) % 2 or not all(number.isdigit() for number in numbers):
+        if not numbers or len(numbers) % 2 or not all(map(_is_number, numbers)):
             raise InputError(
                 f"CUBLAS_WORKSPACE_CONFIG={config!r} is not a list of sizes",
                 hint="write :KiB:count, such as :4096:8 or :16:8",
             )
         sizes = map(int, numbers)
         return sum(kib * _KIB * count for kib, count in zip(sizes, sizes, strict=True))
+
+    @property
+    def cublaslt_workspace_bytes(self) -> int:
+        """Bytes of cublasLt's own workspace: 1 MiB, or `CUBLASLT_WORKSPACE_SIZE` in KiB.
+
+        aten/src/ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`.
+
+        Raises:
+            InputError: the variable is no number.
+        """
+        kib = self.env.get("CUBLASLT_WORKSPACE_SIZE", "1024")
+        if not _is_number(kib):
+            raise InputError(
+                f"CUBLASLT_WORKSPACE_SIZE={kib!r} is not a number", hint="it counts KiB"
+            )
+        return int(kib) * _KIB
+
+    @property
+    def cublaslt_workspace(self) -> LtWorkspace:
+        """How long cublasLt's workspace lives; `TORCH_CUBLASLT_UNIFIED_WORKSPACE` may share it."""
+        setting = "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
+        is_shared = self.release >= _LT_WORKSPACE_SHARED_SINCE
+        if setting in self.env and self.release >= _LT_SHARING_SETTING_SINCE:
+            is_shared = self.is_set(setting)
+        if is_shared:
+            return LtWorkspace.SHARED
+        is_kept = self.release >= _LT_WORKSPACE_KEPT_SINCE
+        return LtWorkspace.KEPT if is_kept else LtWorkspace.EACH_CALL
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from graphmem.allocator import AllocatorSettings, CachingAllocator, SegmentInfo
 from graphmem.graph import StepGraph, Storage
+from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
+
+_NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What the device held after one allocation or free, in bytes."""
+    """What the device held after one allocation or free, in bytes.
 
+    Several moments may share a tick: the steps of one kernel. `index` counts them all from 0.
+    """
+
+    index: int
     tick: int
     allocated: int
     requested: int
@@ -56,25 +64,38 @@ class Timeline:
         index = max(range(first, last + 1), key=lambda i: (self.moments[i].allocated, -i))
         return self.moments[index], self.births[index]
 
+    def alive_at(self, moment: Moment) -> list[Storage]:
+        """The storages that the device held at one of `moments`, in order of allocation."""
+        alive: dict[int, Storage] = {}
+        changes = zip(self.births, self.deaths, strict=True)
+        for _, (born, died) in zip(range(moment.index + 1), changes, strict=False):
+            if born is not None:
+                alive[born.id] = born
+            elif died is not None:
+                del alive[died.id]
+        return list(alive.values())
+
     def _index_at(self, tick: int) -> int:
         return bisect_right(self.moments, tick, key=lambda moment: moment.tick) - 1
 
 
 def simulate(
     graph: StepGraph,
-    workspaces: Iterable[Storage] = (),
+    programs: Mapping[int, Program] = _NO_PROGRAMS,
     settings: AllocatorSettings | None = None,
 ) -> Timeline:
-    """Replay a step graph's storages, and kernels' workspaces beside them.
+    """Replay a step graph's storages, and what kernels allocate beside them.
 
-    Storages off the graph's device are left out. Of several changes at one tick, the graph's own
-    come first: a kernel takes its workspace after its operation's outputs.
+    Args:
+        graph: storages off its device are left out.
+        programs: by the index of the operation, as the pass `kernel_memory` found them.
+        settings: the allocator's configuration.
     """
     allocator = CachingAllocator(settings)
     stats = allocator.statistics
     blocks = {}
-    timeline = Timeline([Moment(0, 0, 0, 0)], {}, [None], [None])
-    for tick, born, storage in changes(graph, workspaces):
+    timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
+    for tick, born, storage in changes(graph, programs):
         if born:
             block = blocks[storage.id] = allocator.malloc(storage.nbytes)
             timeline.block_bytes[storage.id] = block.size
@@ -85,6 +106,7 @@ def simulate(
         timeline.deaths.append(None if born else storage)
         timeline.moments.append(
             Moment(
+                len(timeline.moments),
                 tick,
                 stats.allocated_bytes.current,
                 stats.requested_bytes.current,
@@ -94,16 +116,42 @@ def simulate(
     return replace(timeline, segments=allocator.segments())
 
 
-def changes(
-    graph: StepGraph, workspaces: Iterable[Storage] = ()
-) -> list[tuple[int, bool, Storage]]:
-    """What `simulate` replays, in its order: a tick, whether the storage is born, the storage."""
-    found = []
-    for storage in (*graph.storages, *workspaces):
-        if storage.device != graph.device or not storage.nbytes:
+Change = tuple[int, bool, Storage]
+"""A tick, whether the storage is born then (else it dies), the storage."""
+
+
+def changes(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Change]:
+    """What `simulate` replays, in its order.
+
+    An operation with a program allocates its outputs as the program says, all at one tick; no
+    other change falls on that tick, so sorting by tick keeps a program's steps together.
+    """
+    found = list(_steps(graph, programs))
+    in_programs = {born for index in programs for born in graph.ops[index].births}
+    for storage in graph.storages:
+        if not _counts(storage, graph):
             continue
-        found.append((storage.birth, True, storage))
+        if storage.id not in in_programs:
+            found.append((storage.birth, True, storage))
         death = storage.death
         if death is not None:
             found.append((death, False, storage))
     return sorted(found, key=lambda change: change[0])
+
+
+def _steps(graph: StepGraph, programs: Mapping[int, Program]) -> Iterator[Change]:
+    scratch = storages_of(graph, programs)
+    for index, program in programs.items():
+        op = graph.ops[index]
+        tick = tick_of(op, graph)
+        for step in program:
+            if isinstance(step, Output):
+                storage = graph.storages[op.births[step.birth]]
+                if _counts(storage, graph):
+                    yield tick, True, storage
+            elif step.scratch in scratch:
+                yield tick, isinstance(step, Take), scratch[step.scratch]
+
+
+def _counts(storage: Storage, graph: StepGraph) -> bool:
+    return storage.device == graph.device and storage.nbytes > 0

@@ -1,17 +1,18 @@
-"""What the figures leave out, named: memory whose size only a library or a later pass knows.
+"""What the figures leave out, named: memory whose size only a library knows, or no rule yet.
 
-Each clause lists itself as an assumption, so that no report is silently approximate:
-  (1) cuDNN chooses the workspace of a convolution at run time
-      (aten/src/ATen/native/cudnn/Conv_v8.cpp);
+Each clause lists itself as an assumption where the graph meets it, so that no report is silently
+approximate:
+  (1) cuDNN chooses the workspace of a convolution at run time; a plan whose workspace cannot be
+      allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp);
   (2) on a card LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space and
       workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp); here they run as cells;
-  (3) kernels that need scratch memory besides cuBLAS workspaces, such as column reductions,
-      are not modelled yet.
+  (3) operations for which a rule of `kernel_memory` lacks the layout of an operand.
 """
 
 from __future__ import annotations
 
 from graphmem.graph import Assumption, Op, StepGraph
+from graphmem.kernel_program import KernelMemory
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
@@ -23,12 +24,13 @@ def find_unmodelled(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> tuple[Assumption, ...]:
     """One assumption for each clause that the graph meets, at the first operation that does."""
+    memory: KernelMemory = annotations["kernel_memory"]
     found = [
         _assumption(
             _matching(graph, _CONVOLUTIONS),
             "workspace of cuDNN's convolutions",
             "0 bytes",
-            "cuDNN chooses it at run time",
+            "cuDNN chooses it at run time, up to what is left on the card",
         ),
         _assumption(
             _matching(graph, _RNN_CELLS),
@@ -36,12 +38,7 @@ def find_unmodelled(
             "run cell by cell",
             "the size of cuDNN's reserve space is its own",
         ),
-        Assumption(
-            "scratch memory of kernels, cuBLAS workspaces excepted",
-            "0 bytes",
-            "not modelled yet",
-            None,
-        ),
+        *memory.assumptions,
     ]
     return tuple(each for each in found if each is not None)
 
@@ -56,4 +53,4 @@ def _assumption(ops: list[Op], what: str, value: str, why: str) -> Assumption | 
     return Assumption(what, value, why, ops[0].source, times=len(ops))
 
 
-UNMODELLED = Pass(provides="unmodelled", run=find_unmodelled)
+UNMODELLED = Pass(provides="unmodelled", run=find_unmodelled, requires=("kernel_memory",))

@@ -52,4 +52,4 @@ def test_a_cycle_is_an_error_that_names_it() -> None:
 
 
 def test_built_in_passes_are_found_through_the_entry_points() -> None:
-    assert {"workspaces", "unmodelled"} <= {each.provides for each in installed_passes()}
+    assert {"kernel_memory", "unmodelled"} <= {each.provides for each in installed_passes()}

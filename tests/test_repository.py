@@ -36,6 +36,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def _python_files() -> list[Path]:
+    return [file for folder in ("graphmem", "passes") for file in (ROOT / folder).rglob("*.py")]
+
+
+def _installed(path: Path) -> Path:
+    """Where a file or folder of the repository is once installed: passes/ moves below graphmem/."""
+    inside = path.relative_to(ROOT)
+    return "graphmem" / inside if inside.parts[0] == "passes" else inside
+
+
 def python(*arguments: str, cwd: Path) -> str:
     """What Python prints when it runs away from the repository."""
     return subprocess.run(
@@ -45,22 +55,20 @@ def python(*arguments: str, cwd: Path) -> str:
 
 def test_every_package_is_listed(project: dict[str, Any]) -> None:
     """A folder with Python files that is not listed would be missing from the wheel."""
-    folders = {file.parent for file in (ROOT / "graphmem").rglob("*.py")}
-    packages = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    folders = {file.parent for file in _python_files()}
+    packages = {".".join(_installed(folder).parts) for folder in folders}
 
-    assert set(project["tool"]["setuptools"]["packages"]) == packages | {"graphmem.passes"}
+    assert set(project["tool"]["setuptools"]["packages"]) == packages
 
 
 def test_every_package_says_so() -> None:
-    folders = {file.parent for file in (ROOT / "graphmem").rglob("*.py")}
+    folders = {file.parent for file in _python_files()}
 
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
 def test_the_wheel_has_every_module_and_nothing_beside_graphmem(wheel: Path) -> None:
-    modules = {file.relative_to(ROOT).as_posix() for file in (ROOT / "graphmem").rglob("*.py")} | {
-        f"graphmem/passes/{file.name}" for file in (ROOT / "passes").glob("*.py")
-    }
+    modules = {_installed(file).as_posix() for file in _python_files()}
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
 

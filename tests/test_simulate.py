@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.fx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem.graph import Owner, OwnerKind, StepGraph, Storage
+from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage, TensorOut
+from graphmem.kernel_program import Free, Output, Scratch, Take
+from graphmem.report.reasons import reason_for
 from graphmem.simulate import simulate
 
 MIB = 2**20
@@ -16,9 +19,7 @@ def graph_of(*storages: Storage) -> StepGraph:
     return StepGraph(fx=torch.fx.Graph(), device="cuda:0", storages=list(storages))
 
 
-def storage(
-    id: int, nbytes: int, birth: int, *ends: int | None, device: str = "cuda:0"
-) -> Storage:
+def storage(id: int, nbytes: int, birth: int, *ends: int | None, device: str = "cuda:0") -> Storage:
     owners = [Owner(OwnerKind.VARIABLE, "", birth, end) for end in ends]
     return Storage(id, nbytes, birth, None, (nbytes,), "uint8", device, owners)
 
@@ -63,11 +64,58 @@ def test_storages_of_the_host_do_not_count() -> None:
     assert timeline.at(1).allocated == 0
 
 
-def test_a_workspace_follows_the_output_born_at_the_same_tick() -> None:
-    output, workspace = storage(0, 512, 1, None), storage(1, 1024, 1, None)
-    timeline = simulate(graph_of(output), [workspace])
+class TestPrograms:
+    """The steps of a kernel's program, with two outputs of 1 MiB born at ticks 2 and 3."""
 
-    assert [born.id for born in timeline.births if born is not None] == [0, 1]
+    FIRST = storage(0, MIB, 2, None)
+    SECOND = storage(1, MIB, 3, None)
+
+    def graph(self) -> StepGraph:
+        graph = graph_of(self.FIRST, self.SECOND)
+        node = graph.fx.create_node("call_function", torch.ops.aten.sum.default)
+        out = [TensorOut((MIB,), "uint8", each.id) for each in graph.storages]
+        graph.ops.append(
+            Op(0, node, "aten.sum.default", 1, 0, "", None, None, None, out, births=[0, 1])
+        )
+        return graph
+
+    def test_scratch_lies_between_outputs_as_the_program_says(self) -> None:
+        scratch = Scratch("staging", 5 * MIB)
+        program = (Output(0), Take(scratch), Output(1), Free(scratch))
+        timeline = simulate(self.graph(), {0: program})
+
+        assert [moment.allocated // MIB for moment in timeline.moments] == [0, 1, 6, 7, 2]
+
+    def test_outputs_may_come_in_another_order(self) -> None:
+        timeline = simulate(self.graph(), {0: (Output(1), Output(0))})
+
+        assert [born.id for born in timeline.births if born is not None] == [1, 0]
+
+    def test_a_peak_inside_a_kernel_names_its_scratch_and_operation(self) -> None:
+        graph, scratch = self.graph(), Scratch("staging", 5 * MIB)
+        timeline = simulate(graph, {0: (Output(0), Output(1), Take(scratch), Free(scratch))})
+        moment, born = timeline.peak()
+
+        assert moment.allocated == 7 * MIB
+        assert born is not None
+        assert graph.op_of(born) is graph.ops[0]
+        assert reason_for(born, moment.tick, graph) == "scratch of aten.sum: staging"
+        assert [each.id for each in timeline.alive_at(moment)] == [0, 1, born.id]
+
+    def test_scratch_that_is_not_freed_is_a_workspace_until_the_end(self) -> None:
+        graph = self.graph()
+        timeline = simulate(graph, {0: (Output(0), Output(1), Take(Scratch("cuBLAS", MIB)))})
+        workspace = timeline.births[-1]
+
+        assert timeline.moments[-1].allocated == 3 * MIB
+        assert workspace is not None
+        assert workspace.death is None
+        assert reason_for(workspace, 3, graph) == "cuBLAS, kept until the process ends"
+
+    def test_scratch_of_no_bytes_is_not_allocated(self) -> None:
+        timeline = simulate(self.graph(), {0: (Output(0), Output(1), Take(Scratch("none", 0)))})
+
+        assert len(timeline.moments) == 3
 
 
 def test_the_peak_is_the_first_of_equal_ones() -> None:

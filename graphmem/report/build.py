@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import graphmem
 from graphmem.graph import (
@@ -45,7 +45,6 @@ def build_report(
     timeline: Timeline,
 ) -> Report:
     """Everything that the report says, from one trace and what the passes found in it."""
-    workspaces = annotations["workspaces"]
     moment, storage = timeline.peak()
     return Report(
         graphmem=graphmem.__version__,
@@ -54,7 +53,7 @@ def build_report(
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
-        at_peak=_AtPeak(graph, workspaces, timeline, moment).build(),
+        at_peak=_AtPeak(graph, timeline, moment).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
         assumptions=[
@@ -156,24 +155,12 @@ def _peak(graph: StepGraph, moment: Moment, storage: Storage | None) -> Peak:
 class _AtPeak:
     """The storages that are alive at the peak, each with why."""
 
-    def __init__(
-        self,
-        graph: StepGraph,
-        workspaces: Sequence[Storage],
-        timeline: Timeline,
-        moment: Moment,
-    ) -> None:
+    def __init__(self, graph: StepGraph, timeline: Timeline, moment: Moment) -> None:
         self._graph = graph
         self._blocks = timeline.block_bytes
         self._moment = moment
         self._op_ticks = [op.tick for op in graph.ops]
-        self._alive = [
-            storage
-            for storage in (*graph.storages, *workspaces)
-            if storage.id in self._blocks
-            and storage.birth <= moment.tick
-            and (storage.death is None or moment.tick < storage.death)
-        ]
+        self._alive = timeline.alive_at(moment)
 
     def build(self) -> AtPeak:
         """Sums by category and module, and the holders, largest first."""

@@ -9,13 +9,15 @@ _IDENTITIES = {
     OwnerKind.BUFFER: "the buffer {name}",
     OwnerKind.GRADIENT: "{name}, the gradient that the optimizer reads",
     OwnerKind.OPTIMIZER_STATE: "{name}, the optimizer's state",
-    OwnerKind.WORKSPACE: "{name}, kept until the process ends",
     OwnerKind.INPUT: "{name}",
 }
 
 
 def reason_for(storage: Storage, tick: int, graph: StepGraph) -> str:
     """One sentence, without a full stop, that names every owner which holds it at `tick`."""
+    workspace = storage.owned_as(OwnerKind.WORKSPACE)
+    if workspace is not None:
+        return _workspace(storage, workspace, graph)
     owners = storage.owners_at(tick)
     parts = [part for part in map(_identity, owners) if part]
     cast_of = storage.owned_as(OwnerKind.AUTOCAST_CACHE)
@@ -32,6 +34,13 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph) -> str:
     if not parts:
         parts.append(_in_use(storage, tick, graph))
     return "; ".join(parts)
+
+
+def _workspace(storage: Storage, owner: Owner, graph: StepGraph) -> str:
+    op = graph.op_of(storage)
+    if owner.end is None or op is None:
+        return f"{owner.name}, kept until the process ends"
+    return f"scratch of {op.target.removesuffix('.default')}: {owner.name}"
 
 
 def _identity(owner: Owner) -> str | None:

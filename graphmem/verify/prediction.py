@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from graphmem.allocator import AllocatorSettings
 from graphmem.analysis import Request, runtime_of, trace_target
 from graphmem.graph import StepGraph, Storage
+from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
 from graphmem.simulate import Timeline, changes, simulate
 from graphmem.verify.changes import Change, predicted_changes
@@ -34,13 +35,13 @@ class Prediction:
     Attributes:
         name: of the target.
         graph: what the trace found.
-        workspaces: what kernels take besides.
+        programs: what kernels take besides, by operation.
         settings: the allocator's configuration.
     """
 
     name: str
     graph: StepGraph
-    workspaces: tuple[Storage, ...] = ()
+    programs: Mapping[int, Program] = field(default_factory=dict)
     settings: AllocatorSettings | None = None
 
     def changes(self, start: Start) -> list[Change]:
@@ -62,11 +63,11 @@ class Prediction:
 
     @cached_property
     def _changes(self) -> list[tuple[int, bool, Storage]]:
-        return changes(self.graph, self.workspaces)
+        return changes(self.graph, self.programs)
 
     @cached_property
     def _timeline(self) -> Timeline:
-        return simulate(self.graph, self.workspaces, self.settings)
+        return simulate(self.graph, self.programs, self.settings)
 
     def _first_change(self, start: Start) -> int:
         tick = start.tick_in(self.graph)
@@ -92,5 +93,5 @@ def predict(
     """
     runtime = runtime_of(request)
     name, graph = trace_target(target, request, runtime, progress)
-    workspaces = run_passes(graph, runtime)["workspaces"]
-    return Prediction(name, graph, tuple(workspaces), settings)
+    memory = run_passes(graph, runtime)["kernel_memory"]
+    return Prediction(name, graph, memory.programs, settings)

@@ -1,0 +1,71 @@
+"""What kernels allocate besides their outputs: workspaces and scratch memory.
+
+The rules are in `passes/kernels/`, one family of operators a file, by the operator's name without
+its overload; docs/kernel_memory.md lists them with their sources. Where a rule needs the strides
+of an operand that the graph does not know, the operation is listed as an assumption.
+
+The thread that runs an operation decides which cuBLAS handle it takes: autograd runs the backward
+pass of CUDA tensors in a thread of its own (torch/csrc/autograd/engine.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from graphmem.graph import Assumption, Op, PhaseName, StepGraph
+from graphmem.kernel_program import KernelMemory, Program
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+
+from .kernels import gemm
+from .kernels.call import Call, Rule, UnknownOperandError, Workspaces
+
+_FAMILIES = (gemm,)
+RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
+
+
+def find_kernel_memory(
+    graph: StepGraph, runtime: Runtime, annotations: Annotations
+) -> KernelMemory:
+    """The program of each operation that allocates more than its outputs, or in another order."""
+    workspaces = Workspaces()
+    programs: dict[int, Program] = {}
+    unknown: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        rule = RULES.get(op.target.rpartition(".")[0])
+        if rule is None or not _runs_on(graph, op):
+            continue
+        call = Call(op, runtime, _thread_of(graph, op), workspaces)
+        try:
+            program = tuple(rule(call))
+        except UnknownOperandError:
+            unknown.setdefault(op.target, []).append(op)
+            continue
+        if program != tuple(call.outputs()):
+            programs[op.index] = program
+    return KernelMemory(programs, tuple(_assumptions(unknown)))
+
+
+def _runs_on(graph: StepGraph, op: Op) -> bool:
+    """Whether an operation's results, or what it changed, are on the graph's device."""
+    return any(out.storage is not None for out in op.outputs) or not op.outputs
+
+
+def _thread_of(graph: StepGraph, op: Op) -> str:
+    backward = graph.phases[op.phase].name is PhaseName.BACKWARD
+    return "the autograd thread" if backward else "the main thread"
+
+
+def _assumptions(unknown: dict[str, list[Op]]) -> Iterator[Assumption]:
+    for target, ops in unknown.items():
+        yield Assumption(
+            f"scratch memory of {target.removesuffix('.default')}",
+            "0 bytes",
+            "it depends on the layout of an operand that the trace does not know",
+            ops[0].source,
+            times=len(ops),
+        )
+
+
+KERNEL_MEMORY = Pass(provides="kernel_memory", run=find_kernel_memory)

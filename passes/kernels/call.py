@@ -1,0 +1,121 @@
+"""One operation as a rule sees it: its arguments by name, and the machine that it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphmem.graph import Op, TensorOut
+from graphmem.kernel_program import Free, Output, Scratch, Step, Take, outputs_of
+from graphmem.runtime import Runtime
+
+
+class UnknownOperandError(Exception):
+    """A rule needs sizes and strides of an operand that the graph does not know."""
+
+
+@dataclass
+class Workspaces:
+    """Which threads have taken their workspaces so far."""
+
+    cublas: set[str] = field(default_factory=set)
+    cublaslt: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator.
+
+    Attributes:
+        op: the operation.
+        runtime: GPU, version of PyTorch, environment.
+        thread: which thread runs it, in words.
+        workspaces: what the process has taken so far.
+    """
+
+    op: Op
+    runtime: Runtime
+    thread: str
+    workspaces: Workspaces
+
+    def value(self, name: str) -> Any:
+        """An argument by its name in the operator's schema; None where there is none of it."""
+        node = self.op.node
+        if name in node.kwargs:
+            return node.kwargs[name]
+        position, default = _parameters(node.target).get(name, (None, None))
+        if position is not None and position < len(node.args):
+            return node.args[position]
+        return default
+
+    def optional(self, name: str) -> TensorOut | None:
+        """A tensor argument, or None where none was given.
+
+        Raises:
+            UnknownOperandError: its sizes are not known, or it is sparse.
+        """
+        value = self.value(name)
+        return described(value) if isinstance(value, Node) else None
+
+    def tensor(self, name: str) -> TensorOut:
+        """A tensor argument.
+
+        Raises:
+            UnknownOperandError: there is none, its sizes are not known, or it is sparse.
+        """
+        found = self.optional(name)
+        if found is None:
+            raise UnknownOperandError(name)
+        return found
+
+    def tensors(self, name: str) -> list[TensorOut | None]:
+        """A list of tensors, with None where one was left out."""
+        value = self.value(name)
+        items = value if isinstance(value, (list, tuple)) else []
+        return [described(item) if isinstance(item, Node) else None for item in items]
+
+    def outputs(self) -> Iterator[Output]:
+        """The steps that allocate the operation's results."""
+        return outputs_of(self.op)
+
+
+Rule = Callable[[Call], Iterator[Step]]
+
+
+def described(node: Node) -> TensorOut:
+    """The tensor that a node stands for.
+
+    Raises:
+        UnknownOperandError: the graph does not know its sizes, or it is sparse.
+    """
+    op = node.meta.get("op")
+    tensor: TensorOut | None = node.meta.get("tensor")
+    if op is not None and op.outputs:
+        tensor = op.outputs[0]
+    if tensor is None or len(tensor.stride) != len(tensor.shape):
+        raise UnknownOperandError(node.name)
+    return tensor
+
+
+def during(scratch: Iterable[Scratch], steps: Iterable[Step] = ()) -> Iterator[Step]:
+    """Take scratch memory, do `steps`, and free it, the last taken first, as C++ scopes do."""
+    held = list(scratch)
+    yield from map(Take, held)
+    yield from steps
+    yield from map(Free, reversed(held))
+
+
+@cache
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    """By name, the position and the default of each parameter of an operator."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return {}
+    return {
+        argument.name: (position, argument.default_value)
+        for position, argument in enumerate(target._schema.arguments)
+    }

@@ -1,0 +1,166 @@
+"""Matrix products: cuBLAS and cublasLt workspaces, and copies of operands.
+
+  (1) The first product of a thread allocates the workspace of the thread's cuBLAS handle, after
+      the outputs and the copies of operands; it is never freed. Autograd runs the backward pass
+      of CUDA tensors in a thread of its own, so a training loop has two
+      (aten/src/ATen/cuda/CublasHandlePool.cpp; ckpt11 and mlp01 of shared/recordings).
+  (2) `addmm` with a bias takes cublasLt where `_takes_lt` says so; what that allocates depends on
+      the version (`Runtime.cublaslt_workspace`): up to torch 2.8 a block for each call, taken
+      before the handle's own (ckpt11, lin01, mlp01); from 2.9 one for each handle, never freed
+      (mha_lm128_infer); from 2.12 none. The Lt handle is the cuBLAS handle.
+  (3) An operand that is neither row- nor column-major is copied (aten/src/ATen/native/cuda/
+      Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`; attn01, ckpt09).
+
+Not covered: fall-backs at run time, when cublasLt finds no algorithm; several streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.runtime import LtWorkspace
+
+from .call import Call, Rule, during
+from .layout import is_contiguous, is_dense, nbytes, numel
+
+_LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
+_LT_LOOKS_AT_BOTH_OPERANDS_SINCE = (2, 10)
+
+
+def _mm(call: Call) -> Iterator[Step]:
+    return _product(call, ("self", "mat2"))
+
+
+def _bmm(call: Call) -> Iterator[Step]:
+    return _product(call, ("self", "mat2"))
+
+
+def _baddbmm(call: Call) -> Iterator[Step]:
+    return _product(call, ("batch1", "batch2"))
+
+
+def _addmm(call: Call) -> Iterator[Step]:
+    return _product(call, ("mat1", "mat2"), takes_lt=_takes_lt(call))
+
+
+def _lt_only(call: Call) -> Iterator[Step]:
+    return _product(call, ("self", "mat2"), takes_lt=True)
+
+
+def _mv(call: Call) -> Iterator[Step]:
+    return _matrix_vector(call, "self")
+
+
+def _addmv(call: Call) -> Iterator[Step]:
+    return _matrix_vector(call, "mat")
+
+
+def _dot(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    yield from cublas_workspace(call)
+
+
+def _product(call: Call, operands: tuple[str, str], *, takes_lt: bool = False) -> Iterator[Step]:
+    tensors = [call.tensor(name) for name in operands]
+    yield from call.outputs()
+    if not all(map(numel, tensors)):
+        return
+    copies = [_copy(tensor) for tensor in tensors if not _is_matrix(tensor)]
+    handle = _lt_workspace(call) if takes_lt else cublas_workspace(call)
+    yield from during(copies, handle)
+
+
+def _matrix_vector(call: Call, matrix_name: str) -> Iterator[Step]:
+    """`addmv_out_cuda`: a vector of stride 0 is copied as well."""
+    matrix, vector = call.tensor(matrix_name), call.tensor("vec")
+    yield from call.outputs()
+    if not numel(matrix):
+        return
+    copies = [] if vector.stride[0] or numel(vector) == 1 else [_copy(vector)]
+    if not _is_matrix(matrix):
+        copies.append(_copy(matrix))
+    yield from during(copies, cublas_workspace(call))
+
+
+def cublas_workspace(call: Call) -> Iterator[Step]:
+    """What asking for the thread's cuBLAS handle allocates."""
+    taken = call.workspaces.cublas
+    if call.thread in taken:
+        return
+    taken.add(call.thread)
+    nbytes = call.runtime.cublas_workspace_bytes
+    yield Take(Scratch(f"cuBLAS workspace of {call.thread}", nbytes))
+
+
+def _lt_workspace(call: Call) -> Iterator[Step]:
+    kind = call.runtime.cublaslt_workspace
+    size = call.runtime.cublaslt_workspace_bytes
+    if kind is LtWorkspace.EACH_CALL:
+        scratch = Scratch("cublasLt workspace", size)
+        yield Take(scratch)
+        yield from cublas_workspace(call)
+        yield Free(scratch)
+        return
+    yield from cublas_workspace(call)
+    if kind is LtWorkspace.KEPT and call.thread not in call.workspaces.cublaslt:
+        call.workspaces.cublaslt.add(call.thread)
+        yield Take(Scratch(f"cublasLt workspace of {call.thread}", size))
+
+
+def _takes_lt(call: Call) -> bool:
+    """`addmm_out_cuda_impl`: the bias is added by cublasLt's epilogue.
+
+    Both sizes of `mat2` exceed 1; from torch 2.10 on those of `mat1` as well, and a bias of
+    several dimensions will do where all but one are 1.
+    """
+    bias, left, right = call.tensor("self"), call.tensor("mat1"), call.tensor("mat2")
+    sizes, is_vector = [*right.shape], len(bias.shape) == 1
+    if call.runtime.release >= _LT_LOOKS_AT_BOTH_OPERANDS_SINCE:
+        sizes += left.shape
+        is_vector = max(bias.shape, default=1) == numel(bias)
+    return (
+        call.value("beta") == 1
+        and is_vector
+        and numel(bias) == right.shape[1]
+        and is_contiguous(bias)
+        and left.dtype in _LT_DTYPES
+        and min(sizes) > 1
+        and call.runtime.env.get("DISABLE_ADDMM_CUDA_LT") != "1"
+    )
+
+
+def _is_matrix(tensor: TensorOut) -> bool:
+    """Whether cuBLAS can read a matrix, or a batch of them, as it lies in memory."""
+    if len(tensor.shape) == 2 and is_dense(tensor):
+        return True
+    (rows, columns), (row_stride, column_stride) = tensor.shape[-2:], tensor.stride[-2:]
+    if column_stride == 1 and row_stride >= max(1, columns):
+        return True
+    if row_stride == 1 and column_stride >= max(1, rows):
+        return True
+    return len(tensor.shape) == 3 and is_contiguous(tensor) and bool(row_stride * column_stride)
+
+
+def _copy(tensor: TensorOut) -> Scratch:
+    return Scratch("contiguous copy of an operand", nbytes(tensor))
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.mm": _mm,
+    "aten.bmm": _bmm,
+    "aten.addmm": _addmm,
+    "aten.addmm_": _addmm,
+    "aten._addmm_activation": _addmm,
+    "aten.baddbmm": _baddbmm,
+    "aten.baddbmm_": _baddbmm,
+    "aten.addbmm": _baddbmm,
+    "aten.mv": _mv,
+    "aten.addmv": _addmv,
+    "aten.addmv_": _addmv,
+    "aten.dot": _dot,
+    "aten.vdot": _dot,
+    "aten._scaled_mm": _lt_only,
+    "aten._int_mm": _lt_only,
+}

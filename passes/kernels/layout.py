@@ -1,0 +1,90 @@
+"""Sizes, strides and types of tensors, as ATen's predicates see them."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+
+from graphmem.graph import TensorOut
+
+INDEX_BYTES = 8
+"""Indices are int64."""
+
+
+@cache
+def item_bytes(dtype: str) -> int:
+    """Bytes of one element."""
+    size: int = getattr(torch, dtype).itemsize
+    return size
+
+
+@cache
+def accumulate_bytes(dtype: str) -> int:
+    """Bytes of `at::acc_type<dtype, true>` (aten/src/ATen/AccumulateType.h)."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if not kind.is_floating_point and not kind.is_complex:
+        return 8
+    return max(item_bytes(dtype), 8 if kind.is_complex else 4)
+
+
+def is_half(dtype: str) -> bool:
+    """Whether it is one of the 16-bit floating-point types."""
+    return dtype in ("float16", "bfloat16")
+
+
+def is_integral(dtype: str) -> bool:
+    """Whether it is an integer or a bool."""
+    kind: torch.dtype = getattr(torch, dtype)
+    return not kind.is_floating_point and not kind.is_complex
+
+
+def numel(tensor: TensorOut) -> int:
+    """How many elements a tensor has."""
+    return math.prod(tensor.shape)
+
+
+def nbytes(tensor: TensorOut) -> int:
+    """Bytes of a contiguous copy."""
+    return numel(tensor) * item_bytes(tensor.dtype)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a row-major tensor; sizes of 0 count as 1 (c10/core/MemoryFormat.h)."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(tensor: TensorOut) -> bool:
+    """`Tensor::is_contiguous`: strides of dimensions of size 1 do not count."""
+    return not numel(tensor) or _matches(tensor, contiguous_strides(tensor.shape))
+
+
+def _matches(tensor: TensorOut, strides: tuple[int, ...]) -> bool:
+    dims = zip(tensor.shape, tensor.stride, strides, strict=True)
+    return all(size == 1 or stride == wanted for size, stride, wanted in dims)
+
+
+def is_channels_last(tensor: TensorOut) -> bool:
+    """Whether a tensor of four dimensions is laid out NHWC, and not NCHW as well."""
+    if len(tensor.shape) != 4 or is_contiguous(tensor):
+        return False
+    batch, channels, height, width = tensor.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return bool(batch) and _matches(tensor, strides)
+
+
+def is_dense(tensor: TensorOut) -> bool:
+    """`is_non_overlapping_and_dense`: a permutation of a contiguous tensor."""
+    expected = 1
+    dims = zip(tensor.stride, tensor.shape, strict=True)
+    for stride, size in sorted(dim for dim in dims if dim[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
