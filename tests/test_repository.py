@@ -69,10 +69,11 @@ def test_every_package_says_so() -> None:
 
 def test_the_wheel_has_every_module_and_nothing_beside_graphmem(wheel: Path) -> None:
     modules = {_installed(file).as_posix() for file in _python_files()}
+    page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "graphmem/render/page").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
 
-    assert files == modules | {"graphmem/py.typed"}
+    assert files == modules | page | {"graphmem/py.typed"}
 
 
 def test_the_wheel_carries_licence_and_entry_points(wheel: Path, project: dict[str, Any]) -> None:

@@ -1,0 +1,93 @@
+"""The storages of a timeline, each from the moment of its birth to the moment of its death."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from graphmem.analysis import Analysis
+from graphmem.graph import Category, OwnerKind, StepGraph, Storage
+from graphmem.report.build import module_of
+from graphmem.simulate import Moment
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """One storage on the timeline.
+
+    Attributes:
+        block: bytes of its block.
+        first, last: indexes of the moments of its birth and its death; `last` is the number of
+            moments for what outlives the trace.
+        module: where it belongs.
+    """
+
+    storage: Storage
+    block: int
+    first: int
+    last: int
+    module: str
+
+    def holds_at(self, index: int) -> bool:
+        """Whether the storage is alive at the moment of that index."""
+        return self.first <= index < self.last
+
+
+def lifetimes(analysis: Analysis) -> list[Lifetime]:
+    """Every storage that the allocator gave a block, by birth."""
+    timeline = analysis.timeline
+    end = len(timeline.moments)
+    deaths = {storage.id: i for i, storage in enumerate(timeline.deaths) if storage is not None}
+    return [
+        Lifetime(
+            storage,
+            timeline.block_bytes[storage.id],
+            i,
+            deaths.get(storage.id, end),
+            module_of(storage, analysis.graph),
+        )
+        for i, storage in enumerate(timeline.births)
+        if storage is not None
+    ]
+
+
+def peak_index(analysis: Analysis) -> int:
+    """The index of the peak among the timeline's moments."""
+    moments = analysis.timeline.moments
+    return max(range(len(moments)), key=lambda i: (moments[i].allocated, -i))
+
+
+def category_of(life: Lifetime, peak: Moment, index: int) -> Category:
+    """One category for a whole life: that at the peak, else activation if it ever was one."""
+    storage = life.storage
+    if life.holds_at(index):
+        return storage.category_at(peak.tick)
+    saved = storage.owned_as(OwnerKind.SAVED_TENSOR)
+    return storage.category_at(storage.birth if saved is None else saved.start)
+
+
+def telling_tick(life: Lifetime, peak: Moment, index: int, graph: StepGraph) -> int:
+    """When to ask why a storage is alive: at the peak, else just before its death."""
+    if life.holds_at(index):
+        return peak.tick
+    death = graph.end if life.storage.death is None else life.storage.death
+    return max(life.storage.birth, death - 1)
+
+
+class Clock:
+    """From ticks to operations and phases."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
+        self._op_ticks = [op.tick for op in graph.ops]
+
+    def op_at(self, tick: int) -> int:
+        """The index of the operation that runs at a tick, or -1 before the first."""
+        return bisect_right(self._op_ticks, tick) - 1
+
+    def phase_at(self, tick: int) -> str:
+        """The phase and its step in words, such as `step 1 backward`."""
+        for phase in self._graph.phases:
+            if phase.start <= tick <= phase.end:
+                return f"step {phase.step} {phase.name}" if phase.step >= 0 else str(phase.name)
+        return "outside any phase"

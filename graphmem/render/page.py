@@ -1,0 +1,52 @@
+"""The page: one HTML file without any other, that opens offline in a browser of 2023 or later."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from graphmem.analysis import Analysis
+from graphmem.render.columns import columns, packed, summary
+from graphmem.report.schema import Report
+from graphmem.units import format_bytes, format_exact
+
+# Classes first, then those that use them.
+SCRIPTS = (
+    "text.js",
+    "colours.js",
+    "data.js",
+    "stack.js",
+    "timeline.js",
+    "overview.js",
+    "gestures.js",
+    "details.js",
+    "modules.js",
+    "keepers.js",
+    "holders.js",
+    "comparison.js",
+    "main.js",
+)
+
+
+def page(analysis: Analysis, other: Report | None = None) -> str:
+    """An analysis as a page, beside another report if one is given."""
+    content = columns(analysis)
+    if other is not None:
+        content["other"] = summary(other)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(_asset("page.html.j2")).render(
+        report=analysis.report,
+        style=Markup(_asset("page.css")),
+        script=Markup("\n".join(map(_asset, SCRIPTS))),
+        data=packed(content),
+        format_bytes=format_bytes,
+        format_exact=format_exact,
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return files("graphmem.render").joinpath("page", name).read_text(encoding="utf-8")

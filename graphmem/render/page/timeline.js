@@ -1,0 +1,269 @@
+/* The canvas: bytes over operations, stacked by storage, with phases, reserved bytes and the peak. */
+
+const MARGIN = { left: 74, right: 14, top: 40, bottom: 30 };
+const LEAST_MOMENTS = 12;
+
+class Timeline {
+  constructor(page, canvas) {
+    this.page = page;
+    this.canvas = canvas;
+    this.context = canvas.getContext("2d");
+    this.pixels = document.createElement("canvas");
+    this.from = 0;
+    this.to = page.data.momentCount;
+    this.setGrouping("category");
+    new ResizeObserver(() => this.draw()).observe(canvas);
+  }
+
+  setGrouping(mode) {
+    const { data } = this.page;
+    this.grouping = groupsOf(data, mode);
+    this.stack = new Stack(data, this.grouping);
+    const packed = this.grouping.groups.map((group) => ({
+      fill: packedColour(group.colour),
+      edge: packedColour(group.colour, 0.78),
+      dim: (packedColour(group.colour) & 0x00ffffff) | (0x2e << 24),
+    }));
+    this.colours = Array.from(this.grouping.groupOf, (group) => packed[group]);
+    this.draw();
+  }
+
+  get plotWidth() {
+    return Math.max(10, this.canvas.clientWidth - MARGIN.left - MARGIN.right);
+  }
+
+  get plotHeight() {
+    return Math.max(10, this.canvas.clientHeight - MARGIN.top - MARGIN.bottom);
+  }
+
+  xOf(moment) {
+    return MARGIN.left + ((moment - this.from) / (this.to - this.from)) * this.plotWidth;
+  }
+
+  yOf(bytes) {
+    return MARGIN.top + this.plotHeight * (1 - bytes / this.top);
+  }
+
+  momentAt(x) {
+    const moment = this.from + ((x - MARGIN.left) / this.plotWidth) * (this.to - this.from);
+    return Math.min(this.page.data.momentCount - 1, Math.max(0, Math.floor(moment)));
+  }
+
+  /* The highest moment of the pixel column at x: what is drawn there, so no peak gets lost. */
+  highestAt(x) {
+    const first = this.momentAt(x);
+    const last = Math.max(first, this.momentAt(x + 1) - 1);
+    const { allocated } = this.page.data.moments;
+    let highest = first;
+    for (let i = first + 1; i <= last; i++) if (allocated[i] > allocated[highest]) highest = i;
+    return highest;
+  }
+
+  storageAt(x, y) {
+    this.stack.startAt(this.highestAt(x));
+    return this.stack.storageAt((1 - (y - MARGIN.top) / this.plotHeight) * this.top);
+  }
+
+  view(from, to) {
+    const count = this.page.data.momentCount;
+    const width = Math.min(count, Math.max(LEAST_MOMENTS, to - from));
+    this.from = Math.min(Math.max(0, from), count - width);
+    this.to = this.from + width;
+    this.draw();
+  }
+
+  zoom(factor, x = MARGIN.left + this.plotWidth / 2) {
+    const share = Math.min(1, Math.max(0, (x - MARGIN.left) / this.plotWidth));
+    const centre = this.from + share * (this.to - this.from);
+    this.view(centre - (centre - this.from) * factor, centre + (this.to - centre) * factor);
+  }
+
+  pan(pixels) {
+    const by = (pixels / this.plotWidth) * (this.to - this.from);
+    this.view(this.from + by, this.to + by);
+  }
+
+  reveal(moment) {
+    const width = this.to - this.from;
+    if (moment < this.from || moment >= this.to) this.view(moment - width / 2, moment + width / 2);
+  }
+
+  draw() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.paint();
+    });
+  }
+
+  paint() {
+    const scale = window.devicePixelRatio || 1;
+    const { clientWidth, clientHeight } = this.canvas;
+    this.canvas.width = clientWidth * scale;
+    this.canvas.height = clientHeight * scale;
+    this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    this.top = this.highestShown() * 1.04 || 1;
+    this.style = getComputedStyle(document.documentElement);
+    this.paintPhases();
+    this.paintStack();
+    this.paintAxes();
+    this.paintReserved();
+    this.paintMarks();
+  }
+
+  colour(name) {
+    return this.style.getPropertyValue(`--${name}`).trim();
+  }
+
+  highestShown() {
+    const { reserved } = this.page.data.moments;
+    let highest = 0;
+    const last = Math.min(reserved.length, Math.ceil(this.to));
+    for (let i = Math.floor(this.from); i < last; i++) highest = Math.max(highest, reserved[i]);
+    return highest;
+  }
+
+  paintPhases() {
+    const { context } = this;
+    context.font = "12px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    this.page.data.phases.forEach((phase, index) => {
+      const left = Math.max(MARGIN.left, this.xOf(phase.first));
+      const right = Math.min(MARGIN.left + this.plotWidth, this.xOf(phase.last));
+      if (right <= left) return;
+      context.fillStyle = this.colour(index % 2 ? "band" : "band-other");
+      context.fillRect(left, MARGIN.top - 22, right - left, this.plotHeight + 22);
+      context.fillStyle = this.colour("muted");
+      const fits = [phaseName(phase), phase.name].find(
+        (name) => context.measureText(name).width < right - left - 8,
+      );
+      context.textAlign = "center";
+      if (fits) context.fillText(fits, (left + right) / 2, MARGIN.top - 11);
+    });
+  }
+
+  paintStack() {
+    const width = Math.round(this.plotWidth);
+    const height = Math.round(this.plotHeight);
+    const image = new ImageData(width, height);
+    const words = new Uint32Array(image.data.buffer);
+    const chosen = this.page.state.storage;
+    const outline = packedColour(this.colour("text"));
+    this.stack.startAt(this.highestAt(MARGIN.left));
+    for (let x = 0; x < width; x++) {
+      this.stack.advanceTo(this.highestAt(MARGIN.left + x));
+      this.paintColumn(words, x, width, height);
+      if (chosen >= 0 && this.page.data.holds(chosen, this.stack.moment)) {
+        this.outlineColumn(words, x, width, height, chosen, outline);
+      }
+    }
+    this.pixels.width = width;
+    this.pixels.height = height;
+    this.pixels.getContext("2d").putImageData(image, 0, 0);
+    this.context.imageSmoothingEnabled = false;
+    this.context.drawImage(this.pixels, MARGIN.left, MARGIN.top, this.plotWidth, this.plotHeight);
+  }
+
+  paintColumn(words, x, width, height) {
+    const { found } = this.page.state;
+    const perByte = height / this.top;
+    this.stack.bands(this.top / height, (storage, from, to) => {
+      const colour = this.colours[storage];
+      const bottom = height - Math.round(from * perByte);
+      const top = height - Math.round(to * perByte);
+      const fill = found && !found[storage] ? colour.dim : colour.fill;
+      for (let y = top; y < bottom; y++) words[y * width + x] = fill;
+      if (bottom - top > 3 && !(found && !found[storage])) words[top * width + x] = colour.edge;
+    });
+  }
+
+  outlineColumn(words, x, width, height, storage, colour) {
+    const from = this.stack.offsetOf(storage);
+    const perByte = height / this.top;
+    const bottom = height - 1 - Math.round(from * perByte);
+    const top = height - Math.round((from + this.page.data.block[storage]) * perByte);
+    for (const y of [bottom, bottom - 1, top, top - 1]) {
+      if (y >= 0 && y < height) words[y * width + x] = colour;
+    }
+  }
+
+  paintAxes() {
+    const { context } = this;
+    context.fillStyle = this.colour("muted");
+    context.strokeStyle = this.colour("grid");
+    context.lineWidth = 1;
+    context.textAlign = "right";
+    const step = niceStep(this.top / 5);
+    for (let bytes = 0; bytes <= this.top; bytes += step) {
+      const y = Math.round(this.yOf(bytes)) + 0.5;
+      context.beginPath();
+      context.moveTo(MARGIN.left, y);
+      context.lineTo(MARGIN.left + this.plotWidth, y);
+      context.stroke();
+      context.fillText(axisLabel(bytes, step), MARGIN.left - 8, y);
+    }
+    context.textAlign = "center";
+    const { op } = this.page.data.moments;
+    for (let x = MARGIN.left + 50; x < MARGIN.left + this.plotWidth - 30; x += 140) {
+      const label = `operation ${Math.max(0, op[this.momentAt(x)]).toLocaleString("en-US")}`;
+      context.fillText(label, x, MARGIN.top + this.plotHeight + 15);
+    }
+  }
+
+  paintReserved() {
+    const { context } = this;
+    const { reserved } = this.page.data.moments;
+    context.strokeStyle = this.colour("text");
+    context.lineWidth = 1.25;
+    context.setLineDash([5, 3]);
+    context.beginPath();
+    for (let x = 0; x <= this.plotWidth; x++) {
+      const y = this.yOf(reserved[this.momentAt(MARGIN.left + x)]);
+      if (x) context.lineTo(MARGIN.left + x, y);
+      else context.moveTo(MARGIN.left + x, y);
+    }
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  paintMarks() {
+    const { data, state } = this.page;
+    if (state.moment !== data.peak) this.paintLine(state.moment, this.colour("muted"), "");
+    const peak = formatBytes(data.moments.allocated[data.peak]);
+    this.paintLine(data.peak, this.colour("accent"), `peak ${peak}`);
+  }
+
+  paintLine(moment, colour, label) {
+    if (moment < this.from || moment >= this.to) return;
+    const { context } = this;
+    const x = Math.round(this.xOf(moment + 0.5));
+    context.strokeStyle = context.fillStyle = colour;
+    context.lineWidth = 1.5;
+    context.beginPath();
+    context.moveTo(x, MARGIN.top - (label ? 26 : 4));
+    context.lineTo(x, MARGIN.top + this.plotHeight);
+    context.stroke();
+    if (!label) return;
+    context.beginPath();
+    context.arc(x, this.yOf(this.page.data.moments.allocated[moment]), 4, 0, 7);
+    context.fill();
+    context.font = "600 12px system-ui, sans-serif";
+    const half = context.measureText(label).width / 2;
+    const right = MARGIN.left + this.plotWidth - half;
+    context.textAlign = "center";
+    context.fillText(label, Math.max(MARGIN.left + half, Math.min(right, x)), MARGIN.top - 33);
+  }
+}
+
+function niceStep(bytes) {
+  const unit = 2 ** (10 * Math.floor(Math.log2(Math.max(1, bytes)) / 10));
+  const multiple = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1024].find((each) => each * unit >= bytes);
+  return Math.max(1, multiple * unit);
+}
+
+function axisLabel(bytes, step) {
+  for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
+    if (step >= size) return `${Math.round(bytes / size).toLocaleString("en-US")} ${unit}`;
+  }
+  return `${bytes} B`;
+}
