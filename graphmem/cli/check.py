@@ -1,0 +1,143 @@
+"""`graphmem check`: the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from graphmem.cli.output import console, write_text
+from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from graphmem.gate.check import Check
+    from graphmem.gate.config import Config
+    from graphmem.gate.lock import Lock
+
+
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]…", help="Targets by name; default: all of them."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="The configuration.  [default: graphmem.toml, or pyproject.toml with "
+            "\\[tool.graphmem], here or above]",
+            show_default=False,
+        ),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Make what is measured now the baseline.")
+    ] = False,
+    output_format: Annotated[
+        Literal["text", "json", "markdown", "github", "junit", "sarif"],
+        typer.Option("--format", help="For people, programs, pull requests, CI, code scanning."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.  [default: cores]"),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="REV", help="Only what changes since REV can reach."),
+    ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster, not here."),
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Analyse everything anew.")] = False,
+) -> None:
+    """Hold every target against its limits and the baseline, graphmem.lock.
+
+    Exits with 0 when all is fine, 1 when a limit is exceeded, 2 when a target or the
+    configuration is at fault, 3 when graphmem itself is.
+
+    Example: graphmem check --format github
+    """
+    from graphmem.gate.check import How, run_check
+    from graphmem.gate.config import find_config, load_config
+    from graphmem.gate.lock import FILE
+
+    settings = load_config(config or find_config(Path.cwd()))
+    lock_path = settings.root / FILE
+    lock, is_lost = _baseline(lock_path, update)
+    how = How(processes=jobs, dask=dask, since=since, cached=not no_cache)
+    with _progress() as report_progress:
+        outcome = run_check(settings, lock, names or (), how, report_progress)
+    if update:
+        outcome = outcome.accepted()
+        _update(lock_path, lock, outcome, settings, is_lost)
+    _tell(outcome, output_format, output)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _baseline(path: Path, update: bool) -> tuple[Lock, bool]:
+    """The baseline, and whether a merge has spoilt it; to be rewritten, that is no error."""
+    from graphmem.gate.lock import Lock, LockConflictError, read_lock
+
+    try:
+        return read_lock(path), False
+    except LockConflictError:
+        if not update:
+            raise
+        return Lock(), True
+
+
+def _update(path: Path, lock: Lock, outcome: Check, settings: Config, is_lost: bool) -> None:
+    """Write the baseline where it changes.
+
+    Raises:
+        InputError: the old entries are lost, and not every target was measured.
+    """
+    measured = {result.name for result in outcome.results if result.verdict}
+    if is_lost and measured != set(settings.targets):
+        raise InputError(
+            f"{path.name} has a merge conflict, and not every target was measured",
+            hint="update all targets at once; `graphmem check` says what is wrong with them",
+        )
+    text = outcome.lock(lock, settings).to_toml()
+    if not path.exists() or path.read_text("utf-8") != text:
+        write_text(path, text)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr; silent where that is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    stderr = Console(stderr=True)
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    ) as bar:
+        task = bar.add_task("analysing")
+        yield lambda name, done, total: bar.update(
+            task, completed=done, total=total, description=name or "analysing"
+        )
+
+
+def _tell(outcome: Check, output_format: str, output: Path | None) -> None:
+    from graphmem.gate.formats import FORMATS
+    from graphmem.gate.formats.text import print_check
+
+    if output:
+        write_text(output, FORMATS[output_format](outcome))
+    elif output_format == "text":
+        print_check(outcome, console())
+    else:
+        typer.echo(FORMATS[output_format](outcome), nl=False)

@@ -1,0 +1,33 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from graphmem.errors import InputError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and rename it, so that nobody ever sees half of it.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written.
+    """
+    beside: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            beside = Path(file.name)
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        beside.chmod(0o666 & ~umask)
+        beside.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        if beside is not None:
+            beside.unlink(missing_ok=True)

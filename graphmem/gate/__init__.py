@@ -1,0 +1,12 @@
+"""The gate: budgets, a baseline, and what a change costs.
+
+    config     graphmem.toml or [tool.graphmem]: named targets, their arguments and their limits
+    lock       graphmem.lock, the baseline: exact bytes by target, phase, category and module
+    jobs       the analyses, in parallel processes or on a cluster, each cached by content
+    compare    a measurement against its limits and its baseline: findings, and what grew
+    check      all of it together, for `graphmem check`
+    diff       two reports, matched by module and operation
+    formats    a check's outcome for people, CI systems and code hosts
+
+It reads reports alone and knows nothing of traces and graphs.
+"""

@@ -1,0 +1,105 @@
+"""Reports by the content that they were made from, below `.graphmem_cache`.
+
+Clauses:
+  (1) a key is the target, its options and the environment: Python, the versions of every installed
+      package, and graphmem's own code;
+  (2) under a key there are up to `_KEPT` entries, each with the digests of the files that its
+      analysis read; an entry holds where all of them are unchanged;
+  (3) an entry is one file of its own, written whole and renamed, so that checks at the same time
+      cannot spoil each other's; one that cannot be read is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+
+import msgspec
+
+from graphmem.errors import InputError
+from graphmem.files import write_whole
+from graphmem.gate.jobs import Job, Outcome
+from graphmem.gate.sources import are_unchanged
+
+FOLDER = ".graphmem_cache"
+_FORMAT = "1"
+_KEPT = 8
+_MARKER = "Signature: 8a477f597d28d172789f06886806bc55\n# https://bford.info/cachedir/\n"
+
+
+class Cache:
+    """The reports of one project."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / FOLDER
+
+    def find(self, job: Job) -> Outcome | None:
+        """What an earlier analysis of the same content found, or None."""
+        for path in self._entries(job):
+            outcome = _read(path)
+            if outcome is not None and are_unchanged(outcome.sources, job.root):
+                return outcome
+        return None
+
+    def known_sources(self, job: Job) -> frozenset[str]:
+        """Every file that analyses of this target have read."""
+        outcomes = (_read(path) for path in self._entries(job))
+        return frozenset(name for outcome in outcomes if outcome for name in outcome.sources)
+
+    def keep(self, job: Job, outcome: Outcome) -> None:
+        """Keep a report; a cache that cannot be written is done without."""
+        if outcome.report is None:
+            return
+        folder = self._folder / _key(job)
+        sources = msgspec.json.encode(outcome.sources, order="sorted")
+        with suppress(OSError, InputError):
+            self._make(folder)
+            name = f"{hashlib.sha256(sources).hexdigest()[:32]}.json"
+            write_whole(folder / name, msgspec.json.encode(outcome).decode())
+            for old in self._entries(job)[_KEPT:]:
+                old.unlink(missing_ok=True)
+
+    def _entries(self, job: Job) -> list[Path]:
+        """The entries under a job's key, the latest first."""
+        found: list[tuple[int, Path]] = []
+        with suppress(OSError):  # another check may drop entries meanwhile
+            for path in (self._folder / _key(job)).glob("[!.]*.json"):
+                found += [(path.stat().st_mtime_ns, path)]
+        return [path for _, path in sorted(found, reverse=True)]
+
+    def _make(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in (("CACHEDIR.TAG", _MARKER), (".gitignore", "*\n")):
+            if not (self._folder / name).exists():
+                write_whole(self._folder / name, text)
+
+
+def _read(path: Path) -> Outcome | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Outcome)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _key(job: Job) -> str:
+    parts = (_FORMAT, _environment(), job.target, job.request)
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
+
+
+@cache
+def _environment() -> str:
+    """A digest of everything besides the target that a report depends on."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    for name in sorted(f"{each.name}=={each.version}" for each in distributions()):
+        digest.update(name.encode() + b"\0")
+    package = Path(__file__).parents[1]
+    # An editable install keeps the passes beside the package.
+    for folder in (package, package.parent / "passes"):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.relative_to(package.parent).as_posix().encode() + b"\0")
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

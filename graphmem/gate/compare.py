@@ -1,0 +1,188 @@
+"""A measurement against its limits and its baseline: findings, and what grew.
+
+Clauses:
+  (1) `max_*` are limits of what is measured, `fits` of reserved bytes and the CUDA context on a
+      card; `max_increase` is one of what is measured against the baseline;
+  (2) a category counts requested bytes at the peak; a module pattern counts those of the module
+      and of everything below it;
+  (3) where something is exceeded, the causes are what grew at the peak by category and module;
+      where nothing grew, what holds most. A cause's line and owner are those of the holders of
+      that category and module now: where a variable with a name holds some, its own line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from graphmem.gate.config import TargetConfig
+from graphmem.gate.limits import Increase, is_below
+from graphmem.gate.lock import Entry, entry_of
+from graphmem.gate.ranges import fold, members
+from graphmem.gpus import find_gpu
+from graphmem.report import Report
+from graphmem.report.schema import Holder, OwnerInfo
+from graphmem.units import format_bytes
+
+_CAUSES = 5
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """What grew at the peak; `module` may stand for equal layers, `h.[0-11].mlp`.
+
+    Attributes:
+        before, after: bytes of one of the layers; `before` is None where it is not growth.
+        layers: how many modules are meant.
+        source: the line of the variable that holds it, else of the operation that made it.
+        owner: why the bytes are alive.
+    """
+
+    category: str
+    module: str
+    before: int | None
+    after: int
+    layers: int
+    source: str | None
+    owner: str
+
+    @property
+    def growth(self) -> int:
+        """Bytes added by all of the layers; without a baseline, all of theirs."""
+        return (self.after - (self.before or 0)) * self.layers
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A limit that is exceeded.
+
+    Attributes:
+        rule: the key of the configuration, such as `max_increase.activations`.
+        before: the baseline's bytes, None where the rule has nothing to do with one.
+        limit: the most bytes that were allowed.
+        allowance: the limit as it was written.
+    """
+
+    rule: str
+    before: int | None
+    after: int
+    limit: int
+    allowance: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What the gate says of one target that was measured.
+
+    Attributes:
+        before: the baseline's entry, None for a target that has none.
+        causes: what grew, most first; without growth, and without findings, none.
+    """
+
+    before: Entry | None
+    after: Entry
+    findings: list[Finding]
+    causes: list[Cause]
+
+
+def compare(config: TargetConfig, before: Entry | None, report: Report) -> Verdict:
+    """Hold a report against a target's limits and its baseline."""
+    after = entry_of(report)
+    findings = list(_findings(config, before, after))
+    has_grown = before is not None and after.allocated > before.allocated
+    exceeds_baseline = any(finding.before is not None for finding in findings)
+    causes: list[Cause] = []
+    if findings or has_grown:
+        is_growth = has_grown or exceeds_baseline
+        causes = _causes(before if is_growth else None, after, report)
+    return Verdict(before, after, findings, causes)
+
+
+def _findings(config: TargetConfig, before: Entry | None, after: Entry) -> Iterator[Finding]:
+    for each in _limits(config, after):
+        if each.after > each.limit:
+            yield each
+    if before is None:
+        return
+    for rule, old, new, increase in _increases(config, before, after):
+        limit = increase.allowed(old)
+        if new > limit:
+            yield Finding(rule, old, new, limit, f"{format_bytes(old)} + {increase.text}")
+
+
+def _limits(config: TargetConfig, after: Entry) -> Iterator[Finding]:
+    limits = config.max_allocated
+    measured: list[tuple[str, int, int | None]] = [
+        ("max_allocated", after.allocated, limits.allocated),
+        ("max_reserved", after.reserved, config.max_reserved),
+    ]
+    for key, category, limit in limits.by_category():
+        measured.append((f"max_allocated.{key}", after.categories.get(category, 0), limit))
+    for pattern, limit in limits.modules.items():
+        measured.append((f"max_allocated.modules.{pattern}", _bytes_below(after, pattern), limit))
+    for rule, nbytes, limit in measured:
+        if limit is not None:
+            yield Finding(rule, None, nbytes, limit, format_bytes(limit))
+    if config.fits is not None:
+        gpu = find_gpu(config.fits)
+        needed = after.reserved + gpu.context_bytes
+        yield Finding("fits", None, needed, gpu.memory_bytes, f"the memory of {gpu.title}")
+
+
+def _increases(
+    config: TargetConfig, before: Entry, after: Entry
+) -> Iterator[tuple[str, int, int, Increase]]:
+    limits = config.max_increase
+    if limits.allocated is not None:
+        yield "max_increase", before.allocated, after.allocated, limits.allocated
+    for key, category, limit in limits.by_category():
+        old, new = (entry.categories.get(category, 0) for entry in (before, after))
+        yield f"max_increase.{key}", old, new, limit
+    for pattern, limit in limits.modules.items():
+        old, new = (_bytes_below(entry, pattern) for entry in (before, after))
+        yield f"max_increase.modules.{pattern}", old, new, limit
+
+
+def _bytes_below(entry: Entry, pattern: str) -> int:
+    return sum(
+        nbytes
+        for modules in entry.modules.values()
+        for module, nbytes in modules.items()
+        if is_below(module, pattern)
+    )
+
+
+def _causes(before: Entry | None, after: Entry, report: Report) -> list[Cause]:
+    """The largest growths, equal layers as one."""
+    holders: dict[tuple[str, str], list[Holder]] = {}
+    for holder in report.at_peak.holders:
+        holders.setdefault((holder.category, holder.module), []).append(holder)
+    causes = []
+    for category, modules in after.modules.items():
+        grown: dict[str, tuple[int | None, int, str | None, str]] = {}
+        for module, nbytes in modules.items():
+            old = before.modules.get(category, {}).get(module, 0) if before else None
+            if nbytes > (old or 0):
+                grown[module] = (old, nbytes, *_blame(holders[category, module]))
+        for module, (was, nbytes, source, owner) in fold(grown).items():
+            layers = len(list(members(module)))
+            causes.append(Cause(category, module, was, nbytes, layers, source, owner))
+    causes.sort(key=lambda cause: (-cause.growth, cause.category, cause.module))
+    return causes[:_CAUSES]
+
+
+def _blame(holders: list[Holder]) -> tuple[str | None, str]:
+    """The line and the owner: of what variables with a name hold, else of the largest holder."""
+    for holder in holders:
+        variable = _named_variable(holder)
+        if variable is not None:
+            return variable.source or holder.source, f"held by {variable.name}"
+    return holders[0].source, _without_layer(holders[0])
+
+
+def _named_variable(holder: Holder) -> OwnerInfo | None:
+    named = (owner for owner in holder.owners if owner.kind == "variable" and owner.name)
+    return next(named, None)
+
+
+def _without_layer(holder: Holder) -> str:
+    """The reason, with the module's own name as `…`, so that equal layers say the same."""
+    return holder.reason.replace(f"{holder.module}.", "….") if holder.module else holder.reason

@@ -1,0 +1,13 @@
+"""For programs: schema `graphmem.check/1`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from graphmem.gate.check import Check
+
+
+def as_json(check: Check) -> str:
+    """The outcome as indented JSON, its exit code beside it."""
+    table = {**msgspec.to_builtins(check), "exit_code": check.exit_code}
+    return msgspec.json.format(msgspec.json.encode(table), indent=2).decode() + "\n"

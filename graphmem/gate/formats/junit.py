@@ -1,0 +1,48 @@
+"""For CI systems that read JUnit's XML: a test case for each target."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from graphmem.gate.check import Check, Result
+from graphmem.gate.formats import words
+
+
+def as_junit(check: Check) -> str:
+    """The outcome as one test suite."""
+    statuses = [result.status for result in check.results]
+    counts = {
+        "tests": len(statuses),
+        "failures": statuses.count("failed"),
+        "errors": statuses.count("error"),
+        "skipped": statuses.count("unreached"),
+    }
+    attributes = {key: str(count) for key, count in counts.items()}
+    suites = ET.Element("testsuites", {"name": "graphmem check", **attributes})
+    suite = ET.SubElement(
+        suites, "testsuite", {"name": "graphmem check", **attributes, "time": "0"}
+    )
+    for result in check.results:
+        _add_case(suite, result)
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _add_case(suite: ET.Element, result: Result) -> None:
+    case = ET.SubElement(suite, "testcase", name=result.name, classname=result.target, time="0")
+    if result.failure is not None:
+        error = ET.SubElement(case, "error", message=words.failure(result), type="error")
+        error.text = result.failure.user_traceback
+    if result.status == "unreached":
+        ET.SubElement(case, "skipped", message="the change cannot reach it")
+    verdict = result.verdict
+    if verdict is None:
+        return
+    if verdict.findings:
+        messages = [words.finding(result, finding) for finding in verdict.findings]
+        rule = verdict.findings[0].rule
+        failure = ET.SubElement(case, "failure", message=messages[0], type=rule)
+        failure.text = "\n".join((*messages, *map(words.cause, verdict.causes)))
+        return
+    output = ET.SubElement(case, "system-out")
+    output.text = f"{verdict.after.allocated} bytes, {words.change(verdict.before, verdict.after)}"

@@ -1,0 +1,59 @@
+"""For `$GITHUB_STEP_SUMMARY` and comments on pull requests: a table, then what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from graphmem.gate.check import Check, Result
+from graphmem.gate.formats import words
+from graphmem.units import format_bytes
+
+_SIGNS = {"failed": "❌", "error": "💥", "larger": "⚠️", "smaller": "✅", "new": "🆕"}
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+
+def as_markdown(check: Check) -> str:
+    """The outcome as GitHub's Markdown."""
+    lines = ["### GPU memory", "", words.summary(check), ""]
+    lines += ["| target | baseline | now | change | |", "| --- | ---: | ---: | ---: | --- |"]
+    lines += map(_row, check.results)
+    for result in check.results:
+        lines += _details(result)
+    advice = words.advice(check)
+    if advice:
+        lines += ["", f"{advice[0].upper()}{advice[1:]}."]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _row(result: Result) -> str:
+    status = f"{_SIGNS.get(result.status, '')} {result.status}".strip()
+    verdict = result.verdict
+    cells = ["-", "-", "-"]
+    if verdict is not None:
+        before = verdict.before
+        cells[0] = "-" if before is None else format_bytes(before.allocated)
+        cells[1] = format_bytes(verdict.after.allocated)
+        cells[2] = words.change(before, verdict.after)
+    return f"| {' | '.join((escaped(result.name), *map(escaped, cells), status))} |"
+
+
+def _details(result: Result) -> Iterator[str]:
+    if result.failure is not None:
+        yield from ("", f"**{escaped(words.failure(result))}**")
+    if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
+        return
+    yield from ("", f"#### {escaped(result.name)}", "")
+    for finding in result.verdict.findings:
+        yield f"**{escaped(words.finding(result, finding))}**  "
+    note = words.baseline_note(result)
+    if note:
+        yield f"Note: {escaped(note)}"
+    yield ""
+    for cause in result.verdict.causes:
+        yield f"- {escaped(words.cause(cause))}"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

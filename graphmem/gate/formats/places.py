@@ -1,0 +1,16 @@
+"""Where in the code a result belongs."""
+
+from __future__ import annotations
+
+from graphmem.gate.check import Result
+from graphmem.gate.config import FILE
+
+
+def place_of(result: Result) -> tuple[str, int]:
+    """File and line of the first cause that has one in the project, else of the target."""
+    for cause in result.verdict.causes if result.verdict else ():
+        file, _, line = (cause.source or "").rpartition(":")
+        if line.isdigit() and not file.startswith("/"):
+            return file, int(line)
+    location = result.target.rpartition(":")[0] or result.target
+    return (location, 1) if location.endswith((".py", ".pt2")) else (FILE, 1)

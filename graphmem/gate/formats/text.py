@@ -1,0 +1,78 @@
+"""For a terminal or a log: a table, then what is wrong."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from graphmem.gate.check import Check, Result
+from graphmem.gate.formats import words
+from graphmem.units import format_bytes
+
+_WIDTH = 200
+_STYLES = {"failed": "bold red", "error": "bold red", "smaller": "green", "larger": "yellow"}
+
+
+def as_text(check: Check) -> str:
+    """The outcome as plain text."""
+    buffer = io.StringIO()
+    print_check(check, Console(file=buffer, width=_WIDTH, highlight=False))
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+
+
+def print_check(check: Check, console: Console) -> None:
+    """Print the outcome."""
+    console.print(_table(check))
+    for result in check.results:
+        for line in _details(result):
+            console.print(line, soft_wrap=True)
+    console.print()
+    console.print(words.summary(check))
+    advice = words.advice(check)
+    if advice:
+        console.print(Text.assemble(("hint: ", "bold"), advice), soft_wrap=True)
+
+
+def _table(check: Check) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("target")
+    for column in ("baseline", "now", "change"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    for result in check.results:
+        style = _STYLES.get(result.status, "")
+        table.add_row(result.name, *_sizes(result), Text(result.status, style))
+    return table
+
+
+def _sizes(result: Result) -> tuple[str, str, str]:
+    verdict = result.verdict
+    if verdict is None:
+        return "-", "-", "-"
+    before = "-" if verdict.before is None else format_bytes(verdict.before.allocated)
+    after = format_bytes(verdict.after.allocated)
+    return before, after, words.change(verdict.before, verdict.after)
+
+
+def _details(result: Result) -> Iterator[Text]:
+    if result.failure is not None:
+        yield Text()
+        yield Text.assemble(("error: ", "bold red"), words.failure(result))
+        if result.failure.user_traceback:
+            yield Text(result.failure.user_traceback.rstrip())
+    if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
+        return
+    yield Text()
+    for finding in result.verdict.findings:
+        yield Text.assemble(("failed: ", "bold red"), words.finding(result, finding))
+    if not result.verdict.findings:
+        yield Text(f"{result.name} grew within its limits")
+    note = words.baseline_note(result)
+    if note:
+        yield Text(f"  note: {note}")
+    for cause in result.verdict.causes:
+        yield Text(f"  {words.cause(cause)}")

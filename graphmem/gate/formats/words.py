@@ -1,0 +1,89 @@
+"""The sentences that every format shares."""
+
+from __future__ import annotations
+
+from graphmem.gate.check import Check, Result
+from graphmem.gate.compare import Cause, Finding
+from graphmem.gate.lock import Entry
+from graphmem.units import format_bytes, format_exact
+
+
+def summary(check: Check) -> str:
+    """One line on all targets."""
+    counts: dict[str, int] = {}
+    for result in check.results:
+        counts[result.status] = counts.get(result.status, 0) + 1
+    parts = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{len(check.results)} targets: {parts or 'none'}; {check.analysed} analysed anew"
+
+
+def finding(result: Result, each: Finding) -> str:
+    """What was exceeded, exact."""
+    was = "" if each.before is None else f"{format_exact(each.before)} before, "
+    return (
+        f"{result.name}: {each.rule}: {was}{format_exact(each.after)} now, "
+        f"{format_bytes(each.after - each.limit)} above {each.allowance}"
+    )
+
+
+def cause(each: Cause) -> str:
+    """What grew: module, line, owner, bytes before and after."""
+    place = each.module or "outside any module"
+    layers = f" in each of {each.layers}" if each.layers > 1 else ""
+    where = f" ({each.source})" if each.source else ""
+    size, before = format_bytes(each.growth), ""
+    if each.before is not None:
+        size, before = signed(each.growth), f"{format_exact(each.before)} -> "
+    return (
+        f"{size} {each.category} in {place}{where}: {each.owner}; "
+        f"{before}{format_exact(each.after)}{layers}"
+    )
+
+
+def failure(result: Result) -> str:
+    """Why a target could not be analysed."""
+    assert result.failure is not None
+    hint = f" (hint: {result.failure.hint})" if result.failure.hint else ""
+    return f"{result.name}: {result.failure.message}{hint}"
+
+
+def change(before: Entry | None, after: Entry) -> str:
+    """The difference of the peaks, in words."""
+    if before is None:
+        return "no baseline"
+    difference = after.allocated - before.allocated
+    if not difference:
+        return "same"
+    share = f" ({100 * difference / before.allocated:+.1f} %)" if before.allocated else ""
+    return f"{signed(difference)}{share}"
+
+
+def signed(nbytes: int) -> str:
+    """A difference with its sign."""
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+def advice(check: Check) -> str | None:
+    """What to do next with the baseline, if anything."""
+    statuses = {result.status for result in check.results}
+    verdicts = [result.verdict for result in check.results if result.verdict]
+    if any(finding.before is not None for each in verdicts for finding in each.findings):
+        return "if the growth is meant, `graphmem check --update` makes it the baseline"
+    if "new" in statuses:
+        return "`graphmem check --update` writes the baseline of what is new"
+    if "smaller" in statuses:
+        return "`graphmem check --update` tightens the baseline"
+    return None
+
+
+def baseline_note(result: Result) -> str | None:
+    """Said where the baseline comes from another torch or is for another card."""
+    verdict = result.verdict
+    if verdict is None or verdict.before is None:
+        return None
+    before, after = verdict.before, verdict.after
+    if before.torch != after.torch:
+        return f"the baseline was made with torch {before.torch}, this with {after.torch}"
+    if before.gpu != after.gpu:
+        return f"the baseline was made for {before.gpu}, this for {after.gpu}"
+    return None

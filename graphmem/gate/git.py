@@ -1,0 +1,73 @@
+"""What the gate asks git."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from graphmem.errors import InputError
+
+
+def changed_files(root: Path, revision: str) -> frozenset[str]:
+    """Files below a folder that differ from a revision, those that git does not know included.
+
+    Raises:
+        InputError: the folder is in no repository, or there is no such revision.
+    """
+    known = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", revision, "--")
+    unknown = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
+    return frozenset(filter(None, f"{known}{unknown}".split("\0")))
+
+
+def tracked_files(root: Path) -> list[str] | None:
+    """The files below a folder that git tracks or could; None outside of any repository."""
+    try:
+        listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    except InputError:
+        return None
+    return sorted(filter(None, listed.split("\0")))
+
+
+@contextmanager
+def worktree(root: Path, revision: str) -> Iterator[Path]:
+    """The folder as it was at a revision, in a temporary worktree.
+
+    Raises:
+        InputError: there is no such revision, or git cannot check it out.
+    """
+    prefix = _git(root, "rev-parse", "--show-prefix").strip()
+    with tempfile.TemporaryDirectory(prefix="graphmem-") as folder:
+        place = Path(folder).resolve() / "tree"
+        _git(root, "worktree", "add", "--detach", str(place), revision)
+        try:
+            yield place / prefix
+        finally:
+            _git(root, "worktree", "remove", "--force", str(place))
+
+
+def revisions_of(span: str) -> tuple[str, str]:
+    """The two ends of `main..HEAD`; an end that is left out is HEAD.
+
+    Raises:
+        InputError: the text names no two revisions.
+    """
+    base, dots, head = span.partition("..")
+    if not dots or head.startswith(".") or not (base or head):
+        raise InputError(f"--git {span!r} is not BASE..HEAD", hint="write it like main..HEAD")
+    return base or "HEAD", head or "HEAD"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        finished = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise InputError(f"git cannot be run: {error.strerror}") from error
+    if finished.returncode:
+        reason = finished.stderr.strip().splitlines() or ["git failed"]
+        raise InputError(f"git {arguments[0]}: {reason[-1].removeprefix('fatal: ')}")
+    return finished.stdout

@@ -1,0 +1,155 @@
+"""Analyses as jobs: what one process is asked, and what it answers; in parallel, or on a cluster.
+
+Clauses:
+  (1) each job of this machine has a process of its own, so nothing leaks from one target to the
+      next, and one that dies takes no other along;
+  (2) on Dask the same function runs on the workers, which see the same files at the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from graphmem.analysis import Request
+from graphmem.errors import GraphmemError, InputError, InternalError
+from graphmem.gate.sources import listening
+from graphmem.report import Report
+
+Submit = Callable[["Job"], "Future[Outcome]"]
+Done = Callable[["Job", "Outcome"], None]
+
+_ONE_AT_A_TIME = threading.Lock()
+_PRELOADED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.jobs")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One analysis: a target, from a folder, under a name."""
+
+    name: str
+    root: Path
+    target: str
+    request: Request
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why there is no report; the exit code says whose fault it is."""
+
+    exit_code: int
+    message: str
+    hint: str | None = None
+    user_traceback: str | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A report with the files that it depends on, or a failure."""
+
+    report: Report | None
+    sources: dict[str, str] = {}
+    failure: Failure | None = None
+
+
+def perform(job: Job) -> Outcome:
+    """Analyse a target from its folder; what the user's code prints goes to stderr."""
+    from graphmem.analysis import analyze
+
+    options = {each: getattr(job.request, each) for each in Request.__dataclass_fields__}
+    with _ONE_AT_A_TIME, contextlib.chdir(job.root), contextlib.redirect_stdout(sys.stderr):
+        try:
+            with listening() as sources:
+                report = analyze(job.target, **options)
+                digests = sources.digests(job.root)
+        except GraphmemError as error:
+            return _failed(error)
+        except Exception as error:  # noqa: BLE001 - one target's fault must not stop the others
+            return _failed(
+                InternalError(f"graphmem itself failed: {type(error).__name__}: {error}")
+            )
+    return Outcome(report, digests)
+
+
+def _failed(error: GraphmemError) -> Outcome:
+    failure = Failure(error.exit_code, str(error), error.hint, error.user_traceback)
+    return Outcome(None, failure=failure)
+
+
+def run_all(jobs: Sequence[Job], submit: Submit, done: Done) -> None:
+    """Submit every job, and hand over each outcome as it comes."""
+    futures: dict[Future[Outcome], Job] = {submit(job): job for job in jobs}
+    for future in as_completed(futures):
+        done(futures[future], _outcome(future))
+
+
+def _outcome(future: Future[Outcome]) -> Outcome:
+    try:
+        return future.result()
+    except Exception as error:  # noqa: BLE001 - the process died, or the cluster lost it
+        return _failed(InputError(f"the analysis died: {type(error).__name__}: {error}"))
+
+
+@contextmanager
+def local_processes(count: int) -> Iterator[Submit]:
+    """Run jobs in `count` processes at a time; they are stopped when the block is left."""
+    from pebble import ProcessPool
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    with _one_thread_each():
+        pool = ProcessPool(count, max_tasks=1, initializer=_ignore_interrupts, context=context)
+        try:
+            yield lambda job: pool.schedule(perform, args=(job,))
+        finally:
+            pool.stop()
+            pool.join()
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches the whole group of processes; the parent alone decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes side by side, each with as many threads as cores, would only get in the way."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+
+
+@contextmanager
+def dask_cluster(address: str) -> Iterator[Submit]:
+    """Run jobs on the workers of a Dask cluster.
+
+    Raises:
+        InputError: Dask is not installed, or no scheduler answers at the address.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise InputError(
+            "--dask needs the package distributed", hint="pip install 'graphmem[dask]'"
+        ) from error
+    try:
+        client = Client(address)
+    except (OSError, ValueError) as error:
+        raise InputError(f"no Dask scheduler at {address}: {error}") from error
+    with client:
+        executor = client.get_executor(pure=False)
+        yield lambda job: executor.submit(perform, job)

@@ -1,0 +1,145 @@
+"""The baseline, `graphmem.lock`: exact bytes by target, phase, category and module.
+
+Clauses:
+  (1) everything is sorted and nothing depends on the machine, so the same code gives the same
+      bytes of text;
+  (2) a module's line stands for equal layers together (graphmem/gate/ranges.py);
+  (3) an entry changes only when its bytes change: a new torch that changes none leaves it alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from graphmem.errors import InputError
+from graphmem.gate.ranges import fold, unfold
+from graphmem.report import Report
+
+FILE = "graphmem.lock"
+SCHEMA = "graphmem.lock/1"
+_HEADER = "# The baseline of `graphmem check`, in bytes; `graphmem check --update` writes it.\n"
+_CONFLICT = re.compile(r"^(<<<<<<<|=======|>>>>>>>)", re.MULTILINE)
+
+Modules = dict[str, dict[str, int]]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What one target takes.
+
+    Attributes:
+        gpu, torch: what it was predicted for.
+        allocated, reserved: at the peak of allocated bytes.
+        phases: the highest allocated bytes of each phase, of all steps.
+        categories: bytes at the peak.
+        modules: the same bytes by category and module, without the allocator's rounding.
+    """
+
+    gpu: str
+    torch: str
+    allocated: int
+    reserved: int
+    phases: dict[str, int]
+    categories: dict[str, int]
+    modules: Modules
+
+    def same_bytes(self, other: Entry) -> bool:
+        """Whether two entries say the same, whatever made them."""
+        return msgspec.structs.replace(other, torch=self.torch) == self
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True):
+    """A baseline: entries by the names of targets."""
+
+    schema: str = SCHEMA
+    targets: dict[str, Entry] = {}
+
+    def updated(self, measured: Mapping[str, Entry], configured: frozenset[str]) -> Lock:
+        """The baseline with new entries in place of those that differ.
+
+        Args:
+            measured: what was measured now.
+            configured: the names of all targets; entries of others are dropped.
+        """
+        kept = {name: entry for name, entry in self.targets.items() if name in configured}
+        for name, entry in measured.items():
+            if name not in kept or not kept[name].same_bytes(entry):
+                kept[name] = entry
+        return Lock(targets=kept)
+
+    def to_toml(self) -> str:
+        """The text of the file."""
+        targets = {}
+        for name in sorted(self.targets):
+            entry = self.targets[name]
+            modules = {each: fold(entry.modules[each]) for each in sorted(entry.modules)}
+            folded = msgspec.structs.replace(
+                entry,
+                phases=dict(sorted(entry.phases.items())),
+                categories=dict(sorted(entry.categories.items())),
+                modules=modules,
+            )
+            targets[name] = folded
+        text = msgspec.toml.encode(msgspec.structs.replace(self, targets=targets)).decode()
+        return _HEADER + text
+
+
+def entry_of(report: Report) -> Entry:
+    """What a report says, as the baseline keeps it."""
+    phases: dict[str, int] = {}
+    for step in report.steps:
+        for phase in step.phases:
+            phases[phase.name] = max(phases.get(phase.name, 0), phase.peak)
+    modules: Modules = {}
+    for holder in report.at_peak.holders:
+        of_category = modules.setdefault(holder.category, {})
+        of_category[holder.module] = of_category.get(holder.module, 0) + holder.bytes
+    return Entry(
+        gpu=report.runtime.gpu,
+        torch=report.runtime.torch,
+        allocated=report.peak.allocated,
+        reserved=report.peak.reserved,
+        phases=phases,
+        categories={name: size for name, size in report.at_peak.by_category.items() if size},
+        modules=modules,
+    )
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a baseline; an empty one where there is no file.
+
+    Raises:
+        InputError: the file is in conflict after a merge, or it is no baseline.
+    """
+    if not path.exists():
+        return Lock()
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path.name}: {error.strerror}") from error
+    conflict = _CONFLICT.search(text)
+    if conflict:
+        line = text.count("\n", 0, conflict.start()) + 1
+        raise LockConflictError(
+            f"{path.name}:{line} has a merge conflict",
+            hint="`graphmem check --update` measures the merged code and writes the file anew",
+        )
+    try:
+        lock = msgspec.toml.decode(text, type=Lock)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path.name} is no baseline: {error}") from error
+    if lock.schema != SCHEMA:
+        raise InputError(f"{path.name} has the schema {lock.schema!r}, not {SCHEMA!r}")
+    return Lock(targets={name: _unfolded(entry) for name, entry in lock.targets.items()})
+
+
+class LockConflictError(InputError):
+    """The baseline carries the marks of a merge that git could not finish."""
+
+
+def _unfolded(entry: Entry) -> Entry:
+    modules = {category: unfold(sizes) for category, sizes in entry.modules.items()}
+    return msgspec.structs.replace(entry, modules=modules)

@@ -1,0 +1,103 @@
+"""Which files an analysis depends on: heard while it runs, not guessed from its imports.
+
+Clauses:
+  (1) Python modules that were executed or are loaded, from anywhere but installed packages, the
+      standard library and graphmem itself;
+  (2) files that were opened for reading below the project's folder, as configurations are.
+
+Not covered: listings of folders, environment variables, files outside of the project, the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+_WRITING = os.O_WRONLY | os.O_RDWR
+_GRAPHMEM = Path(__file__).parents[1]
+_FOREIGN = {"site-packages", "dist-packages", ".git", ".graphmem_cache", "__pycache__"}
+_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+
+
+@dataclass
+class Sources:
+    """The files that were heard of."""
+
+    executed: set[str] = field(default_factory=set)
+    opened: set[str] = field(default_factory=set)
+
+    def digests(self, root: Path) -> dict[str, str]:
+        """The files that count, sorted, each with the digest of its content."""
+        modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        executed = {Path(file) for file in self.executed | modules if isinstance(file, str)}
+        opened = {Path(file).resolve() for file in self.opened}
+        files = {path for path in executed if _is_source(path)}
+        files |= {path for path in opened if path.is_relative_to(root) and _counts(path)}
+        return {
+            each: digest_of(root / each) for each in sorted(_name(path, root) for path in files)
+        }
+
+
+_listener: Sources | None = None
+_is_listening = False
+
+
+@contextmanager
+def listening() -> Iterator[Sources]:
+    """Hear of every file that is executed or opened meanwhile."""
+    global _listener, _is_listening  # noqa: PLW0603 - a hook of the interpreter cannot be removed
+    if not _is_listening:
+        sys.addaudithook(_hear)
+        _is_listening = True
+    _listener = sources = Sources()
+    try:
+        yield sources
+    finally:
+        _listener = None
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if _listener is None:
+        return
+    if event == "exec" and isinstance(arguments[0], CodeType):
+        _listener.executed.add(arguments[0].co_filename)
+    elif event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+        path, _, flags = arguments
+        if not (flags or 0) & _WRITING:
+            _listener.opened.add(os.fspath(path))
+
+
+def _is_source(path: Path) -> bool:
+    return path.suffix == ".py" and not path.is_relative_to(_GRAPHMEM) and _counts(path)
+
+
+def _counts(path: Path) -> bool:
+    if _FOREIGN.intersection(path.parts) or any(map(path.is_relative_to, _LIBRARIES)):
+        return False
+    return path.is_file()
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a file's content; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def are_unchanged(digests: Mapping[str, str], root: Path) -> bool:
+    """Whether every file still has the content that it had."""
+    return all(digest and digest_of(root / name) == digest for name, digest in digests.items())
