@@ -18,10 +18,10 @@ from graphmem.kernel_program import KernelMemory, Program
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
-from .kernels import gemm
+from .kernels import gemm, reduction
 from .kernels.call import Call, Rule, UnknownOperandError, Workspaces
 
-_FAMILIES = (gemm,)
+_FAMILIES = (gemm, reduction)
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
 
 
