@@ -84,9 +84,8 @@ def test_the_wheel_carries_licence_and_entry_points(wheel: Path, project: dict[s
 
     assert ".dist-info/" in licence
     assert "graphmem = graphmem.cli:main" in registered
-    [group] = project["project"]["entry-points"]
-    assert group == "graphmem.passes"
-    assert "[graphmem.passes]" in registered
+    for group in project["project"]["entry-points"]:
+        assert f"[{group}]" in registered
 
 
 def test_the_passes_of_the_wheel_import_as_graphmem_passes(wheel: Path, tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ import typer
 from graphmem import __version__
 from graphmem.cli.analyze import analyze
 from graphmem.cli.check import check
+from graphmem.cli.diff import diff
 from graphmem.cli.errors import Settings, guarded
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
+from graphmem.cli.init import init
 from graphmem.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., Any], ...] = (analyze, check, graph, gpus, verify)
+COMMANDS: tuple[Callable[..., Any], ...] = (analyze, check, diff, graph, gpus, init, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 
 import msgspec
 
+from graphmem.gate.blame import blame
 from graphmem.gate.config import TargetConfig
 from graphmem.gate.limits import Increase, is_below
 from graphmem.gate.lock import Entry, entry_of
 from graphmem.gate.ranges import fold, members
 from graphmem.gpus import find_gpu
 from graphmem.report import Report
-from graphmem.report.schema import Holder, OwnerInfo
+from graphmem.report.schema import Holder
 from graphmem.units import format_bytes
 
 _CAUSES = 5
@@ -118,9 +119,9 @@ def _limits(config: TargetConfig, after: Entry) -> Iterator[Finding]:
         measured.append((f"max_allocated.{key}", after.categories.get(category, 0), limit))
     for pattern, limit in limits.modules.items():
         measured.append((f"max_allocated.modules.{pattern}", _bytes_below(after, pattern), limit))
-    for rule, nbytes, limit in measured:
-        if limit is not None:
-            yield Finding(rule, None, nbytes, limit, format_bytes(limit))
+    for rule, nbytes, most in measured:
+        if most is not None:
+            yield Finding(rule, None, nbytes, most, format_bytes(most))
     if config.fits is not None:
         gpu = find_gpu(config.fits)
         needed = after.reserved + gpu.context_bytes
@@ -161,28 +162,9 @@ def _causes(before: Entry | None, after: Entry, report: Report) -> list[Cause]:
         for module, nbytes in modules.items():
             old = before.modules.get(category, {}).get(module, 0) if before else None
             if nbytes > (old or 0):
-                grown[module] = (old, nbytes, *_blame(holders[category, module]))
+                grown[module] = (old, nbytes, *blame(holders[category, module]))
         for module, (was, nbytes, source, owner) in fold(grown).items():
             layers = len(list(members(module)))
             causes.append(Cause(category, module, was, nbytes, layers, source, owner))
     causes.sort(key=lambda cause: (-cause.growth, cause.category, cause.module))
     return causes[:_CAUSES]
-
-
-def _blame(holders: list[Holder]) -> tuple[str | None, str]:
-    """The line and the owner: of what variables with a name hold, else of the largest holder."""
-    for holder in holders:
-        variable = _named_variable(holder)
-        if variable is not None:
-            return variable.source or holder.source, f"held by {variable.name}"
-    return holders[0].source, _without_layer(holders[0])
-
-
-def _named_variable(holder: Holder) -> OwnerInfo | None:
-    named = (owner for owner in holder.owners if owner.kind == "variable" and owner.name)
-    return next(named, None)
-
-
-def _without_layer(holder: Holder) -> str:
-    """The reason, with the module's own name as `…`, so that equal layers say the same."""
-    return holder.reason.replace(f"{holder.module}.", "….") if holder.module else holder.reason

@@ -1,0 +1,67 @@
+"""`graphmem diff`: what a change costs, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import write_text
+from graphmem.errors import InputError
+
+
+def diff(
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="BASE HEAD",
+            help="Two targets, or reports saved with `analyze --format json`. With --git: targets, "
+            "or names from the configuration; default: all of those.",
+            show_default=False,
+        ),
+    ] = None,
+    git: Annotated[
+        str | None,
+        typer.Option("--git", metavar="BASE..HEAD", help="Compare two revisions, as main..HEAD."),
+    ] = None,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    steps: options.Steps = options.DEFAULT_STEPS,
+    output_format: Annotated[
+        Literal["text", "json", "markdown"],
+        typer.Option("--format", help="For people, programs, pull requests."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Say what appeared, went, grew and moved at the peak, the cause of the change first.
+
+    Storages are matched by module and operation, not by position.
+
+    Example: graphmem diff --git main..HEAD model.py:build
+    """
+    from graphmem.analysis import Request
+    from graphmem.gate.formats.differences import DIFF_FORMATS
+    from graphmem.gate.two_sides import diff_revisions, diff_two
+
+    request = Request(
+        gpu=gpu,
+        autocast=autocast,
+        optimizer=optimizer,
+        steps=steps,
+        settings=options.pairs(settings, "--set"),
+    )
+    if git is not None:
+        diffs = diff_revisions(git, sides or (), request)
+    elif sides is not None and len(sides) == 2:
+        diffs = [diff_two(sides[0], sides[1], request)]
+    else:
+        raise InputError("diff takes a BASE and a HEAD", hint="or --git main..HEAD [TARGET]…")
+    text = DIFF_FORMATS[output_format](diffs)
+    write_text(output, text) if output else typer.echo(text, nl=False)

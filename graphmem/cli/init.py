@@ -1,0 +1,28 @@
+"""`graphmem init`: a first configuration for the gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from graphmem.cli.output import write_text
+from graphmem.errors import InputError
+
+
+def init() -> None:
+    """Write graphmem.toml for the project in this folder, with every key explained.
+
+    Its targets are the Python files that have a function build().
+    """
+    from graphmem.gate.config import FILE, load_config
+    from graphmem.gate.scaffold import scaffold
+
+    path = Path.cwd() / FILE
+    if path.exists():
+        raise InputError(f"there is a {FILE} already", hint="delete it first, or edit it")
+    text, targets = scaffold(Path.cwd())
+    write_text(path, text)
+    load_config(path)
+    typer.echo(f"wrote {FILE} with {len(targets)} targets: {', '.join(targets) or 'none found'}")
+    typer.echo("next: `graphmem check --update` writes the baseline; commit both files")

@@ -1,0 +1,26 @@
+"""Who is to be named for bytes: a line of the user's code, and why the bytes are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphmem.report.schema import Holder, OwnerInfo
+
+
+def blame(holders: Sequence[Holder]) -> tuple[str | None, str]:
+    """The line and the owner: of what variables with a name hold, else of the largest holder."""
+    for holder in holders:
+        variable = _named_variable(holder)
+        if variable is not None:
+            return variable.source or holder.source, f"held by {variable.name}"
+    return holders[0].source, _without_layer(holders[0])
+
+
+def _named_variable(holder: Holder) -> OwnerInfo | None:
+    named = (owner for owner in holder.owners if owner.kind == "variable" and owner.name)
+    return next(named, None)
+
+
+def _without_layer(holder: Holder) -> str:
+    """The reason, with the module's own name as `…`, so that equal layers say the same."""
+    return holder.reason.replace(f"{holder.module}.", "….") if holder.module else holder.reason

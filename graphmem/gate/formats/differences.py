@@ -1,0 +1,74 @@
+"""Differences as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from graphmem.gate.diff import Diff, Difference
+from graphmem.gate.formats.markdown import escaped
+from graphmem.gate.formats.words import signed
+from graphmem.report.schema import Peak
+from graphmem.units import format_bytes, format_exact
+
+_LISTED = 20
+
+
+def diffs_as_text(diffs: Sequence[Diff]) -> str:
+    """For a terminal or a log."""
+    return "\n".join("".join(f"{line}\n" for line in _lines(diff)) for diff in diffs)
+
+
+def diffs_as_markdown(diffs: Sequence[Diff]) -> str:
+    """For a comment on a pull request."""
+    lines = []
+    for diff in diffs:
+        headline, *details = _lines(diff)
+        lines += [f"#### {escaped(headline)}", ""]
+        lines += [f"- {escaped(line)}" for line in details]
+        lines.append("")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def diffs_as_json(diffs: Sequence[Diff]) -> str:
+    """For programs: a list of `graphmem.diff/1`."""
+    return msgspec.json.format(msgspec.json.encode(diffs), indent=2).decode() + "\n"
+
+
+DIFF_FORMATS: Mapping[str, Callable[[Sequence[Diff]], str]] = MappingProxyType(
+    {"text": diffs_as_text, "markdown": diffs_as_markdown, "json": diffs_as_json}
+)
+
+
+def _lines(diff: Diff) -> list[str]:
+    before, after = diff.before.allocated, diff.after.allocated
+    change = signed(diff.growth) if diff.growth else "same"
+    lines = [f"{diff.name}: {change}, peak {format_exact(before)} -> {format_exact(after)}"]
+    lines += [f"  {_line(each)}" for each in diff.differences[:_LISTED]]
+    left = len(diff.differences) - _LISTED
+    if left > 0:
+        lines.append(f"  and {left} smaller differences")
+    places = [_place(peak) for peak in (diff.before, diff.after)]
+    if places[0] != places[1]:
+        lines.append(f"  the peak moved from {places[0]} to {places[1]}")
+    return lines
+
+
+def _line(each: Difference) -> str:
+    size = signed(each.growth) if each.growth else format_bytes(each.after * each.layers)
+    layers = f" in each of {each.layers}" if each.layers > 1 else ""
+    origin = f" from {each.moved_from}" if each.moved_from else ""
+    where = f" ({each.source})" if each.source else ""
+    return (
+        f"{size} {each.kind}{origin}: {each.category} in {each.module or 'no module'}{where}, "
+        f"{each.op or 'no operation'}, {each.owner}; "
+        f"{format_exact(each.before)} -> {format_exact(each.after)}{layers}"
+    )
+
+
+def _place(peak: Peak) -> str:
+    where = f" in {peak.module}" if peak.module else ""
+    op = f" at {peak.op.removesuffix('.default')}" if peak.op else ""
+    return f"{peak.phase}{op}{where}"

@@ -1,0 +1,103 @@
+"""pytest: a fixture `graphmem` and the mark `max_gpu_memory`, installed with the package.
+
+    @pytest.mark.max_gpu_memory("20 GiB", target="model.py:build", gpu="a100-40gb")
+    def test_the_training_step_stays_small() -> None: ...
+
+    @pytest.mark.max_gpu_memory("20 GiB")
+    def test_both_variants(graphmem) -> None:
+        assert graphmem("model.py:build", settings={"batch": "8"}).peak.step == 1
+        graphmem(build_other)
+
+With `target` the mark analyses it before the test; in any case no report that the test asks the
+fixture for may exceed the limit. Options are those of `graphmem.analyze`; paths are relative to
+pytest's root folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from graphmem.errors import InputError
+from graphmem.units import format_bytes, format_exact, parse_bytes
+
+if TYPE_CHECKING:
+    from graphmem.report import Report
+
+_MARK = "max_gpu_memory"
+_LISTED = 3
+_reports = pytest.StashKey[list["Report"]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the mark."""
+    config.addinivalue_line(
+        "markers",
+        f"{_MARK}(limit, target=None, **options): fail where a training step allocates more GPU "
+        "memory than that; target and options as in graphmem.analyze",
+    )
+
+
+@pytest.fixture
+def graphmem(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """`graphmem(target, **options)`: what `graphmem.analyze` returns."""
+    item = request.node
+
+    def analyze(target: str | Callable[[], Any], **options: Any) -> Report:
+        return _analyze(item, target, options)
+
+    return analyze
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Hold a marked test's target, and every report it asked for, against its limits."""
+    marks = list(item.iter_markers(_MARK))
+    limits = [_limit(mark) for mark in marks]
+    for mark, limit in zip(marks, limits, strict=True):
+        options = dict(mark.kwargs)
+        target = options.pop("target", None)
+        if target is not None:
+            _hold(_analyze(item, target, options), limit)
+    result = yield
+    for report in item.stash.get(_reports, []):
+        _hold(report, min(limits, default=report.peak.allocated))
+    return result
+
+
+def _limit(mark: pytest.Mark) -> int:
+    try:
+        [quantity] = mark.args
+        return parse_bytes(quantity)
+    except (ValueError, InputError) as error:
+        pytest.fail(f'{_MARK} takes one size, such as "20 GiB": {error}', pytrace=False)
+
+
+def _analyze(item: pytest.Item, target: Any, options: dict[str, Any]) -> Report:
+    from graphmem.analysis import analyze
+
+    with contextlib.chdir(item.config.rootpath):
+        try:
+            report = analyze(target, **options)
+        except InputError as error:
+            pytest.fail(f"{error}\n{error.user_traceback or error.hint or ''}", pytrace=False)
+    item.stash.setdefault(_reports, []).append(report)
+    return report
+
+
+def _hold(report: Report, limit: int) -> None:
+    """Fail with the largest holders where a report exceeds a limit."""
+    peak = report.peak.allocated
+    if peak <= limit:
+        return
+    excess = f"{format_bytes(peak - limit)} above {format_bytes(limit)}"
+    lines = [f"{report.target} allocates {format_exact(peak)}, {excess}; the largest at the peak:"]
+    for holder in report.at_peak.holders[:_LISTED]:
+        where = " ".join(filter(None, (holder.module, holder.source)))
+        lines.append(
+            f"  {format_bytes(holder.bytes)} {holder.category} in {where}: {holder.reason}"
+        )
+    pytest.fail("\n".join(lines), pytrace=False)
