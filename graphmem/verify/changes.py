@@ -2,15 +2,20 @@
 
 An allocation is told by its ordinal within the window and its requested bytes; a free by the
 allocation that it ends. Addresses, segments and the moment of a request to free do not count.
+
+Autocast keeps its copies of weights in a hash map by address and clears it at once
+(aten/src/ATen/autocast_mode.cpp), so no prediction can know the order of those frees; as no
+allocation comes between them, no figure hangs on it. `follow_order` takes it from the recording.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from graphmem.errors import InputError
-from graphmem.graph import Op, StepGraph, Storage
+from graphmem.graph import Op, OwnerKind, StepGraph, Storage
 from graphmem.recordings import Event, Frame, Recording
 
 _ENGINE = "autograd's thread"
@@ -25,20 +30,18 @@ class Change:
         nbytes: requested bytes.
         allocation: ordinal of the allocation made or ended, from 0; None: from before the window.
         where: the line or operation that caused it, for people.
+        in_any_order: it is one of several frees at once, in an order that hangs on addresses.
     """
 
     is_alloc: bool
     nbytes: int
     allocation: int | None
     where: str
+    in_any_order: bool = False
 
     def is_like(self, other: Change) -> bool:
         """Whether both say the same, wherever they come from."""
-        return (self.is_alloc, self.nbytes, self.allocation) == (
-            other.is_alloc,
-            other.nbytes,
-            other.allocation,
-        )
+        return _identity(self) == _identity(other)
 
     def __str__(self) -> str:
         if self.is_alloc:
@@ -129,9 +132,38 @@ def predicted_changes(
     for _, born, storage in changes:
         if born:
             ordinals[storage.id] = len(ordinals)
-        ordinal = ordinals.get(storage.id)
-        found.append(Change(born, storage.nbytes, ordinal, _predicted_at(graph, storage)))
+        found.append(
+            Change(
+                is_alloc=born,
+                nbytes=storage.nbytes,
+                allocation=ordinals.get(storage.id),
+                where=_predicted_at(graph, storage),
+                in_any_order=not born and storage.owned_as(OwnerKind.AUTOCAST_CACHE) is not None,
+            )
+        )
     return found
+
+
+def follow_order(predicted: Sequence[Change], recorded: Sequence[Change]) -> list[Change]:
+    """The prediction, with frees in any order put into that of the recording.
+
+    A run of such frees stays as it is where the recording does not end the same allocations there.
+    """
+    result = list(predicted)
+    start = 0
+    for in_any_order, run in groupby(predicted, key=lambda change: change.in_any_order):
+        end = start + len(list(run))
+        order = {_identity(change): i for i, change in enumerate(recorded[start:end])}
+        if in_any_order and set(map(_identity, result[start:end])) == order.keys():
+            result[start:end] = sorted(
+                result[start:end], key=lambda change: order[_identity(change)]
+            )
+        start = end
+    return result
+
+
+def _identity(change: Change) -> tuple[bool, int, int | None]:
+    return change.is_alloc, change.nbytes, change.allocation
 
 
 def _predicted_at(graph: StepGraph, storage: Storage) -> str:

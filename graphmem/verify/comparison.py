@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from graphmem.allocator.replay import Replay
-from graphmem.verify.changes import Change
+from graphmem.verify.changes import Change, follow_order
 from graphmem.verify.prediction import Figures, Prediction
 from graphmem.verify.recording_files import Recorded
 from graphmem.verify.window import Start
@@ -61,7 +61,7 @@ def compare(recorded: Recorded, prediction: Prediction, start: Start) -> Compari
     Raises:
         InputError: the prediction has no such start.
     """
-    predicted = prediction.changes(start)
+    predicted = follow_order(prediction.changes(start), recorded.changes)
     return Comparison(
         name=recorded.name,
         target=prediction.name,
