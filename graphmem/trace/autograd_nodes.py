@@ -55,7 +55,8 @@ def _source_of(node: Any) -> Source | None:
     """Where a custom function's `forward` is written; None for a formula of PyTorch's own."""
     if not isinstance(node, BackwardCFunction):
         return None
-    code = getattr(node._forward_cls.forward, "__code__", None)
+    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]
+    code = getattr(function.forward, "__code__", None)
     if code is None:
         return None
     return Source(short_path(code.co_filename), code.co_firstlineno, code.co_qualname)

@@ -181,8 +181,8 @@ class SavedTensors:
                 saved.release()
 
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
-        """What a node shows that it saved."""
-        for saved in self._held_by(node):
+        """What a node saved; the field is "" for what it does not show."""
+        for saved in (*self._held_by(node), *self._saved_under(node)):
             yield graph.SavedTensor(saved.field, _described(saved), saved.owner)
 
     def _held_by(self, node: Any) -> list[SavedTensor]:
@@ -213,17 +213,21 @@ class SavedTensors:
         one, which holds the node of the operation that wrote into a view, made just before it;
         functions written in C++ are others. All generated nodes show what they save.
         """
+        held = [*self._saved_under(node), *unpacked]
+        for saved in held:
+            if saved.owner is not None:
+                saved.owner.name = saved.owner.name or str(node.name())
+        return held
+
+    def _saved_under(self, node: Any) -> list[SavedTensor]:
+        """What was saved while a node that does not show it was the newest, and is alive."""
         number = node._sequence_nr()
         if isinstance(node, _FUNCTIONS.CopySlices):
             numbers = [number - 1, number]
         else:
             numbers = [] if type(node) in _GENERATED else [number]
-        tokens = itertools.chain.from_iterable(self._by_node.pop(n, ()) for n in numbers)
-        held = [*(saved for token in tokens if (saved := token()) is not None), *unpacked]
-        for saved in held:
-            if saved.owner is not None:
-                saved.owner.name = saved.owner.name or str(node.name())
-        return held
+        tokens = itertools.chain.from_iterable(self._by_node.get(n, ()) for n in numbers)
+        return [saved for token in tokens if (saved := token()) is not None]
 
     def _fields_of(self, node: Any) -> tuple[str, ...]:
         kind = type(node)
