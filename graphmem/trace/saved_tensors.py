@@ -181,8 +181,8 @@ class SavedTensors:
                 saved.release()
 
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
-        """What a node saved; the field is "" for what it does not show."""
-        for saved in (*self._held_by(node), *self._saved_under(node)):
+        """What a node saved; the field is "" where it shows none."""
+        for saved in self._held_by(node) or self._saved_under(node):
             yield graph.SavedTensor(saved.field, _described(saved), saved.owner)
 
     def _held_by(self, node: Any) -> list[SavedTensor]:
