@@ -21,9 +21,10 @@ from graphmem.cli.errors import Settings, guarded
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
+from graphmem.cli.render import render
 from graphmem.cli.verify import verify
 
-COMMANDS: tuple[Callable[..., Any], ...] = (analyze, check, diff, graph, gpus, init, verify)
+COMMANDS: tuple[Callable[..., Any], ...] = (analyze, check, diff, graph, gpus, init, render, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

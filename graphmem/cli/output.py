@@ -36,20 +36,27 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text as UTF-8, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file beside its place and rename it, so that nobody ever sees half of it.
 
     Raises:
         InputError: the folder does not exist or cannot be written.
     """
+    beside = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        beside = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
+        beside.chmod(0o666 & ~umask)
+        beside.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError, UnboundLocalError):
-            os.unlink(name)
+        if beside is not None:
+            beside.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from graphmem.analysis import Analysis
@@ -84,6 +84,10 @@ class Clock:
     def op_at(self, tick: int) -> int:
         """The index of the operation that runs at a tick, or -1 before the first."""
         return bisect_right(self._op_ticks, tick) - 1
+
+    def op_before(self, tick: int) -> int:
+        """The index of the last operation that began before a tick, or -1."""
+        return bisect_left(self._op_ticks, tick) - 1
 
     def phase_at(self, tick: int) -> str:
         """The phase and its step in words, such as `step 1 backward`."""

@@ -1,0 +1,112 @@
+"""`graphmem render`: pictures, tables and traces of a step; the ending of the file chooses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import progress, write_bytes
+from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from graphmem.report import Report
+
+Plot = Literal["liveness", "timeline"]
+TableName = Literal["timeline", "holders"]
+Phase = Literal["forward", "backward", "optimizer"]
+
+
+def render(
+    target: options.Target,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="page: .html; drawing: .svg .png .pdf .dot; PyTorch's memory_viz: .pickle; "
+            "Perfetto: .json.gz; table: .csv .parquet",
+        ),
+    ],
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    inference: options.Inference = False,
+    plot: Annotated[
+        Plot, typer.Option("--plot", help="Drawing: the liveness graph, or a plain timeline.")
+    ] = "liveness",
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", min=1, help="Drawing: parts of module names that are kept."),
+    ] = None,
+    expand: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expand", metavar="GLOB", help="Drawing: show single operations of these modules."
+        ),
+    ] = None,
+    phase: Annotated[
+        Phase | None, typer.Option("--phase", help="Drawing: this phase alone.")
+    ] = None,
+    around: Annotated[
+        str | None,
+        typer.Option(
+            "--around", metavar="peak|OP|MODULE", help="Drawing: the neighbourhood of this."
+        ),
+    ] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="REPORT.json", help="Page: beside this report."),
+    ] = None,
+    table: Annotated[TableName, typer.Option("--table", help="Table: which one.")] = "timeline",
+) -> None:
+    """Draw a training step's memory, without a GPU.
+
+    Example: graphmem render fixtures/gpt2.py:build -o gpt2.html
+    """
+    from graphmem.analysis import Request, run_analysis
+    from graphmem.graph import PhaseName
+    from graphmem.render.files import Choices, renderer_for
+    from graphmem.render.liveness import View
+
+    view = View(depth, tuple(expand or ()), PhaseName(phase) if phase else None, around)
+    other = _report(compare) if compare else None
+    draw = renderer_for(output.name, Choices(plot, table, view, other))
+    request = Request(
+        gpu=gpu,
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        inference=inference,
+        settings=options.pairs(settings, "--set"),
+    )
+    with progress() as report_progress:
+        analysis = run_analysis(target, request, report_progress)
+        report_progress("drawing")
+        content = draw(analysis)
+    write_bytes(output, content)
+
+
+def _report(path: Path) -> Report:
+    """A report that `graphmem analyze --format json` wrote."""
+    import msgspec
+
+    from graphmem.report import Report
+
+    try:
+        return Report.from_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{path} is no report: {error}") from error

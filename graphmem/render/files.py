@@ -1,0 +1,75 @@
+"""What each ending of a file's name stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from graphmem.analysis import Analysis
+from graphmem.errors import InputError
+from graphmem.render import drawing, tables
+from graphmem.render.liveness import Liveness, View, liveness
+from graphmem.render.page import page
+from graphmem.render.plot import timeline_plot
+from graphmem.render.snapshot import snapshot_bytes
+from graphmem.render.trace_events import trace_bytes
+from graphmem.report.schema import Report
+
+Draw = Callable[[Analysis], bytes]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the ending leaves open.
+
+    Attributes:
+        plot: of a drawing, what it shows.
+        table: of a table, which one.
+        view: of the liveness graph, how closely.
+        other: of a page, the report to compare with.
+    """
+
+    plot: Literal["liveness", "timeline"] = "liveness"
+    table: tables.TableName = "timeline"
+    view: View = field(default_factory=View)
+    other: Report | None = None
+
+
+def renderer_for(name: str, choices: Choices) -> Draw:
+    """The function that makes the content of a file with this name.
+
+    Raises:
+        InputError: no format has this ending, or its program is missing.
+    """
+    renderers: dict[str, Draw] = {
+        ".html": lambda analysis: page(analysis, choices.other).encode(),
+        ".dot": lambda analysis: drawing.dot_source(*_liveness(analysis, choices)).encode(),
+        ".pickle": snapshot_bytes,
+        ".json.gz": trace_bytes,
+        ".csv": lambda analysis: tables.csv_text(_rows(analysis, choices)).encode(),
+        ".parquet": lambda analysis: tables.parquet_bytes(_rows(analysis, choices)),
+    }
+    for ending, draw in renderers.items():
+        if name.endswith(ending):
+            return draw
+    for file_format in drawing.FORMATS:
+        if name.endswith(f".{file_format}"):
+            return _drawing(file_format, choices)
+    known = ", ".join((*renderers, *(f".{each}" for each in drawing.FORMATS)))
+    raise InputError(f"no picture has the ending of {name!r}", hint=f"the endings are {known}")
+
+
+def _drawing(file_format: str, choices: Choices) -> Draw:
+    if choices.plot == "timeline":
+        return lambda analysis: timeline_plot(analysis, file_format)
+    drawing.require_dot()
+    return lambda analysis: drawing.drawn(*_liveness(analysis, choices), file_format)
+
+
+def _liveness(analysis: Analysis, choices: Choices) -> tuple[Liveness, str]:
+    return liveness(analysis, choices.view), analysis.report.target
+
+
+def _rows(analysis: Analysis, choices: Choices) -> tables.Rows:
+    return tables.table(analysis, choices.table)

@@ -1,0 +1,234 @@
+"""The liveness graph: groups of operations, the storages between them, and an edge for each owner.
+
+  (1) Operations of one phase whose modules have the same name, cut at `depth` and with the numbers
+      of layers left out, are one group; those of a module that matches `expand` stand alone.
+  (2) A storage is drawn if it is alive at the peak, or if one of its owners lets go in another
+      group than the one that made it. Storages with the same maker, category and owners are one.
+  (3) An edge leads from the maker to the storage, and for each owner from the storage to the group
+      in which that owner lets go.
+
+One iteration is drawn: that of the peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import networkx as nx
+
+from graphmem.analysis import Analysis
+from graphmem.errors import InputError
+from graphmem.graph import Op, Owner, OwnerKind, PhaseName
+from graphmem.render.lifetimes import Clock, Lifetime, category_of, lifetimes, peak_index
+
+PEAK = "peak"
+OUTSIDE = "(outside any module)"
+_MOST_GROUPS = 30
+_MOST_STORAGES = 40
+_NEIGHBOURS = 12
+_DEEPEST = 8
+
+
+@dataclass(frozen=True)
+class View:
+    """What to draw, and how closely.
+
+    Attributes:
+        depth: parts of module names that are kept; None: as many as give a readable picture.
+        expand: patterns of modules whose operations are drawn one by one.
+        phase: this phase alone.
+        around: `peak`, an operation (its name in `graphmem graph`, or its index) or a module.
+    """
+
+    depth: int | None = None
+    expand: tuple[str, ...] = ()
+    phase: PhaseName | None = None
+    around: str | None = None
+
+
+@dataclass(frozen=True)
+class OpGroup:
+    """Operations that are drawn as one node."""
+
+    phase: PhaseName
+    module: str
+    op: int | None = None
+
+
+@dataclass
+class OpNode:
+    """What a node of operations says."""
+
+    group: OpGroup
+    targets: Counter[str] = field(default_factory=Counter)
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class StorageGroup:
+    """Storages that are drawn as one node; `ends` has each owner's label and where it lets go."""
+
+    maker: OpGroup | None
+    category: str
+    is_at_peak: bool
+    ends: frozenset[tuple[str, OpGroup]]
+
+
+@dataclass
+class StorageNode:
+    """What a node of storages says."""
+
+    group: StorageGroup
+    lives: list[Lifetime] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its blocks."""
+        return sum(life.block for life in self.lives)
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """The graph, whose nodes are `OpGroup` and `StorageGroup`, and what the nodes say.
+
+    Attributes:
+        left_out: the smaller storages that are not drawn.
+    """
+
+    graph: nx.MultiDiGraph[OpGroup | StorageGroup]
+    ops: dict[OpGroup, OpNode]
+    storages: list[StorageNode]
+    left_out: list[StorageNode]
+
+
+def liveness(analysis: Analysis, view: View) -> Liveness:
+    """The liveness graph of the step with the peak.
+
+    Raises:
+        InputError: nothing matches the view.
+    """
+    chosen = _chosen_ops(analysis, view)
+    if not chosen:
+        raise InputError("nothing to draw: no operation matches --phase, --around and --expand")
+    groups = _groups(analysis, view, chosen)
+    nodes = _op_nodes(chosen, groups)
+    storages = sorted(_storage_nodes(analysis, groups), key=lambda node: -node.nbytes)
+    drawn, left_out = storages[:_MOST_STORAGES], storages[_MOST_STORAGES:]
+    graph: nx.MultiDiGraph[OpGroup | StorageGroup] = nx.MultiDiGraph()
+    for node in drawn:
+        graph.add_node(node.group)
+        if node.group.maker is not None:
+            graph.add_edge(node.group.maker, node.group)
+        for label, end in sorted(node.group.ends, key=lambda each: each[0]):
+            graph.add_edge(node.group, end, label=label)
+    return Liveness(graph, {key: nodes[key] for key in nodes if key in graph}, drawn, left_out)
+
+
+def _chosen_ops(analysis: Analysis, view: View) -> list[Op]:
+    graph = analysis.graph
+    step = analysis.report.peak.step
+    ops = [op for op in graph.ops if graph.phases[op.phase].step == step]
+    if view.phase is not None:
+        ops = [op for op in ops if graph.phases[op.phase].name is view.phase]
+    if view.around is None:
+        return ops
+    centre = _operation_at(analysis, view.around)
+    if centre is not None:
+        return [op for op in ops if abs(op.index - centre) <= _NEIGHBOURS]
+    found = [op for op in ops if f"{op.module}.".startswith(f"{view.around}.")]
+    if not found:
+        raise InputError(
+            f"--around {view.around!r} is neither an operation nor a module of the step",
+            hint="`graphmem graph TARGET` lists both; `--around peak` is the peak",
+        )
+    return found
+
+
+def _operation_at(analysis: Analysis, around: str) -> int | None:
+    """The index of the operation that is meant; None for what may be a module."""
+    if around == PEAK:
+        return Clock(analysis.graph).op_at(analysis.timeline.moments[peak_index(analysis)].tick)
+    if around.isdecimal():
+        return int(around)
+    name = around.removeprefix("%")
+    return next((op.index for op in analysis.graph.ops if op.node.name == name), None)
+
+
+def _groups(analysis: Analysis, view: View, chosen: Sequence[Op]) -> dict[int, OpGroup]:
+    """For each operation that is drawn, by its index, the group it belongs to."""
+    phases = analysis.graph.phases
+    alone = view.around is not None and _operation_at(analysis, view.around) is not None
+    if view.depth is not None:
+        depths: Sequence[int] = (view.depth,)
+    else:
+        depths = range(_DEEPEST, 0, -1)
+    found: dict[int, OpGroup] = {}
+    for depth in depths:
+        found = {}
+        for op in chosen:
+            phase = phases[op.phase].name
+            if alone or any(fnmatchcase(op.module, pattern) for pattern in view.expand):
+                found[op.index] = OpGroup(phase, op.module or OUTSIDE, op.index)
+            else:
+                found[op.index] = OpGroup(phase, folded(op.module, depth))
+        if sum(group.op is None for group in set(found.values())) <= _MOST_GROUPS:
+            break
+    return found
+
+
+def folded(module: str, depth: int) -> str:
+    """A module's name without the numbers of layers, cut at `depth`."""
+    parts = [re.sub(r"^\d+$", "*", part) for part in module.split(".")[:depth]]
+    return ".".join(parts) or OUTSIDE
+
+
+def _op_nodes(chosen: Sequence[Op], groups: dict[int, OpGroup]) -> dict[OpGroup, OpNode]:
+    nodes: dict[OpGroup, OpNode] = {}
+    for op in chosen:
+        group = groups[op.index]
+        node = nodes.setdefault(group, OpNode(group, first=op.index))
+        node.targets[op.target.removeprefix("aten.").partition(".")[0]] += 1
+    return nodes
+
+
+def _storage_nodes(analysis: Analysis, groups: dict[int, OpGroup]) -> Iterator[StorageNode]:
+    index = peak_index(analysis)
+    peak = analysis.timeline.moments[index]
+    clock = Clock(analysis.graph)
+    nodes: dict[StorageGroup, StorageNode] = {}
+    for life in lifetimes(analysis):
+        maker = groups.get(-1 if life.storage.op is None else life.storage.op)
+        ends = frozenset(_ends(life, maker, groups, clock.op_before))
+        is_at_peak = life.holds_at(index)
+        if not ends and not (is_at_peak and maker is not None):
+            continue
+        group = StorageGroup(maker, str(category_of(life, peak, index)), is_at_peak, ends)
+        nodes.setdefault(group, StorageNode(group)).lives.append(life)
+    yield from nodes.values()
+
+
+def _ends(
+    life: Lifetime,
+    maker: OpGroup | None,
+    groups: dict[int, OpGroup],
+    op_before: Callable[[int], int],
+) -> Iterator[tuple[str, OpGroup]]:
+    """Clause (3): for each owner that lets go in another drawn group, its label and that group."""
+    for owner in life.storage.owners:
+        if owner.end is None or owner.end <= owner.start:
+            continue
+        end = groups.get(op_before(owner.end))
+        if end is not None and end != maker:
+            yield _label(owner), end
+
+
+def _label(owner: Owner) -> str:
+    if owner.kind is OwnerKind.SAVED_TENSOR:
+        return owner.name or "saved for backward"
+    if owner.kind is OwnerKind.VARIABLE:
+        return f"variable {owner.name}" if owner.name else "in use"
+    return owner.kind.replace("_", " ")

@@ -1,0 +1,22 @@
+"""One colour for each category, the same in every picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# From the bottom of a stack to its top: what lives longest first.
+CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
+    {
+        "parameter": "#4c78a8",
+        "buffer": "#8fb8dd",
+        "optimizer_state": "#54a24b",
+        "workspace": "#9d755d",
+        "input": "#5fb3b3",
+        "gradient": "#f2932f",
+        "autocast_cache": "#e3c341",
+        "activation": "#9467bd",
+        "temporary": "#e0565b",
+        "rounding": "#9aa0a6",
+    }
+)

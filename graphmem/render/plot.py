@@ -1,0 +1,142 @@
+"""The timeline as a plain plot, for a document or a pull request; drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from graphmem.analysis import Analysis
+from graphmem.errors import InputError
+from graphmem.render.lifetimes import category_of, lifetimes, peak_index
+from graphmem.render.palette import CATEGORY_COLOURS
+from graphmem.report.text import CATEGORY_NAMES
+from graphmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_GIB = 2**30
+_MOST_POINTS = 4000
+_FONTS = ["DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC"]
+
+
+def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
+    """Allocated bytes by category and reserved bytes, over the step with the peak.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(
+            "a plot of the timeline needs matplotlib, which is not installed",
+            hint="pip install 'graphmem[plot]', or render a .html page",
+        ) from error
+    settings: Any = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "graphmem",
+        "font.family": _FONTS,
+        "text.parse_math": False,  # a name with two dollar signs is no formula
+    }
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(10, 4.6), layout="constrained")
+        _draw(figure.add_subplot(), analysis)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=file_format, dpi=160, metadata=_undated(file_format))
+    return buffer.getvalue()
+
+
+def _undated(file_format: str) -> dict[str, Any]:
+    """The same step gives the same bytes."""
+    return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {})
+
+
+def _draw(axes: Axes, analysis: Analysis) -> None:
+    first, last = _extent(analysis)
+    picked = _picked(analysis, first, last)
+    sums = _sums_by_category(analysis)
+    names = [name for name in CATEGORY_COLOURS if name in sums and sums[name][picked].any()]
+    axes.stackplot(
+        picked,
+        [sums[name][picked] / _GIB for name in names],
+        labels=[CATEGORY_NAMES[name] for name in names],
+        colors=[CATEGORY_COLOURS[name] for name in names],
+        step="post",
+        linewidth=0,
+    )
+    moments = analysis.timeline.moments
+    reserved = [moments[i].reserved / _GIB for i in picked]
+    axes.step(picked, reserved, "--", where="post", color="#444", linewidth=1, label="reserved")
+    _mark_peak(axes, analysis)
+    _mark_phases(axes, analysis, first, last)
+    axes.set(xlim=(first, last), ylabel="GiB", title=analysis.report.target)
+    axes.set_ylim(0, max(reserved) * 1.16)
+    axes.set_xlabel("allocations and frees, in order")
+    axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def _extent(analysis: Analysis) -> tuple[int, int]:
+    """The first and the last moment of the step with the peak."""
+    graph = analysis.graph
+    ticks = [moment.tick for moment in analysis.timeline.moments]
+    phases = graph.phases_of(analysis.report.peak.step)
+    if not phases:
+        return 0, len(ticks) - 1
+    first, last = np.searchsorted(ticks, [phases[0].start, phases[-1].end + 1])
+    return int(first), max(int(first) + 1, int(last) - 1)
+
+
+def _picked(analysis: Analysis, first: int, last: int) -> npt.NDArray[np.int64]:
+    """Moments to draw: all, or evenly chosen ones and always the peak."""
+    even = np.linspace(first, last, min(last - first + 1, _MOST_POINTS)).astype(np.int64)
+    return np.union1d(even, [peak_index(analysis)])
+
+
+def _sums_by_category(analysis: Analysis) -> dict[str, npt.NDArray[np.int64]]:
+    """For each category, the bytes of its blocks after each moment."""
+    moments = analysis.timeline.moments
+    peak = peak_index(analysis)
+    changes: dict[str, npt.NDArray[np.int64]] = {}
+    for life in lifetimes(analysis):
+        category = category_of(life, moments[peak], peak)
+        change = changes.setdefault(category, np.zeros(len(moments) + 1, dtype=np.int64))
+        change[life.first] += life.block
+        change[life.last] -= life.block
+    return {category: change[:-1].cumsum() for category, change in changes.items()}
+
+
+def _mark_peak(axes: Axes, analysis: Analysis) -> None:
+    index = peak_index(analysis)
+    allocated = analysis.timeline.moments[index].allocated
+    axes.plot([index], [allocated / _GIB], "o", color="#c2185b", markersize=5)
+    axes.annotate(
+        f"peak {format_bytes(allocated)}",
+        (index, allocated / _GIB),
+        xytext=(8, 5),
+        textcoords="offset points",
+        color="#c2185b",
+        fontweight="bold",
+    )
+
+
+def _mark_phases(axes: Axes, analysis: Analysis, first: int, last: int) -> None:
+    ticks = [moment.tick for moment in analysis.timeline.moments]
+    for phase in analysis.graph.phases:
+        start, end = (int(i) for i in np.searchsorted(ticks, [phase.start, phase.end + 1]))
+        start, end = max(first, start), min(last, end)
+        if end <= start:
+            continue
+        axes.axvline(start, color="#999", linewidth=0.6)
+        if end - start > (last - first) / 12:
+            middle = (start + end) / 2
+            axes.text(
+                middle, 0.97, phase.name, transform=axes.get_xaxis_transform(),
+                ha="center", va="top", color="#666",
+            )  # fmt: skip

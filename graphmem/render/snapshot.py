@@ -1,0 +1,101 @@
+"""A snapshot that PyTorch's own memory viewer reads, as `torch.cuda.memory._snapshot()` makes one.
+
+Frames tell what a real snapshot cannot: besides the user's line, the operation, the module and the
+reason why the storage is alive. Sizes of allocations are the requested ones, as in PyTorch
+(`record_trace` in c10/cuda/CUDACachingAllocator.cpp).
+
+Not there: C++ frames, and times; `time_us` counts ticks of the trace.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+from graphmem.allocator.segment_info import torch_snapshot
+from graphmem.analysis import Analysis
+from graphmem.graph import Storage
+from graphmem.render.lifetimes import Lifetime, lifetimes, peak_index, telling_tick
+from graphmem.report.reasons import reason_for
+
+Frame = dict[str, str | int]
+Entry = dict[str, Any]
+
+
+def snapshot_bytes(analysis: Analysis) -> bytes:
+    """The snapshot as a pickle of plain dictionaries."""
+    return pickle.dumps(snapshot(analysis))
+
+
+def snapshot(analysis: Analysis) -> dict[str, Any]:
+    """The segments at the end of the trace, and every event that led there."""
+    frames = {
+        life.storage.id: list(_frames(analysis, life, peak_index(analysis)))
+        for life in lifetimes(analysis)
+    }
+    return {
+        "segments": _segments(analysis, frames),
+        "device_traces": [list(_entries(analysis, frames))],
+        "external_annotations": [],
+        "allocator_settings": {},
+    }
+
+
+def _frames(analysis: Analysis, life: Lifetime, peak: int) -> Iterator[Frame]:
+    """Innermost first. Flame graphs split a stack at semicolons."""
+    graph = analysis.graph
+    op = graph.op_of(life.storage)
+    tick = telling_tick(life, analysis.timeline.moments[peak], peak, graph)
+    yield _frame("why", reason_for(life.storage, tick, graph))
+    if op is None:
+        return
+    yield _frame("operation", op.target.removesuffix(".default"))
+    if op.source is not None:
+        yield _frame(op.source.file, op.source.function, op.source.line)
+    yield _frame("module", life.module or "(outside any module)")
+    yield _frame("phase", str(graph.phases[op.phase].name))
+
+
+def _frame(file: str, name: str, line: int = 0) -> Frame:
+    return {"filename": file, "line": line, "name": name.replace(";", ",")}
+
+
+def _segments(analysis: Analysis, frames: dict[int, list[Frame]]) -> list[dict[str, Any]]:
+    timeline = analysis.timeline
+    alive: dict[int, Storage] = {}
+    for born, died in zip(timeline.births, timeline.deaths, strict=True):
+        if born is not None:
+            alive[timeline.addresses[born.id]] = born
+        elif died is not None:
+            del alive[timeline.addresses[died.id]]
+    segments: list[dict[str, Any]] = torch_snapshot(timeline.segments)
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                block["frames"] = frames[alive[block["address"]].id]
+    return segments
+
+
+def _entries(analysis: Analysis, frames: dict[int, list[Frame]]) -> Iterator[Entry]:
+    """One event for each allocation, two for each free, and one for each segment that is opened."""
+    timeline = analysis.timeline
+    starts = [segment.address for segment in timeline.segments]
+    opened = dict.fromkeys(starts, 0)
+    reserved = 0
+    for moment, born, died in zip(timeline.moments, timeline.births, timeline.deaths, strict=True):
+        storage = born or died
+        if storage is None:
+            continue
+        address = timeline.addresses[storage.id]
+        entry = {"stream": 0, "time_us": moment.tick, "frames": frames[storage.id]}
+        grown, reserved = moment.reserved - reserved, moment.reserved
+        if grown > 0:
+            start = starts[bisect_right(starts, address) - 1]
+            action = "segment_map" if opened[start] else "segment_alloc"
+            yield {**entry, "action": action, "addr": start + opened[start], "size": grown}
+            opened[start] += grown
+        actions = ("alloc",) if born else ("free_requested", "free_completed")
+        for action in actions:
+            yield {**entry, "action": action, "addr": address, "size": storage.nbytes}
