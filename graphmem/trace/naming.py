@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
 from graphmem.graph import OwnerKind, Source
-from graphmem.trace.location import Location, short_path
+from graphmem.trace.kept_lines import keeping_line
+from graphmem.trace.location import Location, is_user_file, short_path
 from graphmem.trace.recorder import Recorder
 
 
@@ -47,7 +49,7 @@ def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None
 
 
 def name_variables(recorder: Recorder, location: Location) -> None:
-    """Local variables of the user's frames that are on the stack now."""
+    """Local variables of the user's frames that are on the stack now, attributes and globals."""
     for frame in location.user_frames():
         code = frame.f_code
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
@@ -56,6 +58,41 @@ def name_variables(recorder: Recorder, location: Location) -> None:
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
                     recorder.name_variable(storage, f"{name}{suffix}", source)
+    for root in location.roots:
+        _name_attributes(recorder, root)
+    for module in _user_modules(location):
+        _name_globals(recorder, module)
+
+
+def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
+    """What modules keep besides parameters and buffers, as in a list of outputs."""
+    for path, module in root.named_modules():
+        kind = type(module)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        for attribute, value in vars(module).items():
+            for suffix, tensor in _tensors(value):
+                storage = recorder.storage_of(tensor)
+                if storage is not None and file is not None:
+                    source = keeping_line(file, attribute, of_class=kind.__name__)
+                    name = f"{path or kind.__name__}.{attribute}{suffix}"
+                    recorder.name_variable(storage, name, source)
+
+
+def _user_modules(location: Location) -> list[ModuleType]:
+    """The Python modules of the user's frames and of the classes of the models."""
+    names = [type(module).__module__ for root in location.roots for module in root.modules()]
+    names += [frame.f_globals.get("__name__", "") for frame in location.user_frames()]
+    found = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
+    return [each for each in found if is_user_file(getattr(each, "__file__", None) or "<frozen")]
+
+
+def _name_globals(recorder: Recorder, module: ModuleType) -> None:
+    for name, value in list(vars(module).items()):
+        for suffix, tensor in _tensors(value):
+            storage = recorder.storage_of(tensor)
+            if storage is not None:
+                source = keeping_line(str(module.__file__), name)
+                recorder.name_variable(storage, f"{name}{suffix}", source)
 
 
 def _variables_of(frame: FrameType) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""Which line is named for what a global or an attribute keeps alive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphmem.trace.kept_lines import keeping_line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("kept = []\ndef f(x):\n    kept.append(x)\n", 3),
+        ("kept = {}\ndef f(x):\n    kept['x'] = x\n", 3),
+        ("kept = []\ndef f(x):\n    global kept\n    kept += [x]\n", 4),
+        ("other = 1\nkept: list = make()\n", 2),
+    ],
+)
+def test_a_global_is_named_where_it_grows_else_where_it_is_made(
+    tmp_path: Path, text: str, line: int
+) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(text)
+
+    source = keeping_line(str(file), "kept")
+
+    assert source is not None
+    assert source.line == line
+
+
+def test_an_attribute_is_that_of_its_class_alone(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "class A:\n    def f(self, x):\n        self.kept.append(x)\n"
+        "class B:\n    def f(self, x):\n        self.kept = x\n"
+    )
+
+    lines = [keeping_line(str(file), "kept", of_class=name) for name in ("A", "B", "C")]
+
+    assert [source and source.line for source in lines] == [3, 6, None]
+
+
+def test_a_file_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
+    assert keeping_line(str(tmp_path / "missing.py"), "kept") is None
