@@ -9,11 +9,13 @@ from graphmem.report.schema import Holder, OwnerInfo
 
 def blame(holders: Sequence[Holder]) -> tuple[str | None, str]:
     """The line and the owner: of what variables with a name hold, else of the largest holder."""
-    for holder in holders:
-        variable = _named_variable(holder)
-        if variable is not None:
-            return variable.source or holder.source, f"held by {variable.name}"
-    return holders[0].source, _without_layer(holders[0])
+    named = [(holder, each) for holder in holders if (each := _named_variable(holder)) is not None]
+    if not named:
+        return holders[0].source, _without_layer(holders[0])
+    holder, variable = named[0]
+    others = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    made = f", made at {holder.source}" if holder.source else ""
+    return variable.source or holder.source, f"held by {variable.name}{others}{made}"
 
 
 def _named_variable(holder: Holder) -> OwnerInfo | None:

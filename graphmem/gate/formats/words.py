@@ -14,7 +14,9 @@ def summary(check: Check) -> str:
     for result in check.results:
         counts[result.status] = counts.get(result.status, 0) + 1
     parts = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return f"{len(check.results)} targets: {parts or 'none'}; {check.analysed} analysed anew"
+    total = len(check.results)
+    targets = "1 target" if total == 1 else f"{total} targets"
+    return f"{targets}: {parts or 'none'}; {check.analysed} analysed anew"
 
 
 def finding(result: Result, each: Finding) -> str:
