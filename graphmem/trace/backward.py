@@ -18,15 +18,15 @@ Not covered: several devices at once (one queue serves all), and anomaly mode.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.function import BackwardCFunction
 
+from graphmem.trace import python_functions
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.pruned_edges import without_edges
@@ -115,7 +115,8 @@ class Backward:
             (variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", begin_and_make_grads),
             (torch._C, "_current_graph_task_id", self._current_task_id),
-            (FunctionCtx, "set_materialize_grads", _remember_materializing),
+            (torch._C, "_will_engine_execute_node", self._will_execute),
+            *python_functions.replacements(),
         ]
         with replaced(replacements):
             yield
@@ -164,6 +165,10 @@ class Backward:
 
     def _current_task_id(self) -> int:
         return self._tasks[-1].id if self._tasks else -1
+
+    def _will_execute(self, node: Node) -> bool:
+        task = self._tasks[-1]
+        return node in task.edges and task.executes(node)
 
     # The walk -----------------------------------------------------------------------------------
 
@@ -215,7 +220,8 @@ class Backward:
             self._accumulate_grad(node, inputs)
             return []
         if isinstance(node, BackwardCFunction):
-            outputs = _apply_python_function(node, inputs)
+            keep = self._hooks.has_after(node)
+            outputs = python_functions.apply(node, inputs, task.edges[node], keep=keep)
         else:
             outputs = _apply(self._views.formula_of(node), inputs, task.unwanted_edges(node))
         for i, (following, position) in enumerate(task.edges[node]):
@@ -265,37 +271,6 @@ def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
     with without_edges(node, unwanted):
         result = node(*inputs)
     return list(result) if isinstance(result, tuple) else [result]
-
-
-def _apply_python_function(node: Any, inputs: Gradients) -> Gradients:
-    """`PyNode::apply` (torch/csrc/autograd/python_function.cpp).
-
-    It has zeros for missing gradients, and a result for each tensor that the function was given.
-    """
-    if getattr(node, _MATERIALIZES, True):
-        for i, gradient in enumerate(inputs):
-            if gradient is None:
-                like = node._input_metadata[i]
-                inputs[i] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-    result = node.apply(*inputs)
-    results = result if isinstance(result, tuple) else (result,)
-    needed = zip(results, node.needs_input_grad, strict=False)
-    left = deque((value, needs) for value, needs in needed if needs or value is not None)
-    outputs: Gradients = []
-    for following, _ in node.next_functions:
-        # No edge: a tensor that needs no gradient, for which there may be one all the same.
-        takes_next = left and left[0][1] == (following is not None)
-        outputs.append(left.popleft()[0] if takes_next else None)
-    return outputs
-
-
-def _remember_materializing(context: Any, value: bool) -> None:
-    """`FunctionCtx.set_materialize_grads`, whose setting cannot be read back."""
-    context.materialize_grads = value
-    setattr(context, _MATERIALIZES, value)
-
-
-_MATERIALIZES = "_graphmem_materializes"
 
 
 def _edge_of(tensor: Any) -> tuple[Node, int]:

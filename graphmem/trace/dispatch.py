@@ -47,6 +47,14 @@ _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
 )
+_FUSED_UPDATES = (
+    aten._fused_sgd_.default,
+    aten._fused_sgd_.tensor_lr,
+    aten._fused_adagrad_.default,
+    aten._fused_adagrad_.tensor_lr,
+    aten._fused_adam_.tensor_lr,
+    aten._fused_adamw_.tensor_lr,
+)
 
 
 class TraceMode(TorchDispatchMode):
@@ -84,6 +92,7 @@ class TraceMode(TorchDispatchMode):
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
+            **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
 
     @classmethod
@@ -177,11 +186,11 @@ class TraceMode(TorchDispatchMode):
             autograd_node=autograd_node,
             forward=forward,
         )
-        op.autocast = self._autocast.state
+        op.autocast = self._autocast.state_of(func)
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op
-            self._views.note(newest - 1, args, result)
+        self._views.note(newest - 1, args, result)
         if func is aten._to_copy.default and op.births:
             self._identify_autocast_copy(args[0], result)
         return op
@@ -277,6 +286,13 @@ class TraceMode(TorchDispatchMode):
         result = in_unreduced_storage(self._fake_mode, loss, values, target)
         self._record(func, args, kwargs, result, tick)
         return result
+
+    def _update(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        """What writes into its arguments and returns nothing can do without a meta kernel."""
+        if self._stays_real(func, args, kwargs):
+            self._run_real(func, args, kwargs)
+        else:
+            self._record(func, args, kwargs, None, self._recorder.begin_op())
 
     def _new_empty(self, shape: tuple[int, ...], like: FakeTensor) -> FakeTensor:
         with torch._C._DisableTorchDispatch():

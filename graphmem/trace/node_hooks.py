@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 Gradients = list[torch.Tensor | None]
 NodeKey = tuple[str, int]
+_METADATA_KEY = "graphmem"
 
 
 def key_of(node: Any) -> NodeKey:
@@ -36,45 +37,60 @@ def key_of(node: Any) -> NodeKey:
 @dataclass
 class _Hooks:
     tensor: dict[int, Mapping[int, Callable[..., Any]]] = field(default_factory=dict)
-    retained: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     before: OrderedDict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
     after: OrderedDict[int, Callable[..., Any]] = field(default_factory=OrderedDict)
 
 
 class NodeHooks:
-    """Every hook registered during a trace, by the node that runs it."""
+    """Every hook registered during a trace, by the node that runs it.
+
+    A node's hooks live in the node's own dictionary, so that they and what they hold die with it.
+    """
 
     def __init__(self) -> None:
-        self._hooks: defaultdict[NodeKey, _Hooks] = defaultdict(_Hooks)
+        self._hooked: set[NodeKey] = set()
+        self._retaining: list[weakref.ref[torch.Tensor]] = []
+
+    def _of(self, node: Any) -> _Hooks | None:
+        if key_of(node) not in self._hooked:
+            return None
+        hooks: _Hooks | None = node.metadata.get(_METADATA_KEY)
+        return hooks
+
+    def _make(self, node: Any) -> _Hooks:
+        self._hooked.add(key_of(node))
+        hooks: _Hooks = node.metadata.setdefault(_METADATA_KEY, _Hooks())
+        return hooks
 
     def has_after(self, node: Any) -> bool:
         """Whether hooks run after the node: they hold a second reference to its inputs."""
-        key = key_of(node)
-        return key in self._hooks and bool(self._hooks[key].after)
+        hooks = self._of(node)
+        return hooks is not None and bool(hooks.after)
 
     def run_tensor_hooks(self, node: Any, gradients: Gradients) -> None:
         """Tensor hooks, then retained gradients [`call_tensor_pre_hooks`].
 
         What hooks return takes its place in `gradients`, so that nothing else holds the old one.
         """
-        hooks = self._hooks.get(key_of(node))
-        if hooks is None:
-            return
-        for position, registered in hooks.tensor.items():
-            gradients[position] = run_tensor_hooks(registered, gradients[position])
-        for position, known in hooks.retained.items():
-            _retain(known(), gradients[position])
+        hooks = self._of(node)
+        if hooks is not None:
+            for position, registered in hooks.tensor.items():
+                gradients[position] = run_tensor_hooks(registered, gradients[position])
+        for known in self._retaining:
+            tensor = known()
+            if tensor is not None and tensor.grad_fn is node:
+                _retain(tensor, gradients[tensor.output_nr])
 
     def run_before(self, node: Any, gradients: Gradients) -> None:
         """Pre-hooks, which see all gradients of the node [`call_pre_hooks`]."""
-        hooks = self._hooks.get(key_of(node))
+        hooks = self._of(node)
         if hooks is not None:
             for hook in list(hooks.before.values()):
                 _replace(gradients, hook(tuple(gradients)))
 
     def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> None:
         """Post-hooks, which see the node's outputs and inputs, and may replace the former."""
-        hooks = self._hooks.get(key_of(node))
+        hooks = self._of(node)
         if hooks is not None:
             for hook in list(hooks.after.values()):
                 _replace(outputs, hook(tuple(outputs), tuple(inputs)))
@@ -84,18 +100,19 @@ class NodeHooks:
         """Answer every registration while the context is open."""
 
         def register_hook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
-            return _register(self._hooks[key_of(node)].after, hook)
+            return _register(self._make(node).after, hook)
 
         def register_prehook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
-            return _register(self._hooks[key_of(node)].before, hook)
+            return _register(self._make(node).before, hook)
 
         def register_hook_dict(node: Any, tensor: torch.Tensor) -> None:
             hooks: Any = tensor._backward_hooks
-            self._hooks[key_of(node)].tensor[tensor.output_nr] = hooks
+            self._make(node).tensor[tensor.output_nr] = hooks
 
         def retain_grad(tensor: torch.Tensor) -> None:
             if tensor.grad_fn is not None and not tensor.retains_grad:
-                self._hooks[key_of(tensor.grad_fn)].retained[tensor.output_nr] = weakref.ref(tensor)
+                self._retaining = [known for known in self._retaining if known() is not None]
+                self._retaining.append(weakref.ref(tensor))
             original_retain_grad(tensor)
 
         original_retain_grad = torch.Tensor.retain_grad
@@ -112,7 +129,6 @@ class NodeHooks:
             for restore in undo:
                 restore()
             torch.Tensor.retain_grad = original_retain_grad  # type: ignore[method-assign]
-            self._hooks.clear()
 
 
 def run_tensor_hooks(
@@ -126,11 +142,10 @@ def run_tensor_hooks(
     return gradient
 
 
-def _retain(tensor: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
+def _retain(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """What `retain_grad` does to a non-leaf (torch/csrc/autograd/variable.cpp): clone or add."""
-    if tensor is None or gradient is None:
-        return
-    tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
+    if gradient is not None:
+        tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
 def _replace(values: Gradients, result: Any) -> None:

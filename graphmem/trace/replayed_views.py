@@ -52,18 +52,24 @@ class ReplayedViews:
         self._candidate: _Candidate | None = None
         self._replayed: dict[int, _Replayed] = {}
 
-    def note(self, node: int, args: tuple[Any, ...], result: Any) -> None:
-        """An operation for which autograd made a node has run: a write, or perhaps a view."""
-        if not args or not isinstance(result, torch.Tensor):
+    def note(self, newest: int, args: tuple[Any, ...], result: Any) -> None:
+        """An operation has run: one that wrote into its first argument, or perhaps a view.
+
+        Args:
+            newest: the newest node that autograd has made.
+            args: the operation's arguments.
+            result: what it returned.
+        """
+        source = args[0] if args else None
+        if source is None:
             return
-        source = args[0]
         if result is source:
             self._written = True
-        elif self._written and isinstance(source, torch.Tensor) and _shares(source, result):
+        elif self._written and torch.is_grad_enabled() and _shares_storage(source, result):
             base = source._base if source._is_view() else source
             if base is not None:
                 self._candidate = _Candidate(
-                    node, weakref.ref(result), weakref.ref(base), _geometry(result)
+                    newest, weakref.ref(result), weakref.ref(base), _geometry(result)
                 )
 
     def settle(self) -> None:
@@ -101,8 +107,12 @@ class ReplayedViews:
 
 
 def _geometry(tensor: torch.Tensor) -> Geometry:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
-def _shares(source: torch.Tensor, result: torch.Tensor) -> bool:
-    return source.untyped_storage()._cdata == result.untyped_storage()._cdata
+def _shares_storage(source: Any, result: Any) -> bool:
+    return (
+        isinstance(source, torch.Tensor)
+        and isinstance(result, torch.Tensor)
+        and source.untyped_storage()._cdata == result.untyped_storage()._cdata
+    )

@@ -1,0 +1,93 @@
+"""Nodes written in Python, run as `PyNode` does (torch/csrc/autograd/python_function.cpp).
+
+Two things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
+whether missing gradients become zeros, and what the results of the forward pass looked like.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch.autograd.function import Function, FunctionCtx
+
+from graphmem.trace.replayed_views import Edges
+from graphmem.virtual_gpu.patching import Replacement
+
+_MATERIALIZES = "_graphmem_materializes"
+_RESULTS = "_graphmem_results"
+
+
+def replacements() -> list[Replacement]:
+    """The attributes to replace for what `apply` needs to know later."""
+    original_apply = Function.apply.__func__  # type: ignore[attr-defined]
+
+    def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
+        results = original_apply(cls, *args, **kwargs)
+        _note_results(results if isinstance(results, tuple) else (results,))
+        return results
+
+    return [
+        (Function, "apply", classmethod(apply_and_note)),
+        (FunctionCtx, "set_materialize_grads", _set_materialize_grads),
+    ]
+
+
+def _note_results(results: tuple[Any, ...]) -> None:
+    tensors = [value if isinstance(value, torch.Tensor) else None for value in results]
+    for tensor in tensors:
+        node: Any = None if tensor is None else tensor.grad_fn
+        if isinstance(node, torch._C._FunctionBase):
+            looks = [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+            setattr(node, _RESULTS, looks)
+            return
+
+
+def _set_materialize_grads(context: Any, value: bool) -> None:
+    context.materialize_grads = value
+    setattr(context, _MATERIALIZES, value)
+
+
+def apply(node: Any, gradients: list[Any], edges: Edges, *, keep: bool) -> list[Any]:
+    """Call a function's backward.
+
+    Args:
+        node: the node.
+        gradients: of its results; taken out of the list before the call, so that only the
+            arguments hold them.
+        edges: where its own results go.
+        keep: leave the gradients in the list, for hooks that see them later.
+    """
+    arguments = tuple(_materialized(node, gradients))
+    if not keep:
+        gradients[:] = [None] * len(gradients)
+    result = node.apply(*arguments)
+    del arguments
+    return _per_tensor(node, result if isinstance(result, tuple) else (result,), edges)
+
+
+def _materialized(node: Any, gradients: list[Any]) -> list[Any]:
+    if not getattr(node, _MATERIALIZES, True):
+        return gradients
+    looks = getattr(node, _RESULTS, None)
+    if looks is None:
+        looks = [(like.shape, like.dtype, like.device) for like in node._input_metadata]
+    return [
+        torch.zeros(look[0], dtype=look[1], device=look[2])
+        if gradient is None and look
+        else gradient
+        for gradient, look in zip(gradients, looks, strict=True)
+    ]
+
+
+def _per_tensor(node: Any, results: tuple[Any, ...], edges: Edges) -> list[Any]:
+    """One result for each tensor that the function was given: other arguments have none."""
+    needed = zip(results, node.needs_input_grad, strict=False)
+    left = deque((value, needs) for value, needs in needed if needs or value is not None)
+    outputs: list[Any] = []
+    for following, _ in edges:
+        # No edge: a tensor that needs no gradient, for which there may be one all the same.
+        takes_next = left and left[0][1] == (following is not None)
+        outputs.append(left.popleft()[0] if takes_next else None)
+    return outputs
