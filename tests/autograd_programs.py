@@ -1,0 +1,540 @@
+"""Small iterations for corners of autograd that no fixture has.
+
+Each is given two square linear layers, uses them in a forward and a backward pass, and leaves
+gradients behind. `test_oracle.py` compares every one of them with a real run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from graphmem import TrainingStep
+
+SIZE = 8
+Program = Callable[[nn.Linear, nn.Linear], None]
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(iterate: Program) -> Program:
+    PROGRAMS[iterate.__name__] = iterate
+    return iterate
+
+
+def training_step(iterate: Program) -> TrainingStep:
+    """The program as a training step whose gradients are dropped after each iteration."""
+    first, second = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
+    layers = nn.ModuleList([first, second])
+
+    def step() -> None:
+        iterate(first, second)
+        layers.zero_grad()
+
+    return TrainingStep(model=layers, step=step)
+
+
+def rows(count: int = 4) -> Tensor:
+    return torch.randn(count, SIZE)
+
+
+def cube() -> Tensor:
+    """Inputs of three dimensions: a linear layer returns a view for them."""
+    return torch.randn(2, 3, SIZE)
+
+
+# ---- functions written in Python -----------------------------------------------------------------
+
+
+class TwoResults(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * 2 + grads[1] * 3 + x * 0
+
+
+class TwoResultsUnmaterialized(TwoResults):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return TwoResults.forward(ctx, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * 2 if grads[1] is None else x
+
+
+class ScaledByNumber(Function):
+    """Has an argument that is no tensor, and returns a gradient that nobody needs."""
+
+    @staticmethod
+    def forward(ctx: Any, constant: Tensor, factor: float, x: Tensor) -> Tensor:
+        ctx.factor = factor
+        return constant + x * factor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
+        return grads[0].clone(), None, grads[0] * ctx.factor
+
+
+class WithIndices(Function):
+    """One result is not differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        order = x.argsort()
+        ctx.mark_non_differentiable(order)
+        ctx.save_for_backward(order)
+        return x.gather(-1, order), order
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (order,) = ctx.saved_tensors
+        return torch.zeros_like(grads[0]).scatter_(-1, order, grads[0])
+
+
+class DoubledInPlace(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 2
+
+
+class Recomputed(Function):
+    """A graph inside of a function, which its backward walks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.tanh().exp()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (saved,) = ctx.saved_tensors
+        x = saved.detach().requires_grad_()
+        with torch.enable_grad():
+            result = x.tanh().exp()
+        torch.autograd.backward(result, grads[0])
+        assert x.grad is not None
+        return x.grad
+
+
+@program
+def function_with_an_unused_result(first: nn.Linear, second: nn.Linear) -> None:
+    left, _ = TwoResults.apply(first(rows()))  # type: ignore[no-untyped-call]
+    second(left).sum().backward()
+
+
+@program
+def function_with_two_results(first: nn.Linear, second: nn.Linear) -> None:
+    left, right = TwoResults.apply(first(rows()))  # type: ignore[no-untyped-call]
+    (second(left) * right).sum().backward()
+
+
+@program
+def function_without_materialized_gradients(first: nn.Linear, second: nn.Linear) -> None:
+    left, _ = TwoResultsUnmaterialized.apply(first(rows()))  # type: ignore[no-untyped-call]
+    second(left).sum().backward()
+
+
+@program
+def function_with_an_argument_that_is_no_tensor(first: nn.Linear, second: nn.Linear) -> None:
+    x = ScaledByNumber.apply(rows(), 0.5, first(rows()))  # type: ignore[no-untyped-call]
+    second(x).sum().backward()
+
+
+@program
+def function_with_indices(first: nn.Linear, second: nn.Linear) -> None:
+    values, order = WithIndices.apply(first(rows()))  # type: ignore[no-untyped-call]
+    (second(values) * order).sum().backward()
+
+
+@program
+def function_in_place(first: nn.Linear, second: nn.Linear) -> None:
+    second(DoubledInPlace.apply(first(rows()))).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@program
+def function_with_a_graph_inside(first: nn.Linear, second: nn.Linear) -> None:
+    second(Recomputed.apply(first(rows()))).sum().backward()  # type: ignore[no-untyped-call]
+
+
+# ---- writing into views --------------------------------------------------------------------------
+
+
+@program
+def activation_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    second(torch.relu_(first(cube()))).sum().backward()
+
+
+@program
+def product_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    x = cube()
+    first(x).mul_(second(x)).exp().sum().backward()
+
+
+@program
+def write_into_a_view_of_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    part = first(rows(6)).view(2, 3, SIZE).transpose(0, 1)
+    part.mul_(2)
+    second(part.tanh()).sum().backward()
+
+
+@program
+def write_into_part_of_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    whole = first(cube())
+    part = whole[:, 1]
+    part.sigmoid_()
+    (second(whole).sum() + part.exp().sum()).backward()
+
+
+@program
+def write_into_a_base(first: nn.Linear, second: nn.Linear) -> None:
+    base = first(rows())
+    part = base[1:]
+    base.mul_(3)
+    second(part.tanh()).sum().backward()
+
+
+@program
+def write_twice_into_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(cube())
+    x.mul_(2)
+    y = x.clone()
+    x.add_(y)
+    second(x).sum().backward()
+
+
+@program
+def assignment_to_a_slice(first: nn.Linear, second: nn.Linear) -> None:
+    buffer = torch.zeros(4, 2 * SIZE)
+    buffer[:, :SIZE] = first(rows())
+    buffer[:, SIZE:] = second(rows()).exp()
+    (buffer * buffer).sum().backward()
+
+
+@program
+def function_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    part = first(rows())[:, :]
+    doubled = DoubledInPlace.apply(part)  # type: ignore[no-untyped-call]
+    second(doubled).sum().backward()
+
+
+# ---- sums of gradients ---------------------------------------------------------------------------
+
+
+@program
+def the_same_tensor_twice(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    second(x + x).mul(x).sum().backward()
+
+
+@program
+def fan_out_to_three(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    (second(x) + x.tanh() * x).sum().backward()
+
+
+@program
+def residual(first: nn.Linear, second: nn.Linear) -> None:
+    x = rows()
+    x = x + first(x).tanh()
+    x = x + second(x).tanh()
+    x.square().sum().backward()
+
+
+@program
+def both_inputs_from_one_node(first: nn.Linear, second: nn.Linear) -> None:
+    left, right = first(rows()).chunk(2, dim=-1)
+    x = left * right + left / (right.abs() + 1)
+    (x @ second.weight[:4]).sum().backward()
+
+
+@program
+def one_weight_in_two_layers(first: nn.Linear, second: nn.Linear) -> None:
+    x = functional.linear(first(rows()), first.weight.t(), second.bias)
+    functional.linear(x, second.weight).sum().backward()
+
+
+@program
+def many_views_of_one_tensor(first: nn.Linear, second: nn.Linear) -> None:
+    parts = first(rows(8)).unbind(0)
+    x = torch.stack([parts[i] * parts[i + 1] for i in range(0, 8, 2)])
+    torch.cat([second(x), x.flip(0)]).square().sum().backward()
+
+
+# ---- what AccumulateGrad does --------------------------------------------------------------------
+
+
+@program
+def expanded_gradient(first: nn.Linear, second: nn.Linear) -> None:
+    (first.weight.sum() + second.bias.sum()).backward()
+
+
+@program
+def transposed_gradient(first: nn.Linear, second: nn.Linear) -> None:
+    (first.weight.t() * torch.randn(SIZE, SIZE)).sum().backward()
+    (second.weight.t() @ rows().t()).sum().backward()
+
+
+@program
+def one_gradient_for_two_leaves(first: nn.Linear, second: nn.Linear) -> None:
+    (first.weight + second.weight).square().sum().backward()
+
+
+@program
+def accumulation_with_a_graph(first: nn.Linear, second: nn.Linear) -> None:
+    second(first(rows()).tanh()).square().sum().backward(create_graph=True)
+    second(first(rows()).tanh()).square().sum().backward(create_graph=True)
+    for layer in (first, second):  # a gradient with a graph and its leaf hold each other
+        layer.weight.grad = layer.bias.grad = None
+
+
+@program
+def leaves_of_another_dtype(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows()).double() @ second.weight.double()
+    (x.half().float() * second.bias).sum().backward()
+
+
+# ---- hooks ---------------------------------------------------------------------------------------
+
+
+@program
+def hooks_on_tensors(first: nn.Linear, second: nn.Linear) -> None:
+    kept: list[Tensor] = []
+    x = first(rows())
+    x.register_hook(kept.append)  # type: ignore[no-untyped-call]
+    x.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]
+    x.retain_grad()
+    removed = x.register_hook(lambda grad: grad * 3)  # type: ignore[no-untyped-call]
+    removed.remove()
+    (second(x) * x.exp()).sum().backward()
+    assert len(kept) == 1
+    assert x.grad is not None
+
+
+def double_gradient(leaf: Tensor) -> None:
+    assert leaf.grad is not None
+    leaf.grad.mul_(2)
+
+
+@program
+def hooks_on_leaves(first: nn.Linear, second: nn.Linear) -> None:
+    kept: list[Tensor] = []
+    handles = [
+        first.weight.register_hook(kept.append),  # type: ignore[no-untyped-call]
+        second.weight.register_hook(lambda grad: grad.clone()),  # type: ignore[no-untyped-call]
+        second.bias.register_post_accumulate_grad_hook(double_gradient),  # type: ignore[no-untyped-call]
+    ]
+    second(first(rows())).sum().backward()
+    for handle in handles:
+        handle.remove()
+
+
+@program
+def hooks_on_nodes(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    y = second(x.tanh())
+    assert x.grad_fn is not None
+    assert y.grad_fn is not None
+    y.grad_fn.register_prehook(lambda grads: tuple(grad * 2 for grad in grads))
+    y.grad_fn.register_hook(lambda results, grads: tuple(grad * grads[0].sum() for grad in results))
+    x.grad_fn.register_hook(lambda results, grads: None)
+    leaf = y.grad_fn.next_functions[0][0]
+    assert leaf is not None
+    leaf.register_hook(lambda results, grads: None)
+    y.square().sum().backward()
+
+
+@program
+def hook_on_several_tensors(first: nn.Linear, second: nn.Linear) -> None:
+    x, y = first(rows()), second(rows())
+    register_multi_grad_hook((x, y), lambda grads: None)
+    (x * y).sum().backward()
+
+
+@program
+def callback_at_the_end(first: nn.Linear, second: nn.Linear) -> None:
+    left: list[Tensor] = []
+
+    def at_the_end() -> None:
+        left.append(torch.ones(3))
+
+    def hook(grad: Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+        engine.queue_callback(at_the_end)
+
+    x = first(rows())
+    x.register_hook(hook)  # type: ignore[no-untyped-call]
+    second(x).sum().backward()
+    assert len(left) == 1
+
+
+# ---- which part of the graph runs, and how often -------------------------------------------------
+
+
+@program
+def graph_kept_for_a_second_pass(first: nn.Linear, second: nn.Linear) -> None:
+    loss = second(first(rows()).tanh()).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+@program
+def gradients_of_some_inputs(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    y = second(x.tanh())
+    grads = torch.autograd.grad(y.sum(), [x, second.bias, first.bias], retain_graph=True)
+    x_alone = x.sum()
+    missing = torch.autograd.grad(
+        x_alone, [first.weight, second.weight], retain_graph=True, allow_unused=True
+    )
+    assert missing[1] is None
+    (y.square().sum() + grads[0].sum()).backward()
+
+
+@program
+def gradient_of_a_hooked_input(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    x.register_hook(lambda grad: grad * 2)  # type: ignore[no-untyped-call]
+    assert x.grad_fn is not None
+    x.grad_fn.register_prehook(lambda grads: (grads[0] * 3,))
+    y = second(x.exp())
+    torch.autograd.grad(y.sum(), [x, first.weight])
+    torch.autograd.grad(second(x).sum(), x)
+
+
+@program
+def backward_into_some_leaves(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    second(x.tanh()).sum().backward(inputs=[x, second.weight])
+
+
+@program
+def several_roots(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    y = second(x)
+    torch.autograd.backward([y, x.tanh()], [torch.ones(4, SIZE), torch.ones(4, SIZE)])
+
+
+@program
+def several_scalar_roots(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    torch.autograd.backward([second(x).sum(), x.exp().sum(), x.mean()])
+
+
+@program
+def gradient_given_by_the_caller(first: nn.Linear, second: nn.Linear) -> None:
+    y = second(first(rows()).tanh())
+    y.backward(torch.ones_like(y) * 0.5)
+
+
+@program
+def gradient_of_a_gradient(first: nn.Linear, second: nn.Linear) -> None:
+    x = rows().requires_grad_()
+    y = second(first(x).tanh()).square().sum()
+    (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    slope.square().sum().backward()
+
+
+@program
+def variables_are_deleted(first: nn.Linear, second: nn.Linear) -> None:
+    for _ in range(2):
+        hidden = first(rows()).tanh()
+        loss = second(hidden).square().sum()
+        loss.backward()
+        del hidden
+        total = loss.detach() * 2
+        del loss
+        total.add_(1)
+
+
+# ---- saved tensors -------------------------------------------------------------------------------
+
+
+@program
+def hooks_on_saved_tensors(first: nn.Linear, second: nn.Linear) -> None:
+    with saved_tensors_hooks(lambda tensor: tensor.double(), lambda packed: packed.float()):
+        x = first(rows()).tanh()
+    second(x.exp()).sum().backward()
+
+
+@program
+def checkpoint_inside_of_a_checkpoint(first: nn.Linear, second: nn.Linear) -> None:
+    def inner(x: Tensor) -> Tensor:
+        return second(x.tanh()).exp()
+
+    def outer(x: Tensor) -> Tensor:
+        return checkpoint(inner, first(x).sigmoid(), use_reentrant=False).tanh()
+
+    x = checkpoint(outer, rows(), use_reentrant=False)
+    x.square().sum().backward()
+
+
+@program
+def checkpoint_of_several_tensors(first: nn.Linear, second: nn.Linear) -> None:
+    def block(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = functional.dropout(first(x) * y, 0.5)
+        return second(mixed), mixed.sum()
+
+    x = rows().requires_grad_()
+    for use_reentrant in (True, False):
+        y, total = checkpoint(block, x, x.exp(), use_reentrant=use_reentrant)
+        (y.sum() + total).backward()
+
+
+@program
+def checkpoint_in_segments(first: nn.Linear, second: nn.Linear) -> None:
+    blocks = nn.Sequential(first, nn.Tanh(), second, nn.Sigmoid())
+    x = rows().requires_grad_()
+    checkpoint_sequential(blocks, 2, x, use_reentrant=True).sum().backward()
+    checkpoint_sequential(blocks, 2, x, use_reentrant=False).sum().backward()
+
+
+# ---- formulas that choose between writing in place and not ---------------------------------------
+
+
+@program
+def gradients_are_scattered(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    picked = x[torch.tensor([2, 0, 2])].sum() + x.index_select(1, torch.tensor([1, 1])).sum()
+    gathered = x.gather(1, torch.zeros(4, 2, dtype=torch.int64)).sum()
+    best = x.topk(2).values.sum() + x.max(dim=1).values.sum() + x.sort().values[:, 0].sum()
+    second(x).sum().add(picked + gathered + best).backward()
+
+
+@program
+def losses_of_all_kinds(first: nn.Linear, second: nn.Linear) -> None:
+    x, y = first(rows()), second(rows())
+    loss = (
+        functional.mse_loss(x, y)
+        + functional.smooth_l1_loss(x, y)
+        + functional.l1_loss(x, y)
+        + functional.huber_loss(x, y)
+    )
+    loss = loss + functional.binary_cross_entropy(x.sigmoid(), y.sigmoid())
+    loss = loss + functional.binary_cross_entropy_with_logits(x, y.sigmoid())
+    loss = loss + functional.soft_margin_loss(x, torch.ones(4, SIZE))
+    loss = loss + functional.kl_div(x, y.softmax(-1), reduction="sum")
+    loss = loss + functional.cross_entropy(
+        x, torch.zeros(4, dtype=torch.int64), label_smoothing=0.1
+    )
+    loss.backward()

@@ -1,0 +1,105 @@
+"""A trace on fake CPU tensors allocates and frees what a real CPU run does, in the same order.
+
+`docs/exactness.md` explains what is compared, and the differences that are by design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from graphmem import TrainingStep
+from graphmem.errors import InputError
+from graphmem.trace import Options
+from graphmem.trace.loop import optimizer_named
+from tests import oracle
+from tests.autograd_programs import PROGRAMS, training_step
+from tests.test_fixtures import CASES, TINY, build
+
+BRANCHES_ON_DATA = {"opt": "the library asks `torch.all(mask == 1)`, which only a real run knows"}
+MIXED_GROUP_NORM = ("unet_block", {"autocast": "bf16"})
+"""The CPU normalises bf16 groups with fp32 weights in one kernel, whose meta kernel errs. CUDA's
+autocast hands fp32 to it."""
+
+ANY_ORDER_OF_FREES = {
+    "several_losses": "a graph that dies with its saved tensors frees them by another order of "
+    "nodes when Python has seen the nodes (deleteNode, torch/csrc/autograd/node.cpp)",
+}
+
+
+def compare(
+    make: Callable[[], TrainingStep], *, steps: int = 2, any_order: bool = False, **options: Any
+) -> None:
+    chosen = Options(steps=steps, subclass_like=True, **options)
+    real, traced = oracle.run(make, chosen), oracle.traced_events(make, chosen)
+    (oracle.assert_agree_but_for_order if any_order else oracle.assert_agree)(real, traced)
+
+
+# ---- every fixture -------------------------------------------------------------------------------
+
+FIXTURES = [
+    case
+    for case in CASES
+    if case != MIXED_GROUP_NORM and case[1].get("family") not in BRANCHES_ON_DATA
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), FIXTURES, ids=str)
+def test_fixture(name: str, settings: dict[str, Any]) -> None:
+    make = partial(build, name, **{**TINY[name], **settings})
+    compare(make, any_order=settings.get("technique") in ANY_ORDER_OF_FREES)
+
+
+@pytest.mark.parametrize("family", BRANCHES_ON_DATA)
+def test_fixture_that_branches_on_data_is_refused(family: str) -> None:
+    make = partial(build, "transformers_model", **{**TINY["transformers_model"], "family": family})
+    with pytest.raises(InputError, match="branches on the value of a tensor"):
+        oracle.traced_events(make, Options(steps=1, subclass_like=True))
+
+
+def test_fixture_whose_cpu_kernel_has_a_wrong_meta_kernel() -> None:
+    name, settings = MIXED_GROUP_NORM
+    with pytest.raises(AssertionError, match="real: .*native_group_norm_backward"):
+        compare(partial(build, name, **{**TINY[name], **settings}))
+
+
+# ---- every optimizer -----------------------------------------------------------------------------
+
+
+def linear_stack(optimizer: str | None = None, **changes: Any) -> TrainingStep:
+    step = build("linear_stack", **TINY["linear_stack"])
+    if optimizer is not None:
+        step.optimizer = optimizer_named(optimizer)
+    for name, value in changes.items():
+        setattr(step, name, value)
+    return step
+
+
+@pytest.mark.parametrize("variant", ["", "-foreach", "-fused", "-single"])
+@pytest.mark.parametrize("name", ["sgd", "sgd-momentum", "adam", "adamw"])
+@pytest.mark.parametrize("keep_grads", [False, True], ids=["drop", "keep"])
+def test_optimizer(name: str, variant: str, keep_grads: bool) -> None:
+    compare(partial(linear_stack, name + variant), steps=3, keep_grads=keep_grads)
+
+
+@pytest.mark.parametrize("keep_grads", [False, True], ids=["drop", "keep"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_accumulation_and_clipping(keep_grads: bool, accumulate: int, clip: float | None) -> None:
+    make = partial(linear_stack, "adamw", accumulate=accumulate, clip_grad_norm=clip)
+    compare(make, steps=3, keep_grads=keep_grads)
+
+
+def test_inference() -> None:
+    compare(linear_stack, steps=3, inference=True)
+
+
+# ---- corners of autograd that no fixture has -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str) -> None:
+    compare(partial(training_step, PROGRAMS[name]))
