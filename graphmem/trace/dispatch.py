@@ -155,10 +155,12 @@ class TraceMode(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and device.type != "cpu":
             return False
-        are_fake = {isinstance(tensor, FakeTensor) for tensor in _tensors((args, *kwargs.values()))}
-        if are_fake:
-            return True not in are_fake
-        return _elements(func, args) <= self._real_elements
+        reads_real = False
+        for tensor in _tensors((args, *kwargs.values())):
+            if isinstance(tensor, FakeTensor):
+                return False
+            reads_real = True
+        return reads_real or _elements(func, args) <= self._real_elements
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int

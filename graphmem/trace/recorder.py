@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -168,12 +169,12 @@ class Recorder:
                 return ref.storage, False
             storage = self._allocate(tensor, nbytes, op)
             self._release(ref)
-            self._attach(memory, storage)
+            self._attach(memory, nbytes, storage)
             return storage, True
         if not nbytes:
             return None, False
         storage = self._allocate(tensor, nbytes, op)
-        self._attach(memory, storage)
+        self._attach(memory, nbytes, storage)
         return storage, True
 
     def _allocate(self, tensor: torch.Tensor, nbytes: int, op: int | None) -> Storage:
@@ -185,19 +186,20 @@ class Recorder:
             op=op,
             shape=tuple(tensor.shape),
             dtype=DTYPE_NAMES[tensor.dtype],
-            device=str(tensor.device),
+            device=_device_name(tensor),
         )
         storages.append(storage)
         return storage
 
     def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
         """Let fresh fake memory stand for a storage that exists already."""
-        self._attach(tensor.untyped_storage(), storage)
+        memory = tensor.untyped_storage()
+        self._attach(memory, memory.nbytes(), storage)
 
-    def _attach(self, memory: torch.UntypedStorage, storage: Storage) -> None:
+    def _attach(self, memory: torch.UntypedStorage, nbytes: int, storage: Storage) -> None:
         ref = _StorageRef(memory, self._release)
         ref.key = memory._cdata
-        ref.nbytes = memory.nbytes()
+        ref.nbytes = nbytes
         ref.storage = storage
         self._refs[ref.key] = ref
         holders = self._holders.get(storage.id, 0)
@@ -313,7 +315,7 @@ class Recorder:
         op = Op(
             index=index,
             node=node,
-            target=str(func),
+            target=_name_of(func),
             tick=tick,
             phase=len(self.graph.phases) - 1,
             module=module,
@@ -345,6 +347,16 @@ class Recorder:
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
         has_storage = tensor.layout is torch.strided
         return _described(tensor, self.storage_of(tensor) if has_storage else None)
+
+
+@functools.cache
+def _name_of(func: torch._ops.OpOverload) -> str:
+    return str(func)
+
+
+def _device_name(tensor: torch.Tensor) -> str:
+    """Where a tensor is; reading `device` off a fake one would dispatch an operation."""
+    return str(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)
 
 
 def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
