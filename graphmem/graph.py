@@ -211,10 +211,10 @@ class AutocastState(enum.StrEnum):
 
     OFF = "off"
     """No region was open."""
-    PASSED = "passed"
-    """A region was open, and the operation runs in whatever dtype comes."""
-    APPLIED = "applied"
-    """Autocast chose a dtype: the operation is its cast, or part of what it cast for."""
+    ON = "on"
+    """A region was open."""
+    CAST = "cast"
+    """Autocast inserted the operation, to cast an argument of the next one."""
 
 
 @dataclass(slots=True)

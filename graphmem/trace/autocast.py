@@ -18,6 +18,8 @@ from graphmem.graph import AutocastState
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import replaced
 
+_ASKING = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda")
+
 
 class AutocastRegions:
     """Follows `torch.autocast` for the kind of device that is traced."""
@@ -26,15 +28,31 @@ class AutocastRegions:
         self._recorder = recorder
         self._device_type = recorder.device.type
         self._outer: list[bool] = []
+        self._asked_for = 0
         self.enabled = False
 
-    @property
-    def state(self) -> AutocastState:
-        """What autocast has to do with the operation that runs now."""
+    def state_of(self, operation: Any) -> AutocastState:
+        """What autocast has to do with an operation that runs now.
+
+        A copy to another dtype that the program did not ask for by name is autocast's.
+        """
         if not self.enabled:
             return AutocastState.OFF
-        passed = torch.is_autocast_enabled(self._device_type)
-        return AutocastState.PASSED if passed else AutocastState.APPLIED
+        is_cast = operation is torch.ops.aten._to_copy.default and not self._asked_for
+        return AutocastState.CAST if is_cast else AutocastState.ON
+
+    def _asking(self, name: str) -> Any:
+        """A method of tensors by which a program asks for another dtype or device."""
+        method = getattr(torch.Tensor, name)
+
+        def ask(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._asked_for += 1
+            try:
+                return method(tensor, *args, **kwargs)
+            finally:
+                self._asked_for -= 1
+
+        return ask
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -53,6 +71,10 @@ class AutocastRegions:
                 return leave(region, *exception)
 
         with replaced(
-            [(autocast, "__enter__", enter_region), (autocast, "__exit__", leave_region)]
+            [
+                (autocast, "__enter__", enter_region),
+                (autocast, "__exit__", leave_region),
+                *((torch.Tensor, name, self._asking(name)) for name in _ASKING),
+            ]
         ):
             yield
