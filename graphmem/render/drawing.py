@@ -17,6 +17,8 @@ from graphmem.render.palette import CATEGORY_COLOURS
 from graphmem.report.text import CATEGORY_NAMES
 from graphmem.units import format_bytes
 
+Names = dict[OpGroup | StorageGroup, str]
+
 FORMATS = ("svg", "png", "pdf")
 _LONGEST = 46
 _FONT = "DejaVu Sans, Noto Sans, Helvetica, Arial"
@@ -61,17 +63,16 @@ def _digraph(liveness: Liveness, title: str) -> graphviz.Digraph:
     )  # fmt: skip
     picture.attr("node", fontname=_FONT, fontsize="11", shape="box", style="rounded,filled")
     picture.attr("edge", fontname=_FONT, fontsize="9", color="#8a8f98", fontcolor="#555b63")
-    names = {node.group: f"s{i}" for i, node in enumerate(liveness.storages)}
-    op_names = {group: f"o{i}" for i, group in enumerate(liveness.ops)}
-    _add_phases(picture, liveness, op_names)
+    names = {group: f"n{i}" for i, group in enumerate(liveness.graph)}
+    _add_phases(picture, liveness, names)
     for node in liveness.storages:
         _add_storage(picture, node, names[node.group])
-    every: dict[OpGroup | StorageGroup, str] = {}
-    every.update(names)
-    every.update(op_names)
-    for source, target, label in liveness.graph.edges(data="label"):
-        shown = _text(label) if label else ""
-        picture.edge(every[source], every[target], label=shown, edgetooltip=shown)
+    for source, target, label in liveness.graph.edges(data="label", default=""):
+        storage = source if isinstance(source, StorageGroup) else target
+        picture.edge(
+            names[source], names[target], label=_text(label), edgetooltip=_text(label),
+            color=f"{CATEGORY_COLOURS[storage.category]}",
+        )  # fmt: skip
     return picture
 
 
@@ -82,7 +83,7 @@ def _notes(liveness: Liveness) -> list[str]:
     return [f"{format_bytes(rest)} in {len(liveness.left_out)} smaller groups are not drawn"]
 
 
-def _add_phases(picture: graphviz.Digraph, liveness: Liveness, names: dict[OpGroup, str]) -> None:
+def _add_phases(picture: graphviz.Digraph, liveness: Liveness, names: Names) -> None:
     """A cluster for each phase, with one inside for each module that has several nodes."""
     for phase in PhaseName:
         nodes = [node for group, node in liveness.ops.items() if group.phase is phase]
@@ -96,9 +97,7 @@ def _add_phases(picture: graphviz.Digraph, liveness: Liveness, names: dict[OpGro
             _add_modules(cluster, nodes, names, f"cluster_{phase}")
 
 
-def _add_modules(
-    cluster: graphviz.Digraph, nodes: list[OpNode], names: dict[OpGroup, str], prefix: str
-) -> None:
+def _add_modules(cluster: graphviz.Digraph, nodes: list[OpNode], names: Names, prefix: str) -> None:
     families: dict[str, list[OpNode]] = {}
     for node in sorted(nodes, key=lambda node: node.first):
         families.setdefault(_family(node), []).append(node)
@@ -124,9 +123,8 @@ def _add_ops(picture: graphviz.Digraph, node: OpNode, name: str) -> None:
         [target] = node.targets
         lines = [target, f"operation {node.group.op:,}"]
     else:
-        count = node.targets.total()
         common = ", ".join(target for target, _ in node.targets.most_common(3))
-        lines = [node.group.module, f"{count:,} operations: {common}"]
+        lines = [node.group.module, f"{node.count:,} operations: {common}".removesuffix(": ")]
     picture.node(name, _text(*lines), fillcolor="white", color="#8a8f98", tooltip=_text(*lines))
 
 

@@ -28,7 +28,7 @@ from graphmem.render.lifetimes import Clock, Lifetime, category_of, lifetimes, p
 PEAK = "peak"
 OUTSIDE = "(outside any module)"
 _MOST_GROUPS = 30
-_MOST_STORAGES = 40
+_MOST_STORAGES = 28
 _NEIGHBOURS = 12
 _DEEPEST = 8
 
@@ -61,11 +61,12 @@ class OpGroup:
 
 @dataclass
 class OpNode:
-    """What a node of operations says."""
+    """What a node of operations says: how many there are, and what those do that allocate."""
 
     group: OpGroup
+    first: int
+    count: int = 0
     targets: Counter[str] = field(default_factory=Counter)
-    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,17 @@ def liveness(analysis: Analysis, view: View) -> Liveness:
         raise InputError("nothing to draw: no operation matches --phase, --around and --expand")
     groups = _groups(analysis, view, chosen)
     nodes = _op_nodes(chosen, groups)
-    storages = sorted(_storage_nodes(analysis, groups), key=lambda node: -node.nbytes)
+    storages = sorted(
+        _storage_nodes(analysis, groups),
+        key=lambda node: (not node.group.is_at_peak, -node.nbytes),
+    )
     drawn, left_out = storages[:_MOST_STORAGES], storages[_MOST_STORAGES:]
     graph: nx.MultiDiGraph[OpGroup | StorageGroup] = nx.MultiDiGraph()
     for node in drawn:
         graph.add_node(node.group)
         if node.group.maker is not None:
             graph.add_edge(node.group.maker, node.group)
-        for label, end in sorted(node.group.ends, key=lambda each: each[0]):
+        for label, end in sorted(node.group.ends, key=str):
             graph.add_edge(node.group, end, label=label)
     return Liveness(graph, {key: nodes[key] for key in nodes if key in graph}, drawn, left_out)
 
@@ -190,8 +194,10 @@ def _op_nodes(chosen: Sequence[Op], groups: dict[int, OpGroup]) -> dict[OpGroup,
     nodes: dict[OpGroup, OpNode] = {}
     for op in chosen:
         group = groups[op.index]
-        node = nodes.setdefault(group, OpNode(group, first=op.index))
-        node.targets[op.target.removeprefix("aten.").partition(".")[0]] += 1
+        node = nodes.setdefault(group, OpNode(group, op.index))
+        node.count += 1
+        if op.births or group.op is not None:
+            node.targets[op.target.removeprefix("aten.").partition(".")[0]] += 1
     return nodes
 
 
@@ -217,18 +223,25 @@ def _ends(
     groups: dict[int, OpGroup],
     op_before: Callable[[int], int],
 ) -> Iterator[tuple[str, OpGroup]]:
-    """Clause (3): for each owner that lets go in another drawn group, its label and that group."""
+    """Clause (3): for each owner that lets go in another drawn group, its label and that group.
+
+    A nameless reference is drawn only where no other owner lets go in the same group.
+    """
+    labels: dict[OpGroup, set[str]] = {}
     for owner in life.storage.owners:
         if owner.end is None or owner.end <= owner.start:
             continue
         end = groups.get(op_before(owner.end))
         if end is not None and end != maker:
-            yield _label(owner), end
+            labels.setdefault(end, set()).add(_label(owner))
+    for end, found in labels.items():
+        for label in found - {""} or {""}:
+            yield label, end
 
 
 def _label(owner: Owner) -> str:
     if owner.kind is OwnerKind.SAVED_TENSOR:
         return owner.name or "saved for backward"
     if owner.kind is OwnerKind.VARIABLE:
-        return f"variable {owner.name}" if owner.name else "in use"
+        return owner.name
     return owner.kind.replace("_", " ")

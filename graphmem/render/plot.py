@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _MOST_POINTS = 4000
-_FONTS = ["DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC"]
+_FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC")
 
 
 def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
@@ -31,16 +31,18 @@ def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
     """
     try:
         import matplotlib
+        from matplotlib import font_manager
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError(
             "a plot of the timeline needs matplotlib, which is not installed",
             hint="pip install 'graphmem[plot]', or render a .html page",
         ) from error
+    installed = set(font_manager.get_font_names())
     settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "graphmem",
-        "font.family": _FONTS,
+        "font.family": [font for font in _FONTS if font in installed],
         "text.parse_math": False,  # a name with two dollar signs is no formula
     }
     with matplotlib.rc_context(settings):
