@@ -62,7 +62,7 @@ def test_fixture_that_branches_on_data_is_refused(family: str) -> None:
 
 def test_fixture_whose_cpu_kernel_has_a_wrong_meta_kernel() -> None:
     name, settings = MIXED_GROUP_NORM
-    with pytest.raises(AssertionError, match="real: .*native_group_norm_backward"):
+    with pytest.raises(AssertionError, match=r"real: .*native_group_norm_backward"):
         compare(partial(build, name, **{**TINY[name], **settings}))
 
 
