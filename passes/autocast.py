@@ -1,0 +1,183 @@
+"""What autocast does in a step: the policy of every operation, its casts, and what they cost.
+
+Clauses:
+  (1) outside of a region, and in the backward pass, no policy applies;
+  (2) an operation of PyTorch's lists has their policy (autocast_policies.py),
+      but where that is lower precision and the result is not, it is part of an operator that
+      keeps the widest dtype: `mm` within `tensordot`;
+  (3) another one that takes a cast made for it has the policy that the cast shows, because it is
+      part of an operator of the lists: float32 or lower precision;
+  (4) a cast is *for* the operations that take it, through views or as it is; it was reused where
+      operations of several modules or lines take it;
+  (5) a cast of a weight is held by the weight cache from its birth until the outermost region is
+      left [`autocast_increment_nesting`, aten/src/ATen/autocast_mode.cpp], and longer where
+      autograd saved it;
+  (6) *saved by autocast*: autograd holds in two bytes an element what it would hold in four
+      [every tensor in lower precision, casts excepted], so as many bytes again;
+  (7) *added by autocast*: the bytes of its casts, those of weights apart.
+
+Not covered: what a region changes in the backward pass, and casts of the loss by `GradScaler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch.fx
+
+from graphmem.graph import AutocastState, Op, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+from graphmem.units import format_bytes
+
+from .autocast_policies import Policy, policy_of
+
+_LOWER = ("float16", "bfloat16")
+_VIEWS = (
+    "aten.t.",
+    "aten.view.",
+    "aten.transpose.",
+    "aten.expand.",
+    "aten.permute.",
+    "aten.alias.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """One cast that autocast inserted.
+
+    Attributes:
+        op: index of the cast.
+        users: indices of the operations that it was made for (clause 4).
+        dtype: what it casts to.
+        storage, nbytes: what it allocated.
+        weight: the parameter, where the weight cache holds the cast.
+        cached_until: the tick at which the cache lets go.
+    """
+
+    op: int
+    users: tuple[int, ...]
+    dtype: str
+    storage: int
+    nbytes: int
+    weight: str | None
+    cached_until: int | None
+
+
+@dataclass(frozen=True)
+class AutocastFindings:
+    """Policies and casts; the sums are over the last forward phase.
+
+    Attributes:
+        policies: one for each operation, by its index.
+        casts: in order.
+        saved_bytes: see clause (6).
+        cast_bytes: see clause (7).
+        cached_weight_bytes: copies of weights that the cache holds at once.
+    """
+
+    policies: tuple[Policy, ...]
+    casts: tuple[Cast, ...]
+    saved_bytes: int
+    cast_bytes: int
+    cached_weight_bytes: int
+
+    def report_lines(self) -> Iterator[str]:
+        """What the report says of it; nothing without autocast."""
+        if not self.casts:
+            return
+        yield f"autocast saves {format_bytes(self.saved_bytes)} of what autograd holds"
+        yield f"its casts take {format_bytes(self.cast_bytes)}"
+        yield (
+            f"its cache of weights takes {format_bytes(self.cached_weight_bytes)} "
+            "until the region is left"
+        )
+
+
+def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> AutocastFindings:
+    """The policies, the casts and the sums."""
+    casts = {op.index: _cast(op, graph) for op in graph.ops if _is_cast(op)}
+    last = max((phase.step for phase in graph.phases), default=-1)
+    of_last = [
+        cast for cast in casts.values() if graph.phases[graph.ops[cast.op].phase].step == last
+    ]
+    return AutocastFindings(
+        policies=_policies(graph, casts.values()),
+        casts=tuple(casts.values()),
+        saved_bytes=_saved_bytes(graph, {cast.storage for cast in of_last}),
+        cast_bytes=sum(cast.nbytes for cast in of_last if cast.weight is None),
+        cached_weight_bytes=sum(cast.nbytes for cast in of_last if cast.weight is not None),
+    )
+
+
+def _is_cast(op: Op) -> bool:
+    return op.autocast is AutocastState.CAST and bool(op.births)
+
+
+def _cast(op: Op, graph: StepGraph) -> Cast:
+    storage = graph.storages[op.births[0]]
+    cached = storage.owned_as(OwnerKind.AUTOCAST_CACHE)
+    return Cast(
+        op=op.index,
+        users=tuple(dict.fromkeys(user.index for user in _users(op.node, graph))),
+        dtype=storage.dtype,
+        storage=storage.id,
+        nbytes=storage.nbytes,
+        weight=None if cached is None else cached.name,
+        cached_until=None if cached is None else cached.end,
+    )
+
+
+def _users(node: torch.fx.Node, graph: StepGraph) -> Iterator[Op]:
+    """The forward operations that take a tensor or a view of it."""
+    for user in node.users:
+        op: Op | None = user.meta.get("op")
+        if op is not None and graph.phases[op.phase].name is PhaseName.BACKWARD:
+            continue
+        if op is None or op.target.startswith(_VIEWS):
+            yield from _users(user, graph)
+        else:
+            yield op
+
+
+def _policies(graph: StepGraph, casts: Iterable[Cast]) -> tuple[Policy, ...]:
+    shown = {
+        user: Policy.LOWER_PRECISION if cast.dtype in _LOWER else Policy.FP32
+        for cast in casts
+        for user in cast.users
+    }
+    return tuple(_policy(op, graph, shown.get(op.index, Policy.NONE)) for op in graph.ops)
+
+
+def _policy(op: Op, graph: StepGraph, shown: Policy) -> Policy:
+    in_backward = graph.phases[op.phase].name is PhaseName.BACKWARD
+    if op.autocast is AutocastState.OFF or in_backward:
+        return Policy.NONE
+    listed = policy_of(op.target)
+    if listed is Policy.LOWER_PRECISION and op.outputs[0].dtype == "float32":
+        return Policy.WIDEST
+    return listed or shown
+
+
+def _saved_bytes(graph: StepGraph, casts: set[int]) -> int:
+    forwards = [phase for phase in graph.phases if phase.name is PhaseName.FORWARD]
+    if not forwards:
+        return 0
+    last = forwards[-1]
+    return sum(
+        storage.nbytes
+        for storage in graph.storages
+        if storage.id not in casts and _is_saved_in_lower_precision(storage, last.end, graph)
+    )
+
+
+def _is_saved_in_lower_precision(storage: Storage, tick: int, graph: StepGraph) -> bool:
+    op = graph.op_of(storage)
+    if op is None or op.autocast is AutocastState.OFF or storage.dtype not in _LOWER:
+        return False
+    return any(owner.kind is OwnerKind.SAVED_TENSOR for owner in storage.owners_at(tick))
+
+
+AUTOCAST = Pass(provides="autocast", run=find_autocast)
