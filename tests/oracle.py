@@ -201,13 +201,13 @@ def _iterate_of(step: TrainingStep, mode: RealRun, options: Options) -> Callable
 
 @contextmanager
 def _comparable() -> Iterator[None]:
-    """Free cycles of earlier runs now, and none during this one; do without oneDNN's own LSTM."""
-    gc.collect()
+    """Do without the cycle collector, whose moments differ, and without oneDNN's own LSTM."""
     gc.disable()
+    torch._C._set_mkldnn_enabled(False)
     try:
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
+        yield
     finally:
+        torch._C._set_mkldnn_enabled(True)
         gc.enable()
 
 
