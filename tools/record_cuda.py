@@ -1,0 +1,390 @@
+"""Record every allocation of a training step on a real GPU, for `graphmem verify`.
+
+    python tools/record_cuda.py fixtures/gpt2.py:build --set batch=4 --steps 3 -o recordings/gpt2
+
+It needs torch and a GPU, and no graphmem: where that is not installed, fixtures find a stand-in
+for `graphmem.TrainingStep`. Recording starts from an empty device, before `build()` is called.
+Three files are written, beside each other:
+
+    NAME.pickle.gz      the snapshot of torch.cuda.memory, gzipped
+    NAME.events.json    the same events, compact, as `graphmem verify` reads them
+    NAME.json           GPU, driver, torch, environment, settings, figures, and the phase marks
+
+A mark tells how many allocations and frees came before it, so that each event has its phase.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
+RECORDED_ENVIRONMENT = (
+    "PYTORCH_",
+    "CUBLAS",
+    "CUDNN",
+    "CUDA_",
+    "TORCH_",
+    "NVIDIA_",
+    "DISABLE_ADDMM",
+)
+ACTIONS = {
+    "alloc": "a",
+    "free_completed": "f",
+    "segment_alloc": "S",
+    "segment_free": "s",
+    "segment_map": "M",
+    "segment_unmap": "U",
+}
+INSTALLED = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
+
+
+@dataclass
+class StandIn:
+    """What fixtures return where graphmem is not installed; graphmem/training_step.py explains."""
+
+    model: Any = None
+    inputs: Any = None
+    loss: Any = None
+    optimizer: Any = None
+    autocast: str | None = None
+    accumulate: int = 1
+    clip_grad_norm: float | None = None
+    scaler: Any = None
+    step: Callable[[], Any] | None = None
+    assume: Mapping[str, float] = field(default_factory=dict)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record one target; the exit code is 2 where there is no GPU."""
+    options = parse(arguments)
+    import torch
+
+    if not torch.cuda.is_available():
+        print("error: torch sees no CUDA device here", file=sys.stderr)
+        return 2
+    marks: list[dict[str, Any]] = []
+    torch.cuda.memory._record_memory_history(enabled="all", stacks="python")
+    before = counters()
+    build, settings = load(options.target, options.set)
+    step = build(**settings)
+    marks.append(mark("setup", -1, before))
+    for name, number in iterate(step, options, "cuda"):
+        marks.append(mark(name, number, before))
+    torch.cuda.synchronize()
+    snapshot = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    write(options, snapshot, {**metadata(options), "base": before, "marks": marks})
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Record every allocation of a training step on a real GPU."
+    )
+    parser.add_argument("target", help="model.py:build, as `graphmem analyze` takes it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=3, help="iterations (default: 3)")
+    parser.add_argument("--autocast", choices=sorted(AUTOCAST))
+    parser.add_argument("--grads", choices=("keep", "none"), default="none")
+    parser.add_argument("--inference", action="store_true", help="forward passes only")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="NAME", help="path without an ending"
+    )
+    return parser.parse_args(arguments)
+
+
+# The step ----------------------------------------------------------------------------------------
+
+
+def load(target: str, texts: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The build function of `model.py:build`, and its keyword arguments."""
+    if importlib.util.find_spec("graphmem") is None:
+        stand_in = types.ModuleType("graphmem")
+        vars(stand_in)["TrainingStep"] = StandIn
+        sys.modules["graphmem"] = stand_in
+    file, _, name = target.rpartition(":")
+    path = Path(file).resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SystemExit(f"error: {target} is not model.py:build")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # fixtures import their siblings
+    spec.loader.exec_module(module)
+    build: Callable[..., Any] = getattr(module, name)
+    return build, dict(map(setting_reader(build), texts))
+
+
+def setting_reader(build: Callable[..., Any]) -> Callable[[str], tuple[str, Any]]:
+    """A reader of `KEY=VALUE` that gives the value the type of the parameter's default."""
+    parameters = inspect.signature(build).parameters
+
+    def read(text: str) -> tuple[str, Any]:
+        key, _, value = text.partition("=")
+        if key not in parameters:
+            raise SystemExit(f"error: build() has no parameter {key!r}")
+        kind = type(parameters[key].default)
+        if kind is bool:
+            return key, value.lower() in ("1", "true", "yes")
+        return key, kind(value) if kind in (int, float) else value
+
+    return read
+
+
+def iterate(step: Any, options: argparse.Namespace, device: str) -> Iterator[tuple[str, int]]:
+    """Run the iterations as graphmem/trace/loop.py traces them; yields the end of each phase."""
+    run = step.step or Loop(step, options, device)
+    for number in range(options.steps):
+        if isinstance(run, Loop):
+            for name in run.phases():
+                yield name, number
+        else:
+            run()
+            yield "step", number
+
+
+class Loop:
+    """A training loop told by its parts."""
+
+    def __init__(self, step: Any, options: argparse.Namespace, device: str) -> None:
+        import torch
+
+        self.step = step
+        self.device = torch.device(device)
+        self.autocast = options.autocast or step.autocast
+        self.drops_grads = options.grads == "none"
+        self.inference = options.inference
+        self.model = step.model.to(self.device)
+        self.loss: Any = None
+        self.output: Any = None
+        self.scaler = step.scaler
+        if self.inference:
+            self.model.eval()
+            return
+        self.optimizer = self._optimizer()
+        if step.scaler is True:
+            self.scaler = torch.amp.GradScaler(self.device.type)
+
+    def _optimizer(self) -> Any:
+        import torch
+
+        made = self.step.optimizer
+        if isinstance(made, torch.optim.Optimizer):
+            return made
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return (made or torch.optim.AdamW)(trained)
+
+    def phases(self) -> Iterator[str]:
+        """One iteration, phase by phase."""
+        import torch
+
+        if self.inference:
+            with torch.inference_mode(), self._autocast():
+                self.output = self._forward()
+            yield "forward"
+            return
+        for _ in range(self.step.accumulate):
+            with self._autocast():
+                loss = (self.step.loss or default_loss)(self._forward())
+            self.loss = loss if self.step.accumulate == 1 else loss / self.step.accumulate
+            del loss
+            yield "forward"
+            (self.scaler.scale(self.loss) if self.scaler else self.loss).backward()
+            yield "backward"
+        self._optimize()
+        yield "optimizer"
+
+    def _forward(self) -> Any:
+        inputs = self.step.inputs() if callable(self.step.inputs) else self.step.inputs
+        inputs = moved(inputs, self.device)
+        if isinstance(inputs, dict):
+            return self.model(**inputs)
+        return self.model(*inputs) if isinstance(inputs, (tuple, list)) else self.model(inputs)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        import torch
+
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, AUTOCAST[self.autocast]))
+
+    def _optimize(self) -> None:
+        import torch
+
+        if self.step.clip_grad_norm is not None:
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.step.clip_grad_norm)
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.drops_grads)
+
+
+def moved(value: Any, device: Any) -> Any:
+    """A nest of tensors on the device; a leaf stays a leaf."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device).requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(item, device) for item in value)
+    return value
+
+
+def default_loss(output: Any) -> Any:
+    """The output's own loss, a scalar output itself, else the sum of it."""
+    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    first = output[0] if isinstance(output, (tuple, list)) else output
+    return first.sum() if first.dim() else first
+
+
+# What is written ---------------------------------------------------------------------------------
+
+
+def counters() -> dict[str, int]:
+    """Bytes held, and how many allocations and frees there were."""
+    import torch
+
+    stats = torch.cuda.memory_stats()
+    return {
+        "allocations": stats.get("allocation.all.allocated", 0),
+        "frees": stats.get("allocation.all.freed", 0),
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "max_allocated": torch.cuda.max_memory_allocated(),
+        "max_reserved": torch.cuda.max_memory_reserved(),
+    }
+
+
+def mark(name: str, step: int, before: Mapping[str, int]) -> dict[str, Any]:
+    """The end of a phase: events since the recording began, and bytes held."""
+    now = counters()
+    for key in ("allocations", "frees"):
+        now[key] -= before[key]
+    return {"phase": name, "step": step, **now}
+
+
+def metadata(options: argparse.Namespace) -> dict[str, Any]:
+    """The machine, the versions, the environment and the settings."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "target": options.target,
+        "settings": options.set,
+        "steps": options.steps,
+        "autocast": options.autocast,
+        "grads": options.grads,
+        "inference": options.inference,
+        "gpu": properties.name,
+        "compute_capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "total_memory": properties.total_memory,
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "python": sys.version.split()[0],
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(RECORDED_ENVIRONMENT)
+        },
+    }
+
+
+def driver_version() -> str:
+    """What nvidia-smi says, or `unknown`."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return (found.stdout.splitlines() or ["unknown"])[0].strip()
+
+
+def write(options: argparse.Namespace, snapshot: Any, about: Mapping[str, Any]) -> None:
+    """The three files."""
+    name: Path = options.output
+    name.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(name.with_name(f"{name.name}.pickle.gz"), "wb") as file:
+        pickle.dump(snapshot, file)
+    events = compact(snapshot, about)
+    name.with_name(f"{name.name}.events.json").write_text(json.dumps(events))
+    name.with_name(f"{name.name}.json").write_text(json.dumps(about, indent=2) + "\n")
+    for path in sorted(name.parent.glob(f"{name.name}.*")):
+        print(path)
+
+
+def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[str, Any]:
+    """The events of one device as `*.events.json` has them (shared/recordings/INDEX.md).
+
+    A row is [action, bytes, ordinal], with the index of its site for an allocation. An ordinal
+    stands for an address, in order of first appearance; blocks and segments have their own.
+    """
+    ordinals: dict[tuple[bool, int], int] = {}
+    sites: dict[str, int] = {}
+    rows: list[list[Any]] = []
+    for entry in snapshot["device_traces"][device]:
+        action = ACTIONS.get(entry["action"])
+        if action is None:
+            continue
+        key = (action in "af", entry["addr"])
+        row = [action, entry["size"], ordinals.setdefault(key, len(ordinals))]
+        if action == "a":
+            row.append(sites.setdefault(site(entry.get("frames", ())), len(sites)))
+        rows.append(row)
+    base = about.get("base", {})
+    return {
+        **about,
+        "events": rows,
+        "sites": list(sites),
+        "allocator_settings": snapshot.get("allocator_settings", {}),
+        "replay": {
+            "base_alloc": base.get("allocated", 0),
+            "base_res": base.get("reserved", 0),
+        },
+    }
+
+
+def site(frames: Sequence[Any]) -> str:
+    """`train.py:main:16<linear.py:forward:125`: the user's line, and the innermost of a library."""
+    lines = [frame for frame in frames if frame["filename"].endswith(".py")]
+    if not lines:
+        return "engine"
+    user = next((frame for frame in lines if is_users(frame["filename"])), lines[-1])
+    named = [user] if user is lines[0] else [user, lines[0]]
+    return "<".join(
+        f"{Path(frame['filename']).name}:{frame['name']}:{frame['line']}" for frame in named
+    )
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file belongs to no installed package; nor is it this one."""
+    path = filename.replace("\\", "/")
+    return path != __file__ and not any(part in path for part in INSTALLED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
