@@ -30,6 +30,10 @@ def analyze(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page with pictures as well."),
+    ] = None,
 ) -> None:
     """Say how many bytes a training step takes on a GPU, when, and who holds them.
 
@@ -38,22 +42,26 @@ def analyze(
 
     Example: graphmem analyze fixtures/gpt2.py:build --set batch=8 --gpu h100 --autocast bf16
     """
-    from graphmem.analysis import analyze as analyze_target
+    from graphmem.analysis import Request, run_analysis
 
+    request = Request(
+        gpu=gpu,
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        inference=inference,
+        settings=options.pairs(settings, "--set"),
+    )
     with progress() as report_progress:
-        report = analyze_target(
-            target,
-            progress=report_progress,
-            gpu=gpu,
-            torch=torch,
-            env=options.pairs(env, "--env"),
-            autocast=autocast,
-            optimizer=optimizer,
-            grads=grads,
-            steps=steps,
-            inference=inference,
-            settings=options.pairs(settings, "--set"),
-        )
+        analysis = run_analysis(target, request, report_progress)
+    report = analysis.report
+    if html is not None:
+        from graphmem.render.page import page
+
+        write_text(html, page(analysis))
     if output_format == "json":
         text = report.to_json()
         write_text(output, text) if output else typer.echo(text, nl=False)

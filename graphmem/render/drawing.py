@@ -13,8 +13,7 @@ import graphviz
 from graphmem.errors import InputError
 from graphmem.graph import PhaseName
 from graphmem.render.liveness import Liveness, OpGroup, OpNode, StorageGroup, StorageNode
-from graphmem.render.palette import CATEGORY_COLOURS
-from graphmem.report.text import CATEGORY_NAMES
+from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.units import format_bytes
 
 Names = dict[OpGroup | StorageGroup, str]
@@ -80,7 +79,8 @@ def _notes(liveness: Liveness) -> list[str]:
     if not liveness.left_out:
         return []
     rest = sum(node.nbytes for node in liveness.left_out)
-    return [f"{format_bytes(rest)} in {len(liveness.left_out)} smaller groups are not drawn"]
+    count = len(liveness.left_out)
+    return [f"{count} more groups of storages, {format_bytes(rest)}, are not drawn"]
 
 
 def _add_phases(picture: graphviz.Digraph, liveness: Liveness, names: Names) -> None:

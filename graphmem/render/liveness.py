@@ -117,9 +117,13 @@ def liveness(analysis: Analysis, view: View) -> Liveness:
         raise InputError("nothing to draw: no operation matches --phase, --around and --expand")
     groups = _groups(analysis, view, chosen)
     nodes = _op_nodes(chosen, groups)
+    considerable = analysis.report.peak.allocated // 1000
     storages = sorted(
         _storage_nodes(analysis, groups),
-        key=lambda node: (not node.group.is_at_peak, -node.nbytes),
+        key=lambda node: (
+            not (node.group.is_at_peak and node.nbytes >= considerable),
+            -node.nbytes,
+        ),
     )
     drawn, left_out = storages[:_MOST_STORAGES], storages[_MOST_STORAGES:]
     graph: nx.MultiDiGraph[OpGroup | StorageGroup] = nx.MultiDiGraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.resources import files
 
@@ -10,6 +11,7 @@ from markupsafe import Markup
 
 from graphmem.analysis import Analysis
 from graphmem.render.columns import columns, packed, summary
+from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Report
 from graphmem.units import format_bytes, format_exact
 
@@ -40,11 +42,21 @@ def page(analysis: Analysis, other: Report | None = None) -> str:
     return environment.from_string(_asset("page.html.j2")).render(
         report=analysis.report,
         style=Markup(_asset("page.css")),
-        script=Markup("\n".join(map(_asset, SCRIPTS))),
+        script=Markup(_script()),
         data=packed(content),
         format_bytes=format_bytes,
         format_exact=format_exact,
     )
+
+
+@cache
+def _script() -> str:
+    constants = {
+        "CATEGORY_NAMES": dict(CATEGORY_NAMES),
+        "CATEGORY_COLOURS": dict(CATEGORY_COLOURS),
+    }
+    lines = [f"const {name} = {json.dumps(value)};" for name, value in constants.items()]
+    return "\n".join([*lines, *map(_asset, SCRIPTS)])
 
 
 @cache

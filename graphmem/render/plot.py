@@ -11,14 +11,13 @@ import numpy.typing as npt
 from graphmem.analysis import Analysis
 from graphmem.errors import InputError
 from graphmem.render.lifetimes import category_of, lifetimes, peak_index
-from graphmem.render.palette import CATEGORY_COLOURS
-from graphmem.report.text import CATEGORY_NAMES
+from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
 _MOST_POINTS = 4000
 _FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC")
 
@@ -62,21 +61,24 @@ def _draw(axes: Axes, analysis: Analysis) -> None:
     first, last = _extent(analysis)
     picked = _picked(analysis, first, last)
     sums = _sums_by_category(analysis)
+    unit = _GIB if analysis.report.peak.allocated >= _GIB else _MIB
     names = [name for name in CATEGORY_COLOURS if name in sums and sums[name][picked].any()]
     axes.stackplot(
         picked,
-        [sums[name][picked] / _GIB for name in names],
+        [sums[name][picked] / unit for name in names],
         labels=[CATEGORY_NAMES[name] for name in names],
         colors=[CATEGORY_COLOURS[name] for name in names],
         step="post",
         linewidth=0,
     )
     moments = analysis.timeline.moments
-    reserved = [moments[i].reserved / _GIB for i in picked]
+    reserved = [moments[i].reserved / unit for i in picked]
     axes.step(picked, reserved, "--", where="post", color="#444", linewidth=1, label="reserved")
-    _mark_peak(axes, analysis)
+    _mark_peak(axes, analysis, unit)
     _mark_phases(axes, analysis, first, last)
-    axes.set(xlim=(first, last), ylabel="GiB", title=analysis.report.target)
+    axes.set(
+        xlim=(first, last), ylabel="GiB" if unit == _GIB else "MiB", title=analysis.report.target
+    )
     axes.set_ylim(0, max(reserved) * 1.16)
     axes.set_xlabel("allocations and frees, in order")
     axes.spines[["top", "right"]].set_visible(False)
@@ -114,13 +116,13 @@ def _sums_by_category(analysis: Analysis) -> dict[str, npt.NDArray[np.int64]]:
     return {category: change[:-1].cumsum() for category, change in changes.items()}
 
 
-def _mark_peak(axes: Axes, analysis: Analysis) -> None:
+def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
     index = peak_index(analysis)
     allocated = analysis.timeline.moments[index].allocated
-    axes.plot([index], [allocated / _GIB], "o", color="#c2185b", markersize=5)
+    axes.plot([index], [allocated / unit], "o", color="#c2185b", markersize=5)
     axes.annotate(
         f"peak {format_bytes(allocated)}",
-        (index, allocated / _GIB),
+        (index, allocated / unit),
         xytext=(8, 5),
         textcoords="offset points",
         color="#c2185b",

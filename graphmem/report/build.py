@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from itertools import pairwise
 
 import graphmem
 from graphmem.graph import (
@@ -35,6 +36,7 @@ from graphmem.simulate import Moment, Timeline
 
 ROUNDING = "rounding"
 OUTSIDE = "(outside any module)"
+TIMELINE_PARTS = 72
 
 
 def build_report(
@@ -56,11 +58,21 @@ def build_report(
         at_peak=_AtPeak(graph, timeline, moment).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
+        timeline=_highest_of_parts(timeline),
         assumptions=[
             AssumptionInfo(each.what, each.value, each.why, _text(each.source), each.times)
             for each in (*graph.assumptions, *annotations["unmodelled"])
         ],
     )
+
+
+def _highest_of_parts(timeline: Timeline) -> list[int]:
+    moments = timeline.moments
+    parts = min(TIMELINE_PARTS, len(moments))
+    bounds = [len(moments) * i // parts for i in range(parts + 1)]
+    return [
+        max(moment.allocated for moment in moments[first:last]) for first, last in pairwise(bounds)
+    ]
 
 
 def saved_for_backward(graph: StepGraph) -> int:

@@ -119,6 +119,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         saved_for_backward: bytes that autograd holds when the last forward pass of the last step
             ends, parameters excluded, storages counted once, tensors on the host included.
         operations: operations in the step graph.
+        timeline: the highest allocated bytes in each of equal parts of the trace, in order.
     """
 
     schema: str = SCHEMA
@@ -132,6 +133,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     saved_for_backward: int
     operations: int
     assumptions: list[AssumptionInfo]
+    timeline: list[int] = []
 
     def to_json(self) -> str:
         """The report as indented JSON."""

@@ -9,23 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Holder, Report
 from graphmem.units import format_bytes, format_exact
 
 LARGEST = 5
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_EIGHTHS = ("", *"▏▎▍▌▋▊▉█")
+_BAR_WIDTH = 24
 _FILE_WIDTH = 100
-_CATEGORY_NAMES = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "optimizer_state": "optimizer state",
-    "activation": "activations (saved)",
-    "autocast_cache": "autocast's weight copies",
-    "input": "inputs",
-    "temporary": "temporaries",
-    "workspace": "kernel workspaces",
-    "rounding": "rounding by the allocator",
-}
 
 
 def report_as_text(report: Report) -> str:
@@ -37,7 +29,7 @@ def report_as_text(report: Report) -> str:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the report."""
-    for part in (_headline, _largest, _steps, _categories, _footer):
+    for part in (_headline, _timeline, _largest, _steps, _categories, _footer):
         for line in part(report):
             console.print(line)
 
@@ -67,6 +59,17 @@ def _headline(report: Report) -> Iterator[Text]:
         f"torch {runtime.torch}",
         style="dim",
     )
+    yield Text()
+
+
+def _timeline(report: Report) -> Iterator[Text]:
+    """Allocated bytes over the trace, as one line of blocks that stand on 0."""
+    if not report.timeline:
+        return
+    highest = max(1, *report.timeline)
+    top = len(_BLOCKS) - 1
+    blocks = "".join(_BLOCKS[-(-nbytes * top // highest)] for nbytes in report.timeline)
+    yield Text.assemble("     ", (blocks, "cyan"), (f"  {len(report.steps)} steps", "dim"))
     yield Text()
 
 
@@ -119,12 +122,21 @@ def _categories(report: Report) -> Iterator[Text | Table]:
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for category, nbytes in sorted(report.at_peak.by_category.items(), key=lambda item: -item[1]):
         if nbytes:
-            name = _CATEGORY_NAMES[category]
-            table.add_row(name, format_bytes(nbytes), f"{nbytes:,}", f"{100 * nbytes / total:.1f} %")
+            name = CATEGORY_NAMES[category]
+            share = f"{100 * nbytes / total:.1f} %"
+            table.add_row(name, format_bytes(nbytes), f"{nbytes:,}", share, _bar(category, report))
     yield table
     yield Text()
+
+
+def _bar(category: str, report: Report) -> Text:
+    """A bar as long as the category's share, in eighths of a letter."""
+    eighths = round(8 * _BAR_WIDTH * report.at_peak.by_category[category] / report.peak.allocated)
+    blocks = _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8]
+    return Text(blocks, style=CATEGORY_COLOURS[category])
 
 
 def _footer(report: Report) -> Iterator[Text]:

@@ -1,17 +1,5 @@
 /* Colours by category, and for the groups of the other two ways of stacking. */
 
-const CATEGORY_COLOURS = {
-  parameter: "#4c78a8",
-  buffer: "#8fb8dd",
-  optimizer_state: "#54a24b",
-  workspace: "#9d755d",
-  input: "#5fb3b3",
-  gradient: "#f2932f",
-  autocast_cache: "#e3c341",
-  activation: "#9467bd",
-  temporary: "#e0565b",
-  rounding: "#9aa0a6",
-};
 const GROUP_COLOURS = [
   "#9467bd", "#4c78a8", "#54a24b", "#f2932f", "#e0565b", "#5fb3b3", "#e3c341", "#d37fb5",
   "#8fb8dd", "#9d755d", "#7f8fd4", "#8cbf5f",

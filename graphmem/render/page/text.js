@@ -1,17 +1,5 @@
 /* Words, numbers and elements. Text reaches the page through textContent alone, never as HTML. */
 
-const CATEGORY_NAMES = {
-  parameter: "parameters",
-  buffer: "buffers",
-  optimizer_state: "optimizer state",
-  workspace: "kernel workspaces",
-  input: "inputs",
-  gradient: "gradients",
-  autocast_cache: "autocast's weight copies",
-  activation: "activations (saved)",
-  temporary: "temporaries",
-  rounding: "rounding by the allocator",
-};
 const CATEGORY_ORDER = Object.keys(CATEGORY_NAMES);
 const OUTSIDE = "(outside any module)";
 

@@ -1,9 +1,24 @@
-"""One colour for each category, the same in every picture."""
+"""The names and the colours of the categories, the same in every report and picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+
+CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "parameter": "parameters",
+        "buffer": "buffers",
+        "optimizer_state": "optimizer state",
+        "workspace": "kernel workspaces",
+        "input": "inputs",
+        "gradient": "gradients",
+        "autocast_cache": "autocast's weight copies",
+        "activation": "activations (saved)",
+        "temporary": "temporaries",
+        "rounding": "rounding by the allocator",
+    }
+)
 
 # From the bottom of a stack to its top: what lives longest first.
 CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
