@@ -1,0 +1,58 @@
+"""tools/accuracy_table.py: the page of a made-up suite."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from graphmem.verify import SuiteRow, read_case
+from graphmem.verify.text import SUITE_COLUMNS
+
+TOOL = Path(__file__).parent.parent / "tools" / "accuracy_table.py"
+CASE = """
+recording = "run"
+target = "model.py:build"
+start = "setup"
+gpu = "h100"
+torch = "2.9"
+expect = "gap"
+gap = "cuDNN chooses its workspace at run time"
+"""
+
+
+@pytest.fixture
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accuracy_table", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_a_row_for_each_case_and_names_what_is_not_covered(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "conv.toml"
+    path.write_text(CASE)
+
+    lines = list(tool.page([SuiteRow(read_case(path), None)], ["other", "run"]))
+
+    row = next(line for line in lines if line.startswith("| conv |"))
+    assert row.count("|") == len(SUITE_COLUMNS) + 2
+    assert row.startswith("| conv | h100-80gb | 2.9 | no recording |")
+    assert "- **conv**: cuDNN chooses its workspace at run time." in lines
+    assert lines[-1] == "`other`."
+
+
+def test_a_folder_without_recordings_leaves_the_page_alone(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "accuracy.md"
+
+    assert tool.main(["--recordings", str(tmp_path), "-o", str(output)]) == 2
+    assert not output.exists()
+    assert "none of the cases' recordings" in capsys.readouterr().err
