@@ -44,7 +44,7 @@ def renderer_for(name: str, choices: Choices) -> Draw:
     """
     renderers: dict[str, Draw] = {
         ".html": lambda analysis: page(analysis, choices.other).encode(),
-        ".dot": lambda analysis: drawing.dot_source(*_liveness(analysis, choices)).encode(),
+        ".dot": _source(choices),
         ".pickle": snapshot_bytes,
         ".json.gz": trace_bytes,
         ".csv": lambda analysis: tables.csv_text(_rows(analysis, choices)).encode(),
@@ -65,6 +65,15 @@ def _drawing(file_format: str, choices: Choices) -> Draw:
         return lambda analysis: timeline_plot(analysis, file_format)
     drawing.require_dot()
     return lambda analysis: drawing.drawn(*_liveness(analysis, choices), file_format)
+
+
+def _source(choices: Choices) -> Draw:
+    def draw(analysis: Analysis) -> bytes:
+        if choices.plot == "timeline":
+            raise InputError("a .dot file has no timeline", hint="write it as .svg, .png or .pdf")
+        return drawing.dot_source(*_liveness(analysis, choices)).encode()
+
+    return draw
 
 
 def _liveness(analysis: Analysis, choices: Choices) -> tuple[Liveness, str]:
