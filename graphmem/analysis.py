@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.changes import Changes, changed
 from graphmem.errors import GraphmemError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
 from graphmem.runtime import Runtime
@@ -36,6 +37,7 @@ class Request:
         steps: iterations to trace.
         inference: forward passes only.
         settings: keyword arguments of `build`, as text.
+        changes: what to change in the step that `build` made.
     """
 
     gpu: str = DEFAULT_GPU
@@ -47,6 +49,7 @@ class Request:
     steps: int = 3
     inference: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ def trace_target(
 
     options = Options(
         steps=request.steps,
+        torch_release=runtime.release,
         keep_grads=request.grads == "keep",
         inference=request.inference,
     )
@@ -176,4 +180,4 @@ def overridden(step: TrainingStep, request: Request) -> TrainingStep:
         step = replace(step, autocast=request.autocast)
     if request.optimizer is not None:
         step = replace(step, optimizer=optimizer_named(request.optimizer))
-    return step
+    return changed(step, request.changes)

@@ -26,6 +26,7 @@ from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
+from graphmem.virtual_gpu.attention import seed_and_offset_on_host
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
@@ -43,6 +44,7 @@ _FROM_SIZE = {
     aten.randn.default,
 }
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
+_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
@@ -92,6 +94,7 @@ class TraceMode(TorchDispatchMode):
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
+            aten._scaled_dot_product_efficient_attention.default: self._efficient_attention,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
 
@@ -124,7 +127,24 @@ class TraceMode(TorchDispatchMode):
         special = self._special.get(func)
         if special is not None:
             return special(func, types, args, kwargs)
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            return self._decompose(func, types, args, kwargs)
         return self._run(func, types, args, kwargs)
+
+    def _decompose(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run a composite operation by its parts, each of which passes here.
+
+        Only inference tensors, which have no autograd keys, bring composites this far. One that has
+        a kernel for CUDA is whole there; attention's is the virtual GPU's own.
+        """
+        is_cuda = self._recorder.device.type == "cuda"
+        if is_cuda and func is aten.scaled_dot_product_attention.default:
+            with self:
+                return func.redispatch(_CUDA, *args, **kwargs)
+        if is_cuda and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
+            return self._run(func, types, args, kwargs)
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._stays_real(func, args, kwargs):
@@ -286,6 +306,15 @@ class TraceMode(TorchDispatchMode):
         tick = self._recorder.begin_op()
         loss: Any = self._fake_mode.dispatch(func, types, args, kwargs)
         result = in_unreduced_storage(self._fake_mode, loss, values, target)
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _efficient_attention(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        tick = self._recorder.begin_op()
+        returned: Any = self._fake_mode.dispatch(func, types, args, kwargs)
+        result = seed_and_offset_on_host(self._fake_mode, returned)
         self._record(func, args, kwargs, result, tick)
         return result
 

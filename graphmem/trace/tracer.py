@@ -44,12 +44,14 @@ class Options:
 
     Attributes:
         steps: iterations to trace.
+        torch_release: the version whose choice of CUDA kernels applies.
         keep_grads: zero gradients in place instead of dropping them.
         inference: forward passes only, under `torch.inference_mode`.
         subclass_like: see `GradientRules`; True only to compare with an observed CPU run.
     """
 
     steps: int = 3
+    torch_release: tuple[int, int] = (2, 13)
     keep_grads: bool = False
     inference: bool = False
     subclass_like: bool = False
@@ -122,7 +124,7 @@ class _Tracer:
     def _device_context(self) -> Any:
         if self._gpu is None:
             return fake_cpu(self._fake_mode)
-        return virtual_cuda(self._gpu, self._fake_mode)
+        return virtual_cuda(self._gpu, self._options.torch_release, self._fake_mode)
 
     def _walk(self) -> Backward:
         rules = GradientRules(self._recorder, subclass_like=self._options.subclass_like)

@@ -12,16 +12,26 @@ from graphmem.gpus import Gpu
 from graphmem.virtual_gpu import cuda_api, parameters
 from graphmem.virtual_gpu.attention import attention_of
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
+from graphmem.virtual_gpu.fused_kernels import fused_kernels
 from graphmem.virtual_gpu.patching import replaced
 
 
 @contextmanager
-def virtual_cuda(gpu: Gpu, fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Make torch take fake CUDA tensors for tensors on `gpu`; everything is put back afterwards."""
+def virtual_cuda(
+    gpu: Gpu, torch_release: tuple[int, int], fake_mode: FakeTensorMode
+) -> Iterator[None]:
+    """Make torch take fake CUDA tensors for tensors on `gpu`; everything is put back afterwards.
+
+    Args:
+        gpu: the card.
+        torch_release: the version whose choice of kernels applies.
+        fake_mode: the mode of the fake tensors.
+    """
     ensure_cuda_device_guard()
     with (
         replaced([*cuda_api.replacements(gpu), *parameters.replacements(fake_mode)]),
-        attention_of(gpu),
+        attention_of(gpu, torch_release),
+        fused_kernels(torch_release),
         _data_lifted_on_cpu(),
     ):
         yield

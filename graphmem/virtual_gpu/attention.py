@@ -5,8 +5,8 @@ chooses the backend by the rules of `sdp_utils.cpp` (aten/src/ATen/native/transf
 calls the real operator of that backend, whose meta kernel and derivative every build has. Autocast
 has done its casts by then, as on a card.
 
-Not covered yet: cuDNN attention, which wheels from torch 2.11 on prefer on compute capability 9.0
-and 10.0.
+Not covered: nested tensors, deterministic mode, and orders that the program sets by
+`torch.nn.attention.sdpa_kernel(..., set_priority=True)`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.gpus import Gpu
 
@@ -24,12 +25,15 @@ aten = torch.ops.aten
 
 _FLASH_MAX_HEAD_DIM = 256
 _FLASH_DIM_MULTIPLE = 8
+_CUDNN_MAX_GRID = 65_535
+_MASK_ALIGNMENT = 8
 _HALF = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
-def attention_of(gpu: Gpu) -> Iterator[None]:
+def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
     """Answer attention on fake CUDA tensors as `gpu` would while the context is open."""
+    prefers_cudnn = _prefers_cudnn(gpu, torch_release)
     library = torch.library.Library("aten", "IMPL")
 
     def attention(
@@ -43,6 +47,8 @@ def attention_of(gpu: Gpu) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        if prefers_cudnn and _takes_cudnn(gpu, query, key, value, dropout_p, enable_gqa):
+            return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if _takes_flash(gpu, query, key, value, attn_mask, is_causal):
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if _takes_efficient(query, key, value, enable_gqa):
@@ -58,6 +64,43 @@ def attention_of(gpu: Gpu) -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+def _prefers_cudnn(gpu: Gpu, torch_release: tuple[int, int]) -> bool:
+    """`priority_order`: cuDNN comes first on Hopper and data-centre Blackwell.
+
+    2.9 asks for cuDNN 9.9 and 2.10 for one newer than 9.15 (its wheel ships 9.10), 2.13 takes any
+    minor version of both (shared/cuda_memory_facts.md 3.8.1, read in the wheels).
+    """
+    major, minor = gpu.compute_capability
+    if torch_release < (2, 9) or torch_release == (2, 10):
+        return False
+    return major in (9, 10) and (not minor or torch_release >= (2, 13))
+
+
+def _takes_cudnn(
+    gpu: Gpu,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> bool:
+    """`can_use_cudnn_attention`: half precision, head sizes in eights up to 128, 256 on Hopper."""
+    largest = 256 if gpu.compute_capability == (9, 0) else 128
+    head_dims = (query.shape[-1], key.shape[-1], value.shape[-1])
+    batch, heads, length = query.shape[:3] if query.dim() == 4 else (0, 0, 0)
+    return (
+        torch.backends.cuda.cudnn_sdp_enabled()
+        and query.dtype in _HALF
+        and query.dim() == 4
+        and all(size <= largest and size % 8 == 0 for size in head_dims)
+        and key.shape[-2] != 1
+        and not (length == 1 and dropout_p > 0)
+        and dropout_p * 16 == int(dropout_p * 16)
+        and max(batch, heads) <= _CUDNN_MAX_GRID
+        and (enable_gqa or heads == key.shape[1] == value.shape[1])
+    )
 
 
 def _takes_flash(
@@ -102,6 +145,30 @@ def _strides_end_in_one(*tensors: torch.Tensor) -> bool:
     return all(tensor.stride(-1) == 1 for tensor in tensors)
 
 
+def _cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    bias = None if mask is None else _as_additive(mask, query)
+    output: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
+        query,
+        key,
+        value,
+        bias,
+        _needs_grad(query, key, value),
+        dropout_p,
+        is_causal,
+        False,
+        scale=scale,
+    )[0]
+    return output
+
+
 def _flash(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -134,9 +201,7 @@ def _efficient(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    needs_grad = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (query, key, value)
-    )
+    needs_grad = _needs_grad(query, key, value)
     bias = None if mask is None else _additive_mask(mask, query, key)
     output: torch.Tensor = aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
@@ -144,17 +209,37 @@ def _efficient(
     return output
 
 
-def _additive_mask(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-) -> torch.Tensor:
-    """`convert_boolean_attn_mask`, then `preprocess_mask`: pad the last size to a multiple of 8 or
-    16 and expand to every head (aten/src/ATen/native/transformers/attention.cpp)."""
-    if mask.dtype == torch.bool:
-        additive = torch.zeros_like(mask, dtype=query.dtype)
-        additive.masked_fill_(mask.logical_not(), float("-inf"))
-        mask = additive
-    alignment = 16 if query.dtype == torch.uint8 else 8
+def _needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _as_additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """`convert_boolean_attn_mask` (aten/src/ATen/native/transformers/attention.cpp)."""
+    if mask.dtype != torch.bool:
+        return mask
+    additive = torch.zeros_like(mask, dtype=query.dtype)
+    return additive.masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """`preprocess_mask`: pad the last size to a multiple of 8, and expand to every head
+    (aten/src/ATen/native/transformers/attention.cpp)."""
+    mask = _as_additive(mask, query)
     last = mask.shape[-1]
-    if last % alignment:
-        mask = torch.nn.functional.pad(mask, (0, alignment - last % alignment))[..., :last]
+    if last % _MASK_ALIGNMENT:
+        padding = _MASK_ALIGNMENT - last % _MASK_ALIGNMENT
+        mask = torch.nn.functional.pad(mask, (0, padding))[..., :last]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What memory-efficient attention returns: its random seed and offset are CPU tensors, unless a
+    CUDA graph is captured (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+    output, logsumexp, *seeds = result
+    return (output, logsumexp, *(_on_host(fake_mode, seed) for seed in seeds))
+
+
+def _on_host(fake_mode: FakeTensorMode, tensor: FakeTensor) -> FakeTensor:
+    with torch._C._DisableTorchDispatch():
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return FakeTensor(fake_mode, memory, torch.device("cpu"))

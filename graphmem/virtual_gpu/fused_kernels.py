@@ -1,0 +1,38 @@
+"""Operators that are one kernel on CUDA and a composite of others everywhere else.
+
+A CPU build would take the composite for CUDA tensors, with other saved tensors. Where the dispatcher
+knows of a kernel for CUDA it takes the operator whole, with the derivative formula that every build
+has; the kernel itself is never called, because fake tensors are answered before it.
+
+The list is every operator of native_functions.yaml with both `CUDA` and
+`CompositeImplicitAutograd` among its kernels (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from graphmem.errors import InternalError
+
+_SINCE = {"_fused_rms_norm": (2, 9), "mish_backward": (1, 9)}
+
+
+@contextmanager
+def fused_kernels(torch_release: tuple[int, int]) -> Iterator[None]:
+    """Let the dispatcher know of the kernels that a release has, while the context is open."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, since in _SINCE.items():
+            if torch_release >= since:
+                library.impl(name, _never_called, "CUDA")
+        yield
+    finally:
+        library._destroy()
+
+
+def _never_called(*args: Any, **kwargs: Any) -> NoReturn:
+    raise InternalError("a CUDA kernel was called, where fake tensors should have been answered")

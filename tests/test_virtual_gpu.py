@@ -1,0 +1,244 @@
+"""Code that is written for a card believes in the virtual one, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.graph import OwnerKind, PhaseName, StepGraph
+from graphmem.trace import Options, trace
+from graphmem.training_step import TrainingStep
+
+
+def traced(build: Callable[[], TrainingStep], gpu: str = "a100", **options: Any) -> StepGraph:
+    return trace(build, gpu=find_gpu(gpu), options=Options(**{"steps": 1, **options}))
+
+
+def stepping(step: Callable[[], Any]) -> Callable[[], TrainingStep]:
+    return lambda: TrainingStep(step=step)
+
+
+def targets(graph: StepGraph) -> list[str]:
+    return [op.target for op in graph.ops]
+
+
+class TestTheCard:
+    def test_it_answers_for_the_named_kind(self) -> None:
+        seen = {}
+
+        def step() -> None:
+            seen["available"] = torch.cuda.is_available()
+            seen["count"] = torch.cuda.device_count()
+            seen["capability"] = torch.cuda.get_device_capability()
+            seen["name"] = torch.cuda.get_device_name(0)
+            seen["bf16"] = torch.cuda.is_bf16_supported(including_emulation=False)
+
+        traced(stepping(step), gpu="t4")
+
+        assert seen == {
+            "available": True,
+            "count": 1,
+            "capability": (7, 5),
+            "name": "Tesla T4",
+            "bf16": False,
+        }
+
+    def test_nothing_stays_behind(self) -> None:
+        before = (torch.cuda.is_available(), nn.Module._apply, torch.zeros, torch.Tensor.to)
+        traced(stepping(lambda: torch.zeros(2, device="cuda")))
+        after = (torch.cuda.is_available(), nn.Module._apply, torch.zeros, torch.Tensor.to)
+
+        assert before == after
+        assert type(nn.Parameter(torch.zeros(2))) is nn.Parameter
+        parameter = torch.ones(3, requires_grad=True)
+        parameter.square().sum().backward()
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [2, 2, 2]
+
+    def test_nothing_stays_behind_after_an_error(self) -> None:
+        def step() -> None:
+            raise ValueError("the user's own")
+
+        with pytest.raises(ValueError, match="the user's own"):
+            traced(stepping(step))
+
+        assert not torch.cuda.is_available()
+
+    @pytest.mark.parametrize(
+        "place",
+        [
+            lambda: torch.zeros(256).to(0),
+            lambda: torch.zeros(256).cuda(),
+            lambda: torch.zeros(256).cuda(0),
+            lambda: torch.zeros(256, device=0),
+            lambda: torch.tensor([0.0] * 256, device="cuda"),
+            lambda: torch.zeros(256).pin_memory().to("cuda", non_blocking=True),
+            lambda: nn.Linear(255, 1, bias=False).to(0).weight,
+            lambda: nn.Linear(255, 1, bias=False).cuda().weight,
+        ],
+    )
+    def test_every_way_to_it_leads_there(self, place: Callable[[], torch.Tensor]) -> None:
+        found = []
+        traced(stepping(lambda: found.append(place().device)))
+
+        assert found == [torch.device("cuda:0")]
+
+
+class TestParameters:
+    def test_an_optimizer_made_before_the_move_trains_the_moved_parameters(self) -> None:
+        """`model.to` keeps each parameter's identity, so Adam's state is made on the device."""
+
+        def build() -> TrainingStep:
+            model = nn.Linear(8, 8, bias=False)
+            optimizer = torch.optim.Adam(model.parameters())
+            model.to("cuda")
+            return TrainingStep(model, lambda: torch.zeros(1, 8, device="cuda"), None, optimizer)
+
+        graph = traced(build)
+        state = [each for each in graph.storages if each.owned_as(OwnerKind.OPTIMIZER_STATE)]
+
+        assert [each.nbytes for each in state] == [8 * 8 * 4] * 2
+
+    def test_a_change_of_dtype_is_a_new_storage_of_the_same_parameter(self) -> None:
+        kept = []
+
+        def step() -> None:
+            model = nn.Linear(64, 64, bias=False).to("cuda")
+            weight = model.weight
+            model.half()
+            kept.append((weight is model.weight, weight.dtype))
+
+        traced(stepping(step))
+
+        assert kept == [(True, torch.float16)]
+
+
+def attention(
+    dtype: torch.dtype = torch.float16,
+    head_dim: int = 64,
+    masked: bool = False,
+    grad: bool = True,
+) -> Callable[[], TrainingStep]:
+    def step() -> None:
+        query = torch.zeros(2, 4, 128, head_dim, device="cuda", dtype=dtype, requires_grad=grad)
+        mask = torch.ones(128, 128, device="cuda", dtype=torch.bool) if masked else None
+        F.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+
+    return stepping(step)
+
+
+class TestAttention:
+    """`sdp_utils.cpp`; the versions and cards of shared/cuda_memory_facts.md section 3.8.1."""
+
+    @pytest.mark.parametrize(
+        ("gpu", "release", "build", "backend"),
+        [
+            ("a100", (2, 13), attention(), "flash"),
+            ("t4", (2, 13), attention(), "efficient"),
+            ("a100", (2, 13), attention(torch.float32), "efficient"),
+            ("a100", (2, 13), attention(head_dim=512), "efficient"),
+            ("a100", (2, 13), attention(masked=True), "efficient"),
+            ("h100", (2, 13), attention(), "cudnn"),
+            ("h100", (2, 13), attention(masked=True), "cudnn"),
+            ("h100", (2, 13), attention(torch.float32), "efficient"),
+            ("h100", (2, 10), attention(), "flash"),
+            ("h100", (2, 6), attention(), "flash"),
+            ("b200", (2, 11), attention(), "cudnn"),
+            ("rtx-5090", (2, 13), attention(), "flash"),
+        ],
+    )
+    def test_backend(
+        self,
+        gpu: str,
+        release: tuple[int, int],
+        build: Callable[[], TrainingStep],
+        backend: str,
+    ) -> None:
+        graph = traced(build, gpu, torch_release=release)
+
+        assert f"aten._scaled_dot_product_{backend}_attention.default" in targets(graph)
+
+    def test_head_sizes_outside_of_all_rules_take_the_math_path(self) -> None:
+        graph = traced(attention(torch.float64))
+
+        assert "aten.bmm.default" in targets(graph)
+
+    def test_random_state_of_efficient_attention_stays_on_the_host(self) -> None:
+        graph = traced(attention(torch.float32))
+        op = next(op for op in graph.ops if "efficient_attention" in op.target)
+
+        assert [out.storage is not None for out in op.outputs] == [True, True, False, False]
+
+    def test_flash_pads_head_sizes_to_eights(self) -> None:
+        graph = traced(attention(head_dim=60))
+        op = next(op for op in graph.ops if "flash_attention" in op.target)
+
+        assert op.outputs[0].shape == (2, 4, 128, 64)
+
+
+class TestFusedKernels:
+    @pytest.mark.parametrize(("release", "fused"), [((2, 13), True), ((2, 8), False)])
+    def test_rms_norm_is_one_kernel_from_2_9_on(
+        self, release: tuple[int, int], fused: bool
+    ) -> None:
+        """It then saves its input, its weight and one fp32 number a row."""
+
+        def build() -> TrainingStep:
+            return TrainingStep(nn.RMSNorm(64), torch.zeros(16, 64), optimizer=torch.optim.SGD)
+
+        graph = traced(build, torch_release=release)
+
+        assert ("aten._fused_rms_norm.default" in targets(graph)) is fused
+
+
+class TestInference:
+    def test_composites_run_by_their_parts(self) -> None:
+        """Inference tensors carry no autograd keys, so `linear` reaches the trace whole."""
+
+        def build() -> TrainingStep:
+            model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+            return TrainingStep(model, torch.zeros(4, 64))
+
+        graph = traced(build, inference=True)
+
+        assert targets(graph).count("aten.addmm.default") == 2
+        assert {phase.name for phase in graph.phases} == {PhaseName.SETUP, PhaseName.FORWARD}
+        assert not any(each.owned_as(OwnerKind.SAVED_TENSOR) for each in graph.storages)
+
+    def test_a_result_dies_when_the_next_layer_has_run(self) -> None:
+        """A 1 KiB input, 1 KiB between the layers and 1 KiB out; two are alive at a time."""
+
+        def build() -> TrainingStep:
+            layers = [nn.Linear(64, 64, bias=False) for _ in range(3)]
+            return TrainingStep(nn.Sequential(*layers), torch.zeros(4, 64))
+
+        graph = traced(build, inference=True)
+        results = [
+            graph.storages[op.births[0]] for op in graph.ops if op.target == "aten.mm.default"
+        ]
+
+        assert results[0].death is not None
+        assert results[1].birth < results[0].death < results[2].birth
+
+    def test_attention_takes_the_cards_backend(self) -> None:
+        class Attention(nn.Module):
+            def forward(self, query: torch.Tensor) -> torch.Tensor:
+                return F.scaled_dot_product_attention(query, query, query)
+
+        def build() -> TrainingStep:
+            return TrainingStep(Attention(), torch.zeros(1, 2, 64, 64, dtype=torch.float16))
+
+        graph = traced(build, inference=True)
+
+        assert "aten._scaled_dot_product_flash_attention.default" in targets(graph)
+
+    def test_a_step_of_the_users_own_cannot_be_inference(self) -> None:
+        with pytest.raises(InputError, match="inference cannot be asked"):
+            traced(stepping(lambda: None), inference=True)
