@@ -140,41 +140,41 @@ class Recomputed(Function):
 @program
 def function_with_an_unused_result(first: nn.Linear, second: nn.Linear) -> None:
     left, _ = TwoResults.apply(first(rows()))  # type: ignore[no-untyped-call]
-    second(left).sum().backward()
+    second(left).square().sum().backward()
 
 
 @program
 def function_with_two_results(first: nn.Linear, second: nn.Linear) -> None:
     left, right = TwoResults.apply(first(rows()))  # type: ignore[no-untyped-call]
-    (second(left) * right).sum().backward()
+    (second(left) * right).square().sum().backward()
 
 
 @program
 def function_without_materialized_gradients(first: nn.Linear, second: nn.Linear) -> None:
     left, _ = TwoResultsUnmaterialized.apply(first(rows()))  # type: ignore[no-untyped-call]
-    second(left).sum().backward()
+    second(left).square().sum().backward()
 
 
 @program
 def function_with_an_argument_that_is_no_tensor(first: nn.Linear, second: nn.Linear) -> None:
     x = ScaledByNumber.apply(rows(), 0.5, first(rows()))  # type: ignore[no-untyped-call]
-    second(x).sum().backward()
+    second(x).square().sum().backward()
 
 
 @program
 def function_with_indices(first: nn.Linear, second: nn.Linear) -> None:
     values, order = WithIndices.apply(first(rows()))  # type: ignore[no-untyped-call]
-    (second(values) * order).sum().backward()
+    (second(values) * order).square().sum().backward()
 
 
 @program
 def function_in_place(first: nn.Linear, second: nn.Linear) -> None:
-    second(DoubledInPlace.apply(first(rows()))).sum().backward()  # type: ignore[no-untyped-call]
+    second(DoubledInPlace.apply(first(rows()))).square().sum().backward()  # type: ignore[no-untyped-call]
 
 
 @program
 def function_with_a_graph_inside(first: nn.Linear, second: nn.Linear) -> None:
-    second(Recomputed.apply(first(rows()))).sum().backward()  # type: ignore[no-untyped-call]
+    second(Recomputed.apply(first(rows()))).square().sum().backward()  # type: ignore[no-untyped-call]
 
 
 # ---- writing into views --------------------------------------------------------------------------
@@ -182,20 +182,20 @@ def function_with_a_graph_inside(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def activation_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
-    second(torch.relu_(first(cube()))).sum().backward()
+    second(torch.relu_(first(cube()))).square().sum().backward()
 
 
 @program
 def product_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
     x = cube()
-    first(x).mul_(second(x)).exp().sum().backward()
+    first(x).mul_(second(x)).exp().square().sum().backward()
 
 
 @program
 def write_into_a_view_of_a_view(first: nn.Linear, second: nn.Linear) -> None:
     part = first(rows(6)).view(2, 3, SIZE).transpose(0, 1)
     part.mul_(2)
-    second(part.tanh()).sum().backward()
+    second(part.tanh()).square().sum().backward()
 
 
 @program
@@ -203,7 +203,7 @@ def write_into_part_of_a_view(first: nn.Linear, second: nn.Linear) -> None:
     whole = first(cube())
     part = whole[:, 1]
     part.sigmoid_()
-    (second(whole).sum() + part.exp().sum()).backward()
+    (second(whole).square().sum() + part.exp().square().sum()).backward()
 
 
 @program
@@ -211,7 +211,7 @@ def write_into_a_base(first: nn.Linear, second: nn.Linear) -> None:
     base = first(rows())
     part = base[1:]
     base.mul_(3)
-    second(part.tanh()).sum().backward()
+    second(part.tanh()).square().sum().backward()
 
 
 @program
@@ -220,7 +220,7 @@ def write_twice_into_a_view(first: nn.Linear, second: nn.Linear) -> None:
     x.mul_(2)
     y = x.clone()
     x.add_(y)
-    second(x).sum().backward()
+    second(x).square().sum().backward()
 
 
 @program
@@ -228,14 +228,14 @@ def assignment_to_a_slice(first: nn.Linear, second: nn.Linear) -> None:
     buffer = torch.zeros(4, 2 * SIZE)
     buffer[:, :SIZE] = first(rows())
     buffer[:, SIZE:] = second(rows()).exp()
-    (buffer * buffer).sum().backward()
+    (buffer * buffer).square().sum().backward()
 
 
 @program
 def function_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
     part = first(rows())[:, :]
     doubled = DoubledInPlace.apply(part)  # type: ignore[no-untyped-call]
-    second(doubled).sum().backward()
+    second(doubled).square().sum().backward()
 
 
 # ---- sums of gradients ---------------------------------------------------------------------------
@@ -244,13 +244,13 @@ def function_in_place_on_a_view(first: nn.Linear, second: nn.Linear) -> None:
 @program
 def the_same_tensor_twice(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
-    second(x + x).mul(x).sum().backward()
+    second(x + x).mul(x).square().sum().backward()
 
 
 @program
 def fan_out_to_three(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
-    (second(x) + x.tanh() * x).sum().backward()
+    (second(x) + x.tanh() * x).square().sum().backward()
 
 
 @program
@@ -265,13 +265,13 @@ def residual(first: nn.Linear, second: nn.Linear) -> None:
 def both_inputs_from_one_node(first: nn.Linear, second: nn.Linear) -> None:
     left, right = first(rows()).chunk(2, dim=-1)
     x = left * right + left / (right.abs() + 1)
-    (x @ second.weight[:4]).sum().backward()
+    (x @ second.weight[:4]).square().sum().backward()
 
 
 @program
 def one_weight_in_two_layers(first: nn.Linear, second: nn.Linear) -> None:
     x = functional.linear(first(rows()), first.weight.t(), second.bias)
-    functional.linear(x, second.weight).sum().backward()
+    functional.linear(x, second.weight).square().sum().backward()
 
 
 @program
@@ -291,8 +291,8 @@ def expanded_gradient(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def transposed_gradient(first: nn.Linear, second: nn.Linear) -> None:
-    (first.weight.t() * torch.randn(SIZE, SIZE)).sum().backward()
-    (second.weight.t() @ rows().t()).sum().backward()
+    (first.weight.t() * torch.randn(SIZE, SIZE)).square().sum().backward()
+    (second.weight.t() @ rows().t()).square().sum().backward()
 
 
 @program
@@ -311,7 +311,7 @@ def accumulation_with_a_graph(first: nn.Linear, second: nn.Linear) -> None:
 @program
 def leaves_of_another_dtype(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows()).double() @ second.weight.double()
-    (x.half().float() * second.bias).sum().backward()
+    (x.half().float() * second.bias).square().sum().backward()
 
 
 # ---- hooks ---------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def hooks_on_tensors(first: nn.Linear, second: nn.Linear) -> None:
     x.retain_grad()
     removed = x.register_hook(lambda grad: grad * 3)  # type: ignore[no-untyped-call]
     removed.remove()
-    (second(x) * x.exp()).sum().backward()
+    (second(x) * x.exp()).square().sum().backward()
     assert len(kept) == 1
     assert x.grad is not None
 
@@ -344,7 +344,7 @@ def hooks_on_leaves(first: nn.Linear, second: nn.Linear) -> None:
         second.weight.register_hook(lambda grad: grad.clone()),  # type: ignore[no-untyped-call]
         second.bias.register_post_accumulate_grad_hook(double_gradient),  # type: ignore[no-untyped-call]
     ]
-    second(first(rows())).sum().backward()
+    second(first(rows())).square().sum().backward()
     for handle in handles:
         handle.remove()
 
@@ -368,7 +368,7 @@ def hooks_on_nodes(first: nn.Linear, second: nn.Linear) -> None:
 def hook_on_several_tensors(first: nn.Linear, second: nn.Linear) -> None:
     x, y = first(rows()), second(rows())
     register_multi_grad_hook((x, y), lambda grads: None)
-    (x * y).sum().backward()
+    (x * y).square().sum().backward()
 
 
 @program
@@ -384,7 +384,7 @@ def callback_at_the_end(first: nn.Linear, second: nn.Linear) -> None:
 
     x = first(rows())
     x.register_hook(hook)  # type: ignore[no-untyped-call]
-    second(x).sum().backward()
+    second(x).square().sum().backward()
     assert len(left) == 1
 
 
@@ -402,8 +402,8 @@ def graph_kept_for_a_second_pass(first: nn.Linear, second: nn.Linear) -> None:
 def gradients_of_some_inputs(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
     y = second(x.tanh())
-    grads = torch.autograd.grad(y.sum(), [x, second.bias, first.bias], retain_graph=True)
-    x_alone = x.sum()
+    grads = torch.autograd.grad(y.square().sum(), [x, second.bias, first.bias], retain_graph=True)
+    x_alone = x.square().sum()
     missing = torch.autograd.grad(
         x_alone, [first.weight, second.weight], retain_graph=True, allow_unused=True
     )
@@ -418,14 +418,14 @@ def gradient_of_a_hooked_input(first: nn.Linear, second: nn.Linear) -> None:
     assert x.grad_fn is not None
     x.grad_fn.register_prehook(lambda grads: (grads[0] * 3,))
     y = second(x.exp())
-    torch.autograd.grad(y.sum(), [x, first.weight])
-    torch.autograd.grad(second(x).sum(), x)
+    torch.autograd.grad(y.square().sum(), [x, first.weight])
+    torch.autograd.grad(second(x).square().sum(), x)
 
 
 @program
 def backward_into_some_leaves(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
-    second(x.tanh()).sum().backward(inputs=[x, second.weight])
+    second(x.tanh()).square().sum().backward(inputs=[x, second.weight])
 
 
 @program
@@ -438,7 +438,7 @@ def several_roots(first: nn.Linear, second: nn.Linear) -> None:
 @program
 def several_scalar_roots(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
-    torch.autograd.backward([second(x).sum(), x.exp().sum(), x.mean()])
+    torch.autograd.backward([second(x).square().sum(), x.exp().square().sum(), x.square().mean()])
 
 
 @program
@@ -474,7 +474,7 @@ def variables_are_deleted(first: nn.Linear, second: nn.Linear) -> None:
 def hooks_on_saved_tensors(first: nn.Linear, second: nn.Linear) -> None:
     with saved_tensors_hooks(lambda tensor: tensor.double(), lambda packed: packed.float()):
         x = first(rows()).tanh()
-    second(x.exp()).sum().backward()
+    second(x.exp()).square().sum().backward()
 
 
 @program
@@ -498,15 +498,15 @@ def checkpoint_of_several_tensors(first: nn.Linear, second: nn.Linear) -> None:
     x = rows().requires_grad_()
     for use_reentrant in (True, False):
         y, total = checkpoint(block, x, x.exp(), use_reentrant=use_reentrant)
-        (y.sum() + total).backward()
+        (y.square().sum() + total).backward()
 
 
 @program
 def checkpoint_in_segments(first: nn.Linear, second: nn.Linear) -> None:
     blocks = nn.Sequential(first, nn.Tanh(), second, nn.Sigmoid())
     x = rows().requires_grad_()
-    checkpoint_sequential(blocks, 2, x, use_reentrant=True).sum().backward()
-    checkpoint_sequential(blocks, 2, x, use_reentrant=False).sum().backward()
+    checkpoint_sequential(blocks, 2, x, use_reentrant=True).square().sum().backward()
+    checkpoint_sequential(blocks, 2, x, use_reentrant=False).square().sum().backward()
 
 
 # ---- formulas that choose between writing in place and not ---------------------------------------
