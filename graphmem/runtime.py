@@ -64,8 +64,8 @@ class Runtime:
         config = self.env.get("CUBLAS_WORKSPACE_CONFIG")
         if config is None:
             return self.gpu.cublas_workspace_bytes(self.torch)
-        numbers = config.split(":")[1:]
-        if not numbers or len(numbers) % 2 or not all(map(_is_number, numbers)):
+        before, *numbers = config.split(":")
+        if before or not numbers or len(numbers) % 2 or not all(map(_is_number, numbers)):
             raise InputError(
                 f"CUBLAS_WORKSPACE_CONFIG={config!r} is not a list of sizes",
                 hint="write :KiB:count, such as :4096:8 or :16:8",

@@ -18,10 +18,38 @@ from graphmem.kernel_program import KernelMemory, Program
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
-from .kernels import gemm, reduction
-from .kernels.call import Call, Rule, UnknownOperandError, Workspaces
+from .kernels import (
+    attention,
+    batch_norm,
+    convolution,
+    elementwise,
+    embedding,
+    foreach,
+    gemm,
+    indexing,
+    losses,
+    normalization,
+    reduction,
+    softmax,
+    sorting,
+)
+from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
 
-_FAMILIES = (gemm, reduction)
+_FAMILIES = (
+    attention,
+    batch_norm,
+    convolution,
+    elementwise,
+    embedding,
+    foreach,
+    gemm,
+    indexing,
+    losses,
+    normalization,
+    reduction,
+    softmax,
+    sorting,
+)
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
 
 
@@ -29,27 +57,34 @@ def find_kernel_memory(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> KernelMemory:
     """The program of each operation that allocates more than its outputs, or in another order."""
-    workspaces = Workspaces()
+    workspaces, notes = Workspaces(), Notes()
     programs: dict[int, Program] = {}
-    unknown: dict[str, list[Op]] = {}
     for op in graph.ops:
         rule = RULES.get(op.target.rpartition(".")[0])
-        if rule is None or not _runs_on(graph, op):
+        if rule is None or not _runs_on_device(op):
             continue
-        call = Call(op, runtime, _thread_of(graph, op), workspaces)
-        try:
-            program = tuple(rule(call))
-        except UnknownOperandError:
-            unknown.setdefault(op.target, []).append(op)
-            continue
+        call = Call(op, runtime, _thread_of(graph, op), workspaces, notes)
+        program = _program(rule, call)
         if program != tuple(call.outputs()):
             programs[op.index] = program
-    return KernelMemory(programs, tuple(_assumptions(unknown)))
+    return KernelMemory(programs, tuple(_assumptions(notes)))
 
 
-def _runs_on(graph: StepGraph, op: Op) -> bool:
-    """Whether an operation's results, or what it changed, are on the graph's device."""
-    return any(out.storage is not None for out in op.outputs) or not op.outputs
+def _program(rule: Rule, call: Call) -> Program:
+    try:
+        return tuple(rule(call))
+    except UnknownOperandError:
+        call.leave_out(
+            f"scratch memory of {call.name}",
+            "0 bytes",
+            "it depends on the layout of an operand that the trace does not know",
+        )
+        return tuple(call.outputs())
+
+
+def _runs_on_device(op: Op) -> bool:
+    """Whether a result is on the graph's device; some operations only change their arguments."""
+    return not op.outputs or any(out.storage is not None for out in op.outputs)
 
 
 def _thread_of(graph: StepGraph, op: Op) -> str:
@@ -57,15 +92,9 @@ def _thread_of(graph: StepGraph, op: Op) -> str:
     return "the autograd thread" if backward else "the main thread"
 
 
-def _assumptions(unknown: dict[str, list[Op]]) -> Iterator[Assumption]:
-    for target, ops in unknown.items():
-        yield Assumption(
-            f"scratch memory of {target.removesuffix('.default')}",
-            "0 bytes",
-            "it depends on the layout of an operand that the trace does not know",
-            ops[0].source,
-            times=len(ops),
-        )
+def _assumptions(notes: Notes) -> Iterator[Assumption]:
+    for (what, value, why), ops in notes.items():
+        yield Assumption(what, value, why, ops[0].source, times=len(ops))
 
 
 KERNEL_MEMORY = Pass(provides="kernel_memory", run=find_kernel_memory)

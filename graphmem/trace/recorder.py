@@ -366,5 +366,5 @@ def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
         dtype=DTYPE_NAMES[tensor.dtype],
         storage=None if storage is None else storage.id,
         stride=tensor.stride() if is_strided else (),
-        offset=tensor.storage_offset() if is_strided else 0,
+        offset=int(tensor.storage_offset()) if is_strided else 0,
     )

@@ -27,6 +27,10 @@ class Workspaces:
     cublaslt: set[str] = field(default_factory=set)
 
 
+Notes = dict[tuple[str, str, str], list[Op]]
+"""What was left out, as (what, value, why), and the operations that did."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of an operator.
@@ -36,12 +40,23 @@ class Call:
         runtime: GPU, version of PyTorch, environment.
         thread: which thread runs it, in words.
         workspaces: what the process has taken so far.
+        notes: what rules left out so far.
     """
 
     op: Op
     runtime: Runtime
     thread: str
     workspaces: Workspaces
+    notes: Notes
+
+    @property
+    def name(self) -> str:
+        """The operator's name without its overload, such as `aten.sum`."""
+        return self.op.target.rpartition(".")[0]
+
+    def leave_out(self, what: str, value: str, why: str) -> None:
+        """Have the report list memory that no rule knows; `value` says what was taken for it."""
+        self.notes.setdefault((what, value, why), []).append(self.op)
 
     def value(self, name: str) -> Any:
         """An argument by its name in the operator's schema; None where there is none of it."""

@@ -1,9 +1,9 @@
 """Reductions: sums, means, norms, products, extrema, any and all, variances.
 
 All of them run `gpu_reduce_kernel`, whose staging buffer depends on the input's strides (see
-`staging`). Per operator: bytes of the accumulator, and how many elements a thread loads at once
-(aten/src/ATen/native/cuda/ReduceSumProdKernel.cu, ReduceMomentKernel.cu, ReduceNormKernel.cu,
-ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu, ReduceLogicKernel.cu).
+`staging`) and on the bytes of the accumulator (aten/src/ATen/native/cuda/ReduceSumProdKernel.cu,
+ReduceMomentKernel.cu, ReduceNormKernel.cu, ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu,
+ReduceLogicKernel.cu).
 
   (1) `sum`, `mean`, `prod` and norms that return another type than they are given convert their
       input first, a full copy, unless they turn 16 bits into float32
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
@@ -38,54 +39,39 @@ from .layout import (
 )
 from .staging import Kernel, reduction_scratch
 
-# PR #165055, merged in October 2025: sum and mean of 16-bit types.
-_WIDE_HALF_VECTORS_SINCE = (2, 10)
-_WIDE_HALF_VECTOR = 8
-_WELFORD_VECTOR = 2
 _VALUE_AND_INDEX_BYTES = 16
 
-KernelOf = Callable[[Call, TensorOut], Kernel]
+KernelOf = Callable[[TensorOut], Kernel]
 
 
-def sum_kernel(call: Call, tensor: TensorOut) -> Kernel:
-    """The kernel of `sum` and `mean`; 16-bit results are gathered in float32."""
-    halves = is_half(tensor.dtype)
-    is_wide = halves and call.runtime.release >= _WIDE_HALF_VECTORS_SINCE
-    return Kernel(
-        accumulate_bytes(tensor.dtype),
-        _WIDE_HALF_VECTOR if is_wide else 4,
-        accumulates_in_output=not halves,
-    )
-
-
-def _accumulating_kernel(call: Call, tensor: TensorOut) -> Kernel:
-    """Products and norms."""
+def sum_kernel(tensor: TensorOut) -> Kernel:
+    """Sums, means, products and norms; those of 16 bits are gathered in float32."""
     halves = is_half(tensor.dtype)
     return Kernel(accumulate_bytes(tensor.dtype), accumulates_in_output=not halves)
 
 
-def _value_kernel(call: Call, tensor: TensorOut) -> Kernel:
+def value_kernel(tensor: TensorOut) -> Kernel:
     """The greatest or least value, in the input's own type."""
     return Kernel(item_bytes(tensor.dtype), accumulates_in_output=not is_half(tensor.dtype))
 
 
-def _index_kernel(call: Call, tensor: TensorOut) -> Kernel:
+def _index_kernel(tensor: TensorOut) -> Kernel:
     """The greatest or least value with its index: a pair."""
     return Kernel(_VALUE_AND_INDEX_BYTES, accumulates_in_output=False)
 
 
-def _logic_kernel(call: Call, tensor: TensorOut) -> Kernel:
+def logic_kernel(tensor: TensorOut) -> Kernel:
     """A bool."""
     return Kernel(1)
 
 
-def _welford_kernel(call: Call, tensor: TensorOut) -> Kernel:
+def _welford_kernel(tensor: TensorOut) -> Kernel:
     """`WelfordData`: mean, second moment and two counters, 16 bytes, or 32 for float64."""
     is_double = tensor.dtype == "float64"
-    return Kernel(32 if is_double else 16, _WELFORD_VECTOR, accumulates_in_output=False)
+    return Kernel(32 if is_double else 16, accumulates_in_output=False)
 
 
-def axes_of(value: object, tensor: TensorOut) -> list[int]:
+def axes_of(value: Any, tensor: TensorOut) -> list[int]:
     """Dimensions as an argument names them: a number, some, or all where none is given."""
     rank = len(tensor.shape)
     if value is None or value in ([], ()):
@@ -106,7 +92,7 @@ def reduced(
     """The scratch memory of one reduction of a tensor."""
     axes = axes_of(dims, tensor)
     loop = loop_of(tensor, axes, keepdim=keepdim, out_dtype=out_dtype or tensor.dtype)
-    yield from reduction_scratch(loop, kernel_of(call, tensor), call.runtime.gpu)
+    yield from reduction_scratch(loop, kernel_of(tensor), call.runtime.gpu)
 
 
 def compact(tensor: TensorOut, dtype: str | None = None) -> TensorOut:
@@ -115,7 +101,7 @@ def compact(tensor: TensorOut, dtype: str | None = None) -> TensorOut:
     return TensorOut(tensor.shape, dtype or tensor.dtype, None, strides)
 
 
-def _converting(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
+def _converting(call: Call) -> Iterator[Step]:
     """Clause (1)."""
     tensor, out_dtype = call.tensor("self"), call.op.outputs[0].dtype
     yield from call.outputs()
@@ -124,7 +110,7 @@ def _converting(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
     if not is_fused:
         tensor = compact(tensor, out_dtype)
         held.append(Scratch(f"the input as {out_dtype}", nbytes(tensor)))
-    yield from during(held, _over_dims(call, tensor, kernel_of))
+    yield from during(held, _over_dims(call, tensor, sum_kernel))
 
 
 def _plain(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
@@ -144,22 +130,17 @@ def _over_dims(call: Call, tensor: TensorOut, kernel_of: KernelOf) -> Iterator[S
     )
 
 
-def _extremum(call: Call) -> Iterator[Step]:
-    """Clause (2): of everything where there is no dimension."""
-    if call.value("dim") is None:
-        return _flat(call, _value_kernel)
-    return _plain(call, _index_kernel)
-
-
-def _arg_extremum(call: Call) -> Iterator[Step]:
-    if call.value("dim") is None:
-        return _flat(call, _index_kernel)
-    return _plain(call, _index_kernel)
-
-
-def _flat(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
-    tensor = call.tensor("self")
+def _extremum(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
+    """`kernel_of` is the kernel where there is no dimension."""
+    if call.value("dim") is not None:
+        yield from _plain(call, _index_kernel)
+        return
     yield from call.outputs()
+    yield from flattened(call, call.tensor("self"), kernel_of)
+
+
+def flattened(call: Call, tensor: TensorOut, kernel_of: KernelOf = value_kernel) -> Iterator[Step]:
+    """Clause (2): a reduction of all elements in row-major order."""
     held = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
     flat = TensorOut((numel(tensor),), tensor.dtype, None, (1,), 0 if held else tensor.offset)
     yield from during(held, reduced(call, flat, kernel_of=kernel_of))
@@ -189,7 +170,7 @@ def _logsumexp(call: Call) -> Iterator[Step]:
     rows = numel(call.op.outputs[0])
     maxima = Scratch("maxima", rows * size)
     yield Take(maxima)
-    yield from reduced(call, tensor, dims, kernel_of=_value_kernel, keepdim=True)
+    yield from reduced(call, tensor, dims, kernel_of=value_kernel, keepdim=True)
     yield from during([Scratch("magnitudes of maxima", rows * size), Scratch("mask", rows)])
     exponentials = compact(tensor)
     with_exponentials = Scratch("exponentials", nbytes(exponentials))
@@ -201,20 +182,20 @@ def _logsumexp(call: Call) -> Iterator[Step]:
 
 
 RULES: Mapping[str, Rule] = {
-    "aten.sum": partial(_converting, kernel_of=sum_kernel),
-    "aten.nansum": partial(_converting, kernel_of=_accumulating_kernel),
-    "aten.mean": partial(_converting, kernel_of=sum_kernel),
-    "aten.prod": partial(_converting, kernel_of=_accumulating_kernel),
-    "aten.norm": partial(_converting, kernel_of=_accumulating_kernel),
-    "aten.linalg_vector_norm": partial(_converting, kernel_of=_accumulating_kernel),
-    "aten.amax": partial(_plain, kernel_of=_value_kernel),
-    "aten.amin": partial(_plain, kernel_of=_value_kernel),
-    "aten.any": partial(_plain, kernel_of=_logic_kernel),
-    "aten.all": partial(_plain, kernel_of=_logic_kernel),
-    "aten.max": _extremum,
-    "aten.min": _extremum,
-    "aten.argmax": _arg_extremum,
-    "aten.argmin": _arg_extremum,
+    "aten.sum": _converting,
+    "aten.nansum": _converting,
+    "aten.mean": _converting,
+    "aten.prod": _converting,
+    "aten.norm": _converting,
+    "aten.linalg_vector_norm": _converting,
+    "aten.amax": partial(_plain, kernel_of=value_kernel),
+    "aten.amin": partial(_plain, kernel_of=value_kernel),
+    "aten.any": partial(_plain, kernel_of=logic_kernel),
+    "aten.all": partial(_plain, kernel_of=logic_kernel),
+    "aten.max": partial(_extremum, kernel_of=value_kernel),
+    "aten.min": partial(_extremum, kernel_of=value_kernel),
+    "aten.argmax": partial(_extremum, kernel_of=_index_kernel),
+    "aten.argmin": partial(_extremum, kernel_of=_index_kernel),
     "aten.var": partial(_plain, kernel_of=_welford_kernel),
     "aten.std": partial(_plain, kernel_of=_welford_kernel),
     "aten.var_mean": partial(_plain, kernel_of=_welford_kernel),

@@ -26,7 +26,6 @@ _MAX_THREADS_COMPLEX128 = 256
 _MIN_VALUES_PER_THREAD = 16
 _MAX_VALUES_PER_THREAD = 256
 _WIDEST_VECTOR = 4
-_VECTORIZED_FROM = 128
 _SEMAPHORE_BYTES = 4
 
 
@@ -36,12 +35,10 @@ class Kernel:
 
     Attributes:
         accumulator_bytes: of one partial result [`arg_t`].
-        input_vector: elements that a thread loads at once along the input [`input_vec_size`].
         accumulates_in_output: a loop of several parts needs no buffer for what they have so far.
     """
 
     accumulator_bytes: int
-    input_vector: int = 4
     accumulates_in_output: bool = True
 
 
@@ -83,7 +80,7 @@ def staging_of(loop: Loop, kernel: Kernel, gpu: Gpu) -> Staging | None:
         return None
     is_fast = _runs_along_fastest(loop)
     vector = 1 if is_fast else _output_vector(loop)
-    width, height = _block(loop, kernel, vector)
+    width, height = _block(loop, vector)
     step_in, step_out = (width, 1) if is_fast else (1, width)
     splits_warps = _ceil(inputs, step_in) >= min(height * 16, _MAX_VALUES_PER_THREAD)
     if splits_warps:
@@ -111,13 +108,14 @@ def _runs_along_fastest(loop: Loop) -> bool:
     return reduced == len(dims) or dims[0].inp < dims[reduced].inp
 
 
-def _block(loop: Loop, kernel: Kernel, vector: int) -> tuple[int, int]:
-    """Width and height of a block in threads [`set_block_dimension`]."""
+def _block(loop: Loop, vector: int) -> tuple[int, int]:
+    """Width and height of a block in threads [`set_block_dimension`].
+
+    Along the fastest dimension a thread may load several elements at once, by operator and
+    version. That makes blocks narrower up to 8,191 inputs an output, of which none is split.
+    """
     if _runs_along_fastest(loop):
         fast, slow = loop.inputs_per_output, loop.outputs
-        is_vectorized = loop.dims[0].inp == 1 and loop.reduced == 1
-        if is_vectorized and fast >= _VECTORIZED_FROM:
-            fast //= kernel.input_vector
     else:
         fast, slow = loop.outputs // vector, loop.inputs_per_output
     limit = _MAX_THREADS_COMPLEX128 if loop.in_bytes == 16 else _MAX_THREADS

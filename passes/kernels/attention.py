@@ -1,0 +1,123 @@
+"""Fused attention: flash, memory-efficient, cuDNN. Attention by formulas is ordinary operations.
+
+Shapes are (batch, heads, sequence, width); the kernels work on (batch, sequence, heads, width).
+
+  (1) Flash, forward: short queries without dropout may be split along the keys, with a partial
+      result for each split (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp,
+      `set_params_splitkv`, `num_splits_heuristic`).
+  (2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
+      the row sums and a float32 gradient of the queries, and with fewer heads of keys than of
+      queries a gradient of keys and values for each head of queries (`mha_bwd`).
+  (3) Memory-efficient: see `efficient_attention`.
+  (4) cuDNN: its workspaces are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Scratch, Step
+
+from .call import Call, Rule, during
+from .efficient_attention import efficient_backward, efficient_forward
+from .layout import is_contiguous, item_bytes
+from .reduction import contiguous_copy
+
+_FLOAT_BYTES = 4
+_QUERY_BLOCK = 64
+_ENOUGH_WORK = 0.8
+_NEAR_BEST = 0.85
+_MOST_SPLITS = 128
+
+
+def _flash(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    batch, heads, queries, width = call.tensor("query").shape
+    keys = call.tensor("key").shape[2]
+    splits = 1 if call.value("dropout_p") else _splits(call, batch * heads, queries, keys, width)
+    if splits > 1:
+        rows = splits * batch * heads * queries * _FLOAT_BYTES
+        yield from during(
+            [
+                Scratch("logsumexp of splits", rows),
+                Scratch("outputs of splits", rows * _rounded_width(width)),
+            ]
+        )
+
+
+def _splits(call: Call, batch_heads: int, queries: int, keys: int, width: int) -> int:
+    """`num_splits_heuristic`, in blocks of 128 threads, two on each multiprocessor."""
+    key_block = 256 if width <= 64 else 128 if width <= 128 else 64
+    work = batch_heads * -(-queries // _QUERY_BLOCK)
+    slots, blocks = 2 * call.runtime.gpu.multiprocessors, -(-keys // key_block)
+    if work >= _ENOUGH_WORK * slots:
+        return 1
+    efficiency = {}
+    for splits in range(1, min(_MOST_SPLITS, slots, blocks) + 1):
+        if splits == 1 or -(-blocks // splits) != -(-blocks // (splits - 1)):
+            waves = work * splits / slots
+            efficiency[splits] = waves / -(-work * splits // slots)
+    best = max(efficiency.values(), default=0)
+    return next((n for n, found in efficiency.items() if found >= _NEAR_BEST * best), 1)
+
+
+def _rounded_width(width: int) -> int:
+    """Heads as wide as the kernel's tiles."""
+    return -(-width // 32) * 32 if width <= 192 else 256
+
+
+def _flash_backward(call: Call) -> Iterator[Step]:
+    """Clause (2)."""
+    grad, out, query = (call.tensor(name) for name in ("grad_out", "out", "query"))
+    copies = [
+        contiguous_copy(tensor, what)
+        for tensor, what in ((grad, "the gradient"), (out, "the output"))
+        if not is_contiguous(_sequence_first(tensor))
+    ]
+    batch, heads, queries, width = query.shape
+    rows = batch * heads * -(-queries // 128) * 128 * _FLOAT_BYTES
+    held = [
+        Scratch("row sums of output * gradient", rows),
+        Scratch("gradient of the queries in float32", rows * _rounded_width(width)),
+        *_expanded(call.tensor("key"), heads),
+    ]
+    yield from during(copies, (*call.outputs(), *during(held)))
+
+
+def _expanded(key: TensorOut, heads: int) -> list[Scratch]:
+    batch, key_heads, keys, width = key.shape
+    if key_heads == heads:
+        return []
+    nbytes = batch * keys * heads * width * item_bytes(key.dtype)
+    return [
+        Scratch(f"gradient of the {what} for each head of queries", nbytes)
+        for what in ("keys", "values")
+    ]
+
+
+def _sequence_first(tensor: TensorOut) -> TensorOut:
+    batch, heads, sequence, width = range(4)
+    order = (batch, sequence, heads, width)
+    shape = tuple(tensor.shape[axis] for axis in order)
+    return TensorOut(shape, tensor.dtype, None, tuple(tensor.stride[axis] for axis in order))
+
+
+def _cudnn(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    call.leave_out(
+        "workspace of cuDNN's attention",
+        "0 bytes",
+        "cuDNN chooses it at run time, up to what is left on the card; the backward pass has at "
+        "least a gradient of the queries in float32",
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "aten._scaled_dot_product_flash_attention": _flash,
+    "aten._scaled_dot_product_flash_attention_backward": _flash_backward,
+    "aten._scaled_dot_product_efficient_attention": efficient_forward,
+    "aten._scaled_dot_product_efficient_attention_backward": efficient_backward,
+    "aten._scaled_dot_product_cudnn_attention": _cudnn,
+    "aten._scaled_dot_product_cudnn_attention_backward": _cudnn,
+}

@@ -1,0 +1,71 @@
+"""Temporary storage of CUB's algorithms, as compiled into PyTorch's wheels.
+
+CCCL 3.0.1 (torch 2.13, CUDA 13.0), cub/device/dispatch/dispatch_radix_sort.cuh, read for
+shared/cuda_memory_facts.md section 3.5; the recording cs336med_train_ctx1024 shows one size.
+
+Not covered: keys below four bytes, and the sizes of scans, selections and `unique`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from graphmem.gpus import Gpu
+
+_RADIX_BITS = 8
+_BINS = 1 << _RADIX_BITS
+_ALIGNMENT = 256
+_PORTION = 1 << 28
+_SINGLE_TILE_THREADS = 256
+_SINGLE_TILE_ITEMS = 19  # for four bytes
+
+# Items of a tile by bytes of key and value; on cards before and from compute capability 9.0.
+# Only sm80 and sm90 were read; other cards are taken to use the policy of the nearest below.
+_TILES: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType(
+    {(8, 8): (3840, 4608), (4, 8): (3072, 5376)}
+)
+
+SORT_NOTE = "CUB's policy for keys of this size is not known"
+SMALL_NOTE = "not derived from CUB's sources; tens of KiB"
+
+
+def sort_pairs_bytes(
+    count: int, key_bytes: int, value_bytes: int, bits: int, gpu: Gpu
+) -> int | None:
+    """Temporary storage of `DeviceRadixSort::SortPairs`; None where it is not known.
+
+    Args:
+        count: how many pairs.
+        key_bytes: of one key.
+        value_bytes: of one value.
+        bits: of the key that are looked at.
+        gpu: the card.
+    """
+    single = _SINGLE_TILE_THREADS * (_SINGLE_TILE_ITEMS * 4 // max(4, key_bytes, value_bytes))
+    if count <= single:
+        return 1
+    tiles = _TILES.get((key_bytes, value_bytes))
+    if tiles is None:
+        return None
+    tile = tiles[gpu.compute_capability >= (9, 0)]
+    passes = _ceil(bits, _RADIX_BITS)
+    portion = _PORTION // tile * tile
+    portions = _ceil(count, portion)
+    parts = [
+        portions * passes * _BINS * 8,
+        _ceil(min(count, portion), tile) * _BINS * 4,
+        count * key_bytes * (passes > 1),
+        count * value_bytes * (passes > 1),
+        portions * passes * 4,
+    ]
+    return sum(_ceil(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
+
+
+def key_bits(largest: int) -> int:
+    """`get_num_bits` (aten/src/ATen/cuda/cub.cuh): bits of the largest key, at least one."""
+    return max(1, largest.bit_length())
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

@@ -1,0 +1,130 @@
+"""Memory-efficient attention (CUTLASS), forward and backward.
+
+  (1) Forward, 16 bits and values wider than 128: the output is gathered in float32
+      (aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h,
+      `kNeedsOutputAccumulatorBuffer`).
+  (2) Backward: row sums of gradient times output. 16-bit kernels compute them, except on V100
+      where the outputs do not fit registers; otherwise they are a product of full size, its sum
+      and a contiguous copy (cuda/attention_backward.cu).
+  (3) Backward: a workspace for each head, with a tile for each block of queries, and for gradients
+      of keys and values that registers do not hold (kernel_backward.h, `workspace_elements_gq`,
+      `workspace_elements_gk`, `workspace_strideBH`; the lists of kernels in kernels/cutlassB.h).
+
+Which kernels fit a card's shared memory is not derived: blocks of 128 queries are taken to fit
+compute capabilities 8.0, 9.0 and 10.0, and on 7.0 those of 16 bits (the generator of the kernels
+says that 7.5 and 8.6 need the smaller ones).
+
+Not covered: sequences of different lengths in one batch, deterministic algorithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphmem.kernel_program import Free, Scratch, Step, Take
+
+from .call import Call, during
+from .layout import is_half, numel
+
+_FLOAT_BYTES = 4
+_WIDE_VALUES = 128
+_LOCK_BYTES = 16
+_WIDEST = 65_536
+_SPLITS_BOUND = 200
+_ENOUGH_HEADS = 256
+_LARGE_SHARED_MEMORY = ((8, 0), (9, 0), (10, 0))
+_VOLTA = (7, 0)
+_SMALL_AMPERE = ((8, 6), (8, 9))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A backward kernel: queries and keys of a block, and the widest head that it takes."""
+
+    queries: int
+    keys: int
+    width: int
+
+
+def efficient_forward(call: Call) -> Iterator[Step]:
+    """Clause (1)."""
+    yield from call.outputs()
+    value = call.tensor("value")
+    if is_half(value.dtype) and value.shape[-1] > _WIDE_VALUES:
+        elements = numel(call.op.outputs[0])
+        yield from during([Scratch("output in float32", elements * _FLOAT_BYTES)])
+
+
+def efficient_backward(call: Call) -> Iterator[Step]:
+    """Clauses (2) and (3)."""
+    query = call.tensor("query")
+    batch, heads, queries, _ = query.shape
+    tile = tile_of(call)
+    yield from call.outputs()
+    sums = Scratch("row sums of output * gradient", batch * heads * queries * _FLOAT_BYTES)
+    yield from during([] if _kernel_sums(call, tile) else _products(call, sums), [Take(sums)])
+    yield from during([Scratch("workspace of the gradients", workspace_bytes(call, tile))])
+    yield Free(sums)
+
+
+def _products(call: Call, sums: Scratch) -> list[Scratch]:
+    """What the formula of clause (2) has beside its result."""
+    out = call.tensor("out")
+    product = Scratch("output * gradient in float32", numel(out) * _FLOAT_BYTES)
+    copies = [Scratch(f"the {what} in float32", product.nbytes) for what in ("gradient", "output")]
+    summed = Scratch("sums before they are transposed", sums.nbytes)
+    return [*(copies if is_half(out.dtype) else []), product, summed]
+
+
+def _kernel_sums(call: Call, tile: Tile) -> bool:
+    """`kKernelComputesDelta`."""
+    is_volta = call.runtime.gpu.compute_capability == _VOLTA
+    return is_half(call.tensor("query").dtype) and (_fits_registers(call, tile) or not is_volta)
+
+
+def _fits_registers(call: Call, tile: Tile) -> bool:
+    """`kOutputInRF`."""
+    return is_half(call.tensor("query").dtype) and tile.width <= tile.queries
+
+
+def tile_of(call: Call) -> Tile:
+    """The first kernel of `dispatch_cutlassB` that takes the width and fits the card."""
+    query, value = call.tensor("query"), call.tensor("value")
+    width = max(query.shape[-1], value.shape[-1])
+    capability = call.runtime.gpu.compute_capability
+    if width <= 64:
+        return Tile(64, 64, 32 if width <= 32 else 64)
+    if is_half(query.dtype) and width <= 96 and capability in _SMALL_AMPERE:
+        return Tile(128, 64, 96)
+    is_large = capability in _LARGE_SHARED_MEMORY
+    rows = 128 if is_large or (capability == _VOLTA and is_half(query.dtype)) else 64
+    if width <= 128:
+        return Tile(rows, 128 if is_large and is_half(query.dtype) else 64, 128)
+    return Tile(rows, 64, _WIDEST)
+
+
+def workspace_bytes(call: Call, tile: Tile) -> int:
+    """Clause (3)."""
+    query, key, value = (call.tensor(name) for name in ("query", "key", "value"))
+    batch, heads, queries, width = query.shape
+    tiles = _ceil(queries, tile.queries) * _ceil(width, tile.keys)
+    floats = tiles * (_LOCK_BYTES // _FLOAT_BYTES + tile.queries * tile.keys)
+    if is_half(query.dtype) and not _fits_registers(call, tile):
+        splits = _splits(batch * heads, key.shape[2], tile)
+        widths = (width, value.shape[-1])
+        columns = sum(_ceil(each, tile.queries) * tile.queries for each in widths)
+        floats += splits * tile.keys * columns
+    return batch * heads * _ceil(floats, 4) * 4 * _FLOAT_BYTES
+
+
+def _splits(batch_heads: int, keys: int, tile: Tile) -> int:
+    """How many blocks share the keys, where each has gradients of keys and values in memory."""
+    splits = _ceil(keys, tile.keys)
+    if batch_heads >= _ENOUGH_HEADS and keys <= 2 * tile.keys:
+        splits = 1
+    return max(1, min(splits, _SPLITS_BOUND // batch_heads))
+
+
+def _ceil(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)

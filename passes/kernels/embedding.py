@@ -1,0 +1,97 @@
+"""The gradient of an embedding's table.
+
+aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
+EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of the Liger table
+in shared/cuda_recordings.md (A100, 16,384 tokens).
+
+  (1) Up to 3,072 tokens, without scaling by frequency, nothing but the result is allocated.
+  (2) Otherwise tokens are sorted by index and cut into segments of one row each, and those into
+      parts of ten tokens; each part has a row of the accumulating type.
+
+Not covered: the variant with atomic additions of torch 2.11 for small tables (named as left out
+where its condition holds), and the temporary storage of CUB's `unique` and scans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Free, Scratch, Step, Take
+
+from .call import Call, Rule, during
+from .cub import SMALL_NOTE, SORT_NOTE, key_bits, sort_pairs_bytes
+from .layout import accumulate_bytes, is_contiguous, item_bytes, numel
+from .reduction import contiguous_copy
+
+_TOKENS_WITHOUT_SORT = 3072
+_TOKENS_PER_PART = 10
+_SCALAR_BYTES = 8
+_ATOMIC_SINCE = (2, 11)
+_WARP = 32
+_MAX_THREADS = 1024
+
+
+def _dense_backward(call: Call) -> Iterator[Step]:
+    grad, indices = call.tensor("grad_output"), call.tensor("indices")
+    copies = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
+    is_small = numel(indices) <= _TOKENS_WITHOUT_SORT and not call.value("scale_grad_by_freq")
+    yield from during(copies, call.outputs() if is_small else _sorted(call, grad, indices))
+
+
+def _sorted(call: Call, grad: TensorOut, indices: TensorOut) -> Iterator[Step]:
+    """Clause (2), from the sort to the end."""
+    per_token = numel(indices) * item_bytes(indices.dtype)
+    held = [Scratch("sorted indices", per_token), Scratch("positions before the sort", per_token)]
+    yield from map(Take, held)
+    yield from _sort(call, indices, per_token)
+    if call.value("scale_grad_by_freq"):
+        held.append(Scratch("frequencies of indices", per_token))
+        yield Take(held[-1])
+    yield from call.outputs()
+    yield from during(_segments(call, grad, indices))
+    yield from map(Free, reversed(held))
+
+
+def _sort(call: Call, indices: TensorOut, per_token: int) -> Iterator[Step]:
+    bits = key_bits(call.value("num_weights"))
+    size = item_bytes(indices.dtype)
+    storage = sort_pairs_bytes(numel(indices), size, size, bits, call.runtime.gpu)
+    if storage is None:
+        call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
+    yield from during(
+        [Scratch("positions", per_token), Scratch("storage of CUB's sort", storage or 0)]
+    )
+
+
+def _segments(call: Call, grad: TensorOut, indices: TensorOut) -> list[Scratch]:
+    tokens, size = numel(indices), item_bytes(indices.dtype)
+    segments = min(tokens, call.value("num_weights"))
+    parts = tokens // _TOKENS_PER_PART + segments
+    width = grad.shape[-1]
+    if _is_atomic(call, segments, parts, width):
+        call.leave_out(
+            "gradient of an embedding by atomic additions",
+            "as by segments",
+            "torch 2.11 and later allocate less for small tables",
+        )
+    call.leave_out("storage of CUB's unique and scan", "0 bytes", SMALL_NOTE)
+    return [
+        Scratch("beginnings of segments", tokens * size),
+        Scratch("number of segments", _SCALAR_BYTES),
+        Scratch("parts of each segment", segments * size),
+        Scratch("first part of each segment", segments * size),
+        Scratch("number of parts", _SCALAR_BYTES),
+        Scratch("beginnings of parts", parts * size),
+        Scratch("gradients of parts", parts * width * accumulate_bytes(grad.dtype)),
+    ]
+
+
+def _is_atomic(call: Call, segments: int, parts: int, width: int) -> bool:
+    columns = -(-width // _WARP) * _WARP
+    blocks = -(-segments * columns // min(columns, _MAX_THREADS))
+    fills_card = blocks >= 4 * call.runtime.gpu.multiprocessors
+    return call.runtime.release >= _ATOMIC_SINCE and not fills_card and parts > 4 * blocks
+
+
+RULES: Mapping[str, Rule] = {"aten.embedding_dense_backward": _dense_backward}
