@@ -1,0 +1,170 @@
+"""What `graphmem check` promises besides its verdict: determinism, isolation, the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gate_project import TINY, Project
+
+CONFIG = """\
+[defaults]
+steps = 2
+
+[targets.one]
+target = "one.py"
+
+[targets.two]
+target = "two.py"
+"""
+FAULTY = """
+[targets.raises]
+target = "raises.py"
+
+[targets.dies]
+target = "dies.py"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project.create(
+        tmp_path / "project",
+        graphmem__toml=CONFIG,
+        one__py=TINY,
+        two__py=f"import helper\n{TINY}",
+        helper__py="",
+    )
+
+
+def test_the_baseline_is_the_same_text_whatever_made_it(project: Project) -> None:
+    locks = []
+    for jobs, seed in (("1", "1"), ("2", "2")):
+        arguments = ("check", "--update", "--no-cache", "--jobs", jobs)
+        run = project.graphmem(*arguments, PYTHONHASHSEED=seed)
+        assert run.exit_code == 0, run.stderr
+        locks.append(project.lock)
+        (project.root / "graphmem.lock").unlink()
+
+    assert locks[0] == locks[1]
+
+
+def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) -> None:
+    project.write("graphmem.toml", CONFIG + FAULTY)
+    project.write("raises.py", "def build():\n    raise ValueError('no data')\n")
+    project.write("dies.py", "import os\n\n\ndef build():\n    os._exit(7)\n")
+
+    run = project.graphmem("check", "--update", "--format", "json")
+
+    statuses = {each["name"]: each["status"] for each in run.json()["results"]}
+    assert statuses == {"one": "new", "two": "new", "raises": "error", "dies": "error"}
+    messages = {
+        each["name"]: each["failure"]["message"]
+        for each in run.json()["results"]
+        if each["failure"]
+    }
+    assert "no data" in messages["raises"]
+    assert "died" in messages["dies"]
+    assert run.exit_code == 2
+    assert project.lock.count("[targets.one]") == project.lock.count("[targets.two]") == 1
+
+
+def test_an_interrupt_leaves_the_baseline_untouched_and_no_process(project: Project) -> None:
+    project.write("graphmem.lock", 'schema = "graphmem.lock/1"\n\n[targets]\n')
+    before = project.lock
+    marker = project.root / "marker"
+    project.write(
+        "two.py",
+        "import os, pathlib, time\n\n\ndef build():\n"
+        f"    pathlib.Path({str(marker)!r}).write_text(str(os.getpid()))\n    time.sleep(60)\n",
+    )
+    process = project.start("check", "--update")
+    for _ in _until(lambda: marker.exists() and marker.read_text() != ""):
+        time.sleep(0.05)
+
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert project.lock == before
+    for _ in _until(lambda: not Path(f"/proc/{marker.read_text()}").exists()):
+        time.sleep(0.05)
+
+
+def _until(is_done: object) -> Iterator[None]:
+    deadline = time.monotonic() + 60
+    while not is_done():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        yield
+
+
+def test_two_checks_at_once_share_the_cache_and_do_not_spoil_it(project: Project) -> None:
+    processes = [project.start("check", "--jobs", "1") for _ in range(2)]
+    for process in processes:
+        _, stderr = process.communicate(timeout=120)
+        assert (process.returncode, stderr) == (0, "")
+
+    entries = list((project.root / ".graphmem_cache").rglob("*.json"))
+    assert len(entries) == 2
+    assert all(json.loads(entry.read_bytes())["report"] for entry in entries)
+    again = project.graphmem("check", "--format", "json").json()
+    assert all(each["is_cached"] for each in again["results"])
+
+
+def test_a_change_reaches_what_imports_it_and_nothing_else(project: Project) -> None:
+    project.commit("all")
+    project.write("helper.py", "WIDTH = 3\n")
+
+    run = project.graphmem("check", "--since", "HEAD", "--format", "json").json()
+
+    assert [each["status"] for each in run["results"]] == ["unreached", "new"]
+
+
+def test_a_file_that_build_reads_is_part_of_the_content(project: Project) -> None:
+    project.write("width.txt", "64")
+    project.write(
+        "two.py",
+        "import pathlib, torch\n\n\ndef build():\n"
+        "    width = int(pathlib.Path('width.txt').read_text())\n"
+        "    return torch.nn.Linear(width, width), torch.randn(4, width)\n",
+    )
+    project.graphmem("check")
+    project.write("width.txt", "128")
+
+    run = project.graphmem("check", "--format", "json").json()
+
+    assert [each["is_cached"] for each in run["results"]] == [True, False]
+
+
+def test_an_entry_of_the_cache_that_is_cut_off_is_made_anew(project: Project) -> None:
+    project.graphmem("check", "one")
+    [entry] = (project.root / ".graphmem_cache").rglob("*.json")
+    entry.write_bytes(entry.read_bytes()[:100])
+
+    run = project.graphmem("check", "one", "--format", "json").json()
+
+    assert [each["status"] for each in run["results"]] == ["new"]
+    assert [each["is_cached"] for each in run["results"]] == [False]
+
+
+def test_the_same_baseline_comes_from_a_cluster_of_two_workers(project: Project) -> None:
+    distributed = pytest.importorskip("distributed")
+    project.graphmem("check", "--update")
+    local = project.lock
+    (project.root / "graphmem.lock").unlink()
+    os.environ.setdefault("DASK_DISTRIBUTED__WORKER__DAEMON", "false")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        run = project.graphmem(
+            "check", "--update", "--no-cache", "--dask", cluster.scheduler_address
+        )
+
+    assert run.exit_code == 0, run.stderr
+    assert project.lock == local
