@@ -26,6 +26,7 @@ from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
+from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.virtual_gpu.attention import seed_and_offset_on_host
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
@@ -91,6 +92,7 @@ class TraceMode(TorchDispatchMode):
             aten.nonzero.default: self._nonzero,
             aten.index.Tensor: self._index,
             aten.equal.default: self._refuse_branch,
+            aten.detach.default: self._detach,
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
@@ -324,6 +326,17 @@ class TraceMode(TorchDispatchMode):
             self._run_real(func, args, kwargs)
         else:
             self._record(func, args, kwargs, None, self._recorder.begin_op())
+
+    def _detach(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Autograd makes a variable of what it unpacks, which takes no operation in a real run.
+
+        It asks for a detached copy only because its argument is held twice at that moment
+        (torch/csrc/autograd/variable.h, `make_variable`), so it may have the tensor itself.
+        """
+        (tensor,) = args
+        if is_just_unpacked(tensor):
+            return tensor
+        return self._run(func, types, args, kwargs)
 
     def _new_empty(self, shape: tuple[int, ...], like: FakeTensor) -> FakeTensor:
         with torch._C._DisableTorchDispatch():

@@ -52,9 +52,12 @@ class NodeWriter:
             node.kwargs = named
         return node
 
-    def remember(
-        self, tensor: torch.Tensor, node: torch.fx.Node | tuple[torch.fx.Node, int]
-    ) -> None:
+    def maker_of(self, tensor: torch.Tensor) -> MadeBy:
+        """What made a tensor; a placeholder for one that no operation has made."""
+        made_by: MadeBy | None = getattr(tensor, "_graphmem_node", None)
+        return self._node_of(tensor) if made_by is None else made_by
+
+    def remember(self, tensor: torch.Tensor, node: MadeBy) -> None:
         """A tensor is what a node returned, or one of the tensors that it returned."""
         tensor._graphmem_node = node  # type: ignore[attr-defined]
 

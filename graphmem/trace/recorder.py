@@ -25,7 +25,7 @@ from graphmem.graph import (
     Storage,
     TensorOut,
 )
-from graphmem.trace.nodes import NodeWriter
+from graphmem.trace.nodes import MadeBy, NodeWriter
 
 DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -343,6 +343,14 @@ class Recorder:
         if storage is not None and new:
             op.births.append(storage.id)
         op.outputs.append(_described(tensor, storage))
+
+    def maker_of(self, tensor: torch.Tensor) -> MadeBy:
+        """The node that made a tensor, or the node that made several and its position."""
+        return self._nodes.maker_of(tensor)
+
+    def remember_maker(self, tensor: torch.Tensor, node: MadeBy) -> None:
+        """Another tensor stands for what a node made."""
+        self._nodes.remember(tensor, node)
 
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
         has_storage = tensor.layout is torch.strided

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem import graph
 from graphmem.graph import Owner, OwnerKind, Storage
+from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.virtual_gpu.patching import replaced
 
@@ -40,6 +41,7 @@ class SavedTensor:
         "field",
         "geometry",
         "hooks",
+        "made_by",
         "number",
         "owner",
         "payload",
@@ -54,6 +56,7 @@ class SavedTensor:
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
+        self.made_by: MadeBy | None = None
         self.payload: Any = None
 
     def release(self) -> None:
@@ -117,6 +120,7 @@ class SavedTensors:
         storage, _ = self._recorder.observe(tensor, None)
         if isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
+            saved.made_by = self._recorder.maker_of(tensor)
         else:
             saved.payload = tensor
         if storage is not None:
@@ -136,6 +140,8 @@ class SavedTensors:
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
             self._recorder.alias(alias, saved.storage)
+        self._recorder.remember_maker(alias, saved.made_by)
+        alias._graphmem_unpacked = True  # type: ignore[attr-defined]
         return alias
 
     def _wrapped_pack(self, region: list[Hook]) -> Hook:
@@ -246,6 +252,14 @@ def _described(saved: SavedTensor) -> graph.TensorOut | None:
         return None
     storage = None if saved.storage is None else saved.storage.id
     return graph.TensorOut(tuple(shape), DTYPE_NAMES[dtype], storage, tuple(stride))
+
+
+def is_just_unpacked(tensor: torch.Tensor) -> bool:
+    """Whether nobody but autograd has seen the tensor yet. The answer is True only once."""
+    answer = getattr(tensor, "_graphmem_unpacked", False)
+    if answer:
+        tensor._graphmem_unpacked = False  # type: ignore[attr-defined]
+    return answer
 
 
 _RAW = "_raw_saved_"
