@@ -58,7 +58,7 @@ function differences(title, here, there, everything) {
       element("td", { class: "wide" }, element("div", { class: `bar ${side}`, style })),
     );
   });
-  const head = headings([title, "other report", "this page", "change", ""]);
+  const head = headings([title, "other report", "this page", "change", ""], [1, 2, 3]);
   return element(
     "table",
     { class: "compared" },

@@ -29,7 +29,8 @@ function showHolders(page) {
 
 function storageRows(page, alive) {
   const { data, state } = page;
-  replaceChildren("holders-head", ...headings(["bytes", "what", "module", "why it is alive"]));
+  const names = ["bytes", "what", "module", "why it is alive"];
+  replaceChildren("holders-head", ...headings(names, [0]));
   return alive
     .sort((a, b) => data.bytes[b] - data.bytes[a] || data.first[a] - data.first[b])
     .map((i) => () => {
@@ -42,7 +43,7 @@ function storageRows(page, alive) {
       );
       return element(
         "tr",
-        { "data-bytes": data.bytes[i], "aria-selected": i === state.storage ? "true" : "false" },
+        { "data-bytes": data.bytes[i], "aria-current": i === state.storage ? "true" : null },
         element("td", { class: "number", title: formatExact(data.bytes[i]) },
           formatBytes(data.bytes[i])),
         element("td", {}, swatchOf(category), name),
@@ -62,7 +63,8 @@ function swatchOf(category) {
 
 function groupRows(page, alive, nameOf) {
   const { data, state } = page;
-  replaceChildren("holders-head", ...headings(["bytes", state.groupBy, "storages", "of what"]));
+  const names = ["bytes", state.groupBy, "storages", "of what"];
+  replaceChildren("holders-head", ...headings(names, [0, 2]));
   const groups = new Map();
   for (const i of alive) {
     const name = nameOf(data, i, state.moment);
@@ -89,6 +91,7 @@ function groupRows(page, alive, nameOf) {
   });
 }
 
-function headings(names) {
-  return names.map((name) => element("th", { scope: "col" }, name));
+function headings(names, numbers) {
+  return names.map((name, i) =>
+    element("th", { scope: "col", class: numbers.includes(i) ? "number" : null }, name));
 }
