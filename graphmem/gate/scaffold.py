@@ -17,7 +17,7 @@ _HEAD = """\
 # bytes; increases, against graphmem.lock, are also percentages: "1%".
 
 [defaults]                    # for every target; a target's own key replaces one of these
-gpu = "{gpu}"            # `graphmem gpus` lists the names
+gpu = "{gpu}"             # `graphmem gpus` lists the names
 max_increase = "1%"           # of the peak; without it, nothing may grow
 # steps = 3
 # autocast = "bf16"
