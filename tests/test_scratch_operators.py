@@ -1,0 +1,417 @@
+"""What kernels other than reductions take besides their outputs; figures derived in each test.
+
+The fact sheet is shared/cuda_memory_facts.md; recordings are those of shared/recordings.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import pytest
+import torch
+
+from graphmem.gpus import find_gpu
+from graphmem.graph import PhaseName
+from graphmem.passes.kernels.cub import key_bits, sort_pairs_bytes
+from tests.kernel_calls import Calls, aten, tensor
+
+HALF, LONG = torch.bfloat16, torch.int64
+
+
+def most_at_once(program: list[str | int]) -> int:
+    """The most bytes of blocks that a program's scratch holds, outputs left out."""
+    steps = (step for step in program if isinstance(step, int))
+    blocks = (math.copysign(-(-abs(step) // 512) * 512, step) for step in steps)
+    return int(max(accumulate(blocks)))
+
+
+class TestCub:
+    """Section 3.5 of the fact sheet."""
+
+    @pytest.mark.parametrize(
+        ("count", "bits", "gpu", "nbytes"),
+        [
+            (8192, 64, "h100", 150_015),
+            (8192, 64, "a100", 151_039),
+            (16_384, 64, "h100", 283_135),
+            (16_384, 64, "a100", 284_159),
+            (4096, 14, "a100", 72_191),  # recording cs336med_train_ctx1024
+            (4096, 14, "h100", 71_167),
+            (2304, 64, "a100", 1),  # one tile
+        ],
+    )
+    def test_sorting_pairs_of_int64(self, count: int, bits: int, gpu: str, nbytes: int) -> None:
+        assert sort_pairs_bytes(count, 8, 8, bits, find_gpu(gpu)) == nbytes
+
+    def test_unknown_policies_are_not_guessed(self) -> None:
+        assert sort_pairs_bytes(10_000, 2, 8, 16, find_gpu("a100")) is None
+
+    @pytest.mark.parametrize(("largest", "bits"), [(0, 1), (1, 1), (9999, 14), (16_383, 14)])
+    def test_bits_of_a_key(self, largest: int, bits: int) -> None:
+        assert key_bits(largest) == bits
+
+
+class TestIndexing:
+    @pytest.mark.parametrize(("count", "storage"), [(4096, 72_191), (1000, 1)])
+    def test_writing_rows_with_accumulation(self, count: int, storage: int) -> None:
+        """Recordings cs336med_train_ctx1024 (n = 4096) and lm100_train (n = 1000): wrapped index,
+        linear index, wrapped freed, sorted, original, range, CUB; freed in reverse."""
+        table, values = tensor(10_000, 1024), tensor(count, 1024)
+        index = tensor(count, dtype=LONG)
+        program = Calls().call(aten._index_put_impl_.default, table, [index], values, True, True)
+        n = count * 8
+
+        assert program == [n, n, -n, n, n, n, storage, -storage, -n, -n, -n, -n]
+
+    def test_indices_of_two_dimensions_are_added_up(self) -> None:
+        table, index = tensor(100, 50), tensor(8, dtype=LONG)
+        program = Calls().call(
+            aten._index_put_impl_.default, table, [index, index], tensor(8), True, True
+        )
+
+        assert program[:6] == [64, 64, -64, 64, 64, -64]
+        assert program[6] == -64
+
+    def test_a_broadcast_value_is_copied_for_every_index(self) -> None:
+        table, index = tensor(100, 50), tensor(8, dtype=LONG)
+        program = Calls().call(
+            aten._index_put_impl_.default, table, [index], tensor(50), True, True
+        )
+
+        assert program[3] == 8 * 50 * 4
+
+    def test_without_accumulation_nothing_is_taken(self) -> None:
+        table, index = tensor(100, 50), tensor(8, dtype=LONG)
+
+        assert Calls().call(aten.index_put.default, table, [index], tensor(8, 50)) == ["out0"]
+
+
+class TestEmbedding:
+    def gradient(self, tokens: int, rows: int, width: int, dtype: torch.dtype) -> list[str | int]:
+        grad, indices = tensor(tokens, width, dtype=dtype), tensor(tokens, dtype=LONG)
+        return Calls("a100").call(
+            aten.embedding_dense_backward.default, grad, indices, rows, -1, False
+        )
+
+    def test_few_tokens_need_nothing(self) -> None:
+        assert self.gradient(3072, 50_257, 768, HALF) == ["out0"]
+
+    def test_the_liger_row(self) -> None:
+        """16,384 tokens, 4,096 rows of 768 floats on an A100: 18,120,704 bytes at the peak, within
+        the table's precision of 1 KiB (section 7)."""
+        assert most_at_once(self.gradient(16_384, 4096, 768, torch.float32)) == 18_120_704
+
+    def test_gradients_of_parts_are_kept_in_float32(self) -> None:
+        """8,192 tokens, 50,257 rows of 4,096: 8192/10 + 8192 rows (section 3.4's example)."""
+        program = self.gradient(8192, 50_257, 4096, HALF)
+
+        assert 147_636_224 == (819 + 8192) * 4096 * 4
+        assert 147_636_224 in program
+
+    def test_the_result_is_allocated_after_the_sort(self) -> None:
+        """1,000,000 rows take 20 bits: sorted, original, range, CUB; the latter two are freed."""
+        program = self.gradient(4096, 1_000_000, 8, torch.float32)
+        n = 4096 * 8
+        storage = sort_pairs_bytes(4096, 8, 8, 20, find_gpu("a100"))
+        assert storage is not None
+
+        assert program[:7] == [n, n, n, storage, -storage, -n, "out0"]
+
+
+class TestSoftmax:
+    LOGITS = tensor(64, 1000)
+
+    def test_backward_of_softmax_has_a_product_of_full_size(self) -> None:
+        program = Calls().call(
+            aten._softmax_backward_data.default, self.LOGITS, self.LOGITS, 1, torch.float32
+        )
+
+        assert program == ["out0", 256_000, -256_000]
+
+    def test_backward_of_log_softmax_has_none(self) -> None:
+        program = Calls().call(
+            aten._log_softmax_backward_data.default, self.LOGITS, self.LOGITS, 1, torch.float32
+        )
+
+        assert program == ["out0"]
+
+    def test_a_transposed_input_is_copied(self) -> None:
+        transposed = tensor(64, 1000, stride=(1, 64))
+
+        assert Calls().call(aten._softmax.default, transposed, 1, False) == [
+            "out0",
+            256_000,
+            -256_000,
+        ]
+
+    def test_safe_softmax_looks_for_masked_rows(self) -> None:
+        """Softmax, -inf, mask, rows, zero, then the result."""
+        program = Calls().call(aten._safe_softmax.default, self.LOGITS, 1)
+
+        assert program == [256_000, 4, 64_000, 64, 4, "out0", -4, -64, -64_000, -4, -256_000]
+
+
+class TestLosses:
+    def test_mse_loss_computes_every_element_twice(self) -> None:
+        """Recording mlp01: +256 (the result), +256, -256, of 64 x 1 floats."""
+        program = Calls().call(aten.mse_loss.default, tensor(64, 1), tensor(64, 1))
+
+        assert program == ["out0", 256, -256]
+
+    def test_without_a_reduction_there_is_nothing_beside(self) -> None:
+        program = Calls().call(aten.mse_loss.default, tensor(64, 1), tensor(64, 1), 0)
+
+        assert program == ["out0"]
+
+    def test_huber_loss_is_reduced_from_a_temporary(self) -> None:
+        program = Calls().call(aten.huber_loss.default, tensor(64, 1), tensor(64, 1))
+
+        assert program == [256, "out0", -256]
+
+
+class TestNorms:
+    def test_layer_norm_of_many_short_rows_is_summed_in_two_steps(self) -> None:
+        """65,537 rows of 1,024: 32 blocks across, so min(32768/32, 65537/32) = 1,024 down. Their
+        sum is the column sum of 1,024 x 1,024 of recording cs336med_train, context 256 (8,388,608
+        and 32 bytes); each sum replaces a gradient that was allocated first."""
+        rows = tensor(65_537, 1024)
+        weight, stats = tensor(1024), tensor(65_537, 1)
+        program = Calls("a100").call(
+            aten.native_layer_norm_backward.default,
+            rows, rows, [1024], stats, stats, weight, weight, [True, True, True],
+        )  # fmt: skip
+        small, partial = 1024 * 4, 1024 * 1024 * 4
+        staging = [8_388_608, 32, -32, -8_388_608]
+
+        assert program == [
+            "out0", small, small, partial, partial,
+            "out1", *staging, -small, "out2", *staging, -small, -partial, -partial,
+        ]  # fmt: skip
+
+    def test_other_layer_norms_need_nothing(self) -> None:
+        rows, weight, stats = tensor(4096, 1024), tensor(1024), tensor(4096, 1)
+        program = Calls().call(
+            aten.native_layer_norm_backward.default,
+            rows, rows, [1024], stats, stats, weight, weight, [True, True, True],
+        )  # fmt: skip
+
+        assert program == ["out0", "out1", "out2"]
+
+    def test_group_norm_has_factors_of_channels(self) -> None:
+        """Two of N*C floats each (section 3.2)."""
+        program = Calls().call(
+            aten.native_group_norm.default,
+            tensor(2, 32, 8, 8), tensor(32), tensor(32), 2, 32, 64, 4, 1e-5,
+        )  # fmt: skip
+
+        assert program == ["out0", "out1", "out2", 256, 256, -256, -256]
+
+    def test_group_norm_backward_has_five_arrays_at_once(self) -> None:
+        """The Liger rows (section 7): three of N*C and two of N*G floats beside the outputs."""
+        x, stats = tensor(2, 32, 8, 8), tensor(2, 4)
+        program = Calls().call(
+            aten.native_group_norm_backward.default,
+            x, x, stats, stats, tensor(32), 2, 32, 64, 4, [True, True, True],
+        )  # fmt: skip
+        taken = [step for step in program if isinstance(step, int) and step > 0]
+
+        assert program[:3] == ["out0", "out1", "out2"]
+        assert taken == [256, 256, 32, 32, 256]
+        assert most_at_once(program) == 5 * 512
+
+    def test_channels_last_batch_norm_stages_its_sums(self) -> None:
+        """bfloat16 takes PyTorch's own kernel. 2*32*32 rows of 64 channels: blocks of 32 x 16,
+        2048/(16*16) = 8 rows of blocks and 2 columns: 4 * 64 * 8 floats, 2 semaphores."""
+        x = tensor(2, 64, 32, 32, stride=(65_536, 1, 2048, 64), dtype=HALF)
+        w = tensor(64, dtype=HALF)
+        program = Calls().call(aten.native_batch_norm.default, x, w, w, w, w, True, 0.1, 1e-5)
+
+        assert program == ["out0", "out1", "out2", 8192, 8, -8, -8192]
+
+    def test_batch_norm_that_cudnn_takes_is_named_as_left_out(self) -> None:
+        x, w = tensor(2, 64, 32, 32), tensor(64)
+        calls = Calls()
+        calls.call(aten.native_batch_norm.default, x, w, w, w, w, True, 0.1, 1e-5)
+
+        assert [each.what for each in calls.assumptions()] == [
+            "cuDNN's batch norm: reserve and workspaces"
+        ]
+
+
+class TestAttention:
+    def heads(self, heads: int, length: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        return tensor(
+            2, heads, length, width, dtype=dtype, stride=_sequence_first(heads, length, width)
+        )
+
+    def flash_backward(self, width: int, key_heads: int = 4) -> list[str | int]:
+        query, key = self.heads(4, 1000, width, HALF), self.heads(key_heads, 1000, width, HALF)
+        lse, scalar = tensor(2, 4, 1000), tensor(2, dtype=torch.uint64)
+        return Calls("a100").call(
+            aten._scaled_dot_product_flash_attention_backward.default,
+            query, query, key, key, query, lse, None, None, 1000, 1000, 0.0, True, scalar, scalar,
+        )  # fmt: skip
+
+    def test_flash_backward_has_row_sums_and_a_float32_gradient(self) -> None:
+        """1,000 queries are 1,024 in blocks of 128; a width of 80 is 96 in tiles of 32."""
+        rows = 2 * 4 * 1024 * 4
+
+        assert self.flash_backward(64)[3:5] == [rows, rows * 64]
+        assert self.flash_backward(80)[3:5] == [rows, rows * 96]
+
+    def test_shared_keys_have_a_gradient_for_each_head_of_queries(self) -> None:
+        expanded = 2 * 1000 * 4 * 64 * 2
+
+        assert self.flash_backward(64, key_heads=2)[5:7] == [expanded, expanded]
+
+    def test_a_gradient_in_the_order_of_heads_is_copied_first(self) -> None:
+        query = self.heads(4, 128, 64, HALF)
+        lse, scalar = tensor(2, 4, 128), tensor(2, dtype=torch.uint64)
+        program = Calls("a100").call(
+            aten._scaled_dot_product_flash_attention_backward.default,
+            tensor(2, 4, 128, 64, dtype=HALF), query, query, query, query, lse, None, None, 128,
+            128, 0.0, True, scalar, scalar,
+        )  # fmt: skip
+
+        assert program[:4] == [2 * 4 * 128 * 64 * 2, "out0", "out1", "out2"]
+
+    def test_short_queries_split_the_keys(self) -> None:
+        """16 heads of one block of queries on 216 slots; 4,096 keys are 16 blocks of 256. Splits
+        of 1, 2, 3, 4, 6, 8 and 16 differ; 8 fills 128/216 of one wave, 16 needs 256 slots, two
+        waves at 128/216 each: the first within 85 % of the best is 8."""
+        query, key = self.heads(8, 64, 64, HALF), self.heads(8, 4096, 64, HALF)
+        program = Calls("a100").call(
+            aten._scaled_dot_product_flash_attention.default, query, key, key
+        )
+        rows = 8 * 16 * 64 * 4
+
+        assert [step for step in program if isinstance(step, int) and step > 0] == [
+            rows,
+            rows * 64,
+        ]
+
+    def test_enough_work_needs_no_split(self) -> None:
+        query = self.heads(8, 1024, 64, HALF)
+        program = Calls("a100").call(
+            aten._scaled_dot_product_flash_attention.default, query, query, query
+        )
+
+        assert all(isinstance(step, str) for step in program)
+
+    def efficient_backward(
+        self, width: int, dtype: torch.dtype, gpu: str = "a100"
+    ) -> list[str | int]:
+        x = self.heads(4, 128, width, dtype)
+        lse, scalar = tensor(2, 4, 128), tensor(dtype=LONG)
+        program = Calls(gpu).call(
+            aten._scaled_dot_product_efficient_attention_backward.default,
+            x, x, x, x, None, x, lse, scalar, scalar, 0.0, [True, True, True, False],
+        )  # fmt: skip
+        return program[3:]
+
+    def test_efficient_backward_has_row_sums_and_a_workspace(self) -> None:
+        """Two tiles of 16 + 64*64*4 bytes for each of 8 heads."""
+        sums, workspace = 8 * 128 * 4, 8 * 2 * (16 + 64 * 64 * 4)
+
+        assert self.efficient_backward(64, HALF) == [sums, workspace, -workspace, -sums]
+
+    def test_in_float32_the_row_sums_come_from_a_product(self) -> None:
+        product, sums = 8 * 128 * 64 * 4, 8 * 128 * 4
+
+        assert self.efficient_backward(64, torch.float32)[:5] == [
+            product,
+            sums,
+            sums,
+            -sums,
+            -product,
+        ]
+
+    def test_wide_heads_keep_gradients_of_keys_and_values_in_memory(self) -> None:
+        """On an RTX 3090 heads of 128 take tiles of 64 x 64: 2 x 2 tiles of queries, and two
+        splits of 64 x (128 + 128) floats; an A100 holds them in registers with one tile of
+        128 x 128."""
+        narrow = 8 * (4 * (16 + 64 * 64 * 4) + 2 * 64 * 256 * 4)
+        wide = 8 * (16 + 128 * 128 * 4)
+
+        assert narrow in self.efficient_backward(128, HALF, "rtx-3090")
+        assert wide in self.efficient_backward(128, HALF, "a100")
+
+
+class TestOthers:
+    def test_dropout_allocates_its_mask_first(self) -> None:
+        """Section 3.3."""
+        program = Calls().call(aten.native_dropout.default, tensor(100), 0.5, True)
+
+        assert program == ["out1", "out0"]
+
+    def test_clipping_has_a_partial_norm_for_each_chunk_of_the_largest(self) -> None:
+        """Three tensors, the largest of 100,000 elements: two chunks of 65,536 each."""
+        tensors = [tensor(100_000), tensor(10), tensor(10)]
+        program = Calls().call(aten._foreach_norm.Scalar, tensors, 2)
+
+        assert program == [3 * 2 * 4, "out0", "out1", "out2", -3 * 2 * 4]
+
+    def test_another_order_is_one_reduction_after_the_other(self) -> None:
+        program = Calls().call(aten._foreach_norm.Scalar, [tensor(10), tensor(10)], 3)
+
+        assert program == ["out0", "out1"]
+
+    def test_the_gradient_of_a_convolutions_bias_is_a_sum(self) -> None:
+        """(32, 64, 56, 56) in channels-last order is a column sum of 100,352 rows of 64."""
+        channels_last = tensor(32, 64, 56, 56, stride=(64 * 3136, 1, 64 * 56, 64))
+        program = Calls("a100").call(
+            aten.convolution_backward.default,
+            channels_last, channels_last, tensor(64, 64, 3, 3), [64], [1, 1], [1, 1], [1, 1],
+            False, [0, 0], 1, [True, True, True],
+        )  # fmt: skip
+        as_matrix = Calls("a100").call(aten.sum.dim_IntList, tensor(100_352, 64), [0])
+
+        assert program == ["out0", "out1", "out2", *as_matrix[1:]]
+        assert len(program) == 7
+
+    def test_short_rows_are_sorted_in_place(self) -> None:
+        program = Calls().call(aten.sort.default, tensor(10, 1000), 1)
+
+        assert program == ["out0", "out1", 8000, -8000]
+
+    def test_a_long_row_is_sorted_by_cub(self) -> None:
+        """n floats with int64 positions: n*8 and n*4 for the second buffers, four passes of
+        256*8, ceil(10000/3072) = 4 tiles of 256*4, 16 bytes of counters, each a multiple of 256,
+        and 255 (section 3.5)."""
+        program = Calls("a100").call(aten.sort.default, tensor(10_000), 0)
+        storage = 80_128 + 40_192 + 4 * 2048 + 4 * 1024 + 256 + 255
+
+        assert program == ["out0", "out1", 80_000, storage, -storage, -80_000]
+
+    def test_a_running_sum_of_bools_converts_them(self) -> None:
+        mask = tensor(10, 100, dtype=torch.bool)
+
+        assert Calls().call(aten.cumsum.default, mask, 1) == ["out0", 8000, -8000]
+
+    @pytest.mark.parametrize(("rows", "length"), [(4096, 64), (4000, 799), (1, 19_999)])
+    def test_short_rows_of_topk_need_nothing(self, rows: int, length: int) -> None:
+        calls = Calls()
+
+        assert calls.call(aten.topk.default, tensor(rows, length), 2) == ["out0", "out1"]
+        assert not calls.assumptions()
+
+    @pytest.mark.parametrize(("rows", "length"), [(4096, 400), (4000, 800), (1, 100_000)])
+    def test_long_rows_of_topk_are_named_as_left_out(self, rows: int, length: int) -> None:
+        calls = Calls()
+        calls.call(aten.topk.default, tensor(rows, length), 2)
+
+        assert [each.what for each in calls.assumptions()] == ["scratch memory of aten.topk"]
+
+    def test_operations_on_the_host_have_no_program(self) -> None:
+        calls = Calls().begin(PhaseName.BACKWARD)
+        calls.call(aten.mm.default, tensor(8, 8), tensor(8, 8))
+        [op] = calls.graph.ops
+        op.outputs[0] = op.outputs[0].__class__((8, 8), "float32", None, (8, 1))
+
+        assert calls.programs() == {}
+
+
+def _sequence_first(heads: int, length: int, width: int) -> tuple[int, ...]:
+    """Strides of (batch, heads, sequence, width) laid out as (batch, sequence, heads, width)."""
+    return (length * heads * width, width, heads * width, 1)
