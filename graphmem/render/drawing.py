@@ -19,7 +19,7 @@ from graphmem.units import format_bytes
 Names = dict[OpGroup | StorageGroup, str]
 
 FORMATS = ("svg", "png", "pdf")
-_LONGEST = 46
+_LONGEST = 60
 _FONT = "DejaVu Sans, Noto Sans, Helvetica, Arial"
 _PHASE_COLOURS = {
     PhaseName.SETUP: "#f3f3f3",

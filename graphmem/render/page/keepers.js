@@ -3,7 +3,7 @@
 Storages that differ only in the number of their layer are drawn as one. */
 
 const KEEPER_ROWS = 14;
-const KEEPER = { row: 46, width: 1092, box: 294, gap: 104 };
+const KEEPER = { row: 46, width: 1096, box: 294, gap: 104 };
 
 function keeperGroups(data, moment) {
   const groups = new Map();
@@ -30,7 +30,7 @@ function showKeepers(page) {
   const all = keeperGroups(data, state.moment);
   const groups = all.slice(0, KEEPER_ROWS);
   const makers = sideNodes(groups, (group) => [group.made, group.module]);
-  const keepers = sideNodes(groups, (group) => [group.keeper, keptUntil(data, group)]);
+  const keepers = sideNodes(groups, (group) => [group.keeper.replace(/^saved by /, ""), keptUntil(data, group)]);
   const height = KEEPER.row * Math.max(1, groups.length) + 34;
   const picture = drawing("svg", { viewBox: `0 0 ${KEEPER.width} ${height}`, role: "group" });
   ["made by", "alive", "kept alive by"].forEach((title, column) => {
@@ -39,8 +39,8 @@ function showKeepers(page) {
   groups.forEach((group, row) => {
     const y = 30 + row * KEEPER.row;
     const colour = CATEGORY_COLOURS[group.category];
-    picture.append(edge(1, makers.get(sideKey(makers, group)).y, y, colour, group.bytes));
-    picture.append(edge(2, y, keepers.get(sideKey(keepers, group)).y, colour, group.bytes));
+    picture.append(edge(1, makers.get(makers.keyOf(group)).y, y, colour, group.bytes));
+    picture.append(edge(2, y, keepers.get(keepers.keyOf(group)).y, colour, group.bytes));
   });
   for (const node of makers.values()) picture.append(keeperBox(0, node.y, node.lines, null));
   for (const node of keepers.values()) picture.append(keeperBox(2, node.y, node.lines, null));
@@ -65,14 +65,10 @@ function sideNodes(groups, linesOf) {
   const mean = (node) => node.rows.reduce((sum, row) => sum + row, 0) / node.rows.length;
   let y = 30;
   for (const node of [...nodes.values()].sort((a, b) => mean(a) - mean(b))) {
-    node.y = Math.max(y, Math.min(30 + mean(node) * KEEPER.row, 30 + Math.max(...node.rows) * KEEPER.row));
+    node.y = Math.max(y, 30 + mean(node) * KEEPER.row);
     y = node.y + KEEPER.row;
   }
   return nodes;
-}
-
-function sideKey(nodes, group) {
-  return nodes.keyOf(group);
 }
 
 function keptUntil(data, group) {
