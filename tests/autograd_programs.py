@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from graphmem import TrainingStep
@@ -510,6 +511,58 @@ def checkpoint_in_segments(first: nn.Linear, second: nn.Linear) -> None:
 
 
 # ---- formulas that choose between writing in place and not ---------------------------------------
+
+
+@program
+def linear_of_a_permuted_tensor(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(torch.randn(3, 2, SIZE).transpose(0, 1)).tanh()
+    second(x.transpose(0, 1)).square().sum().backward()
+
+
+@program
+def sum_written_by_hand(first: nn.Linear, second: nn.Linear) -> None:
+    x = cube() @ first.weight + first.bias
+    (x @ second.weight + second.bias).square().sum().backward()
+
+
+@program
+def attention_with_a_mask(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(cube())
+    mask = torch.zeros(3, 3)
+    with sdpa_kernel(SDPBackend.MATH):
+        y = functional.scaled_dot_product_attention(x, second(x), x, attn_mask=mask)
+    y.square().sum().backward()
+
+
+@program
+def gradient_of_indexing(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())[torch.tensor([2, 0, 2])]
+    second(x).square().sum().backward()
+
+
+@program
+def gradient_of_selecting_columns(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows()).index_select(1, torch.arange(SIZE))
+    second(x).square().sum().backward()
+
+
+@program
+def gradient_of_gathering(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows()).gather(1, torch.zeros(4, SIZE, dtype=torch.int64))
+    second(x).square().sum().backward()
+
+
+@program
+def gradient_of_the_best(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    best = x.max(dim=1, keepdim=True).values * x.topk(1).values * x.kthvalue(1).values[:, None]
+    (second(x) * best).square().sum().backward()
+
+
+@program
+def gradient_of_the_greatest(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    (second(x) * x.max()).square().sum().backward()
 
 
 @program

@@ -7,7 +7,9 @@ large ones are fake too. What a real run would read off the device is assumed, a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphmem.errors import InputError
 from graphmem.graph import Op, OwnerKind, Source
 from graphmem.trace.autocast import AutocastRegions
+from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
@@ -74,6 +77,7 @@ class TraceMode(TorchDispatchMode):
         location: Location,
         autocast: AutocastRegions,
         views: ReplayedViews,
+        forms: InPlaceForms,
     ) -> None:
         super().__init__()
         self._recorder = recorder
@@ -81,6 +85,7 @@ class TraceMode(TorchDispatchMode):
         self._location = location
         self._autocast = autocast
         self._views = views
+        self._forms = forms
         self._nonzero_fraction = 1.0
         on_cpu = recorder.device.type == "cpu"
         self._real_elements = 1 if on_cpu else REAL_CPU_ELEMENTS
@@ -131,7 +136,17 @@ class TraceMode(TorchDispatchMode):
             return special(func, types, args, kwargs)
         if torch.is_inference_mode_enabled() and func._can_decompose():
             return self._decompose(func, types, args, kwargs)
+        if func in WATCHED:
+            return self._run_in_form(func, types, args, kwargs, sys._getframe(1))
         return self._run(func, types, args, kwargs)
+
+    def _run_in_form(
+        self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType
+    ) -> Any:
+        form = self._forms.choose(func, args, caller)
+        result = self._run(form, types, args, kwargs)
+        self._forms.note(func, result, caller)
+        return result
 
     def _decompose(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a composite operation by its parts, each of which passes here.

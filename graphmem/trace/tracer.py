@@ -21,6 +21,7 @@ from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.gradients import GradientRules
+from graphmem.trace.in_place_forms import InPlaceForms
 from graphmem.trace.location import Location
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.naming import (
@@ -110,7 +111,12 @@ class _Tracer:
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
             self._mode = TraceMode(
-                self._recorder, self._fake_mode, self._location, self._autocast, self._views
+                self._recorder,
+                self._fake_mode,
+                self._location,
+                self._autocast,
+                self._views,
+                InPlaceForms(observed=self._options.subclass_like),
             )
             with self._mode:
                 step = build()
