@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from graphmem.passes.saved_tensors import SAVED_TENSORS, SavedTensors
 from torch.utils import _pytree as pytree
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
+from graphmem.passes.saved_tensors import SAVED_TENSORS, SavedTensors
 from graphmem.runtime import Runtime
 from graphmem.trace import Options, trace
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from graphmem.passes.autocast import AUTOCAST, AutocastFindings
-from graphmem.passes.autocast_policies import Policy, policies
 from torch import nn
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import AutocastState, StepGraph
+from graphmem.passes.autocast import AUTOCAST, AutocastFindings
+from graphmem.passes.autocast_policies import Policy, policies
 from graphmem.runtime import Runtime
 from graphmem.trace import Options, trace
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torchgen
-from graphmem.passes import derivatives
-from graphmem.passes.saved_tensors import SAVED_TENSORS, Saved, SavedTensors
 from torch import nn
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
+from graphmem.passes import derivatives
+from graphmem.passes.saved_tensors import SAVED_TENSORS, Saved, SavedTensors
 from graphmem.runtime import Runtime
 from graphmem.trace import Options, trace
 

@@ -18,13 +18,26 @@ from graphmem.cli.analyze import analyze
 from graphmem.cli.check import check
 from graphmem.cli.diff import diff
 from graphmem.cli.errors import Settings, guarded
+from graphmem.cli.explain import explain
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
 from graphmem.cli.render import render
 from graphmem.cli.verify import verify
+from graphmem.cli.whatif import whatif
 
-COMMANDS: tuple[Callable[..., Any], ...] = (analyze, check, diff, graph, gpus, init, render, verify)
+COMMANDS: tuple[Callable[..., Any], ...] = (
+    analyze,
+    check,
+    diff,
+    explain,
+    graph,
+    gpus,
+    init,
+    render,
+    verify,
+    whatif,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

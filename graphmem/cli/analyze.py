@@ -22,6 +22,7 @@ def analyze(
     grads: options.Grads = "none",
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
+    freeze: options.Freeze = None,
     output_format: Annotated[
         Literal["text", "json"],
         typer.Option("--format", help="For people or for machines; the figures are the same."),
@@ -43,6 +44,7 @@ def analyze(
     Example: graphmem analyze fixtures/gpt2.py:build --set batch=8 --gpu h100 --autocast bf16
     """
     from graphmem.analysis import Request, run_analysis
+    from graphmem.changes import Changes
 
     request = Request(
         gpu=gpu,
@@ -54,6 +56,7 @@ def analyze(
         steps=steps,
         inference=inference,
         settings=options.pairs(settings, "--set"),
+        changes=Changes(freeze=tuple(freeze or ())),
     )
     with progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)

@@ -71,6 +71,14 @@ Steps = Annotated[
         "the steady one.",
     ),
 ]
+Freeze = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--freeze",
+        metavar="PATTERN",
+        help="Parameters or modules not to train, such as 'h.[0-5].*'; repeatable.",
+    ),
+]
 Inference = Annotated[
     bool, typer.Option("--inference", help="Forward passes only, under inference_mode.")
 ]

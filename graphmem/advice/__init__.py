@@ -1,0 +1,7 @@
+"""What a change to a training step would save, measured by tracing the changed step."""
+
+from __future__ import annotations
+
+from graphmem.advice.comparison import Comparison
+
+__all__ = ["Comparison"]

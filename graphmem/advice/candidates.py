@@ -1,0 +1,206 @@
+"""The changes that may lower a step's peak, each measured by tracing the changed step.
+
+Which changes are tried follows from the trace: autocast where there is none, activations that keep
+their input, modules that checkpointing would relieve, optimizers with less state, gradients that
+are dropped after the step, half of the parameters frozen, half of the batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from graphmem.errors import InputError
+from graphmem.graph import AutocastState, OwnerKind, StepGraph
+
+if TYPE_CHECKING:
+    from graphmem.analysis import Analysis, Request
+
+TOP = 10
+_CHECKPOINTED = 3
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One change.
+
+    Attributes:
+        what: in words.
+        option: what `graphmem whatif` takes for it; `graphmem analyze` for `--grads`.
+        price: what it costs.
+        line: the line of code to change, or how to write it.
+        request: the changed request.
+    """
+
+    what: str
+    option: str
+    price: str
+    line: str
+    request: Request
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One change and what it saved, in bytes of the peak."""
+
+    candidate: Candidate
+    saves_bytes: int
+
+
+def advise(
+    target: str | Callable[[], Any],
+    request: Request,
+    analysis: Analysis,
+    progress: Callable[[str], None] = lambda message: None,
+) -> list[Advice]:
+    """The changes that lower the peak most, measured, the largest saving first.
+
+    A change that cannot be traced, such as autocast in a model that does not allow it, is left out.
+    """
+    from graphmem.analysis import run_analysis
+
+    before = analysis.report.peak.allocated
+    found = []
+    for candidate in candidates(request, analysis):
+        progress(f"measuring {candidate.option}")
+        try:
+            after = run_analysis(target, candidate.request).report.peak.allocated
+        except InputError:
+            continue
+        if after < before:
+            found.append(Advice(candidate, before - after))
+    return sorted(found, key=lambda advice: -advice.saves_bytes)[:TOP]
+
+
+def candidates(request: Request, analysis: Analysis) -> Iterator[Candidate]:
+    """Every change worth measuring."""
+    yield from _precision(request, analysis.graph)
+    yield from _checkpointing(request, analysis)
+    yield from _activations(request, analysis)
+    yield from _optimizers(request, analysis.graph)
+    yield from _gradients(request)
+    yield from _frozen(request, analysis.graph)
+    yield Candidate(
+        "half of the batch",
+        "--batch 0.5x",
+        "twice as many steps, or gradient accumulation",
+        "the batch size of the data loader",
+        replace(request, changes=replace(request.changes, batch=0.5)),
+    )
+
+
+def _precision(request: Request, graph: StepGraph) -> Iterator[Candidate]:
+    if any(op.autocast is not AutocastState.OFF for op in graph.ops):
+        return
+    yield Candidate(
+        "run forward and loss under autocast",
+        "--autocast bf16",
+        "bfloat16 has 8 bits of precision",
+        'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
+        replace(request, autocast="bf16"),
+    )
+
+
+def _checkpointing(request: Request, analysis: Analysis) -> Iterator[Candidate]:
+    """Modules that differ only in their numbers are one pattern: `h.0` and `h.1` are `h.*`."""
+    groups = defaultdict[str, list[Any]](list)
+    for each in analysis.annotations["checkpointing"].modules:
+        groups[_INDEX.sub("*", each.module)].append(each)
+    savings = sorted(groups.items(), key=lambda item: -sum(each.saves_bytes for each in item[1]))
+    for pattern, modules in savings[:_CHECKPOINTED]:
+        operations = sum(each.recomputed_operations for each in modules)
+        yield Candidate(
+            f"checkpoint {pattern}" + (f" ({len(modules)} modules)" if len(modules) > 1 else ""),
+            f"--checkpoint '{pattern}'",
+            f"{operations} operations are computed again in the backward pass",
+            "call it by torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False); "
+            f"its forward is at {_first_line(analysis.graph, modules[0].module)}",
+            replace(
+                request,
+                changes=replace(request.changes, checkpoint=(*request.changes.checkpoint, pattern)),
+            ),
+        )
+
+
+def _first_line(graph: StepGraph, module: str) -> str:
+    inside = (op.source for op in graph.ops if f"{op.module}.".startswith(f"{module}."))
+    return str(next((source for source in inside if source is not None), "no line of its own"))
+
+
+def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
+    known = defaultdict[str, list[Any]](list)
+    for each in analysis.annotations["output_reuse"].activations:
+        if each.exchange_saves_bytes > 0:
+            known[each.name.rstrip("_")].append(each)
+    for old, found in known.items():
+        new = "leaky_relu-inplace" if old == "leaky_relu" else "relu"
+        yield Candidate(
+            f"{new} in place of {old} ({len(found)} times)",
+            f"--activation {old}={new}",
+            "the same function" if old == "leaky_relu" else "another function: train it anew",
+            str(found[0].source or found[0].module),
+            replace(
+                request,
+                changes=replace(
+                    request.changes, activations={**request.changes.activations, old: new}
+                ),
+            ),
+        )
+
+
+def _optimizers(request: Request, graph: StepGraph) -> Iterator[Candidate]:
+    if not any(storage.owned_as(OwnerKind.OPTIMIZER_STATE) for storage in graph.storages):
+        return
+    for name, price in (
+        ("sgd", "no moments: another way to converge"),
+        ("sgd-momentum", "one moment in place of two: another way to converge"),
+        ("adamw-fused", "none, where the optimizer was AdamW"),
+    ):
+        yield Candidate(
+            f"the optimizer {name}",
+            f"--optimizer {name}",
+            price,
+            "where the optimizer is made",
+            replace(request, optimizer=name),
+        )
+
+
+def _gradients(request: Request) -> Iterator[Candidate]:
+    if request.grads == "keep":
+        yield Candidate(
+            "drop gradients after the step",
+            "--grads none",
+            "none",
+            "optimizer.zero_grad(set_to_none=True)",
+            replace(request, grads="none"),
+        )
+
+
+def _frozen(request: Request, graph: StepGraph) -> Iterator[Candidate]:
+    """The first half of the largest numbered list of modules."""
+    lists = defaultdict[str, set[int]](set)
+    for name in graph.parameters:
+        match = re.match(r"(.*?)\.?\b(\d+)\.", name)
+        if match is not None:
+            lists[match[1]].add(int(match[2]))
+    if not lists:
+        return
+    prefix, numbers = max(lists.items(), key=lambda item: len(item[1]))
+    half = sorted(numbers)[: len(numbers) // 2]
+    if not half:
+        return
+    patterns = tuple(f"{prefix}.{number}".lstrip(".") for number in half)
+    yield Candidate(
+        f"freeze {patterns[0]} to {patterns[-1]}",
+        " ".join(f"--freeze {pattern}" for pattern in patterns),
+        "these layers do not train",
+        "module.requires_grad_(False) before the optimizer is made",
+        replace(
+            request,
+            changes=replace(request.changes, freeze=(*request.changes.freeze, *patterns)),
+        ),
+    )

@@ -1,0 +1,77 @@
+"""A training step before and after changes, both traced: exact figures side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphmem.graph import Category, PhaseName
+
+if TYPE_CHECKING:
+    from graphmem.report import Report
+
+SCHEMA = "graphmem.whatif/1"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure before and after, in bytes."""
+
+    name: str
+    before: int
+    after: int
+
+    @property
+    def change(self) -> int:
+        """What is added; negative where it is saved."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports of one target."""
+
+    before: Report
+    after: Report
+
+    @property
+    def peak(self) -> Row:
+        """The peak of allocated bytes."""
+        return Row("peak allocated", self.before.peak.allocated, self.after.peak.allocated)
+
+    def rows(self) -> Iterator[Row]:
+        """The peak by category, then the sums that people ask for."""
+        for category in (*Category, "rounding"):
+            before = self.before.at_peak.by_category[str(category)]
+            after = self.after.at_peak.by_category[str(category)]
+            if before or after:
+                yield Row(str(category), before, after)
+        yield self.peak
+        yield Row("peak reserved", self.before.peak.reserved, self.after.peak.reserved)
+        yield Row(
+            "saved for backward", self.before.saved_for_backward, self.after.saved_for_backward
+        )
+        for name in (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER):
+            yield Row(f"peak of {name}", _peak_of(self.before, name), _peak_of(self.after, name))
+
+    def to_json(self) -> str:
+        """The rows as JSON."""
+        rows = [
+            {"name": row.name, "before": row.before, "after": row.after, "change": row.change}
+            for row in self.rows()
+        ]
+        operations = {"before": self.before.operations, "after": self.after.operations}
+        found = {
+            "schema": SCHEMA,
+            "target": self.before.target,
+            "rows": rows,
+            "operations": operations,
+        }
+        return json.dumps(found, indent=2) + "\n"
+
+
+def _peak_of(report: Report, name: PhaseName) -> int:
+    phases = report.steps[-1].phases if report.steps else []
+    return max((phase.peak for phase in phases if phase.name == name), default=0)

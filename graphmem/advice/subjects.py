@@ -1,0 +1,149 @@
+"""What a name that a user asks about means: a storage, a module, a source line or an operator.
+
+Clauses, the first that fits:
+  (1) `s12`: the storage of that number in `graphmem graph`;
+  (2) `h.0.mlp`: the module, with those inside of it; a parameter belongs to its module;
+  (3) `model.py:41`, or the end of a path: the operations of that line;
+  (4) `gelu` or `aten.gelu`: the operations of that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphmem.errors import InputError
+from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage
+
+if TYPE_CHECKING:
+    from graphmem.analysis import Analysis
+
+_HINT = "name a storage as s12, a module as h.0.mlp, a line as model.py:41, or an operator as gelu"
+_LETS_GO = {
+    OwnerKind.VARIABLE: "the variable goes out of scope or is deleted",
+    OwnerKind.PARAMETER: "never, while the model lives",
+    OwnerKind.BUFFER: "never, while the model lives",
+    OwnerKind.GRADIENT: "zero_grad(set_to_none=True)",
+    OwnerKind.OPTIMIZER_STATE: "never, while the optimizer lives",
+    OwnerKind.AUTOCAST_CACHE: "the outermost autocast region is left",
+    OwnerKind.INPUT: "the loop moves the next inputs",
+    OwnerKind.WORKSPACE: "never, while the process lives",
+}
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One owner of a storage: who, from when to when, by which rule, and what would end it."""
+
+    kind: str
+    name: str
+    first_op: int | None
+    last_op: int | None
+    rule: str
+    lets_go: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One storage, and everyone who holds it."""
+
+    storage: Storage
+    op: Op | None
+    at_peak: bool
+    holdings: tuple[Holding, ...]
+
+
+def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
+    """What the named thing allocates in the last iteration, the largest first.
+
+    Raises:
+        InputError: the name means nothing in the trace.
+    """
+    graph = analysis.graph
+    found = _storages_named(graph, name)
+    if found is None:
+        raise InputError(f"nothing in the trace is called {name!r}", hint=_HINT)
+    tick = analysis.timeline.peak()[0].tick
+    ops = [op.tick for op in graph.ops]
+    return [
+        Explained(
+            storage=storage,
+            op=graph.op_of(storage),
+            at_peak=bool(storage.owners_at(tick)),
+            holdings=tuple(_holdings(storage, analysis.annotations["saved_tensors"], ops)),
+        )
+        for storage in sorted(found, key=lambda storage: (-storage.nbytes, storage.id))
+    ]
+
+
+def _storages_named(graph: StepGraph, name: str) -> list[Storage] | None:
+    match = re.fullmatch(r"s(\d+)", name)
+    if match is not None and int(match[1]) < len(graph.storages):
+        return [graph.storages[int(match[1])]]
+    if name in graph.modules:
+        ops = [op for op in graph.ops if f"{op.module}.".startswith(f"{name}." if name else "")]
+        return _of_last_step(graph, ops) + _parameters_of(graph, name)
+    ops = [op for op in graph.ops if str(op.source or "").endswith(name) and ":" in name]
+    bare = name.removeprefix("aten.")
+    ops = ops or [
+        op for op in graph.ops if bare in (op.target.split(".", 1)[-1], op.target.split(".")[1])
+    ]
+    return _of_last_step(graph, ops) if ops else None
+
+
+def _of_last_step(graph: StepGraph, ops: Sequence[Op]) -> list[Storage]:
+    last = max((graph.phases[op.phase].step for op in ops), default=-1)
+    return [
+        graph.storages[born]
+        for op in ops
+        if graph.phases[op.phase].step == last
+        for born in op.births
+        if graph.storages[born].device == graph.device
+    ]
+
+
+def _parameters_of(graph: StepGraph, module: str) -> list[Storage]:
+    prefix = f"{module}." if module else ""
+    return [
+        storage
+        for storage in graph.storages
+        for owner in storage.owners
+        if owner.kind in (OwnerKind.PARAMETER, OwnerKind.BUFFER) and owner.name.startswith(prefix)
+    ]
+
+
+def _holdings(storage: Storage, saved_tensors: Any, ops: Sequence[int]) -> Iterator[Holding]:
+    from bisect import bisect_left, bisect_right
+
+    by_owner = {id(saved.owner): saved for saved in saved_tensors.by_storage.get(storage.id, ())}
+    for owner in storage.owners:
+        first = bisect_right(ops, owner.start) - 1
+        last = None if owner.end is None else bisect_left(ops, owner.end) - 1
+        saved = by_owner.get(id(owner))
+        yield Holding(
+            kind=owner.kind,
+            name=owner.name,
+            first_op=first if first >= 0 else None,
+            last_op=last,
+            rule=_rule(owner) if saved is None else str(saved),
+            lets_go=_lets_go(owner, saved),
+        )
+
+
+def _rule(owner: Owner) -> str:
+    if owner.kind is OwnerKind.VARIABLE:
+        return f"a Python reference{f', {owner.name}' if owner.name else ''}"
+    return f"{owner.kind.replace('_', ' ')} {owner.name}"
+
+
+def _lets_go(owner: Owner, saved: Any) -> str:
+    if owner.kind is not OwnerKind.SAVED_TENSOR:
+        return _LETS_GO[owner.kind]
+    if saved is None:
+        return "its autograd node runs, or the graph is dropped"
+    return (
+        f"{saved.name} runs; it would not be saved with {' and '.join(saved.gradients_of)} "
+        "not wanted (freeze), or within a checkpointed module"
+    )

@@ -1,0 +1,93 @@
+"""Changes to a training step that a user asks about: what if it were frozen, checkpointed, larger?
+
+Each is applied to what `build()` returned, before the first iteration, so that the changed step is
+traced like any other and its figures are as exact. The model's code is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from graphmem.errors import InputError
+from graphmem.training_step import TrainingStep
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What to change in a training step.
+
+    Patterns are those of file names: `*` is any text, dots included, and `[0-5]` one of a range.
+
+    Attributes:
+        freeze: patterns of parameters, or of modules with all their parameters, not to be trained.
+        checkpoint: patterns of modules to be checkpointed; of nested ones the outermost.
+        activations: the activation functions to be replaced, by name, and what replaces each.
+        batch: a factor for the first dimension of the inputs.
+    """
+
+    freeze: tuple[str, ...] = ()
+    checkpoint: tuple[str, ...] = ()
+    activations: Mapping[str, str] = field(default_factory=dict)
+    batch: float | None = None
+
+
+def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
+    """The training step with the changes.
+
+    Raises:
+        InputError: a pattern fits nothing, or the step has no part that the change is for.
+    """
+    from graphmem.changes.activations import exchange_activations
+    from graphmem.changes.batch import scale_batch
+    from graphmem.changes.checkpoint import checkpoint_modules
+
+    for pattern in changes.freeze:
+        freeze(_model_of(step, "--freeze"), pattern)
+    for pattern in changes.checkpoint:
+        checkpoint_modules(_model_of(step, "--checkpoint"), pattern)
+    if changes.batch is not None:
+        step = replace(step, inputs=scale_batch(step, changes.batch))
+    if changes.activations:
+        step = exchange_activations(step, changes.activations)
+    return step
+
+
+def freeze(model: torch.nn.Module, pattern: str) -> None:
+    """Stop the training of every parameter that the pattern names.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if any(fnmatchcase(each, pattern) for each in _with_ancestors(name))
+    ]
+    if not found:
+        first = next((name for name, _ in model.named_parameters()), "none at all")
+        raise InputError(
+            f"no parameter or module is called {pattern!r}", hint=f"the first parameter is {first}"
+        )
+    for parameter in found:
+        parameter.requires_grad_(False)
+
+
+def _with_ancestors(name: str) -> Iterator[str]:
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _model_of(step: TrainingStep, option: str) -> torch.nn.Module:
+    if step.model is None:
+        raise InputError(
+            f"{option} needs a model, and build() returned a step without one",
+            hint="return TrainingStep(model=…, step=…) from build()",
+        )
+    return step.model

@@ -1,0 +1,116 @@
+"""`graphmem explain`: why bytes are there, and what would lower the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import console, progress
+from graphmem.units import format_bytes, format_exact
+
+if TYPE_CHECKING:
+    from graphmem.advice.candidates import Advice
+    from graphmem.advice.subjects import Explained
+
+SHOWN = 20
+
+
+def explain(
+    target: options.Target,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A storage (s12), a module (h.0.mlp), a line (model.py:41) or an operator (gelu).",
+            show_default=False,
+        ),
+    ] = None,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = 2,
+    freeze: options.Freeze = None,
+) -> None:
+    """Say what a thing allocates, who owns it, by which rule, and what would let it go.
+
+    Without a name: the ten changes that would lower the peak most. Each is measured by tracing the
+    changed step, which takes as long as `graphmem analyze` does.
+
+    Example: graphmem explain fixtures/gpt2.py:build h.0.mlp
+    """
+    from graphmem.advice.candidates import advise
+    from graphmem.advice.subjects import explain_subject
+    from graphmem.analysis import Request, run_analysis
+    from graphmem.changes import Changes
+
+    request = Request(
+        gpu=gpu,
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        settings=options.pairs(settings, "--set"),
+        changes=Changes(freeze=tuple(freeze or ())),
+    )
+    with progress() as report_progress:
+        analysis = run_analysis(target, request, report_progress)
+        peak = analysis.report.peak.allocated
+        if name is None:
+            lines = _advice_lines(peak, advise(target, request, analysis, report_progress))
+        else:
+            lines = _subject_lines(name, explain_subject(analysis, name))
+    for line in lines:
+        console().print(line, markup=False, soft_wrap=True)
+
+
+def _advice_lines(peak: int, found: list[Advice]) -> Iterator[str]:
+    yield f"peak {format_bytes(peak)} allocated ({format_exact(peak)})"
+    yield "what would lower it most, each measured by tracing the changed step:"
+    for number, advice in enumerate(found, 1):
+        candidate = advice.candidate
+        share = 100 * advice.saves_bytes / peak
+        yield ""
+        yield (
+            f"{number:2}. {candidate.what}: saves {format_bytes(advice.saves_bytes)} "
+            f"({advice.saves_bytes:,} bytes, {share:.1f} %)"
+        )
+        yield f"    price: {candidate.price}"
+        yield f"    where: {candidate.line}"
+        command = "analyze" if candidate.option.startswith("--grads") else "whatif"
+        yield f"    try:   graphmem {command} … {candidate.option}"
+    if not found:
+        yield "nothing that graphmem knows to try"
+
+
+def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
+    total = sum(each.storage.nbytes for each in found)
+    at_peak = sum(each.storage.nbytes for each in found if each.at_peak)
+    yield (
+        f"{name}: {len(found)} storages, {format_bytes(total)} ({format_exact(total)}), "
+        f"{format_bytes(at_peak)} of them alive at the peak"
+    )
+    for each in found[:SHOWN]:
+        storage = each.storage
+        shape = " x ".join(map(str, storage.shape)) or "scalar"
+        made_by = f" by {each.op.target} ({each.op.source or each.op.module})" if each.op else ""
+        yield ""
+        yield (
+            f"s{storage.id} {storage.dtype} [{shape}] {format_bytes(storage.nbytes)}{made_by}"
+            f"{', at the peak' if each.at_peak else ''}"
+        )
+        for holding in each.holdings:
+            first = "the start" if holding.first_op is None else f"operation {holding.first_op}"
+            last = "the end" if holding.last_op is None else f"operation {holding.last_op}"
+            yield f"    from {first} to {last}: {holding.rule}"
+            yield f"        until {holding.lets_go}"
+    if len(found) > SHOWN:
+        yield f"\nand {len(found) - SHOWN} smaller ones"

@@ -1,0 +1,126 @@
+"""`graphmem whatif`: the figures of a step before and after changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import console, progress
+from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from graphmem.advice import Comparison
+
+
+def whatif(
+    target: options.Target,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    freeze: options.Freeze = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, as 'h.*'; repeatable."
+        ),
+    ] = None,
+    activation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--activation", metavar="OLD=NEW", help="Replace an activation, as gelu=relu."
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", metavar="FACTORx", help="Scale the inputs, as 2x or 0.5x."),
+    ] = None,
+    output_format: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="For people or for machines.")
+    ] = "text",
+) -> None:
+    """Compare a training step with a changed one, by category; both are traced, so both are exact.
+
+    Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu
+    """
+    from graphmem.advice import Comparison
+    from graphmem.analysis import Request, run_analysis
+    from graphmem.changes import Changes
+
+    before = Request(
+        gpu=gpu,
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        grads=grads,
+        steps=steps,
+        settings=options.pairs(settings, "--set"),
+    )
+    after = replace(
+        before,
+        autocast=autocast,
+        optimizer=optimizer,
+        changes=Changes(
+            freeze=tuple(freeze or ()),
+            checkpoint=tuple(checkpoint or ()),
+            activations=options.pairs(activation, "--activation"),
+            batch=None if batch is None else factor_of(batch),
+        ),
+    )
+    if after == before:
+        raise InputError("nothing to change", hint="name a change, such as --autocast bf16")
+    with progress() as report_progress:
+        reports = [run_analysis(target, each, report_progress).report for each in (before, after)]
+    comparison = Comparison(*reports)
+    if output_format == "json":
+        typer.echo(comparison.to_json(), nl=False)
+    else:
+        console().print(as_table(comparison))
+
+
+def factor_of(text: str) -> float:
+    """The factor that `2x`, `0.5x` or `x2` means.
+
+    Raises:
+        InputError: the text is none.
+    """
+    try:
+        factor = float(text.strip("xX"))
+    except ValueError:
+        factor = 0
+    if not 0 < factor < float("inf"):
+        raise InputError(f"--batch {text!r} is not a factor", hint="write it as 2x or 0.5x")
+    return factor
+
+
+def as_table(comparison: Comparison) -> Table:
+    """One row a figure: before, after, and the change."""
+    from rich.table import Table
+
+    from graphmem.units import format_bytes
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("at the peak, bytes")
+    for heading in ("before", "after", "change", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison.rows():
+        sign = "-" if row.change < 0 else "+"
+        table.add_row(
+            row.name,
+            f"{row.before:,}",
+            f"{row.after:,}",
+            f"{row.change:+,}" if row.change else "0",
+            f"{sign}{format_bytes(abs(row.change))}" if row.change else "",
+        )
+    table.add_row(
+        "operations", f"{comparison.before.operations:,}", f"{comparison.after.operations:,}"
+    )
+    return table

@@ -1,0 +1,148 @@
+"""What activation checkpointing of each module would save, and what it would compute again.
+
+`torch.utils.checkpoint` keeps a module's inputs in place of what autograd saves within it, and
+runs the module's forward pass again when the backward pass comes to it. Clauses, at the end of the
+last forward pass:
+  (1) a storage is *dropped* when the module's operations allocated it and all that holds it is
+      autograd, for operations of the module;
+  (2) an input of the module is *newly kept* when nothing held it;
+  (3) the module *saves* what is dropped less what is newly kept;
+  (4) it *computes again* all its operations, and allocates their bytes again.
+
+Not covered: the peak itself, which may move into the recomputation: `graphmem whatif --checkpoint`
+measures that by tracing with checkpointing on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch.fx
+
+from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+from graphmem.units import format_bytes
+
+from .saved_tensors import SavedTensors
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointedModule:
+    """What checkpointing one module alone would do.
+
+    Attributes:
+        module: its qualified name.
+        saves_bytes: see clause (3).
+        recomputed_operations, recomputed_bytes: see clause (4).
+    """
+
+    module: str
+    saves_bytes: int
+    recomputed_operations: int
+    recomputed_bytes: int
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """Every module that would save something, the largest saving first."""
+
+    modules: tuple[CheckpointedModule, ...]
+
+    def report_lines(self) -> Iterator[str]:
+        """The module that would save most, the model itself excepted."""
+        for each in self.modules[:1]:
+            yield (
+                f"checkpointing {each.module} would save {format_bytes(each.saves_bytes)} at the "
+                f"end of the forward pass and compute {each.recomputed_operations} operations again"
+            )
+
+
+def find_checkpointing(
+    graph: StepGraph, runtime: Runtime, annotations: Annotations
+) -> Checkpointing:
+    """What each module would save by itself."""
+    forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
+    if not forwards:
+        return Checkpointing(())
+    inside = defaultdict[str, list[Op]](list)
+    for op in graph.ops:
+        if op.phase == forwards[-1]:
+            for module in _with_ancestors(op.module):
+                inside[module].append(op)
+    tick = graph.phases[forwards[-1]].end
+    saved: SavedTensors = annotations["saved_tensors"]
+    found = (_checkpointed(module, ops, graph, saved, tick) for module, ops in inside.items())
+    return Checkpointing(
+        tuple(
+            sorted(
+                (each for each in found if each.saves_bytes > 0),
+                key=lambda each: (-each.saves_bytes, each.module),
+            )
+        )
+    )
+
+
+def _with_ancestors(module: str) -> Iterator[str]:
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+
+
+def _checkpointed(
+    module: str, ops: list[Op], graph: StepGraph, saved: SavedTensors, tick: int
+) -> CheckpointedModule:
+    indices = {op.index for op in ops}
+    born = [storage for op in ops for storage in op.births]
+    dropped = sum(
+        graph.storages[storage].nbytes
+        for storage in born
+        if _is_held_for(indices, storage, graph, saved, tick)
+    )
+    kept = sum(
+        graph.storages[storage].nbytes
+        for storage in _inputs(ops, indices)
+        if not graph.storages[storage].owners_at(tick)
+    )
+    return CheckpointedModule(
+        module=module,
+        saves_bytes=dropped - kept,
+        recomputed_operations=len(ops),
+        recomputed_bytes=sum(graph.storages[storage].nbytes for storage in born),
+    )
+
+
+def _is_held_for(
+    ops: set[int], storage: int, graph: StepGraph, saved: SavedTensors, tick: int
+) -> bool:
+    """Whether autograd alone holds a storage, for operations among `ops` alone."""
+    owners = graph.storages[storage].owners_at(tick)
+    holds = saved.holding(storage, tick)
+    return 0 < len(owners) == len(holds) and all(each.op in ops for each in holds)
+
+
+def _inputs(ops: list[Op], indices: set[int]) -> set[int]:
+    """The storages of the tensors that come from outside."""
+    found = set()
+    for op in ops:
+        for node in op.node.all_input_nodes:
+            tensor = _made_outside(node, indices)
+            if tensor is not None and tensor.storage is not None:
+                found.add(tensor.storage)
+    return found
+
+
+def _made_outside(node: torch.fx.Node, indices: set[int]) -> TensorOut | None:
+    made_by: Op | None = node.meta.get("op")
+    if made_by is None:
+        tensor: TensorOut | None = node.meta.get("tensor")
+        makers = [before.meta.get("op") for before in node.all_input_nodes]
+        return None if any(op is not None and op.index in indices for op in makers) else tensor
+    if made_by.index in indices or not made_by.outputs:
+        return None
+    return made_by.outputs[0]
+
+
+CHECKPOINTING = Pass(provides="checkpointing", run=find_checkpointing, requires=("saved_tensors",))

@@ -1,0 +1,182 @@
+"""What freezing leaves out and what it does not: for each layer without trained parameters, why.
+
+A layer here is a module that runs operations itself and none of whose own parameters trains; in a
+model that trains in full there is nothing to say. Clauses, for the last forward pass:
+  (1) an operation that autograd made no node for has nothing upstream that trains: nothing is
+      saved;
+  (2) of one with a node, the tensors are *pruned* that only the formulas of unwanted gradients
+      need: a frozen linear layer hands a gradient on with its weight alone;
+  (3) the tensors are *kept* that the formula of a wanted gradient needs, because a parameter
+      upstream trains;
+  (4) bytes are those of storages, counted once, parameters excepted; a pruned tensor that another
+      layer saves has none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch.fx
+
+from graphmem.graph import AutogradNode, Op, OwnerKind, PhaseName, StepGraph, TensorOut
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+from graphmem.units import format_bytes
+
+from . import derivatives
+from .saved_tensors import SavedTensors
+
+NOTHING_UPSTREAM = "nothing upstream trains, so nothing is saved"
+LINEAR = (
+    "it is linear in its input: the gradient goes through with the weight alone, so {} is not saved"
+)
+NEEDED = "a parameter upstream trains and {} needs it, so {} is saved"
+NO_TENSOR = "its derivative needs no tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLayer:
+    """One layer without trained parameters.
+
+    Attributes:
+        module: its qualified name.
+        parameters: its own frozen parameters.
+        pruned_bytes: what would be saved if everything trained, and is not.
+        kept_bytes: what is saved all the same.
+        reason: clause (1), (2) or (3) in words.
+    """
+
+    module: str
+    parameters: tuple[str, ...]
+    pruned_bytes: int
+    kept_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FrozenLayers:
+    """The layers in the order in which they run."""
+
+    layers: tuple[FrozenLayer, ...]
+
+    def report_lines(self) -> Iterator[str]:
+        """One line for each reason."""
+        by_reason = defaultdict[str, list[FrozenLayer]](list)
+        for layer in self.layers:
+            by_reason[layer.reason].append(layer)
+        for reason, layers in by_reason.items():
+            others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
+            yield (
+                f"{layers[0].module}{others}: {reason} "
+                f"(pruned {format_bytes(sum(each.pruned_bytes for each in layers))}, "
+                f"kept {format_bytes(sum(each.kept_bytes for each in layers))})"
+            )
+
+
+def find_frozen_layers(
+    graph: StepGraph, runtime: Runtime, annotations: Annotations
+) -> FrozenLayers:
+    """Every layer without trained parameters; none where all parameters train."""
+    forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
+    if not forwards or all(graph.parameters.values()):
+        return FrozenLayers(())
+    own = defaultdict[str, list[str]](list)
+    for name in graph.parameters:
+        own[name.rpartition(".")[0]].append(name)
+    ops = defaultdict[str, list[Op]](list)
+    for op in graph.ops:
+        trains = any(graph.parameters[name] for name in own[op.module])
+        if op.phase == forwards[-1] and op.module and not trains:
+            ops[op.module].append(op)
+    tick = graph.phases[forwards[-1]].end
+    search = _Search(graph, annotations["saved_tensors"], tick)
+    return FrozenLayers(
+        tuple(search.layer(module, tuple(own[module]), found) for module, found in ops.items())
+    )
+
+
+class _Search:
+    """Compares what layers save with what they would save if everything trained."""
+
+    def __init__(self, graph: StepGraph, saved: SavedTensors, tick: int) -> None:
+        self._graph = graph
+        self._saved = saved
+        self._tick = tick
+        self._nodes: Mapping[int | None, AutogradNode] = {
+            node.op: node for node in graph.autograd_nodes
+        }
+
+    def layer(self, module: str, parameters: tuple[str, ...], ops: list[Op]) -> FrozenLayer:
+        nodes = {op.index: self._nodes.get(op.index) for op in ops}
+        kept = [held for op in ops for held in self._kept(nodes[op.index])]
+        pruned = [
+            held
+            for op in ops
+            for held in self._would_save(op)
+            if held not in self._kept(nodes[op.index])
+        ]
+        gone = {storage for _, storage in pruned if not self._saved.holding(storage, self._tick)}
+        return FrozenLayer(
+            module=module,
+            parameters=parameters,
+            pruned_bytes=self._bytes(gone),
+            kept_bytes=self._bytes({storage for _, storage in kept}),
+            reason=self._reason(
+                any(nodes.values()), [field for field, _ in kept], [field for field, _ in pruned]
+            ),
+        )
+
+    def _kept(self, node: AutogradNode | None) -> Iterator[tuple[str, int]]:
+        for saved in self._saved.by_node.get(node.number, ()) if node is not None else ():
+            if saved.storage is not None and self._counts(saved.storage):
+                yield f"{saved.name}.{saved.field}", saved.storage
+
+    def _would_save(self, op: Op) -> Iterator[tuple[str, int]]:
+        """The storages that the operation's formulas name, each under its field."""
+        derivative = derivatives.of_operator(op.target)
+        if derivative is None:
+            return
+        for name, tensor in _tensors_of(op):
+            storage = tensor.storage
+            if storage is not None and self._counts(storage) and derivative.needing(name):
+                yield f"{derivative.node}.{name}", storage
+
+    def _counts(self, storage: int) -> bool:
+        return self._graph.storages[storage].owned_as(OwnerKind.PARAMETER) is None
+
+    def _bytes(self, storages: set[int]) -> int:
+        return sum(self._graph.storages[storage].nbytes for storage in storages)
+
+    def _reason(self, has_nodes: bool, kept: list[str], pruned: list[str]) -> str:
+        if not has_nodes:
+            return NOTHING_UPSTREAM
+        if kept:
+            return NEEDED.format(kept[0].partition(".")[0], " and ".join(dict.fromkeys(kept)))
+        if pruned:
+            return LINEAR.format(" and ".join(dict.fromkeys(pruned)))
+        return NO_TENSOR
+
+
+def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:
+    """The tensors of an operation under their names in its formula: arguments and results."""
+    schema = op.node.target._schema  # type: ignore[union-attr]
+    for argument, value in zip(schema.arguments, op.node.args, strict=False):
+        if isinstance(value, torch.fx.Node):
+            described = _described(value)
+            if described is not None:
+                yield argument.name, described
+    for position, output in enumerate(op.outputs):
+        yield ("result" if len(op.outputs) == 1 else f"result{position}"), output
+
+
+def _described(node: torch.fx.Node) -> TensorOut | None:
+    made_by: Op | None = node.meta.get("op")
+    if made_by is not None:
+        return made_by.outputs[0] if made_by.outputs else None
+    tensor: TensorOut | None = node.meta.get("tensor")
+    return tensor
+
+
+FROZEN_LAYERS = Pass(provides="frozen_layers", run=find_frozen_layers, requires=("saved_tensors",))

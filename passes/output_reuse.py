@@ -1,0 +1,130 @@
+"""For every activation function: what its derivative keeps, what that costs, what would be free.
+
+Clauses, at the end of the last forward pass:
+  (1) an activation is *written in its output* when its formula in derivatives.yaml needs `result`,
+      and *in its input* when it needs `self`; some in-place operators differ from their twins
+      (`leaky_relu_`);
+  (2) what it keeps *costs* its bytes, unless another node holds the same storage: the next
+      layer's input is the activation's output, and one that is written in it is free;
+  (3) an *exchange* for one that is written in its output, such as ReLU or tanh, saves that cost,
+      less the output's bytes where no other node holds the output.
+
+An activation in place on a view hides what it keeps, its output, within `CopySlices`.
+Not covered: activations that a program writes out of other operations.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphmem.graph import Op, PhaseName, Source, StepGraph
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+from graphmem.units import format_bytes
+
+from . import derivatives
+from .saved_tensors import Saved, SavedTensors
+
+ACTIVATIONS = frozenset(
+    "relu gelu silu tanh sigmoid leaky_relu elu celu selu hardtanh hardswish hardsigmoid mish "
+    "softplus threshold log_sigmoid_forward relu6".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One activation of the last forward pass.
+
+    Attributes:
+        op: index of its operation.
+        name: such as `gelu`, or `leaky_relu_` for the one in place.
+        module, source: where it is.
+        written_in: "output" or "input" (clause 1).
+        costs_bytes: see clause (2).
+        exchange_saves_bytes: see clause (3).
+    """
+
+    op: int
+    name: str
+    module: str
+    source: Source | None
+    written_in: str
+    costs_bytes: int
+    exchange_saves_bytes: int
+
+
+@dataclass(frozen=True)
+class OutputReuse:
+    """The activations, in order."""
+
+    activations: tuple[Activation, ...]
+
+    def report_lines(self) -> Iterator[str]:
+        """One line for each function that keeps what nobody else needs."""
+        by_name = defaultdict[str, list[Activation]](list)
+        for each in self.activations:
+            by_name[each.name].append(each)
+        for name, found in by_name.items():
+            saves = sum(each.exchange_saves_bytes for each in found)
+            if saves > 0:
+                costs = sum(each.costs_bytes for each in found)
+                yield (
+                    f"{name} ({len(found)} times) keeps its {found[0].written_in}, "
+                    f"{format_bytes(costs)}; one whose derivative uses its output, such as relu "
+                    f"or tanh, would save {format_bytes(saves)}"
+                )
+
+
+def find_output_reuse(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> OutputReuse:
+    """Every activation that autograd differentiates in the last forward pass."""
+    saved: SavedTensors = annotations["saved_tensors"]
+    forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
+    if not forwards:
+        return OutputReuse(())
+    last, tick = forwards[-1], graph.phases[forwards[-1]].end
+    by_op = {each.op: saved.by_node[each.number] for each in graph.autograd_nodes if each.saved}
+    return OutputReuse(
+        tuple(
+            _activation(graph, op, by_op.get(op.index, ()), saved, tick)
+            for op in graph.ops
+            if op.phase == last
+            and _name(op).rstrip("_") in ACTIVATIONS
+            and (op.index in by_op or _name(op).endswith("_"))
+        )
+    )
+
+
+def _name(op: Op) -> str:
+    return op.target.removeprefix("aten.").partition(".")[0]
+
+
+def _activation(
+    graph: StepGraph, op: Op, held: tuple[Saved, ...], saved: SavedTensors, tick: int
+) -> Activation:
+    derivative = derivatives.of_operator(op.target)
+    in_output = derivative is not None and bool(derivative.needing("result"))
+    number = held[0].node if held else None
+
+    def held_by_others(storage: int | None) -> bool:
+        return storage is not None and any(
+            other.node != number for other in saved.holding(storage, tick)
+        )
+
+    own = {each.storage for each in held if each.storage is not None}
+    costs = sum(graph.storages[id_].nbytes for id_ in own if not held_by_others(id_))
+    output = op.outputs[0].storage
+    would_cost = 0 if output is None or held_by_others(output) else graph.storages[output].nbytes
+    return Activation(
+        op=op.index,
+        name=_name(op),
+        module=op.module,
+        source=op.source,
+        written_in="output" if in_output else "input",
+        costs_bytes=costs,
+        exchange_saves_bytes=0 if in_output else costs - would_cost,
+    )
+
+
+OUTPUT_REUSE = Pass(provides="output_reuse", run=find_output_reuse, requires=("saved_tensors",))
