@@ -8,7 +8,8 @@ async function compareWithFile(page, file) {
     if (!String(other.schema).startsWith("graphmem.report/")) throw new Error("no graphmem report");
     showComparison(page, other);
   } catch (error) {
-    replaceChildren("comparison", element("p", { class: "error" }, `${file.name}: ${error.message}`));
+    const message = `${file.name}: ${error.message}`;
+    replaceChildren("comparison", element("p", { class: "error" }, message));
   }
 }
 

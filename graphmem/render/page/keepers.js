@@ -30,8 +30,11 @@ function showKeepers(page) {
   const all = keeperGroups(data, state.moment);
   const groups = all.slice(0, KEEPER_ROWS);
   const makers = sideNodes(groups, (group) => [group.made, group.module]);
-  const keepers = sideNodes(groups, (group) => [group.keeper.replace(/^saved by /, ""), keptUntil(data, group)]);
-  const height = KEEPER.row * Math.max(1, groups.length) + 34;
+  const keepers = sideNodes(groups, (group) => {
+    return [group.keeper.replace(/^saved by /, ""), keptUntil(data, group)];
+  });
+  const sides = [...makers.values(), ...keepers.values()].map((node) => node.y);
+  const height = Math.max(KEEPER.row * groups.length, ...sides, 0) + KEEPER.row;
   const picture = drawing("svg", { viewBox: `0 0 ${KEEPER.width} ${height}`, role: "group" });
   ["made by", "alive", "kept alive by"].forEach((title, column) => {
     picture.append(drawing("text", { x: columnX(column), y: 16, class: "title" }, title));

@@ -1,4 +1,4 @@
-/* The canvas: bytes over operations, stacked by storage, with phases, reserved bytes and the peak. */
+/* The canvas: bytes over operations, stacked by storage, with phases and the peak. */
 
 const MARGIN = { left: 74, right: 14, top: 40, bottom: 30 };
 const LEAST_MOMENTS = 12;
