@@ -68,10 +68,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome for all targets, in the configuration's order."""
+    """The outcome for all targets, in the configuration's order.
+
+    Attributes:
+        is_update: whether it became the baseline.
+    """
 
     schema: str = SCHEMA
     results: list[Result]
+    is_update: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -86,8 +91,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return sum(not each.is_cached and each.status != "unreached" for each in self.results)
 
     def accepted(self) -> Check:
-        """The same outcome where growth against the baseline is meant; hard limits stay."""
-        return msgspec.structs.replace(self, results=[_accepted(each) for each in self.results])
+        """The same outcome as the new baseline: its growth is meant, hard limits stay."""
+        results = [_accepted(each) for each in self.results]
+        return msgspec.structs.replace(self, results=results, is_update=True)
 
     def lock(self, before: Lock, config: Config) -> Lock:
         """The baseline with what was measured."""

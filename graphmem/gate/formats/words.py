@@ -16,7 +16,8 @@ def summary(check: Check) -> str:
     parts = ", ".join(f"{count} {status}" for status, count in counts.items())
     total = len(check.results)
     targets = "1 target" if total == 1 else f"{total} targets"
-    return f"{targets}: {parts or 'none'}; {check.analysed} analysed anew"
+    written = "; this is the baseline now" if check.is_update else ""
+    return f"{targets}: {parts or 'none'}; {check.analysed} analysed anew{written}"
 
 
 def finding(result: Result, each: Finding) -> str:
@@ -67,6 +68,8 @@ def signed(nbytes: int) -> str:
 
 def advice(check: Check) -> str | None:
     """What to do next with the baseline, if anything."""
+    if check.is_update:
+        return None
     statuses = {result.status for result in check.results}
     verdicts = [result.verdict for result in check.results if result.verdict]
     if any(finding.before is not None for each in verdicts for finding in each.findings):
