@@ -82,12 +82,12 @@ class Element(NamedTuple):
 
 
 _COUNT, _ANY, _SECONDS = r"\d+", r"(?s).*", r"\d+(\.\d+)?"
-_COUNTS = dict.fromkeys(("failures", "errors", "skipped"), _COUNT)
+_COUNTS = dict.fromkeys(("tests", "failures", "errors"), _COUNT)
 _PROBLEM = Element({}, {"message": _ANY, "type": _ANY}, ())
 JUNIT = {
-    "testsuites": Element({}, {"name": _ANY, "tests": _COUNT, **_COUNTS}, ("testsuite",)),
+    "testsuites": Element({}, {"name": _ANY, **_COUNTS}, ("testsuite",)),
     "testsuite": Element(
-        {"name": _ANY, "tests": _COUNT}, {**_COUNTS, "time": _SECONDS}, ("testcase",)
+        {"name": _ANY, **_COUNTS}, {"skipped": _COUNT, "time": _SECONDS}, ("testcase",)
     ),
     "testcase": Element(
         {"name": _ANY},

@@ -1,0 +1,215 @@
+"""Findings, causes and differences, on reports made by hand; every format for every status."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+
+from graphmem.gate.check import Check, Result
+from graphmem.gate.compare import compare
+from graphmem.gate.config import TargetConfig
+from graphmem.gate.diff import diff_reports
+from graphmem.gate.formats import FORMATS
+from graphmem.gate.formats.differences import DIFF_FORMATS
+from graphmem.gate.jobs import Failure
+from graphmem.gate.lock import entry_of
+from graphmem.report import Report
+from graphmem.report.schema import AtPeak, Holder, OwnerInfo
+from tests.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
+
+MIB = 2**20
+
+
+def holder(
+    module: str, mebibytes: int, category: str = "activation", op: str = "aten.relu", **owner: str
+) -> Holder:
+    owners = [OwnerInfo("variable", owner["variable"], 0, None, "a.py:9")] if owner else []
+    return Holder(
+        bytes=mebibytes * MIB,
+        block=mebibytes * MIB,
+        category=category,
+        op=f"{op}.default",
+        shape=[1],
+        dtype="float32",
+        module=module,
+        source="a.py:3",
+        reason="saved for the backward pass",
+        owners=owners,
+    )
+
+
+@pytest.fixture
+def report() -> Callable[..., Report]:
+    """Make a report whose peak is the sum of its holders."""
+    base = {
+        "graphmem": "0",
+        "target": "a.py",
+        "runtime": {"gpu": "h100-80gb", "title": "H100", "memory": 80 * 2**30, "env": {}}
+        | {"compute_capability": "9.0", "torch": "2.13.0"},
+        "steps": [],
+        "saved_for_backward": 0,
+        "operations": 1,
+        "assumptions": [],
+        "model": dict.fromkeys(
+            ("parameters", "parameter_bytes", "buffer_bytes", "gradient_bytes"), 0
+        )
+        | {"optimizer_state_bytes": 0},
+    }
+
+    def make(*holders: Holder) -> Report:
+        total = sum(each.bytes for each in holders)
+        categories: dict[str, int] = {}
+        for each in holders:
+            categories[each.category] = categories.get(each.category, 0) + each.bytes
+        peak = {"allocated": total, "requested": total, "reserved": total, "step": 0}
+        place = {"phase": "forward", "op": None, "module": "", "source": None}
+        table = {**base, "peak": peak | place, "at_peak": {}}
+        table["at_peak"] = {"by_category": categories, "by_module": {}, "holders": []}
+        made = Report.from_json(json.dumps(table))
+        at_peak = AtPeak(by_category=categories, by_module={}, holders=list(holders))
+        return msgspec.structs.replace(made, at_peak=at_peak)
+
+    return make
+
+
+Make = Callable[..., Report]
+
+
+@pytest.mark.parametrize(
+    ("limits", "rules"),
+    [
+        ({"max_allocated": "24 MiB"}, []),
+        ({"max_allocated": "23 MiB"}, ["max_allocated"]),
+        ({"max_reserved": "23 MiB"}, ["max_reserved"]),
+        ({"max_allocated": {"activations": "15 MiB"}}, ["max_allocated.activations"]),
+        ({"max_allocated": {"modules": {"h.*": "15 MiB"}}}, ["max_allocated.modules.h.*"]),
+        ({"fits": "h100"}, []),
+    ],
+)
+def test_limits_of_what_is_measured(
+    report: Make, limits: dict[str, object], rules: list[str]
+) -> None:
+    config = TargetConfig.model_validate({"target": "a.py", **limits})
+    made = report(holder("h.0", 8), holder("h.1", 8), holder("head", 8, "temporary"))
+
+    assert [each.rule for each in compare(config, None, made).findings] == rules
+
+
+@pytest.mark.parametrize(
+    ("increase", "rules"),
+    [
+        (None, ["max_increase"]),
+        ({"max_increase": "50%"}, []),
+        ({"max_increase": "49%"}, ["max_increase"]),
+        ({"max_increase": "4 MiB"}, []),
+        ({"max_increase": {"activations": "3 MiB"}}, ["max_increase.activations"]),
+        ({"max_increase": {"modules": {"h": "3 MiB"}}}, ["max_increase.modules.h"]),
+        ({"max_increase": {"temporaries": "0 B"}}, []),
+    ],
+)
+def test_limits_of_what_is_added(
+    report: Make, increase: dict[str, object] | None, rules: list[str]
+) -> None:
+    config = TargetConfig.model_validate({"target": "a.py", **(increase or {})})
+    before = entry_of(report(holder("h.0", 4), holder("h.1", 4)))
+
+    verdict = compare(config, before, report(holder("h.0", 6), holder("h.1", 6)))
+
+    assert [each.rule for each in verdict.findings] == rules
+    assert [(each.module, each.layers, each.growth) for each in verdict.causes] == [
+        ("h.[0-1]", 2, 4 * MIB)
+    ]
+
+
+def test_the_cause_is_the_line_of_the_variable_that_holds_most(report: Make) -> None:
+    config = TargetConfig(target="a.py")
+    before = entry_of(report(holder("head", 4)))
+
+    verdict = compare(
+        config, before, report(holder("head", 8), holder("head", 4, variable="kept[0]"))
+    )
+
+    [cause] = verdict.causes
+    assert (cause.source, cause.before, cause.after) == ("a.py:9", 4 * MIB, 12 * MIB)
+    assert "kept[0]" in cause.owner
+
+
+def test_a_difference_is_matched_by_module_and_operation(report: Make) -> None:
+    before = report(holder("a", 4), holder("b", 4, op="aten.gelu"), holder("c", 2), holder("d", 7))
+    after = report(holder("d", 7), holder("c", 4), holder("a", 1), holder("x", 4, op="aten.gelu"))
+
+    differences = diff_reports("it", before, after).differences
+
+    assert [(each.kind, each.module, each.growth // MIB) for each in differences] == [
+        ("shrank", "a", -3),
+        ("moved", "x", 0),
+        ("grew", "c", 2),
+    ]
+    assert differences[1].moved_from == "activation in b"
+
+
+@pytest.fixture
+def check(report: Make) -> Check:
+    """One target of every status, with names that want escaping."""
+    config = TargetConfig(target="a.py")
+    small, large = report(holder("h.0", 4)), report(holder("h.0", 6))
+    failed = compare(config, entry_of(small), large)
+    failure = Failure(2, "build() raised: a | b\n100% <wrong>", "mend it", "Traceback\n")
+    return Check(
+        results=[
+            Result(name="a|b, c:d", target="a.py:f", status="failed", verdict=failed),
+            Result(name="new", target="a.py", status="new", verdict=compare(config, None, small)),
+            Result(name="error", target="a.py", status="error", failure=failure),
+            Result(name="unreached", target="package.module", status="unreached"),
+        ]
+    )
+
+
+def test_the_highest_exit_code_counts(check: Check) -> None:
+    assert check.exit_code == 2
+
+
+def test_every_annotation_is_one_line_of_the_grammar(check: Check) -> None:
+    lines = FORMATS["github"](check).splitlines()
+
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "::notice"]
+    assert all(ANNOTATION.fullmatch(line) for line in lines)
+
+
+def test_sarif_and_junit_fit_their_schemas(check: Check) -> None:
+    jsonschema.validate(json.loads(FORMATS["sarif"](check)), SARIF)
+    root = ET.fromstring(FORMATS["junit"](check).encode())
+    assert_junit(root, JUNIT)
+    assert [root.get(key) for key in ("tests", "failures", "errors")] == ["4", "1", "1"]
+
+
+def test_markdown_keeps_names_whole(check: Check) -> None:
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(FORMATS["markdown"](check))
+    cells = [
+        "".join(child.content for child in following.children or ())
+        for token, following in itertools.pairwise(tokens)
+        if token.type == "td_open"
+    ]
+
+    assert cells[0] == "a|b, c:d"
+    assert len(cells) == 4 * 5
+
+
+def test_text_and_json_name_every_target(check: Check) -> None:
+    for name in ("text", "json"):
+        assert all(result.name in FORMATS[name](check) for result in check.results)
+
+
+def test_differences_are_told_in_every_format(report: Make) -> None:
+    diff = diff_reports("it", report(holder("h.0", 4)), report(holder("h.0", 6)))
+
+    assert "+2.0 MiB grew: activation in h.0 (a.py:3)" in DIFF_FORMATS["text"]([diff])
+    assert "2.0 MiB" in DIFF_FORMATS["markdown"]([diff])
+    assert json.loads(DIFF_FORMATS["json"]([diff]))[0]["schema"] == "graphmem.diff/1"
