@@ -6,10 +6,10 @@ stranger's are found alike, through the entry-point group `graphmem.passes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import networkx as nx
 
@@ -20,6 +20,22 @@ from graphmem.runtime import Runtime
 GROUP = "graphmem.passes"
 
 Annotations = Mapping[str, Any]
+
+
+@runtime_checkable
+class HasReportLines(Protocol):
+    """An annotation that the report shows, under the pass's name; no lines, no section."""
+
+    def report_lines(self) -> Iterable[str]:
+        """What it has to tell, a line each."""
+
+
+@runtime_checkable
+class KnowsReasons(Protocol):
+    """An annotation that knows why autograd holds a storage."""
+
+    def reasons_for(self, storage: int, tick: int) -> Sequence[str]:
+        """The reasons at one moment, in words; they follow "saved for the backward pass by"."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class AutocastFindings:
         if not self.casts:
             return
         yield f"autocast saves {format_bytes(self.saved_bytes)} of what autograd holds"
-        yield f"its casts take {format_bytes(self.cast_bytes)}"
+        yield f"its casts of other tensors allocate {format_bytes(self.cast_bytes)} in all"
         yield (
             f"its cache of weights takes {format_bytes(self.cached_weight_bytes)} "
             "until the region is left"

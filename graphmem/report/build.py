@@ -16,11 +16,12 @@ from graphmem.graph import (
     StepGraph,
     Storage,
 )
-from graphmem.pipeline import Annotations
+from graphmem.pipeline import Annotations, HasReportLines, KnowsReasons
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import (
     AssumptionInfo,
     AtPeak,
+    Findings,
     Holder,
     MarkInfo,
     ModelInfo,
@@ -55,13 +56,18 @@ def build_report(
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
-        at_peak=_AtPeak(graph, timeline, moment).build(),
+        at_peak=_AtPeak(graph, annotations, timeline, moment).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
         timeline=_highest_of_parts(timeline),
         assumptions=[
             AssumptionInfo(each.what, each.value, each.why, _text(each.source), each.times)
             for each in (*graph.assumptions, *annotations["unmodelled"])
+        ],
+        findings=[
+            Findings(name, lines)
+            for name, annotation in sorted(annotations.items())
+            if isinstance(annotation, HasReportLines) and (lines := list(annotation.report_lines()))
         ],
     )
 
@@ -167,8 +173,11 @@ def _peak(graph: StepGraph, moment: Moment, storage: Storage | None) -> Peak:
 class _AtPeak:
     """The storages that are alive at the peak, each with why."""
 
-    def __init__(self, graph: StepGraph, timeline: Timeline, moment: Moment) -> None:
+    def __init__(
+        self, graph: StepGraph, annotations: Annotations, timeline: Timeline, moment: Moment
+    ) -> None:
         self._graph = graph
+        self._reasons = [each for each in annotations.values() if isinstance(each, KnowsReasons)]
         self._blocks = timeline.block_bytes
         self._moment = moment
         self._op_ticks = [op.tick for op in graph.ops]
@@ -202,7 +211,12 @@ class _AtPeak:
             dtype=storage.dtype,
             module=module_of(storage, self._graph),
             source=_text(op.source) if op is not None else None,
-            reason=reason_for(storage, tick, self._graph),
+            reason=reason_for(
+                storage,
+                tick,
+                self._graph,
+                [each for known in self._reasons for each in known.reasons_for(storage.id, tick)],
+            ),
             owners=[self._owner(owner) for owner in storage.owners_at(tick)],
         )
 

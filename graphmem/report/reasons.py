@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphmem.graph import Owner, OwnerKind, PhaseName, StepGraph, Storage
 
 _IDENTITIES = {
@@ -13,8 +15,15 @@ _IDENTITIES = {
 }
 
 
-def reason_for(storage: Storage, tick: int, graph: StepGraph) -> str:
-    """One sentence, without a full stop, that names every owner which holds it at `tick`."""
+def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence[str] = ()) -> str:
+    """One sentence, without a full stop, that names every owner which holds it at `tick`.
+
+    Args:
+        storage: what is alive.
+        tick: when.
+        graph: the step graph that it is of.
+        saved_by: what passes know of why autograd holds it; default: the names of its owners.
+    """
     workspace = storage.owned_as(OwnerKind.WORKSPACE)
     if workspace is not None:
         return _workspace(storage, workspace, graph)
@@ -26,7 +35,7 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph) -> str:
         parts.append(f"the {storage.dtype} copy of {cast_of.name} that autocast made{held}")
     saved = [owner for owner in owners if owner.kind is OwnerKind.SAVED_TENSOR]
     if saved:
-        parts.append(_saved(saved))
+        parts.append(_saved(saved_by or [owner.name for owner in saved]))
     variables = [owner for owner in owners if owner.kind is OwnerKind.VARIABLE]
     named = [owner for owner in variables if owner.name]
     if named:
@@ -48,11 +57,11 @@ def _identity(owner: Owner) -> str | None:
     return None if text is None else text.format(name=owner.name)
 
 
-def _saved(saved: list[Owner]) -> str:
-    names = list(dict.fromkeys(owner.name for owner in saved if owner.name))
-    if not names:
+def _saved(saved_by: Sequence[str]) -> str:
+    reasons = list(dict.fromkeys(each for each in saved_by if each))
+    if not reasons:
         return "saved for the backward pass"
-    return f"saved for the backward pass by {' and '.join(names)}"
+    return f"saved for the backward pass by {' and '.join(reasons)}"
 
 
 def _variable(owner: Owner) -> str:

@@ -112,6 +112,13 @@ class AssumptionInfo(msgspec.Struct, frozen=True):
     times: int
 
 
+class Findings(msgspec.Struct, frozen=True):
+    """What a pass has to tell, in lines of text."""
+
+    found_by: str
+    lines: list[str]
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What `graphmem analyze` found.
 
@@ -119,6 +126,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         saved_for_backward: bytes that autograd holds when the last forward pass of the last step
             ends, parameters excluded, storages counted once, tensors on the host included.
         operations: operations in the step graph.
+        findings: what passes tell, by the name of what each provides.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
     """
 
@@ -134,6 +142,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     operations: int
     assumptions: list[AssumptionInfo]
     timeline: list[int] = []
+    findings: list[Findings] = []
 
     def to_json(self) -> str:
         """The report as indented JSON."""

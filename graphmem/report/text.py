@@ -29,7 +29,7 @@ def report_as_text(report: Report) -> str:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the report."""
-    for part in (_headline, _timeline, _largest, _steps, _categories, _footer):
+    for part in (_headline, _timeline, _largest, _steps, _categories, _findings, _footer):
         for line in part(report):
             console.print(line)
 
@@ -137,6 +137,16 @@ def _bar(category: str, report: Report) -> Text:
     eighths = round(8 * _BAR_WIDTH * report.at_peak.by_category[category] / report.peak.allocated)
     blocks = _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8]
     return Text(blocks, style=CATEGORY_COLOURS[category])
+
+
+def _findings(report: Report) -> Iterator[Text]:
+    if not report.findings:
+        return
+    yield Text("what the passes found", style="bold")
+    for found in report.findings:
+        for line in found.lines:
+            yield Text(f"  {found.found_by}: {line}")
+    yield Text()
 
 
 def _footer(report: Report) -> Iterator[Text]:
