@@ -14,23 +14,46 @@ from graphmem.errors import InputError
 if TYPE_CHECKING:
     from graphmem.report import Report
 
-Plot = Literal["liveness", "timeline"]
-TableName = Literal["timeline", "holders"]
-Phase = Literal["forward", "backward", "optimizer"]
+Output = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="page: .html; drawing: .svg .png .pdf .dot; PyTorch's memory_viz: .pickle; "
+        "Perfetto: .json.gz; table: .csv .parquet",
+    ),
+]
+Plot = Annotated[
+    Literal["liveness", "timeline"],
+    typer.Option("--plot", help="Drawing: the liveness graph, or a plain timeline."),
+]
+Depth = Annotated[
+    int | None, typer.Option("--depth", min=1, help="Drawing: parts of module names that are kept.")
+]
+Expand = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expand", metavar="GLOB", help="Drawing: single operations of these modules; repeatable."
+    ),
+]
+Phase = Annotated[
+    Literal["forward", "backward", "optimizer"] | None,
+    typer.Option("--phase", help="Drawing: this phase alone."),
+]
+Around = Annotated[
+    str | None,
+    typer.Option("--around", metavar="peak|OP|MODULE", help="Drawing: the neighbourhood of this."),
+]
+Compare = Annotated[
+    Path | None, typer.Option("--compare", metavar="REPORT.json", help="Page: beside this report.")
+]
+Table = Annotated[Literal["timeline", "holders"], typer.Option("--table", help="Table: which one.")]
 
 
 def render(
     target: options.Target,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="page: .html; drawing: .svg .png .pdf .dot; PyTorch's memory_viz: .pickle; "
-            "Perfetto: .json.gz; table: .csv .parquet",
-        ),
-    ],
+    output: Output,
     settings: options.Settings = None,
     gpu: options.GpuName = options.DEFAULT_GPU_NAME,
     torch: options.TorchVersion = None,
@@ -40,39 +63,21 @@ def render(
     grads: options.Grads = "none",
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
-    plot: Annotated[
-        Plot, typer.Option("--plot", help="Drawing: the liveness graph, or a plain timeline.")
-    ] = "liveness",
-    depth: Annotated[
-        int | None,
-        typer.Option("--depth", min=1, help="Drawing: parts of module names that are kept."),
-    ] = None,
-    expand: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--expand", metavar="GLOB", help="Drawing: show single operations of these modules."
-        ),
-    ] = None,
-    phase: Annotated[
-        Phase | None, typer.Option("--phase", help="Drawing: this phase alone.")
-    ] = None,
-    around: Annotated[
-        str | None,
-        typer.Option(
-            "--around", metavar="peak|OP|MODULE", help="Drawing: the neighbourhood of this."
-        ),
-    ] = None,
-    compare: Annotated[
-        Path | None,
-        typer.Option("--compare", metavar="REPORT.json", help="Page: beside this report."),
-    ] = None,
-    table: Annotated[TableName, typer.Option("--table", help="Table: which one.")] = "timeline",
+    freeze: options.Freeze = None,
+    plot: Plot = "liveness",
+    depth: Depth = None,
+    expand: Expand = None,
+    phase: Phase = None,
+    around: Around = None,
+    compare: Compare = None,
+    table: Table = "timeline",
 ) -> None:
     """Draw a training step's memory, without a GPU.
 
     Example: graphmem render fixtures/gpt2.py:build -o gpt2.html
     """
     from graphmem.analysis import Request, run_analysis
+    from graphmem.changes import Changes
     from graphmem.graph import PhaseName
     from graphmem.render.files import Choices, renderer_for
     from graphmem.render.liveness import View
@@ -90,6 +95,7 @@ def render(
         steps=steps,
         inference=inference,
         settings=options.pairs(settings, "--set"),
+        changes=Changes(freeze=tuple(freeze or ())),
     )
     with progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)

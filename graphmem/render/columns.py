@@ -20,7 +20,6 @@ from graphmem.render.lifetimes import (
     Lifetime,
     category_of,
     lifetimes,
-    peak_index,
     telling_tick,
 )
 from graphmem.report.reasons import reason_for
@@ -67,8 +66,7 @@ class _Columns:
         self._graph = analysis.graph
         self._texts = Texts()
         self._lifetimes = lifetimes(analysis)
-        self._peak = peak_index(analysis)
-        self._peak_moment = analysis.timeline.moments[self._peak]
+        self._peak, _ = analysis.timeline.peak()
         self._moment_ticks = [moment.tick for moment in analysis.timeline.moments]
         self._op_ticks = [op.tick for op in analysis.graph.ops]
 
@@ -76,7 +74,7 @@ class _Columns:
         """Every table; `texts` comes last, when all are known."""
         return {
             "report": summary(self._analysis.report),
-            "peak": self._peak,
+            "peak": self._peak.index,
             "moments": self._moments(),
             "phases": self._phases(),
             "ops": self._ops(),
@@ -123,15 +121,12 @@ class _Columns:
             "module": [text(life.module) for life in lives],
             "dtype": [text(life.storage.dtype) for life in lives],
             "shape": [text(_shape(life.storage)) for life in lives],
-            "category": [text(self._category(life)) for life in lives],
+            "category": [text(category_of(life, self._peak)) for life in lives],
             "reason": [text(self._reason(life)) for life in lives],
         }
 
-    def _category(self, life: Lifetime) -> str:
-        return category_of(life, self._peak_moment, self._peak)
-
     def _reason(self, life: Lifetime) -> str:
-        tick = telling_tick(life, self._peak_moment, self._peak, self._graph)
+        tick = telling_tick(life, self._peak, self._graph)
         return reason_for(life.storage, tick, self._graph)
 
     def _owners(self) -> Columns:

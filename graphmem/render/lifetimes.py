@@ -28,9 +28,9 @@ class Lifetime:
     last: int
     module: str
 
-    def holds_at(self, index: int) -> bool:
-        """Whether the storage is alive at the moment of that index."""
-        return self.first <= index < self.last
+    def holds_at(self, moment: Moment) -> bool:
+        """Whether the storage is alive at that moment."""
+        return self.first <= moment.index < self.last
 
 
 def lifetimes(analysis: Analysis) -> list[Lifetime]:
@@ -51,24 +51,18 @@ def lifetimes(analysis: Analysis) -> list[Lifetime]:
     ]
 
 
-def peak_index(analysis: Analysis) -> int:
-    """The index of the peak among the timeline's moments."""
-    moments = analysis.timeline.moments
-    return max(range(len(moments)), key=lambda i: (moments[i].allocated, -i))
-
-
-def category_of(life: Lifetime, peak: Moment, index: int) -> Category:
+def category_of(life: Lifetime, peak: Moment) -> Category:
     """One category for a whole life: that at the peak, else activation if it ever was one."""
     storage = life.storage
-    if life.holds_at(index):
+    if life.holds_at(peak):
         return storage.category_at(peak.tick)
     saved = storage.owned_as(OwnerKind.SAVED_TENSOR)
     return storage.category_at(storage.birth if saved is None else saved.start)
 
 
-def telling_tick(life: Lifetime, peak: Moment, index: int, graph: StepGraph) -> int:
+def telling_tick(life: Lifetime, peak: Moment, graph: StepGraph) -> int:
     """When to ask why a storage is alive: at the peak, else just before its death."""
-    if life.holds_at(index):
+    if life.holds_at(peak):
         return peak.tick
     death = graph.end if life.storage.death is None else life.storage.death
     return max(life.storage.birth, death - 1)

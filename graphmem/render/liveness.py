@@ -23,7 +23,7 @@ import networkx as nx
 from graphmem.analysis import Analysis
 from graphmem.errors import InputError
 from graphmem.graph import Op, Owner, OwnerKind, PhaseName
-from graphmem.render.lifetimes import Clock, Lifetime, category_of, lifetimes, peak_index
+from graphmem.render.lifetimes import Clock, Lifetime, category_of, lifetimes
 
 PEAK = "peak"
 OUTSIDE = "(outside any module)"
@@ -159,7 +159,7 @@ def _chosen_ops(analysis: Analysis, view: View) -> list[Op]:
 def _operation_at(analysis: Analysis, around: str) -> int | None:
     """The index of the operation that is meant; None for what may be a module."""
     if around == PEAK:
-        return Clock(analysis.graph).op_at(analysis.timeline.moments[peak_index(analysis)].tick)
+        return Clock(analysis.graph).op_at(analysis.timeline.peak()[0].tick)
     if around.isdecimal():
         return int(around)
     name = around.removeprefix("%")
@@ -206,17 +206,16 @@ def _op_nodes(chosen: Sequence[Op], groups: dict[int, OpGroup]) -> dict[OpGroup,
 
 
 def _storage_nodes(analysis: Analysis, groups: dict[int, OpGroup]) -> Iterator[StorageNode]:
-    index = peak_index(analysis)
-    peak = analysis.timeline.moments[index]
+    peak, _ = analysis.timeline.peak()
     clock = Clock(analysis.graph)
     nodes: dict[StorageGroup, StorageNode] = {}
     for life in lifetimes(analysis):
         maker = groups.get(-1 if life.storage.op is None else life.storage.op)
         ends = frozenset(_ends(life, maker, groups, clock.op_before))
-        is_at_peak = life.holds_at(index)
+        is_at_peak = life.holds_at(peak)
         if not ends and not (is_at_peak and maker is not None):
             continue
-        group = StorageGroup(maker, str(category_of(life, peak, index)), is_at_peak, ends)
+        group = StorageGroup(maker, str(category_of(life, peak)), is_at_peak, ends)
         nodes.setdefault(group, StorageNode(group)).lives.append(life)
     yield from nodes.values()
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from graphmem.analysis import Analysis
 from graphmem.errors import InputError
-from graphmem.render.lifetimes import category_of, lifetimes, peak_index
+from graphmem.render.lifetimes import category_of, lifetimes
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.units import format_bytes
 
@@ -100,16 +100,16 @@ def _extent(analysis: Analysis) -> tuple[int, int]:
 def _picked(analysis: Analysis, first: int, last: int) -> npt.NDArray[np.int64]:
     """Moments to draw: all, or evenly chosen ones and always the peak."""
     even = np.linspace(first, last, min(last - first + 1, _MOST_POINTS)).astype(np.int64)
-    return np.union1d(even, [peak_index(analysis)])
+    return np.union1d(even, [analysis.timeline.peak()[0].index])
 
 
 def _sums_by_category(analysis: Analysis) -> dict[str, npt.NDArray[np.int64]]:
     """For each category, the bytes of its blocks after each moment."""
     moments = analysis.timeline.moments
-    peak = peak_index(analysis)
+    peak, _ = analysis.timeline.peak()
     changes: dict[str, npt.NDArray[np.int64]] = {}
     for life in lifetimes(analysis):
-        category = category_of(life, moments[peak], peak)
+        category = category_of(life, peak)
         change = changes.setdefault(category, np.zeros(len(moments) + 1, dtype=np.int64))
         change[life.first] += life.block
         change[life.last] -= life.block
@@ -117,12 +117,12 @@ def _sums_by_category(analysis: Analysis) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
-    index = peak_index(analysis)
-    allocated = analysis.timeline.moments[index].allocated
-    axes.plot([index], [allocated / unit], "o", color="#c2185b", markersize=5)
+    peak, _ = analysis.timeline.peak()
+    height = peak.allocated / unit
+    axes.plot([peak.index], [height], "o", color="#c2185b", markersize=5)
     axes.annotate(
-        f"peak {format_bytes(allocated)}",
-        (index, allocated / unit),
+        f"peak {format_bytes(peak.allocated)}",
+        (peak.index, height),
         xytext=(8, 5),
         textcoords="offset points",
         color="#c2185b",

@@ -16,9 +16,10 @@ from typing import Any
 
 from graphmem.allocator.segment_info import torch_snapshot
 from graphmem.analysis import Analysis
-from graphmem.graph import Storage
-from graphmem.render.lifetimes import Lifetime, lifetimes, peak_index, telling_tick
+from graphmem.graph import StepGraph, Storage
+from graphmem.render.lifetimes import Lifetime, lifetimes, telling_tick
 from graphmem.report.reasons import reason_for
+from graphmem.simulate import Moment
 
 Frame = dict[str, str | int]
 Entry = dict[str, Any]
@@ -31,9 +32,9 @@ def snapshot_bytes(analysis: Analysis) -> bytes:
 
 def snapshot(analysis: Analysis) -> dict[str, Any]:
     """The segments at the end of the trace, and every event that led there."""
+    peak, _ = analysis.timeline.peak()
     frames = {
-        life.storage.id: list(_frames(analysis, life, peak_index(analysis)))
-        for life in lifetimes(analysis)
+        life.storage.id: list(_frames(analysis.graph, life, peak)) for life in lifetimes(analysis)
     }
     return {
         "segments": _segments(analysis, frames),
@@ -43,11 +44,10 @@ def snapshot(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _frames(analysis: Analysis, life: Lifetime, peak: int) -> Iterator[Frame]:
+def _frames(graph: StepGraph, life: Lifetime, peak: Moment) -> Iterator[Frame]:
     """Innermost first. Flame graphs split a stack at semicolons."""
-    graph = analysis.graph
     op = graph.op_of(life.storage)
-    tick = telling_tick(life, analysis.timeline.moments[peak], peak, graph)
+    tick = telling_tick(life, peak, graph)
     yield _frame("why", reason_for(life.storage, tick, graph))
     if op is None:
         return
