@@ -9,7 +9,12 @@ from pathlib import Path
 from graphmem.errors import InputError
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a text, whole or not at all; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file beside its place and rename it, so that nobody ever sees half of it.
 
     Raises:
@@ -18,10 +23,10 @@ def write_whole(path: Path, text: str) -> None:
     beside: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+            dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
             beside = Path(file.name)
-            file.write(text)
+            file.write(content)
         umask = os.umask(0)
         os.umask(umask)
         beside.chmod(0o666 & ~umask)

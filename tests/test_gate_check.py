@@ -153,6 +153,17 @@ def test_an_entry_of_the_cache_that_is_cut_off_is_made_anew(project: Project) ->
     assert [each["is_cached"] for each in run["results"]] == [False]
 
 
+def test_what_no_check_has_used_for_a_month_is_dropped(project: Project) -> None:
+    project.graphmem("check", "one")
+    [entry] = (project.root / ".graphmem_cache").rglob("*.json")
+    os.utime(entry, (0, 0))
+    project.edit("one.py", "64", "32")
+
+    project.graphmem("check", "one")
+
+    assert not entry.exists()
+
+
 def test_the_same_baseline_comes_from_a_cluster_of_two_workers(project: Project) -> None:
     distributed = pytest.importorskip("distributed")
     project.graphmem("check", "--update")

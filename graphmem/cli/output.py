@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.status import Status
 
-from graphmem.errors import InputError
+from graphmem.files import write_bytes, write_text
+
+__all__ = ["console", "progress", "write_bytes", "write_text"]
 
 PLAIN_WIDTH = 100
 
@@ -33,30 +32,3 @@ def progress() -> Iterator[Callable[[str], None]]:
         return
     with Status("starting", console=stderr) as status:
         yield status.update
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, as `write_bytes` does."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file beside its place and rename it, so that nobody ever sees half of it.
-
-    Raises:
-        InputError: the folder does not exist or cannot be written.
-    """
-    beside = None
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        beside = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        beside.chmod(0o666 & ~umask)
-        beside.replace(path)
-    except OSError as error:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}") from error

@@ -6,13 +6,15 @@ Clauses:
   (2) under a key there are up to `_KEPT` entries, each with the digests of the files that its
       analysis read; an entry holds where all of them are unchanged;
   (3) an entry is one file of its own, written whole and renamed, so that checks at the same time
-      cannot spoil each other's; one that cannot be read is none.
+      cannot spoil each other's; one that cannot be read is none;
+  (4) an entry that no check has used for a month is dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import time
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import distributions
@@ -21,13 +23,14 @@ from pathlib import Path
 import msgspec
 
 from graphmem.errors import InputError
-from graphmem.files import write_whole
+from graphmem.files import write_bytes, write_text
 from graphmem.gate.jobs import Job, Outcome
 from graphmem.gate.sources import are_unchanged
 
 FOLDER = ".graphmem_cache"
 _FORMAT = "1"
 _KEPT = 8
+_UNUSED_SECONDS = 30 * 24 * 3600
 _MARKER = "Signature: 8a477f597d28d172789f06886806bc55\n# https://bford.info/cachedir/\n"
 
 
@@ -42,6 +45,8 @@ class Cache:
         for path in self._entries(job):
             outcome = _read(path)
             if outcome is not None and are_unchanged(outcome.sources, job.root):
+                with suppress(OSError):
+                    path.touch()
                 return outcome
         return None
 
@@ -59,9 +64,17 @@ class Cache:
         with suppress(OSError, InputError):
             self._make(folder)
             name = f"{hashlib.sha256(sources).hexdigest()[:32]}.json"
-            write_whole(folder / name, msgspec.json.encode(outcome).decode())
+            write_bytes(folder / name, msgspec.json.encode(outcome))
             for old in self._entries(job)[_KEPT:]:
                 old.unlink(missing_ok=True)
+
+    def drop_unused(self) -> None:
+        """Drop what no check has used for a long time, such as entries of an older torch."""
+        oldest = time.time() - _UNUSED_SECONDS
+        with suppress(OSError):
+            for path in self._folder.glob("*/[!.]*.json"):
+                if path.stat().st_mtime < oldest:
+                    path.unlink(missing_ok=True)
 
     def _entries(self, job: Job) -> list[Path]:
         """The entries under a job's key, the latest first."""
@@ -75,7 +88,7 @@ class Cache:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in (("CACHEDIR.TAG", _MARKER), (".gitignore", "*\n")):
             if not (self._folder / name).exists():
-                write_whole(self._folder / name, text)
+                write_text(self._folder / name, text)
 
 
 def _read(path: Path) -> Outcome | None:

@@ -126,6 +126,7 @@ def run_check(
     found = _cached(wanted, cache) if how.cached else {}
     missing = [job for job in wanted if job.name not in found]
     fresh = analyse(missing, how, cache, progress)
+    cache.drop_unused()
     return Check(
         results=[
             _result(name, target, lock, found.get(name), fresh.get(name))
