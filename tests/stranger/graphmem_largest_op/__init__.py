@@ -1,0 +1,34 @@
+"""A pass from outside of graphmem: the operation that allocates most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphmem.graph import StepGraph
+from graphmem.pipeline import Annotations, Pass
+from graphmem.runtime import Runtime
+from graphmem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class LargestOp:
+    """The annotation."""
+
+    target: str
+    nbytes: int
+
+    def report_lines(self) -> Iterator[str]:
+        """The line that the report shows under the name of the annotation."""
+        yield f"{self.target} allocates {format_bytes(self.nbytes)}"
+
+
+def find_largest_op(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> LargestOp:
+    """Look at every operation; nothing on the graph changes."""
+    nbytes, target = max(
+        (sum(graph.storages[born].nbytes for born in op.births), op.target) for op in graph.ops
+    )
+    return LargestOp(target, nbytes)
+
+
+LARGEST_OP = Pass(provides="largest_op", run=find_largest_op)
