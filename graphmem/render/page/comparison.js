@@ -48,6 +48,7 @@ function differences(title, here, there, everything) {
     const change = a - b;
     const side = change < 0 ? "less" : "more";
     const style = `width:${(100 * Math.abs(change)) / widest}%`;
+    const bar = change ? element("div", { class: `bar ${side}`, style }) : null;
     return element(
       "tr",
       { "data-name": name, "data-change": change },
@@ -56,7 +57,7 @@ function differences(title, here, there, everything) {
       element("td", { class: "number", title: formatExact(a) }, formatBytes(a)),
       element("td", { class: `number ${change ? side : ""}`, title: formatExact(change) },
         change ? formatSigned(change) : "equal"),
-      element("td", { class: "wide" }, element("div", { class: `bar ${side}`, style })),
+      element("td", { class: "wide" }, bar),
     );
   });
   const head = headings([title, "other report", "this page", "change", ""], [1, 2, 3]);
