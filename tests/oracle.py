@@ -174,7 +174,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def run(build: Build, options: Options) -> Recording:
     """Run the step on the CPU and write down what its storages did."""
-    with _comparable(), RealRun() as mode:
+    with comparable(), RealRun() as mode:
         clear = (torch, "clear_autocast_cache", mode.clear_autocast_cache)
         iterate = _iterate_of(build(), mode, options)
         with replaced([clear]):
@@ -200,7 +200,7 @@ def _iterate_of(step: TrainingStep, mode: RealRun, options: Options) -> Callable
 
 
 @contextmanager
-def _comparable() -> Iterator[None]:
+def comparable() -> Iterator[None]:
     """Do without the cycle collector, whose moments differ, and without oneDNN's own LSTM."""
     gc.disable()
     torch._C._set_mkldnn_enabled(False)
@@ -216,7 +216,7 @@ def _comparable() -> Iterator[None]:
 
 def traced_events(build: Build, options: Options) -> list[Event]:
     """Trace the step on fake CPU tensors and read the same events from the graph."""
-    with _comparable():
+    with comparable():
         return events_of(trace(build, gpu=None, options=options))
 
 
@@ -275,13 +275,13 @@ def assert_agree(real: Recording, traced: list[Event]) -> None:
             events[stretch.start : stretch.stop] = sorted(
                 events[stretch.start : stretch.stop], key=_by_block
             )
-    _assert_equal(ordered, other)
+    assert_equal(ordered, other)
 
 
 def assert_agree_but_for_order(real: Recording, traced: list[Event]) -> None:
     """The same, where frees that follow each other may come in any order."""
     assert real.events, "the real run allocated nothing"
-    _assert_equal(_with_sorted_frees(real.events), _with_sorted_frees(traced))
+    assert_equal(_with_sorted_frees(real.events), _with_sorted_frees(traced))
 
 
 def _with_sorted_frees(events: list[Event]) -> list[Event]:
@@ -294,7 +294,7 @@ def _by_block(event: Event) -> tuple[int, int, int]:
     return event.step, -1 if event.block is None else event.block, event.nbytes or 0
 
 
-def _assert_equal(real: list[Event], traced: list[Event]) -> None:
+def assert_equal(real: list[Event], traced: list[Event]) -> None:
     for i, (wanted, got) in enumerate(zip_longest(real, traced)):
         if not _is_same(wanted, got):
             raise AssertionError(

@@ -153,7 +153,7 @@ class Backward:
             self._observer.leave_backward()
         for callback in task.callbacks:
             callback()
-        return tuple(task.captured.get(i) for i in range(len(inputs)) if not accumulate_grad)
+        return () if accumulate_grad else _captured(task, len(inputs), allow_unreachable)
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """Run a callback when the running backward pass ends."""
@@ -258,6 +258,23 @@ class Backward:
             if not task.dependencies[following]:
                 task.ready.push(following._sequence_nr(), following)
         _drop(outputs)
+
+
+def _captured(
+    task: GraphTask, count: int, allow_unreachable: bool
+) -> tuple[torch.Tensor | None, ...]:
+    """What the caller of `grad` gets.
+
+    Raises:
+        RuntimeError: no gradient reached one of the inputs.
+    """
+    for i in range(count):
+        if task.captured.get(i) is None and not allow_unreachable:
+            raise RuntimeError(
+                f"The differentiated Tensor at index {i} appears to not have been used in the "
+                "graph. Set allow_unused=True if this is the desired behavior."
+            )
+    return tuple(task.captured.get(i) for i in range(count))
 
 
 def _drop(gradients: Gradients) -> None:

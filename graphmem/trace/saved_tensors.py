@@ -41,6 +41,7 @@ class SavedTensor:
         "field",
         "geometry",
         "hooks",
+        "is_released",
         "made_by",
         "number",
         "owner",
@@ -53,6 +54,7 @@ class SavedTensor:
         self._clock = clock
         self.hooks = hooks
         self.field = ""
+        self.is_released = False
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
@@ -61,6 +63,7 @@ class SavedTensor:
 
     def release(self) -> None:
         """Let go, as `Node::release_variables` does."""
+        self.is_released = True
         self.payload = None
         self.hooks = []
         if self.owner is not None and self.owner.end is None:
@@ -128,9 +131,19 @@ class SavedTensors:
             saved.owner = self._recorder.own(storage, OwnerKind.SAVED_TENSOR, "")
         return saved
 
-    def _unpack(self, saved: SavedTensor) -> torch.Tensor:
+    def _open(self, saved: SavedTensor) -> None:
+        """A node wants back what it saved [`SavedVariable::unpack`].
+
+        Raises:
+            RuntimeError: it was released, as by an earlier backward pass.
+        """
+        if saved.is_released:
+            raise RuntimeError(_RELEASED)
         if self._unpacked:
             self._unpacked[-1].append(saved)
+
+    def _unpack(self, saved: SavedTensor) -> torch.Tensor:
+        self._open(saved)
         if saved.geometry is None:
             tensor: torch.Tensor = saved.payload
             return tensor
@@ -159,8 +172,7 @@ class SavedTensors:
         return pack_into_token
 
     def _unpack_by_user(self, saved: SavedTensor) -> torch.Tensor:
-        if self._unpacked:
-            self._unpacked[-1].append(saved)
+        self._open(saved)
         tensor: torch.Tensor = saved.hooks[1](saved.payload)
         return tensor
 
@@ -263,5 +275,11 @@ def is_just_unpacked(tensor: torch.Tensor) -> bool:
 
 
 _RAW = "_raw_saved_"
+_RELEASED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)
 _FUNCTIONS: Any = torch._C._functions
 _GENERATED = frozenset(kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type))

@@ -1,0 +1,96 @@
+"""The allocations and frees of a real CPU run that no dispatch mode observes.
+
+PyTorch's profiler sees them at the CPU allocator, so the engine runs exactly as it does for a user:
+it sums gradients in place, for one. What it sees besides tensors is left out: blocks that are too
+small to be told from scalars, and what a kernel takes and gives back within itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity
+
+from graphmem.trace import Options, trace
+from tests.oracle import Build, Event, comparable, events_of
+
+SMALLEST = 32
+GENERATOR_STATE = 5056  # what checkpointing keeps of the CPU's generator; no operation returns it
+_FACTORIES = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"}
+_COMPOSITES = {"aten::dropout"}
+
+
+def profiled_events(build: Build, steps: int) -> list[Event]:
+    """Run a `step` callable and read what the allocator did."""
+    with comparable():
+        step = build().step
+        assert step is not None
+        activities = [ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            for _ in range(steps):
+                step()
+    roots = profile.profiler.kineto_results.experimental_event_tree()
+    found = sorted(_allocations(roots, None), key=lambda found: found[0].start_time_ns)
+    inner = _inner_blocks(found)
+    return list(_events([pair for i, pair in enumerate(found) if i not in inner]))
+
+
+def traced_events(build: Build, steps: int) -> list[Event]:
+    """The same events of a trace that predicts an unobserved run."""
+    with comparable():
+        graph = trace(build, gpu=None, options=Options(steps=steps))
+    numbers: dict[int | None, int] = {}
+    events = [event for event in events_of(graph) if (event.nbytes or 0) >= SMALLEST]
+    for event in events:
+        if event.block is not None:
+            numbers.setdefault(event.block, len(numbers))
+    return [replace(event, step=0, block=numbers.get(event.block)) for event in events]
+
+
+def _allocations(events: Any, op: Any) -> Iterator[tuple[Any, Any]]:
+    """Every allocation or free, with the operation in which it happened."""
+    for event in events:
+        if event.tag == _EventType.Allocation:
+            yield event, op
+        is_op = event.tag == _EventType.TorchOp and event.name not in _FACTORIES
+        yield from _allocations(event.children, event if is_op else op)
+
+
+def _inner_blocks(found: list[tuple[Any, Any]]) -> set[int]:
+    """What one kernel took and gave back: positions of both events."""
+    inner: set[int] = set()
+    taken: dict[int, tuple[int, Any]] = {}
+    for i, (event, op) in enumerate(found):
+        fields = event.extra_fields
+        if fields.alloc_size > 0:
+            taken[fields.ptr] = i, op
+        elif fields.ptr in taken:
+            start, maker = taken.pop(fields.ptr)
+            if op is not None and maker is not None and maker.id == op.id and _is_kernel(op.name):
+                inner |= {start, i}
+    return inner
+
+
+def _is_kernel(name: str) -> bool:
+    """Whether an operation does its work itself, not by other operations that a trace sees."""
+    return name.startswith("aten::") and name not in _COMPOSITES
+
+
+def _events(found: list[tuple[Any, Any]]) -> Iterator[Event]:
+    live: dict[int, int] = {}
+    count = 0
+    for event, op in found:
+        size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
+        where = "-" if op is None else op.name
+        if abs(size) < SMALLEST or abs(size) == GENERATOR_STATE:
+            continue
+        if size > 0:
+            live[pointer] = count
+            count += 1
+            yield Event(0, "alloc", size, live[pointer], where)
+        else:
+            yield Event(0, "free", -size, live.pop(pointer, None), where)
