@@ -79,7 +79,7 @@ class TraceMode(TorchDispatchMode):
         views: ReplayedViews,
         forms: InPlaceForms,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._location = location

@@ -72,7 +72,7 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
         for attribute, value in vars(module).items():
             for suffix, tensor in _tensors(value):
                 storage = recorder.storage_of(tensor)
-                if storage is not None and file is not None:
+                if storage is not None and file is not None and recorder.is_nameless(storage):
                     source = keeping_line(file, attribute, of_class=kind.__name__)
                     name = f"{path or kind.__name__}.{attribute}{suffix}"
                     recorder.name_variable(storage, name, source)
@@ -90,7 +90,7 @@ def _name_globals(recorder: Recorder, module: ModuleType) -> None:
     for name, value in list(vars(module).items()):
         for suffix, tensor in _tensors(value):
             storage = recorder.storage_of(tensor)
-            if storage is not None:
+            if storage is not None and recorder.is_nameless(storage):
                 source = keeping_line(str(module.__file__), name)
                 recorder.name_variable(storage, f"{name}{suffix}", source)
 

@@ -232,7 +232,8 @@ class Recorder:
 
         For autocast's cache, which is a hash table of pointers: its order differs between runs.
         """
-        self._dying = dying = []
+        dying: list[int] = []
+        self._dying = dying
         try:
             yield
         finally:
@@ -264,9 +265,14 @@ class Recorder:
 
     def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
         """Give the Python variable that holds a storage its name in the user's code."""
-        held = self._held_as.get(storage.id)
-        if held is not None and held.kind is OwnerKind.VARIABLE and not held.name:
+        if self.is_nameless(storage):
+            held = self._held_as[storage.id]
             held.name, held.source = name, source
+
+    def is_nameless(self, storage: Storage) -> bool:
+        """Whether a Python variable holds a storage, and nobody has said which."""
+        held = self._held_as.get(storage.id)
+        return held is not None and held.kind is OwnerKind.VARIABLE and not held.name
 
     def identity_of(self, tensor: torch.Tensor) -> str | None:
         """The name of what holds a tensor's storage, None where it is just a variable."""
