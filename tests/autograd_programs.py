@@ -575,6 +575,14 @@ def gradients_are_scattered(first: nn.Linear, second: nn.Linear) -> None:
 
 
 @program
+def gradient_of_a_loss_with_logits(first: nn.Linear, second: nn.Linear) -> None:
+    target, weight = torch.ones(4, SIZE), torch.ones(SIZE)
+    for options in ({}, {"weight": weight}, {"pos_weight": weight, "reduction": "sum"}):
+        x = second(first(rows()).tanh())
+        functional.binary_cross_entropy_with_logits(x, target, **options).backward()
+
+
+@program
 def losses_of_all_kinds(first: nn.Linear, second: nn.Linear) -> None:
     x, y = first(rows()), second(rows())
     loss = (

@@ -60,10 +60,6 @@ def memory_of(tensor: Tensor | None) -> int:
 # ---- whole programs, unobserved ------------------------------------------------------------------
 
 OTHER_ON_THE_CPU = {
-    "function_with_indices": "sorting takes scratch memory by operations of its own",
-    "gradients_are_scattered": "the same",
-    "gradient_of_the_best": "so does kthvalue",
-    "losses_of_all_kinds": "so does binary_cross_entropy_with_logits",
     "gradient_of_the_greatest": "max() has another formula on the CPU than on CUDA",
 }
 
@@ -276,12 +272,11 @@ def test_a_node_lets_go_of_its_gradient_then_of_what_it_saved() -> None:
         x.register_hook(partial(watch, "gradient"))  # type: ignore[no-untyped-call]
         hidden.register_hook(lambda grad: log.append("next node"))  # type: ignore[no-untyped-call]
         loss = (x * 2).sum()
-        if type(x) is Tensor:
-            watch("saved", x)
+        watch("saved", x)
         del x
         loss.backward()  # type: ignore[no-untyped-call]
 
-    engine: Log = []
+    engine: Log = []  # the memory of a trace is not what dies; its order of frees is compared above
     with oracle.comparable():
         rule(engine)
     assert engine == ["gradient", "saved", "next node"]

@@ -7,6 +7,7 @@ small to be told from scalars, and what a kernel takes and gives back within its
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from tests.oracle import Build, Event, comparable, events_of
 SMALLEST = 32
 GENERATOR_STATE = 5056  # what checkpointing keeps of the CPU's generator; no operation returns it
 _FACTORIES = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"}
-_COMPOSITES = {"aten::dropout"}
+Ops = tuple[Any, ...]
 
 
 def profiled_events(build: Build, steps: int) -> list[Event]:
@@ -34,7 +35,7 @@ def profiled_events(build: Build, steps: int) -> list[Event]:
             for _ in range(steps):
                 step()
     roots = profile.profiler.kineto_results.experimental_event_tree()
-    found = sorted(_allocations(roots, None), key=lambda found: found[0].start_time_ns)
+    found = sorted(_allocations(roots, ()), key=lambda found: found[0].start_time_ns)
     inner = _inner_blocks(found)
     return list(_events([pair for i, pair in enumerate(found) if i not in inner]))
 
@@ -51,41 +52,50 @@ def traced_events(build: Build, steps: int) -> list[Event]:
     return [replace(event, step=0, block=numbers.get(event.block)) for event in events]
 
 
-def _allocations(events: Any, op: Any) -> Iterator[tuple[Any, Any]]:
-    """Every allocation or free, with the operation in which it happened."""
+def _allocations(events: Any, ops: Ops) -> Iterator[tuple[Any, Ops]]:
+    """Every allocation or free, with the operations in which it happened, outermost first."""
     for event in events:
         if event.tag == _EventType.Allocation:
-            yield event, op
+            yield event, ops
         is_op = event.tag == _EventType.TorchOp and event.name not in _FACTORIES
-        yield from _allocations(event.children, event if is_op else op)
+        yield from _allocations(event.children, (*ops, event) if is_op else ops)
 
 
-def _inner_blocks(found: list[tuple[Any, Any]]) -> set[int]:
+def _inner_blocks(found: list[tuple[Any, Ops]]) -> set[int]:
     """What one kernel took and gave back: positions of both events."""
     inner: set[int] = set()
-    taken: dict[int, tuple[int, Any]] = {}
-    for i, (event, op) in enumerate(found):
+    taken: dict[int, tuple[int, Ops]] = {}
+    for i, (event, ops) in enumerate(found):
         fields = event.extra_fields
         if fields.alloc_size > 0:
-            taken[fields.ptr] = i, op
+            taken[fields.ptr] = i, ops
         elif fields.ptr in taken:
-            start, maker = taken.pop(fields.ptr)
-            if op is not None and maker is not None and maker.id == op.id and _is_kernel(op.name):
+            start, makers = taken.pop(fields.ptr)
+            common = [op for op, maker in zip(ops, makers, strict=False) if op.id == maker.id]
+            if any(_is_kernel(op.name) for op in common):
                 inner |= {start, i}
     return inner
 
 
+@functools.cache
 def _is_kernel(name: str) -> bool:
     """Whether an operation does its work itself, not by other operations that a trace sees."""
-    return name.startswith("aten::") and name not in _COMPOSITES
+    if not name.startswith("aten::"):
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(
+        has_kernel(overload, "CompositeImplicitAutograd")
+        for overload in torch._C._dispatch_get_all_op_names()
+        if overload.partition(".")[0] == name and "name" not in overload.lower()
+    )
 
 
-def _events(found: list[tuple[Any, Any]]) -> Iterator[Event]:
+def _events(found: list[tuple[Any, Ops]]) -> Iterator[Event]:
     live: dict[int, int] = {}
     count = 0
-    for event, op in found:
+    for event, ops in found:
         size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
-        where = "-" if op is None else op.name
+        where = ops[-1].name if ops else "-"
         if abs(size) < SMALLEST or abs(size) == GENERATOR_STATE:
             continue
         if size > 0:

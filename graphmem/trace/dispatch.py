@@ -143,7 +143,7 @@ class TraceMode(TorchDispatchMode):
     def _run_in_form(
         self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType
     ) -> Any:
-        form = self._forms.choose(func, args, caller)
+        form = self._forms.choose(func, args, self.node, caller)
         result = self._run(form, types, args, kwargs)
         self._forms.note(func, result, caller)
         return result

@@ -19,7 +19,10 @@ import torch
 aten = torch.ops.aten
 
 _ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
-_IN_PLACE: dict[Any, tuple[Any, frozenset[Any]]] = {
+Forms = dict[Any, tuple[Any, frozenset[Any]]]
+"""What runs in place, by which form, where its first argument was made by one of these."""
+
+_IN_PLACE: Forms = {
     # linear and the written-out attention: the product, then the bias or the mask
     aten.add.Tensor: (aten.add_.Tensor, frozenset({aten._unsafe_view.default})),
     # the gradients of indexing, gathering and selecting: zeros, then what goes where
@@ -33,10 +36,23 @@ _IN_PLACE: dict[Any, tuple[Any, frozenset[Any]]] = {
     # the gradient of `max()`, `min()` and `median()`
     aten.logical_and.default: (aten.logical_and_.default, frozenset({aten.isnan.default})),
 }
-"""What runs in place, by which form, where its first argument was made by one of these."""
+_IN_FORMULA: dict[str, Forms] = {
+    "BinaryCrossEntropyBackward0": {
+        aten.mul.Tensor: (aten.mul_.Tensor, frozenset({aten.logit.default, aten.mul.Tensor})),
+    },
+    "BinaryCrossEntropyWithLogitsBackward0": {
+        aten.sub.Tensor: (
+            aten.sub_.Tensor,
+            frozenset({aten.sigmoid.default, aten.add.Scalar, aten.mul.Tensor}),
+        ),
+        aten.mul.Tensor: (aten.mul_.Tensor, frozenset({aten.sub.Tensor, aten.mul.Tensor})),
+    },
+}
+"""The same for single nodes of autograd, which write in place unless they make a graph."""
 
-_MAKERS = frozenset().union(*(makers for _, makers in _IN_PLACE.values()))
-WATCHED = _MAKERS.union(_IN_PLACE)
+_ALL = [_IN_PLACE, *_IN_FORMULA.values()]
+_MAKERS = frozenset().union(*(makers for forms in _ALL for _, makers in forms.values()))
+WATCHED = _MAKERS.union(*_ALL)
 """The operations that `InPlaceForms` wants to know of."""
 
 _CALL = "_graphmem_call"
@@ -52,9 +68,18 @@ class InPlaceForms:
     def __init__(self, *, observed: bool) -> None:
         self._observed = observed
 
-    def choose(self, func: Any, args: tuple[Any, ...], caller: FrameType | None) -> Any:
-        """The operation to run in place of `func`, which `caller` has called."""
+    def choose(self, func: Any, args: tuple[Any, ...], node: Any, caller: FrameType | None) -> Any:
+        """The operation to run in place of `func`, which `caller` has called.
+
+        Args:
+            func: the operation that was dispatched.
+            args: its arguments.
+            node: the node of autograd that runs, None in a forward pass.
+            caller: the innermost frame of Python.
+        """
         form = _IN_PLACE.get(func)
+        if node is not None and not torch.is_grad_enabled():
+            form = _IN_FORMULA.get(node.name(), _IN_PLACE).get(func)
         if form is None or self._observed:
             return func
         in_place, makers = form
