@@ -153,7 +153,8 @@ class SavedTensors:
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
             self._recorder.alias(alias, saved.storage)
-        self._recorder.remember_maker(alias, saved.made_by)
+        if saved.made_by is not None:
+            self._recorder.remember_maker(alias, saved.made_by)
         alias._graphmem_unpacked = True  # type: ignore[attr-defined]
         return alias
 
