@@ -44,8 +44,7 @@ class Formula:
 
     def needs(self, name: str) -> bool:
         """Whether the tensor of that name must be at hand (clause 3)."""
-        text = re.sub(_METADATA.format(rf"\b{name}"), "", self.text)
-        return re.search(rf"\b{name}\b", text) is not None
+        return _needs(self.text, name)
 
     def __str__(self) -> str:
         return f"{', '.join(self.gradients_of)}: {self.text}"
@@ -91,6 +90,12 @@ def of_operator(target: str) -> Derivative | None:
     by_operator = _tables()[1]
     base, dot, overload = name.partition(".")
     return by_operator.get(name) or by_operator.get(f"{base.removesuffix('_')}{dot}{overload}")
+
+
+@cache
+def _needs(formula: str, name: str) -> bool:
+    text = re.sub(_METADATA.format(rf"\b{name}"), "", formula)
+    return re.search(rf"\b{name}\b", text) is not None
 
 
 @cache
