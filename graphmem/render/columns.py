@@ -18,11 +18,10 @@ from graphmem.analysis import Analysis
 from graphmem.graph import Owner, Storage
 from graphmem.render.lifetimes import (
     Lifetime,
+    Reasons,
     category_of,
     lifetimes,
-    telling_tick,
 )
-from graphmem.report.reasons import reason_for
 from graphmem.report.schema import Report
 
 Columns = dict[str, list[int]]
@@ -112,6 +111,7 @@ class _Columns:
 
     def _storages(self) -> Columns:
         lives, text = self._lifetimes, self._texts.index
+        reasons = Reasons(self._analysis)
         return {
             "first": _differences(life.first for life in lives),
             "span": [life.last - life.first for life in lives],
@@ -122,12 +122,8 @@ class _Columns:
             "dtype": [text(life.storage.dtype) for life in lives],
             "shape": [text(_shape(life.storage)) for life in lives],
             "category": [text(category_of(life, self._peak)) for life in lives],
-            "reason": [text(self._reason(life)) for life in lives],
+            "reason": [text(reasons.of(life)) for life in lives],
         }
-
-    def _reason(self, life: Lifetime) -> str:
-        tick = telling_tick(life, self._peak, self._graph)
-        return reason_for(life.storage, tick, self._graph)
 
     def _owners(self) -> Columns:
         pairs = [(i, owner) for i, life in enumerate(self._lifetimes) for owner in _held(life)]

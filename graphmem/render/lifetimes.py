@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from graphmem.analysis import Analysis
 from graphmem.graph import Category, OwnerKind, StepGraph, Storage
+from graphmem.pipeline import KnowsReasons
 from graphmem.report.build import module_of
+from graphmem.report.reasons import reason_for
 from graphmem.simulate import Moment
 
 
@@ -60,12 +62,26 @@ def category_of(life: Lifetime, peak: Moment) -> Category:
     return storage.category_at(storage.birth if saved is None else saved.start)
 
 
-def telling_tick(life: Lifetime, peak: Moment, graph: StepGraph) -> int:
-    """When to ask why a storage is alive: at the peak, else just before its death."""
-    if life.holds_at(peak):
-        return peak.tick
-    death = graph.end if life.storage.death is None else life.storage.death
-    return max(life.storage.birth, death - 1)
+class Reasons:
+    """Why storages are alive: at the peak, or just before their death."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._graph = analysis.graph
+        self._peak, _ = analysis.timeline.peak()
+        annotations = analysis.annotations.values()
+        self._known = [each for each in annotations if isinstance(each, KnowsReasons)]
+
+    def of(self, life: Lifetime) -> str:
+        """One sentence, as the report has it."""
+        storage, tick = life.storage, self._telling_tick(life)
+        known = [reason for each in self._known for reason in each.reasons_for(storage.id, tick)]
+        return reason_for(storage, tick, self._graph, known)
+
+    def _telling_tick(self, life: Lifetime) -> int:
+        if life.holds_at(self._peak):
+            return self._peak.tick
+        death = self._graph.end if life.storage.death is None else life.storage.death
+        return max(life.storage.birth, death - 1)
 
 
 class Clock:

@@ -17,9 +17,7 @@ from typing import Any
 from graphmem.allocator.segment_info import torch_snapshot
 from graphmem.analysis import Analysis
 from graphmem.graph import StepGraph, Storage
-from graphmem.render.lifetimes import Lifetime, lifetimes, telling_tick
-from graphmem.report.reasons import reason_for
-from graphmem.simulate import Moment
+from graphmem.render.lifetimes import Lifetime, Reasons, lifetimes
 
 Frame = dict[str, str | int]
 Entry = dict[str, Any]
@@ -32,9 +30,10 @@ def snapshot_bytes(analysis: Analysis) -> bytes:
 
 def snapshot(analysis: Analysis) -> dict[str, Any]:
     """The segments at the end of the trace, and every event that led there."""
-    peak, _ = analysis.timeline.peak()
+    reasons = Reasons(analysis)
     frames = {
-        life.storage.id: list(_frames(analysis.graph, life, peak)) for life in lifetimes(analysis)
+        life.storage.id: list(_frames(analysis.graph, life, reasons.of(life)))
+        for life in lifetimes(analysis)
     }
     return {
         "segments": _segments(analysis, frames),
@@ -44,11 +43,10 @@ def snapshot(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _frames(graph: StepGraph, life: Lifetime, peak: Moment) -> Iterator[Frame]:
+def _frames(graph: StepGraph, life: Lifetime, reason: str) -> Iterator[Frame]:
     """Innermost first. Flame graphs split a stack at semicolons."""
     op = graph.op_of(life.storage)
-    tick = telling_tick(life, peak, graph)
-    yield _frame("why", reason_for(life.storage, tick, graph))
+    yield _frame("why", reason)
     if op is None:
         return
     yield _frame("operation", op.target.removesuffix(".default"))
