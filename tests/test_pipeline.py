@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch.fx
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
+from graphmem.passes.kernel_memory import RULES
 from graphmem.pipeline import Pass, installed_passes, ordered, run_passes
 from graphmem.runtime import Runtime
 
@@ -47,9 +50,16 @@ def test_two_passes_that_provide_the_same_are_an_error() -> None:
 
 
 def test_a_cycle_is_an_error_that_names_it() -> None:
-    with pytest.raises(InputError, match="passes require each other: (a -> b|b -> a)"):
+    with pytest.raises(InputError, match=r"passes require each other: (a -> b|b -> a)"):
         ordered([a_pass("a", "b"), a_pass("b", "a")])
 
 
 def test_built_in_passes_are_found_through_the_entry_points() -> None:
     assert {"kernel_memory", "unmodelled"} <= {each.provides for each in installed_passes()}
+
+
+def test_the_documentation_names_every_operator_with_a_rule() -> None:
+    text = (Path(__file__).parents[1] / "docs/kernel_memory.md").read_text()
+    missing = [name for name in RULES if f"`{name.removeprefix('aten.')}`" not in text]
+
+    assert missing == []

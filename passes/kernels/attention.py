@@ -20,8 +20,8 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import Scratch, Step
 
 from .call import Call, Rule, during
-from .efficient_attention import efficient_backward, efficient_forward
-from .layout import is_contiguous, item_bytes
+from .efficient_attention import efficient_backward, efficient_forward, is_sequence_first
+from .layout import item_bytes
 from .reduction import contiguous_copy
 
 _FLOAT_BYTES = 4
@@ -73,7 +73,7 @@ def _flash_backward(call: Call) -> Iterator[Step]:
     copies = [
         contiguous_copy(tensor, what)
         for tensor, what in ((grad, "the gradient"), (out, "the output"))
-        if not is_contiguous(_sequence_first(tensor))
+        if not is_sequence_first(tensor)
     ]
     batch, heads, queries, width = query.shape
     rows = batch * heads * -(-queries // 128) * 128 * _FLOAT_BYTES
@@ -94,13 +94,6 @@ def _expanded(key: TensorOut, heads: int) -> list[Scratch]:
         Scratch(f"gradient of the {what} for each head of queries", nbytes)
         for what in ("keys", "values")
     ]
-
-
-def _sequence_first(tensor: TensorOut) -> TensorOut:
-    batch, heads, sequence, width = range(4)
-    order = (batch, sequence, heads, width)
-    shape = tuple(tensor.shape[axis] for axis in order)
-    return TensorOut(shape, tensor.dtype, None, tuple(tensor.stride[axis] for axis in order))
 
 
 def _cudnn(call: Call) -> Iterator[Step]:

@@ -3,15 +3,17 @@
   (1) Forward, 16 bits and values wider than 128: the output is gathered in float32
       (aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h,
       `kNeedsOutputAccumulatorBuffer`).
-  (2) Backward: row sums of gradient times output. 16-bit kernels compute them, except on V100
+  (2) Backward: the incoming gradient is made contiguous in the kernel's order, (batch, sequence,
+      heads, width), before the outputs are allocated (cuda/attention_backward.cu).
+  (3) Backward: row sums of gradient times output. 16-bit kernels compute them, except on V100
       where the outputs do not fit registers; otherwise they are a product of full size, its sum
       and a contiguous copy (cuda/attention_backward.cu).
-  (3) Backward: a workspace for each head, with a tile for each block of queries, and for gradients
+  (4) Backward: a workspace for each head, with a tile for each block of queries, and for gradients
       of keys and values that registers do not hold (kernel_backward.h, `workspace_elements_gq`,
       `workspace_elements_gk`, `workspace_strideBH`; the lists of kernels in kernels/cutlassB.h).
 
 Which kernels fit a card's shared memory is not derived: blocks of 128 queries are taken to fit
-compute capabilities 8.0, 9.0 and 10.0, and on 7.0 those of 16 bits (the generator of the kernels
+compute capabilities 8.0, 9.0 and 10.0, and 7.0 those of 16 bits (the generator of the kernels
 says that 7.5 and 8.6 need the smaller ones).
 
 Not covered: sequences of different lengths in one batch, deterministic algorithms.
@@ -22,10 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, during
-from .layout import is_half, numel
+from .layout import is_contiguous, is_half, numel
+from .reduction import contiguous_copy
 
 _FLOAT_BYTES = 4
 _WIDE_VALUES = 128
@@ -47,6 +51,13 @@ class Tile:
     width: int
 
 
+def is_sequence_first(tensor: TensorOut) -> bool:
+    """Whether (batch, heads, sequence, width) is contiguous as (batch, sequence, heads, width)."""
+    batch, heads, sequence, width = zip(tensor.shape, tensor.stride, strict=True)
+    shape, stride = zip(batch, sequence, heads, width, strict=True)
+    return is_contiguous(TensorOut(shape, tensor.dtype, None, stride))
+
+
 def efficient_forward(call: Call) -> Iterator[Step]:
     """Clause (1)."""
     yield from call.outputs()
@@ -57,11 +68,15 @@ def efficient_forward(call: Call) -> Iterator[Step]:
 
 
 def efficient_backward(call: Call) -> Iterator[Step]:
-    """Clauses (2) and (3)."""
-    query = call.tensor("query")
-    batch, heads, queries, _ = query.shape
+    """Clauses (2) to (4)."""
+    grad = call.tensor("grad_out_")
+    copies = [] if is_sequence_first(grad) else [contiguous_copy(grad, "the gradient")]
+    yield from during(copies, (*call.outputs(), *_gradients(call)))
+
+
+def _gradients(call: Call) -> Iterator[Step]:
+    batch, heads, queries, _ = call.tensor("query").shape
     tile = tile_of(call)
-    yield from call.outputs()
     sums = Scratch("row sums of output * gradient", batch * heads * queries * _FLOAT_BYTES)
     yield from during([] if _kernel_sums(call, tile) else _products(call, sums), [Take(sums)])
     yield from during([Scratch("workspace of the gradients", workspace_bytes(call, tile))])
@@ -69,7 +84,7 @@ def efficient_backward(call: Call) -> Iterator[Step]:
 
 
 def _products(call: Call, sums: Scratch) -> list[Scratch]:
-    """What the formula of clause (2) has beside its result."""
+    """What the formula of clause (3) has beside its result."""
     out = call.tensor("out")
     product = Scratch("output * gradient in float32", numel(out) * _FLOAT_BYTES)
     copies = [Scratch(f"the {what} in float32", product.nbytes) for what in ("gradient", "output")]
@@ -105,7 +120,7 @@ def tile_of(call: Call) -> Tile:
 
 
 def workspace_bytes(call: Call, tile: Tile) -> int:
-    """Clause (3)."""
+    """Clause (4)."""
     query, key, value = (call.tensor(name) for name in ("query", "key", "value"))
     batch, heads, queries, width = query.shape
     tiles = _ceil(queries, tile.queries) * _ceil(width, tile.keys)

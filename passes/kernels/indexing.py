@@ -23,6 +23,9 @@ from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, numel
 from .reduction import contiguous_copy, flattened
 
+_INDEX_BACKWARD = "IndexBackward0"
+"""`index_backward` calls `_index_put_impl_` with `unsafe`; the trace may show `index_put_`."""
+
 
 def _index_put(call: Call) -> Iterator[Step]:
     yield from call.outputs()
@@ -37,8 +40,8 @@ def _with_sort(call: Call) -> Iterator[Step]:
     copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor, "self")]
     yield from map(Take, copies)
     linear = Scratch("linear index", count * INDEX_BYTES)
-    checks = _range_checks(call, used) if not call.value("unsafe") else ()
-    yield from checks
+    if not (call.value("unsafe") or call.op.autograd_node == _INDEX_BACKWARD):
+        yield from _range_checks(call, used)
     yield from _linear_index(linear, len(used), count)
     yield from during(_value_copy(call, indices, count), _sort(call, tensor, indices, count))
     yield Free(linear)

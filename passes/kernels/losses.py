@@ -1,9 +1,9 @@
 """Losses that reduce what they computed for each element.
 
 `mse_loss` and `smooth_l1_loss` compute every element's loss a second time beside the storage of
-their result (aten/src/ATen/native/BinaryOps.cpp, `mse_loss_out`; mlp01 shows both blocks), the
-others reduce the storage of their result, or a temporary, into a scalar
-(aten/src/ATen/native/Loss.cpp, cuda/Loss.cu).
+their result (mlp01 shows both blocks); the others reduce the storage of their result, or a
+temporary, into a scalar (aten/src/ATen/native/Loss.cpp, cuda/Loss.cu).
+`binary_cross_entropy_with_logits` has the logarithm of the sigmoid beside.
 
 Not covered: `nll_loss` of input that is not contiguous, `multi_margin_loss`, `ctc_loss`.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Scratch, Step
+from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .layout import contiguous_strides, item_bytes, nbytes
@@ -49,6 +49,25 @@ def _reduced_from_temporary(call: Call) -> Iterator[Step]:
     yield from during([Scratch(_UNREDUCED, nbytes(values))], steps)
 
 
+def _with_logits(call: Call) -> Iterator[Step]:
+    """`binary_cross_entropy_with_logits` (Loss.cpp)."""
+    values = _elementwise(call)
+    size = nbytes(values)
+    log_sigmoid = Scratch("logarithm of the sigmoid", size)
+    yield Take(log_sigmoid)
+    weight = call.optional("pos_weight")
+    if weight is not None:
+        less = Scratch("weight of positives less 1", nbytes(weight))
+        factors = Scratch("weights of elements", size)
+        yield from (Take(less), Take(factors), Free(less), Free(factors))
+    if call.value("reduction") == _NO_REDUCTION:
+        yield from call.outputs()
+    else:
+        steps = (*call.outputs(), *reduced(call, values))
+        yield from during([Scratch(_UNREDUCED, size)], steps)
+    yield Free(log_sigmoid)
+
+
 def _elementwise(call: Call) -> TensorOut:
     shapes = (call.tensor("self").shape, call.tensor("target").shape)
     shape = tuple(torch.broadcast_shapes(*shapes))
@@ -61,4 +80,5 @@ RULES: Mapping[str, Rule] = {
     "aten.binary_cross_entropy": _reduced_in_place,
     "aten.soft_margin_loss": _reduced_in_place,
     "aten.huber_loss": _reduced_from_temporary,
+    "aten.binary_cross_entropy_with_logits": _with_logits,
 }

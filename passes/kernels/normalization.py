@@ -1,27 +1,25 @@
 """Layer, RMS and group norm.
 
-  (1) Inputs that are not contiguous are copied first (aten/src/ATen/native/cuda/
-      layer_norm_kernel.cu, group_norm_kernel.cu).
-  (2) The weight's gradient of many short rows is summed in two steps: partial sums, then a
-      column sum of them into new results, while those allocated first are dropped
-      (`ConfigureAndLaunchGammaBetaBackwardKernel`; pytorch PR #148605, torch 2.8).
-  (3) Group norm has per-channel factors of its own in both passes; the Liger table of
-      shared/cuda_recordings.md shows all five of the backward pass at its peak.
-
-Not covered: float64 in clause (3) on cards, which accumulates in float64 (sized so here).
+(1) Inputs that are not contiguous are copied first, the incoming gradient of layer norm after the
+outputs are allocated (aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu,
+native/group_norm.cpp).
+(2) The weight's gradient of many short rows is summed in two steps: partial sums, then a
+column sum of them into new results, while those allocated first are dropped
+(`ConfigureAndLaunchGammaBetaBackwardKernel`; pytorch PR #148605, torch 2.8).
+(3) Group norm has per-channel factors of its own in both passes; the Liger table of
+shared/cuda_recordings.md shows all five of the backward pass at its peak.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
 
 from .call import Call, Rule, during
-from .layout import accumulate_bytes, contiguous_strides, is_contiguous, item_bytes
+from .layout import accumulate_bytes, is_contiguous, item_bytes
 from .reduction import contiguous_copy, reduced
 
 _PARTIAL_SUMS_SINCE = (2, 8)
@@ -36,24 +34,24 @@ def _layer_norm(call: Call) -> Iterator[Step]:
     yield from during(copies, call.outputs())
 
 
-def _layer_norm_backward(call: Call, *, inputs: tuple[str, ...]) -> Iterator[Step]:
+def _layer_norm_backward(call: Call) -> Iterator[Step]:
     tensor = call.tensor("input")
     columns = math.prod(call.value("normalized_shape"))
     rows = math.prod(tensor.shape) // max(1, columns)
-    yield from during(_copies(call, inputs), _gradients(call, rows, columns))
+    yield from during(_copies(call, ("input", "weight")), _gradients(call, rows, columns))
 
 
 def _gradients(call: Call, rows: int, columns: int) -> Iterator[Step]:
     """The gradients in order; those of weight and bias by clause (2) where it applies."""
-    mask = call.value("output_mask")
-    first = int(bool(mask[0]))
+    first = int(bool(call.value("output_mask")[0]))
     births = len(call.op.births)
+    copies = _copies(call, ("grad_out",))
     if rows and births > first and _has_partial_sums(call, rows, columns):
-        dtype = call.op.outputs[-1].dtype
         yield from map(Output, range(first))
-        yield from _in_two_steps(call, range(first, births), rows, columns, dtype)
+        yield from _in_two_steps(call, range(first, births), rows, columns, copies)
     else:
         yield from call.outputs()
+        yield from during(copies)
 
 
 def _has_partial_sums(call: Call, rows: int, columns: int) -> bool:
@@ -65,21 +63,22 @@ def _has_partial_sums(call: Call, rows: int, columns: int) -> bool:
     )
 
 
-def _in_two_steps(call: Call, births: range, rows: int, columns: int, dtype: str) -> Iterator[Step]:
+def _in_two_steps(
+    call: Call, births: range, rows: int, columns: int, copies: list[Scratch]
+) -> Iterator[Step]:
     grid = -(-columns // _BLOCK_COLUMNS)
     blocks = min(_LARGEST_GRID // grid, -(-rows // _BLOCK_ROWS))
+    dtype = call.op.outputs[-1].dtype
     size = item_bytes(dtype)
     dropped = [Scratch("gradient that is replaced", columns * size) for _ in births]
     partial_sums = [Scratch("partial sums of rows", blocks * columns * size) for _ in births]
-    shape = (blocks, columns)
-    summed = TensorOut(shape, dtype, None, contiguous_strides(shape))
-    yield from map(Take, dropped)
-    yield from map(Take, partial_sums)
+    summed = TensorOut((blocks, columns), dtype, None, (columns, 1))
+    yield from map(Take, (*dropped, *copies, *partial_sums))
     for birth, replaced in zip(births, dropped, strict=True):
         yield Output(birth)
         yield from reduced(call, summed, [0])
         yield Free(replaced)
-    yield from map(Free, reversed(partial_sums))
+    yield from map(Free, reversed((*copies, *partial_sums)))
 
 
 def _group_norm(call: Call) -> Iterator[Step]:
@@ -96,14 +95,13 @@ def _group_norm(call: Call) -> Iterator[Step]:
 def _group_norm_backward(call: Call) -> Iterator[Step]:
     size = _accumulator(call)
     per_channel, per_group = _channels(call) * size, call.value("N") * call.value("group") * size
-    is_flat = call.value("HxW") == 1
     sums = [Scratch(f"channels' sums of {what}", per_channel) for what in ("x * dy", "dy")]
     factors: list[Scratch] = []
     if call.value("output_mask")[0]:
         factors = [Scratch("groups' factors", per_group), Scratch("groups' offsets", per_group)]
-        if call.value("weight") is not None and not is_flat:
+        if call.value("weight") is not None and call.value("HxW") > 1:
             factors.append(Scratch("channels' factors", per_channel))
-    steps = during([] if is_flat else sums, during(factors))
+    steps = during(sums, during(factors))
     yield from during(_copies(call, ("grad_out", "input")), (*call.outputs(), *steps))
 
 
@@ -128,13 +126,9 @@ def _copies(call: Call, names: tuple[str, ...]) -> list[Scratch]:
 
 RULES: Mapping[str, Rule] = {
     "aten.native_layer_norm": _layer_norm,
-    "aten.native_layer_norm_backward": partial(
-        _layer_norm_backward, inputs=("grad_out", "input", "weight")
-    ),
+    "aten.native_layer_norm_backward": _layer_norm_backward,
     "aten._fused_rms_norm": _layer_norm,
-    "aten._fused_rms_norm_backward": partial(
-        _layer_norm_backward, inputs=("grad_out", "input", "weight")
-    ),
+    "aten._fused_rms_norm_backward": _layer_norm_backward,
     "aten.native_group_norm": _group_norm,
     "aten.native_group_norm_backward": _group_norm_backward,
 }

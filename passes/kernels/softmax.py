@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.kernel_program import Scratch, Step
 
 from .call import Call, Rule, during
 from .layout import is_contiguous, is_dense, item_bytes, nbytes, numel
@@ -41,20 +41,15 @@ def _backward(call: Call, *, has_product: bool) -> Iterator[Step]:
 
 
 def _safe(call: Call) -> Iterator[Step]:
-    """Clause (3): the softmax, -inf, a mask of the input, its rows, 0; then the result."""
-    tensor, out = call.tensor("self"), call.op.outputs[0]
-    size, dims = item_bytes(out.dtype), call.value("dim")
-    rows = numel(tensor) // max(1, tensor.shape[dims] if tensor.shape else 1)
-    held = [Scratch("softmax before empty rows", numel(out) * size), Scratch("-inf", size)]
-    mask = Scratch("mask of -inf", numel(tensor))
-    full_rows = Scratch("rows that are masked", rows)
-    zero = Scratch("0", size)
-    yield from map(Take, (*held, mask, full_rows))
-    masked = compact(tensor, "bool")
-    yield from reduced(call, masked, dims, kernel_of=logic_kernel, keepdim=True)
-    yield Take(zero)
+    """Clause (3): the softmax, which becomes the result; a mask of the input, its rows, and 0."""
+    tensor = call.tensor("self")
+    dim = call.value("dim")
+    rows = numel(tensor) // max(1, tensor.shape[dim] if tensor.shape else 1)
+    masks = [Scratch("mask of -inf", numel(tensor)), Scratch("rows that are masked", rows)]
+    zero = Scratch("0", item_bytes(call.op.outputs[0].dtype))
+    masked = reduced(call, compact(tensor, "bool"), dim, kernel_of=logic_kernel, keepdim=True)
     yield from call.outputs()
-    yield from map(Free, (zero, full_rows, mask, *reversed(held)))
+    yield from during(masks, (*masked, *during([zero])))
 
 
 RULES: Mapping[str, Rule] = {

@@ -22,8 +22,7 @@ from .reduction import compact, contiguous_copy
 
 _SORTED_IN_PLACE = 4096
 _SORTED_ROW_BY_ROW_FROM = 1_000_000
-# `should_use_sort`, `mbtopk::should_use_multiblock`: up to so many rows of at least this length.
-_TOPK_SORTS = (10, 100_000)
+# `mbtopk::should_use_multiblock`: up to so many rows of at least this length.
 _TOPK_MULTIBLOCK = (
     (20, 20_000),
     (40, 10_000),
@@ -63,25 +62,24 @@ def _topk(call: Call) -> Iterator[Step]:
     tensor = call.tensor("self")
     yield from call.outputs()
     length = _length(call, tensor)
-    if _is_plain_topk(numel(tensor) // max(1, length), length):
+    rows = numel(tensor) // max(1, length)
+    if call.value("k") <= _SORTED_IN_PLACE and not _is_shared_topk(rows, length):
         yield from during([] if is_contiguous(tensor) else [contiguous_copy(tensor)])
     else:
         call.leave_out(
             "scratch memory of aten.topk",
             "0 bytes",
-            "rows this long are sorted, or shared by several blocks: no rule yet; at most a few "
-            "times the input",
+            "rows this long are shared by several blocks, or many results sorted: no rule yet; at "
+            "most a few times the input",
         )
 
 
-def _is_plain_topk(rows: int, length: int) -> bool:
-    most_rows, least_length = _TOPK_SORTS
-    if rows <= most_rows and length >= least_length:
-        return False
+def _is_shared_topk(rows: int, length: int) -> bool:
+    """Whether several blocks share a row."""
     for most_rows, least_length in _TOPK_MULTIBLOCK:
         if rows <= most_rows:
-            return length < least_length
-    return length < _TOPK_MULTIBLOCK_MANY_ROWS
+            return length >= least_length
+    return length >= _TOPK_MULTIBLOCK_MANY_ROWS
 
 
 def _running(call: Call) -> Iterator[Step]:
