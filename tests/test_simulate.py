@@ -19,9 +19,11 @@ def graph_of(*storages: Storage) -> StepGraph:
     return StepGraph(fx=torch.fx.Graph(), device="cuda:0", storages=list(storages))
 
 
-def storage(id: int, nbytes: int, birth: int, *ends: int | None, device: str = "cuda:0") -> Storage:
+def storage(
+    number: int, nbytes: int, birth: int, *ends: int | None, device: str = "cuda:0"
+) -> Storage:
     owners = [Owner(OwnerKind.VARIABLE, "", birth, end) for end in ends]
-    return Storage(id, nbytes, birth, None, (nbytes,), "uint8", device, owners)
+    return Storage(number, nbytes, birth, None, (nbytes,), "uint8", device, owners)
 
 
 def test_a_storage_lives_until_its_last_owner_lets_go() -> None:

@@ -60,7 +60,7 @@ class AutocastRegions:
         enter, leave = autocast.__enter__, autocast.__exit__
 
         def enter_region(region: Any) -> Any:
-            entered = enter(region)
+            entered = enter(region)  # type: ignore[no-untyped-call]
             self._outer.append(self.enabled)
             self.enabled = torch.is_autocast_enabled(self._device_type)
             return entered

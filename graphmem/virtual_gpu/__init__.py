@@ -39,8 +39,10 @@ def virtual_cuda(
 
 @contextmanager
 def _data_lifted_on_cpu() -> Iterator[None]:
-    """Have `torch.tensor(data, device="cuda")` make a CPU tensor and move it by a dispatched copy,
-    as FakeTensorMode does where no device may be touched (torch/csrc/utils/tensor_new.cpp)."""
+    """Have `torch.tensor(data, device="cuda")` make a CPU tensor and move it by a dispatched copy.
+
+    FakeTensorMode does so where no device may be touched (torch/csrc/utils/tensor_new.cpp).
+    """
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     try:

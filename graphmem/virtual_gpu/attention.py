@@ -222,8 +222,10 @@ def _as_additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """`preprocess_mask`: pad the last size to a multiple of 8, and expand to every head
-    (aten/src/ATen/native/transformers/attention.cpp)."""
+    """`preprocess_mask`: pad the last size to a multiple of 8, and expand to every head.
+
+    aten/src/ATen/native/transformers/attention.cpp
+    """
     mask = _as_additive(mask, query)
     last = mask.shape[-1]
     if last % _MASK_ALIGNMENT:
@@ -233,8 +235,10 @@ def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -
 
 
 def seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What memory-efficient attention returns: its random seed and offset are CPU tensors, unless a
-    CUDA graph is captured (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+    """What memory-efficient attention returns: its random seed and offset are CPU tensors.
+
+    Unless a CUDA graph is captured (aten/src/ATen/native/transformers/cuda/attention.cu).
+    """
     output, logsumexp, *seeds = result
     return (output, logsumexp, *(_on_host(fake_mode, seed) for seed in seeds))
 

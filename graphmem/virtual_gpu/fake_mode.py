@@ -13,6 +13,8 @@ class VirtualFakeMode(FakeTensorMode):
 
     @property
     def avoid_device_init(self) -> bool:
-        """True, although `torch.cuda.is_available()` says that there is a device: no operation may
-        run on it for the sake of constants."""
+        """True, although `torch.cuda.is_available()` says that there is a device.
+
+        No operation may run on it for the sake of constants.
+        """
         return True

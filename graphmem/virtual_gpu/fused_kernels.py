@@ -1,8 +1,8 @@
 """Operators that are one kernel on CUDA and a composite of others everywhere else.
 
-A CPU build would take the composite for CUDA tensors, with other saved tensors. Where the dispatcher
-knows of a kernel for CUDA it takes the operator whole, with the derivative formula that every build
-has; the kernel itself is never called, because fake tensors are answered before it.
+A CPU build would take the composite for CUDA tensors, with other saved tensors. Where the
+dispatcher knows of a kernel for CUDA it takes the operator whole, with the derivative formula that
+every build has; the kernel itself is never called, because fake tensors are answered before it.
 
 The list is every operator of native_functions.yaml with both `CUDA` and
 `CompositeImplicitAutograd` among its kernels (torch 2.13).

@@ -1,0 +1,242 @@
+"""graphmem's own speed: trace and simulate, beside bare fake-tensor execution of the same step.
+
+    python tools/benchmark.py [--repeat N] [--json FILE]
+
+Bare execution is the floor: the same `build()` and the same training loop, for as many iterations,
+under PyTorch's own `FakeTensorMode` on the CPU with PyTorch's own autograd engine, and nothing
+recorded. Both run in this process with warm caches and without the cycle collector (which would
+make the bare run slower, and the ratio better), by turns; each figure is the least of N, in seconds
+of CPU time: what else the machine does is not counted, and neither run uses a second thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphmem import TrainingStep
+from graphmem.gpus import find_gpu
+from graphmem.graph import StepGraph
+from graphmem.simulate import simulate
+from graphmem.trace import Options, trace
+from graphmem.trace.loop import TrainingLoop
+from graphmem.virtual_gpu import fake_cpu
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+GPU = "A100"
+ITERATIONS = 3
+DECODER: dict[str, Any] = {
+    "vocab": 1000,
+    "seq": 128,
+    "width": 64,
+    "heads": 8,
+    "kv_heads": 2,
+    "ffn": 176,
+    "norm": "written_out",
+}
+DECODER_LAYERS = (12, 24, 48, 126)
+
+Build = Callable[[], TrainingStep]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The least seconds of each kind of run, for one model."""
+
+    model: str
+    operations: int
+    bare_operations: int
+    trace_seconds: float
+    simulate_seconds: float
+    bare_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Trace and simulate."""
+        return self.trace_seconds + self.simulate_seconds
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as bare execution."""
+        return self.seconds / self.bare_seconds
+
+    @property
+    def operations_per_second(self) -> float:
+        """How fast a step is read."""
+        return self.operations / self.seconds
+
+    @property
+    def microseconds_per_operation(self) -> float:
+        """The same figure the other way up, to compare models by size."""
+        return 1e6 * self.seconds / self.operations
+
+
+def gpt2() -> TrainingStep:
+    """GPT-2 small with the defaults of its fixture."""
+    step: TrainingStep = _fixture("gpt2").build()
+    return step
+
+
+def decoder(layers: int) -> TrainingStep:
+    """A narrow decoder: width costs nothing on fake tensors, layers do.
+
+    Both runs execute the same operations: AdamW is told to take its foreach path, which it takes by
+    itself on CUDA but not on the CPU, and the norm is written out, which only CUDA has as a kernel.
+    """
+    step: TrainingStep = _fixture("llama").build(layers=layers, **DECODER)
+    step.optimizer = partial(torch.optim.AdamW, lr=3e-4, foreach=True)
+    return step
+
+
+def _fixture(name: str) -> Any:
+    if str(FIXTURES) not in sys.path:
+        sys.path.append(str(FIXTURES))  # fixtures import their siblings
+    return importlib.import_module(name)
+
+
+def run_traced(build: Build) -> StepGraph:
+    """What `graphmem analyze` does up to the step graph."""
+    return trace(build, gpu=find_gpu(GPU), options=Options(steps=ITERATIONS))
+
+
+def run_bare(build: Build, watch: AbstractContextManager[Any] | None = None) -> None:
+    """The same iterations on PyTorch's fake tensors alone.
+
+    `fake_cpu` lets `model.to` work on fake parameters, and does nothing to operations.
+    """
+    mode = FakeTensorMode()
+    with fake_cpu(mode), mode, watch or nullcontext():
+        loop = TrainingLoop(
+            build(),
+            torch.device("cpu"),
+            mark=lambda name: None,
+            on_input=lambda tensor: None,
+            keep_grads=False,
+            inference=False,
+        )
+        loop.prepare()
+        for _ in range(ITERATIONS):
+            loop.iterate()
+
+
+class _Counter(TorchDispatchMode):
+    """Counts operations that pass by."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is not torch.ops.prim.device.default
+        return func(*args, **(kwargs or {}))
+
+
+def count_bare_operations(build: Build) -> int:
+    """How many operations the bare run executes, the accessor `Tensor.device` not counted."""
+    counter = _Counter()
+    run_bare(build, counter)
+    return counter.count
+
+
+def measure(model: str, build: Build, repeat: int) -> Measurement:
+    """Warm up both kinds of run, then take turns."""
+    operations = len(run_traced(build).ops)
+    bare_operations = count_bare_operations(build)
+    traced, simulated, bare = [], [], []
+    for _ in range(repeat):
+        bare.append(_seconds(partial(run_bare, build))[0])
+        seconds, graph = _seconds(partial(run_traced, build))
+        traced.append(seconds)
+        simulated.append(_seconds(partial(simulate, graph))[0])
+        del graph
+    return Measurement(
+        model=model,
+        operations=operations,
+        bare_operations=bare_operations,
+        trace_seconds=min(traced),
+        simulate_seconds=min(simulated),
+        bare_seconds=min(bare),
+    )
+
+
+def _seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    with _without_collector():
+        start = time.process_time()
+        result = run()
+        return time.process_time() - start, result
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+HEADER = ("model", "ops", "bare ops", "trace", "simulate", "bare", "ratio", "ops/s", "us/op")
+
+
+def row(measured: Measurement) -> tuple[str, ...]:
+    """One line of the table."""
+    return (
+        measured.model,
+        f"{measured.operations:,}",
+        f"{measured.bare_operations:,}",
+        f"{measured.trace_seconds:.3f} s",
+        f"{measured.simulate_seconds:.3f} s",
+        f"{measured.bare_seconds:.3f} s",
+        f"{measured.ratio:.2f}",
+        f"{measured.operations_per_second:,.0f}",
+        f"{measured.microseconds_per_operation:.1f}",
+    )
+
+
+def print_row(cells: tuple[str, ...]) -> None:
+    """The model's name to the left, figures to the right."""
+    print(f"{cells[0]:<22}" + "".join(f"{cell:>11}" for cell in cells[1:]), flush=True)
+
+
+def main() -> None:
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--repeat", type=int, default=5, help="take the least of N runs")
+    arguments = parser.parse_args()
+    builds: list[tuple[str, Build]] = [
+        ("gpt2 small", gpt2),
+        *((f"decoder, {layers} layers", partial(decoder, layers)) for layers in DECODER_LAYERS),
+    ]
+    sizes = ", ".join(f"{name}={value}" for name, value in DECODER.items())
+    print(f"{ITERATIONS} iterations, traced for an {GPU}; CPU seconds; decoder: {sizes}")
+    print_row(HEADER)
+    measurements = []
+    for model, build in builds:
+        measurements.append(measure(model, build, arguments.repeat))
+        print_row(row(measurements[-1]))
+    decoders = [each.microseconds_per_operation for each in measurements[1:]]
+    spread = max(decoders) / min(decoders)
+    print(f"cost of an operation, {DECODER_LAYERS} layers: the dearest {spread:.2f} x the cheapest")
+    if arguments.json:
+        figures = [asdict(each) | {"ratio": each.ratio} for each in measurements]
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
