@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from graphmem.allocator.replay import Replay
 from graphmem.verify.changes import Change, follow_order
-from graphmem.verify.prediction import Figures, Prediction
+from graphmem.verify.figures import Figures
+from graphmem.verify.prediction import Prediction
 from graphmem.verify.recording_files import Recorded
 from graphmem.verify.window import Start
 
@@ -69,18 +69,8 @@ def compare(recorded: Recorded, prediction: Prediction, start: Start) -> Compari
         recorded=recorded.changes,
         predicted=tuple(predicted),
         first_difference=_first_difference(recorded.changes, predicted),
-        recorded_figures=None if recorded.replay is None else _figures(recorded.replay),
+        recorded_figures=recorded.figures,
         predicted_figures=prediction.figures(start),
-    )
-
-
-def _figures(replay: Replay) -> Figures:
-    return Figures(
-        base_allocated=replay.base_allocated,
-        peak_allocated=replay.peak_allocated,
-        end_allocated=replay.end_allocated,
-        peak_reserved=replay.peak_reserved,
-        end_reserved=replay.end_reserved,
     )
 
 

@@ -14,18 +14,8 @@ from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
 from graphmem.simulate import Timeline, changes, simulate
 from graphmem.verify.changes import Change, predicted_changes
+from graphmem.verify.figures import Figures
 from graphmem.verify.window import Start
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Bytes of a window, as `torch.cuda.memory_stats` counts them."""
-
-    base_allocated: int
-    peak_allocated: int
-    end_allocated: int
-    peak_reserved: int
-    end_reserved: int
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from graphmem.allocator.replay import Replay, replay
 from graphmem.errors import InputError
 from graphmem.recordings import Recording, read_recording
 from graphmem.verify.changes import Change, recorded_changes
+from graphmem.verify.figures import Figures, replayed_figures, told_figures
 
 COMPACT = ".events.json"
 SNAPSHOT = ".pickle.gz"
@@ -42,12 +43,14 @@ class Recorded:
         changes: its allocations and frees.
         replay: what the allocator's model makes of it; None where it does not tell the state
             before its first event.
+        figures: those of the replay, else those that a compact file tells, else None.
     """
 
     name: str
     settings: AllocatorSettings
     changes: tuple[Change, ...]
     replay: Replay | None
+    figures: Figures | None
 
 
 def read_recorded(path: Path) -> Recorded:
@@ -71,6 +74,7 @@ def read_recorded(path: Path) -> Recorded:
         settings=recording.settings,
         changes=tuple(recorded_changes(recording, starts_empty=base == 0)),
         replay=made,
+        figures=told_figures(path) if made is None else replayed_figures(made),
     )
 
 
