@@ -449,3 +449,14 @@ class TestOthers:
 def _sequence_first(heads: int, length: int, width: int) -> tuple[int, ...]:
     """Strides of (batch, heads, sequence, width) laid out as (batch, sequence, heads, width)."""
     return (length * heads * width, width, heads * width, 1)
+
+
+def test_an_operand_without_known_strides_is_named_as_left_out() -> None:
+    """A sparse tensor has none."""
+    calls = Calls()
+    calls.call(aten.sum.default, tensor(100))
+    [operand] = calls.graph.ops[0].node.args
+    operand.meta.clear()
+
+    assert calls.programs() == {}
+    assert [each.what for each in calls.assumptions()] == ["scratch memory of aten.sum"]
