@@ -5,7 +5,8 @@ dispatcher knows of a kernel for CUDA it takes the operator whole, with the deri
 every build has; the kernel itself is never called, because fake tensors are answered before it.
 
 The list is every operator of native_functions.yaml with both `CUDA` and
-`CompositeImplicitAutograd` among its kernels (torch 2.13).
+`CompositeImplicitAutograd` among its kernels, or with the former by its `structured_delegate`
+(torch 2.13).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from graphmem.errors import InternalError
 
-_SINCE = {"_fused_rms_norm": (2, 9), "mish_backward": (1, 9)}
+_SINCE = {"_fused_rms_norm": (2, 9), "mish_backward": (1, 9), "silu_backward": (1, 7)}
 
 
 @contextmanager
