@@ -1,0 +1,192 @@
+"""Where an operation happens: the module that runs, and the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graphmem.graph import Source
+from graphmem.trace.location import Location, is_user_file, short_path
+
+HERE = short_path(__file__)
+
+
+@pytest.fixture
+def location() -> Iterator[Location]:
+    """Frames outside of the test are not searched."""
+    here = Location()
+    with here.following(sys._getframe()):
+        yield here
+
+
+def line_after(function: Callable[..., Any], offset: int) -> int:
+    return inspect.getsourcelines(function)[1] + offset
+
+
+class Asking(nn.Module):
+    """Notes where it is whenever it is called."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__()
+        self.location = location
+        self.seen: list[str] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.location.module)
+        return x
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("inside")
+
+
+class TestSource:
+    def test_the_line_that_asks_is_found(self, location: Location) -> None:
+        def ask() -> Source | None:
+            return location.source()
+
+        assert ask() == Source(HERE, line_after(ask, 1), "ask")
+
+    def test_the_innermost_line_of_the_user_wins(self, location: Location) -> None:
+        def inner() -> Source | None:
+            return location.source()
+
+        def outer() -> Source | None:
+            return inner()
+
+        found = outer()
+        assert found is not None
+        assert found.function == "inner"
+
+    @pytest.mark.parametrize("library", [torch.__file__, contextlib.__file__])
+    def test_lines_of_libraries_are_passed_over(self, location: Location, library: str) -> None:
+        names: dict[str, Any] = {}
+        exec(compile("def run(function): return function()", library, "exec"), names)
+
+        def call() -> Source | None:
+            found: Source | None = names["run"](location.source)
+            return found
+
+        assert call() == Source(HERE, line_after(call, 1), "call")
+
+    def test_beyond_the_outermost_frame_nothing_is_searched(self) -> None:
+        location = Location()
+        with location.following(sys._getframe()):
+            assert location.source() is None
+
+    def test_after_the_trace_the_whole_stack_is_the_users_again(self) -> None:
+        location = Location()
+        with location.following(sys._getframe()):
+            pass
+        assert location.source() is not None
+
+    def test_the_same_line_is_one_object(self, location: Location) -> None:
+        def ask() -> Source | None:
+            return location.source()
+
+        assert ask() is ask()
+
+    def test_the_users_frames_come_innermost_first(self, location: Location) -> None:
+        def inner() -> list[str]:
+            frames = list(location.user_frames())
+            return [frame.f_code.co_name for frame in frames]
+
+        def outer() -> list[str]:
+            return inner()
+
+        assert outer()[:2] == ["inner", "outer"]
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("file", "is_users"),
+        [
+            (__file__, True),
+            (torch.__file__, False),
+            (inspect.__file__, False),
+            (sys.modules[Location.__module__].__file__, False),
+            ("<frozen importlib._bootstrap>", False),
+            (f"{Path(torch.__file__).parent.parent}/transformers/modeling.py", True),
+        ],
+    )
+    def test_whose_file_it_is(self, file: str, is_users: bool) -> None:
+        assert is_user_file(file) is is_users
+
+    def test_paths_are_short_below_here_and_below_site_packages(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert short_path(str(tmp_path / "models" / "mlp.py")) == "models/mlp.py"
+        assert short_path(f"{Path(torch.__file__).parent.parent}/x/y.py") == "x/y.py"
+        assert short_path("/elsewhere/mlp.py") == "/elsewhere/mlp.py"
+
+
+class TestModule:
+    def test_the_innermost_module_is_named_by_its_path(self, location: Location) -> None:
+        asking = Asking(location)
+        model = nn.Sequential(nn.Identity(), nn.Sequential(asking))
+        location.know(model)
+        assert location.module == ""
+        model(torch.ones(1))
+
+        assert asking.seen == ["1.0"]
+        assert location.module == ""
+
+    def test_a_model_that_was_not_known_is_named_when_it_is_called(
+        self, location: Location
+    ) -> None:
+        asking = Asking(location)
+        model = nn.Sequential(asking)
+        model(torch.ones(1))
+
+        assert asking.seen == ["0"]
+        assert location.roots == [model]
+
+    def test_a_module_under_two_names_keeps_the_first(self, location: Location) -> None:
+        asking = Asking(location)
+        model = nn.ModuleDict({"wte": asking, "lm_head": asking})
+        location.know(model)
+        for name in ("lm_head", "wte"):
+            model[name](torch.ones(1))
+
+        assert asking.seen == ["wte", "wte"]
+
+    def test_a_stranger_inside_a_module_is_named_by_its_class(self, location: Location) -> None:
+        stranger = Asking(location)
+
+        class Calling(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                result: Tensor = stranger(x)
+                return result
+
+        model = nn.Sequential(Calling())
+        location.know(model)
+        model(torch.ones(1))
+
+        assert stranger.seen == ["0.Asking"]
+
+    def test_a_module_that_raises_is_left(self, location: Location) -> None:
+        model = nn.Sequential(Raising())
+        with pytest.raises(RuntimeError, match="inside"):
+            model(torch.ones(1))
+
+        assert location.module == ""
+
+    def test_nothing_is_followed_after_the_trace(self) -> None:
+        location = Location()
+        asking = Asking(location)
+        with location.following(sys._getframe()):
+            pass
+        asking(torch.ones(1))
+
+        assert asking.seen == [""]
+        assert location.roots == []
