@@ -160,6 +160,15 @@ class TestModule:
 
         assert asking.seen == ["wte", "wte"]
 
+    def test_a_module_of_two_models_keeps_the_name_in_the_first(self, location: Location) -> None:
+        shared = Asking(location)
+        location.know(nn.ModuleDict({"encoder": shared}))
+        second = nn.ModuleDict({"decoder": shared})
+        location.know(second)
+        second["decoder"](torch.ones(1))
+
+        assert shared.seen == ["encoder"]
+
     def test_a_stranger_inside_a_module_is_named_by_its_class(self, location: Location) -> None:
         stranger = Asking(location)
 

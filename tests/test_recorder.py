@@ -122,6 +122,19 @@ class TestStorages:
         ]
         assert len(notes.graph.storages) == 1
 
+    def test_a_storage_lives_while_one_of_two_memories_stands_for_it(self, notes: Notes) -> None:
+        tensor = notes.empty(4)
+        storage = notes.storage_of(tensor)
+        unpacked = torch.empty(4)
+        notes.recorder.alias(unpacked, storage)
+        assert notes.recorder.fake_memories(storage) == 2
+        del tensor
+        assert storage.death is None
+        del unpacked
+
+        assert storage.death == notes.recorder.tick
+        assert len(storage.owners) == 1
+
     def test_a_storage_that_grows_is_a_new_one_born_before_the_old_one_dies(
         self, notes: Notes
     ) -> None:
