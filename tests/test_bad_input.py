@@ -411,3 +411,28 @@ def test_a_shape_that_depends_on_data_is_told_with_its_line(refused: Refused) ->
     message = f"the shape that aten._unique2.default returns depends on data at model.py:{THE_LINE}"
     assert str(error) == message
     assert "give it a static size" in str(error.hint)
+
+
+def test_a_model_that_is_frozen_whole_has_nothing_to_train(refused: Refused) -> None:
+    error = refused("""
+        import torch
+
+        def build():
+            return torch.nn.Linear(4, 4).requires_grad_(False), torch.zeros(2, 4)
+    """)
+
+    assert "nothing trains" in str(error)
+    assert "--inference" in (error.hint or "")
+
+
+def test_a_loss_without_a_graph_is_told_in_pytorchs_words(refused: Refused) -> None:
+    error = refused("""
+        import torch
+        from graphmem import TrainingStep
+
+        def build():
+            return TrainingStep(step=lambda: torch.zeros((), device="cuda").backward())
+    """)
+
+    assert "element 0 of tensors does not require grad" in str(error)
+    assert "model.py:5" in str(error)

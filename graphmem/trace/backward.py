@@ -134,6 +134,7 @@ class Backward:
         accumulate_grad: bool = False,
     ) -> tuple[torch.Tensor | None, ...]:
         """`THPEngine_run_backward`, with its arguments."""
+        _check_roots(tensors)
         roots = [_edge_of(tensor) for tensor in tensors]
         edges = self._reachable_from(roots)
         task = GraphTask(next(self._ids), keep_graph, edges, _count_dependencies(edges))
@@ -288,6 +289,15 @@ def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
     with without_edges(node, unwanted):
         result = node(*inputs)
     return list(result) if isinstance(result, tuple) else [result]
+
+
+def _check_roots(tensors: Sequence[Any]) -> None:
+    """Refuse what has no gradient, in the words of `THPEngine_run_backward`."""
+    for i, tensor in enumerate(tensors):
+        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
+            raise RuntimeError(
+                f"element {i} of tensors does not require grad and does not have a grad_fn"
+            )
 
 
 def _edge_of(tensor: Any) -> tuple[Node, int]:

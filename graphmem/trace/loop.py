@@ -126,6 +126,11 @@ class TrainingLoop:
 
     def _backward(self) -> None:
         assert self.loss is not None
+        if not self.loss.requires_grad:
+            raise InputError(
+                "nothing trains: the loss depends on no parameter that requires grad",
+                hint="leave some parameter unfrozen, or ask for --inference",
+            )
         loss = self.loss if self.scaler is None else self.scaler.scale(self.loss)
         loss.backward()
 
