@@ -27,6 +27,7 @@ def key_of(mode: VirtualFakeMode, *arguments: Any) -> tuple[Any, ...]:
 DIFFERENT: dict[str, Callable[[], Any]] = {
     "fp32": lambda: torch.empty(4, 4),
     "fp16": lambda: torch.empty(4, 4, dtype=torch.float16),
+    "bf16": lambda: torch.empty(4, 4, dtype=torch.bfloat16),
     "transposed": lambda: torch.empty(4, 4).t(),
     "longer": lambda: torch.empty(5, 4),
     "part of a larger storage": lambda: torch.empty(5, 4)[:4],
