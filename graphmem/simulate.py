@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from graphmem.allocator import AllocatorSettings, CachingAllocator, SegmentInfo
+from graphmem.allocator import Block, CachingAllocator, SegmentInfo
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
 
@@ -79,29 +79,33 @@ class Timeline:
         return bisect_right(self.moments, tick, key=lambda moment: moment.tick) - 1
 
 
-def simulate(
-    graph: StepGraph,
-    programs: Mapping[int, Program] = _NO_PROGRAMS,
-    settings: AllocatorSettings | None = None,
-) -> Timeline:
-    """Replay a step graph's storages, and what kernels allocate beside them.
+class Simulator:
+    """Sends the births and deaths of storages to an allocator, and notes what the device holds.
 
-    Args:
-        graph: storages off its device are left out.
-        programs: by the index of the operation, as the pass `kernel_memory` found them.
-        settings: the allocator's configuration.
+    Attributes:
+        allocator: decides about blocks.
+        timeline: what was noted so far.
     """
-    allocator = CachingAllocator(settings)
-    stats = allocator.statistics
-    blocks = {}
-    timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
-    for tick, born, storage in changes(graph, programs):
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
+        self._blocks: dict[int, Block] = {}
+
+    def apply(self, tick: int, born: bool, storage: Storage) -> None:
+        """Allocate a storage that is born at `tick`, or free one that dies then.
+
+        Raises:
+            OutOfMemory: the device is full; nothing is noted then.
+        """
+        timeline = self.timeline
         if born:
-            block = blocks[storage.id] = allocator.malloc(storage.nbytes)
+            block = self._blocks[storage.id] = self.allocator.malloc(storage.nbytes)
             timeline.block_bytes[storage.id] = block.size
             timeline.addresses[storage.id] = block.address
         else:
-            allocator.free(blocks.pop(storage.id))
+            self.allocator.free(self._blocks.pop(storage.id))
+        stats = self.allocator.statistics
         timeline.births.append(storage if born else None)
         timeline.deaths.append(None if born else storage)
         timeline.moments.append(
@@ -113,7 +117,31 @@ def simulate(
                 stats.reserved_bytes.current,
             )
         )
-    return replace(timeline, segments=allocator.segments())
+
+    def finish(self) -> Timeline:
+        """The timeline, with the segments that are there now."""
+        return replace(self.timeline, segments=self.allocator.segments())
+
+
+def simulate(
+    graph: StepGraph,
+    programs: Mapping[int, Program] = _NO_PROGRAMS,
+    allocator: CachingAllocator | None = None,
+) -> Timeline:
+    """Replay a step graph's storages, and what kernels allocate beside them.
+
+    Args:
+        graph: storages off its device are left out.
+        programs: by the index of the operation, as the pass `kernel_memory` found them.
+        allocator: an empty one; default: PyTorch's settings and no end of memory.
+
+    Raises:
+        OutOfMemory: the allocator's device is too small.
+    """
+    simulator = Simulator(allocator or CachingAllocator())
+    for tick, born, storage in changes(graph, programs):
+        simulator.apply(tick, born, storage)
+    return simulator.finish()
 
 
 Change = tuple[int, bool, Storage]

@@ -10,7 +10,7 @@ pass of CUDA tensors in a thread of its own (torch/csrc/autograd/engine.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 
 from graphmem.graph import Assumption, Op, PhaseName, StepGraph
@@ -53,21 +53,50 @@ _FAMILIES = (
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
 
 
+class KernelRules:
+    """The rules, applied to one process's operations in the order in which they run.
+
+    A thread's first matrix product takes its workspace, so the order matters.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._workspaces = Workspaces()
+        self._notes: Notes = {}
+
+    def program_of(self, op: Op, thread: str) -> Program | None:
+        """The program of an operation; None where it allocates its outputs in order, and no more.
+
+        Args:
+            op: the operation.
+            thread: which thread runs it; see `thread_of`.
+        """
+        rule = RULES.get(op.target.rpartition(".")[0])
+        if rule is None or not _runs_on_device(op):
+            return None
+        call = Call(op, self._runtime, thread, self._workspaces, self._notes)
+        program = _program(rule, call)
+        return None if program == tuple(call.outputs()) else program
+
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Where no rule knew what a kernel allocates, so far."""
+        return tuple(
+            Assumption(what, value, why, ops[0].source, times=len(ops))
+            for (what, value, why), ops in self._notes.items()
+        )
+
+
 def find_kernel_memory(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> KernelMemory:
     """The program of each operation that allocates more than its outputs, or in another order."""
-    workspaces, notes = Workspaces(), Notes()
+    rules = KernelRules(runtime)
     programs: dict[int, Program] = {}
     for op in graph.ops:
-        rule = RULES.get(op.target.rpartition(".")[0])
-        if rule is None or not _runs_on_device(op):
-            continue
-        call = Call(op, runtime, _thread_of(graph, op), workspaces, notes)
-        program = _program(rule, call)
-        if program != tuple(call.outputs()):
+        program = rules.program_of(op, thread_of(graph, op))
+        if program is not None:
             programs[op.index] = program
-    return KernelMemory(programs, tuple(_assumptions(notes)))
+    return KernelMemory(programs, rules.assumptions())
 
 
 def _program(rule: Rule, call: Call) -> Program:
@@ -87,14 +116,10 @@ def _runs_on_device(op: Op) -> bool:
     return not op.outputs or any(out.storage is not None for out in op.outputs)
 
 
-def _thread_of(graph: StepGraph, op: Op) -> str:
+def thread_of(graph: StepGraph, op: Op) -> str:
+    """Which thread runs an operation, in words."""
     backward = graph.phases[op.phase].name is PhaseName.BACKWARD
     return "the autograd thread" if backward else "the main thread"
-
-
-def _assumptions(notes: Notes) -> Iterator[Assumption]:
-    for (what, value, why), ops in notes.items():
-        yield Assumption(what, value, why, ops[0].source, times=len(ops))
 
 
 KERNEL_MEMORY = Pass(provides="kernel_memory", run=find_kernel_memory)

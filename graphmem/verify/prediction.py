@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from graphmem.allocator import AllocatorSettings
+from graphmem.allocator import AllocatorSettings, CachingAllocator
 from graphmem.analysis import Request, runtime_of, trace_target
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
@@ -57,7 +57,7 @@ class Prediction:
 
     @cached_property
     def _timeline(self) -> Timeline:
-        return simulate(self.graph, self.programs, self.settings)
+        return simulate(self.graph, self.programs, CachingAllocator(self.settings))
 
     def _first_change(self, start: Start) -> int:
         tick = start.tick_in(self.graph)
