@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu, parse_release
+
+if TYPE_CHECKING:
+    from graphmem.allocator import AllocatorSettings, CachingAllocator
 
 _KIB = 1024
 _TRUE = frozenset({"1", "true", "yes", "on"})  # c10/util/env.cpp, `check_env`
@@ -17,6 +21,12 @@ _TRUE = frozenset({"1", "true", "yes", "on"})  # c10/util/env.cpp, `check_env`
 _LT_WORKSPACE_KEPT_SINCE = (2, 9)
 _LT_WORKSPACE_SHARED_SINCE = (2, 12)
 _LT_SHARING_SETTING_SINCE = (2, 8)
+
+# pytorch issue #183387: 2.9.1 ignores PYTORCH_ALLOC_CONF; vllm PR #41158 sets it for 2.10. Where
+# both are set, libc10.so of the wheel of 2.13.0 takes PYTORCH_CUDA_ALLOC_CONF.
+_ALLOC_CONF = "PYTORCH_ALLOC_CONF"
+_CUDA_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
+_ALLOC_CONF_SINCE = (2, 10)
 
 
 class LtWorkspace(enum.Enum):
@@ -100,6 +110,37 @@ class Runtime:
             return LtWorkspace.SHARED
         is_kept = self.release >= _LT_WORKSPACE_KEPT_SINCE
         return LtWorkspace.KEPT if is_kept else LtWorkspace.EACH_CALL
+
+    @property
+    def allocator_settings(self) -> AllocatorSettings:
+        """What the environment says to the caching allocator.
+
+        `PYTORCH_CUDA_ALLOC_CONF`, or where it is not set `PYTORCH_ALLOC_CONF` (torch 2.10 and on).
+
+        Raises:
+            InputError: PyTorch would refuse it, or it asks for another allocator.
+        """
+        from graphmem.allocator import parse_settings
+
+        text = self.env.get(_CUDA_ALLOC_CONF)
+        if text is None and self.release >= _ALLOC_CONF_SINCE:
+            text = self.env.get(_ALLOC_CONF)
+        return parse_settings(text or "")
+
+    def new_allocator(self, *, bounded: bool = True) -> CachingAllocator:
+        """An empty caching allocator of this card, as PyTorch starts it in this environment.
+
+        Args:
+            bounded: whether the card can be full: what PyTorch can have is its memory less
+                `gpu.context_bytes`, an estimate. Else there is no end of memory.
+
+        Raises:
+            InputError: as `allocator_settings`.
+        """
+        from graphmem.allocator import CachingAllocator
+
+        capacity = self.gpu.memory_bytes - self.gpu.context_bytes
+        return CachingAllocator(self.allocator_settings, capacity if bounded else None)
 
 
 def _is_number(text: str) -> bool:
