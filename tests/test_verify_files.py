@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from graphmem.errors import InputError
-from graphmem.verify import read_case, read_cases, run_suite
-from graphmem.verify.cases import Case, default_cases
+from graphmem.verify import RecordedCase, read_case, read_cases, run_suite
+from graphmem.verify.cases import default_cases
 from graphmem.verify.figures import Figures
 from graphmem.verify.recording_files import default_folder, find_recording, read_recorded
 from tests.conftest import Outcome
@@ -163,10 +163,12 @@ settings = { width = 64, bias = false, rate = 0.5, name = "x" }
 """
 
 
-def case_from(folder: Path, text: str) -> Case:
+def case_from(folder: Path, text: str) -> RecordedCase:
     path = folder / "case.toml"
     path.write_text(text)
-    return read_case(path)
+    case = read_case(path)
+    assert isinstance(case, RecordedCase)
+    return case
 
 
 class TestCaseFiles:
@@ -211,15 +213,19 @@ class TestCaseFiles:
             assert Path(case.target.rpartition(":")[0]).is_file()
 
 
-QUICK_CASES = [case for case in read_cases(default_cases()) if not case.name.startswith("cs336")]
+QUICK_CASES = [
+    case
+    for case in read_cases(default_cases())
+    if isinstance(case, RecordedCase) and not case.name.startswith("cs336")
+]
 """The others trace half a minute each; `graphmem verify --suite` runs them."""
 
 
 class TestSuite:
     @NEEDS_RECORDINGS
     @pytest.mark.parametrize("case", QUICK_CASES, ids=lambda case: case.name)
-    def test_each_case_is_as_its_file_expects(self, case: Case) -> None:
-        (row,) = run_suite([case], FOLDER)
+    def test_each_case_is_as_its_file_expects(self, case: RecordedCase) -> None:
+        (row,) = run_suite([case], FOLDER).recorded
 
         assert row.comparison is not None
         assert row.comparison.is_equal == (not case.gap), "equal, or a gap that is noted"

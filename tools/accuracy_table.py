@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md: every case of the suite beside the recording that judges it.
+"""Write docs/accuracy.md: every case of the suite beside the run that judges it.
 
     python tools/accuracy_table.py [--recordings DIR] [-o FILE]
 
@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from graphmem.errors import GraphmemError
-from graphmem.verify import SuiteRow, read_cases, run_suite
+from graphmem.errors import GraphmemError, InputError
+from graphmem.verify import PrintedRow, Suite, read_cases, run_suite
 from graphmem.verify.cases import default_cases
 from graphmem.verify.recording_files import COMPACT, default_folder
-from graphmem.verify.text import SUITE_COLUMNS, suite_cells
+from graphmem.verify.text import PRINTED_COLUMNS, SUITE_COLUMNS, printed_cells, suite_cells
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 PREFACE = """# Accuracy
+
+This page is written by `python tools/accuracy_table.py`.
+
+## Recorded runs
 
 Recorded CUDA runs of others are the judge: every allocation and every free of a run, in order.
 A case file in `fixtures/cases/` says which target, card, version and environment reproduce a
@@ -30,8 +34,14 @@ recording, and from which moment on; `graphmem verify --suite` compares the two 
 more, less or other. Figures are bytes as `torch.cuda.memory_stats` counts them, `error` is
 predicted less recorded, and "?" is what a recording does not tell. Most recordings do not name
 their card: the case file says which one was taken, and by what.
+"""
+PRINTED_PREFACE = """
+## Printed figures
 
-This page is written by `python tools/accuracy_table.py`.
+Of some runs no events were recorded, but figures were printed. A case file says what was measured
+when, and what came out. A prediction is equal if it would have been printed alike: with as many
+digits, or as the same float32 where the numbers went through one. `error` is predicted less
+printed, in bytes; the suite fails if it is another one than the case file says, larger or smaller.
 """
 
 
@@ -42,11 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=PAGE, metavar="FILE")
     options = parser.parse_args(arguments)
     try:
-        rows = run_suite(read_cases(default_cases()), options.recordings, progress)
+        recordings = names_in(options.recordings)
+        suite = run_suite(read_cases(default_cases()), options.recordings, progress)
     except GraphmemError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    text = "\n".join(page(rows, names_in(options.recordings)))
+    text = "\n".join(page(suite, recordings))
     options.output.parent.mkdir(exist_ok=True)
     options.output.write_text(text + "\n")
     print(options.output)
@@ -59,35 +70,61 @@ def progress(message: str) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The recordings of a folder."""
-    return sorted(path.name.removesuffix(COMPACT) for path in folder.glob(f"*{COMPACT}"))
+    """The recordings of a folder.
+
+    Raises:
+        InputError: it has none.
+    """
+    names = sorted(path.name.removesuffix(COMPACT) for path in folder.glob(f"*{COMPACT}"))
+    if not names:
+        raise InputError(f"none of the cases' recordings is in {folder}")
+    return names
 
 
-def page(rows: Sequence[SuiteRow], recordings: Sequence[str]) -> Iterator[str]:
+def page(suite: Suite, recordings: Sequence[str]) -> Iterator[str]:
     """The lines of the page."""
+    rows = suite.recorded
     yield PREFACE
-    yield from table(rows)
+    yield from table(SUITE_COLUMNS, 3, ((row.case.name, *suite_cells(row)) for row in rows))
     equal = sum(row.comparison is not None and row.comparison.is_equal for row in rows)
     yield f"\n{equal} of {len(rows)} cases are equal to the last event and byte."
     gaps = [row for row in rows if row.case.gap]
     if gaps:
-        yield "\n## Known gaps\n"
+        yield "\n### Known gaps\n"
         yield from (f"- **{row.case.name}**: {row.case.gap}." for row in gaps)
     covered = {row.case.recording for row in rows}
     missing = [name for name in recordings if name not in covered]
     if missing:
-        yield "\n## Recordings without a case\n"
+        yield "\n### Recordings without a case\n"
         yield "The allocator's model alone replays their sizes and order (`verify --allocator`):"
         yield ", ".join(f"`{name}`" for name in missing) + "."
+    if suite.printed:
+        yield from printed_section(suite.printed)
 
 
-def table(rows: Sequence[SuiteRow]) -> Iterator[str]:
-    """The cases as a table; figures stand on the right."""
-    headings = ("case", *SUITE_COLUMNS)
-    yield f"| {' | '.join(headings)} |"
-    yield "|" + " --- |" * 3 + " ---: |" * (len(headings) - 3)
+def printed_section(rows: Sequence[PrintedRow]) -> Iterator[str]:
+    """What was printed, what differs, and where it was published."""
+    yield PRINTED_PREFACE
+    yield from table(PRINTED_COLUMNS, 4, ((row.case.name, *printed_cells(row)) for row in rows))
+    yield f"\n{sum(not row.error for row in rows)} of {len(rows)} figures are equal."
+    causes: dict[tuple[str, str], None] = {}
     for row in rows:
-        yield f"| {' | '.join((row.case.name, *suite_cells(row)))} |"
+        if row.figure.gap:
+            causes[row.case.name, row.figure.gap] = None
+    if causes:
+        yield "\n### Figures that differ, and why\n"
+        yield from (f"- **{name}**: {gap}." for name, gap in causes)
+    yield "\n### Where they were published\n"
+    sources = {row.case.name: row.case.source for row in rows}
+    yield from (f"- **{name}**: {source}." for name, source in sources.items())
+
+
+def table(columns: Sequence[str], texts: int, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Rows as a table, of which the first `texts` columns stand on the left."""
+    headings = ("case", *columns)
+    yield f"| {' | '.join(headings)} |"
+    yield "|" + " --- |" * texts + " ---: |" * (len(headings) - texts)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 if __name__ == "__main__":

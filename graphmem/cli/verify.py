@@ -67,7 +67,11 @@ def verify(
     ] = None,
     cases: Annotated[
         Path | None,
-        typer.Option("--cases", metavar="DIR", help="The case files.  [default: fixtures/cases]"),
+        typer.Option(
+            "--cases",
+            metavar="PATH",
+            help="A folder of case files, or one of them.  [default: fixtures/cases]",
+        ),
     ] = None,
     settings: options.Settings = None,
     gpu: options.GpuName = options.DEFAULT_GPU_NAME,
@@ -87,7 +91,7 @@ def verify(
         typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
     ] = None,
 ) -> None:
-    """Hold predictions against recordings of real CUDA runs.
+    """Hold predictions against recordings of real CUDA runs, and against what runs printed.
 
     The exit code is 0 where all is equal, 1 where something differs, 2 where the input is wrong.
 
@@ -195,10 +199,10 @@ def _verify_suite(cases: Path | None, recordings: Path | None, writer: _Writer) 
 
     found = read_cases(cases or default_cases())
     with progress() as report_progress:
-        rows = run_suite(found, recordings or default_folder(), report_progress)
+        suite = run_suite(found, recordings or default_folder(), report_progress)
     if writer.is_json:
-        writer.write_json(suite_json(rows))
+        writer.write_json(suite_json(suite))
     else:
-        writer.write_lines(suite_table(rows))
-    if any(row.has_failed for row in rows):
+        writer.write_lines(suite_table(suite))
+    if suite.has_failed:
         raise typer.Exit(_DIFFERS)

@@ -1,46 +1,43 @@
-"""Case files: which target, on which machine, reproduces which recording.
+"""Case files: which target, on which machine, reproduces a recording, or what a run printed.
 
-A case is a TOML file; its name is the case's name. Paths in it are relative to it. Its fields are
-those of `Case`; one that is not known is an error.
+A case is a TOML file; its name is the case's name. Paths in it are relative to it. One with a table
+`printed` is judged by printed figures, any other one by a recording. A field that is not known is
+an error.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from graphmem.analysis import Request
 from graphmem.errors import InputError
+from graphmem.verify.printed import PrintedFigure, parse_figure, parse_quantity
 from graphmem.verify.window import Start, parse_start
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
+_Settings = dict[str, str | int | float | bool]
 
 
 class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """The fields of a case file.
+    """The fields of every case file.
 
     Attributes:
-        recording: name of the recording, without the ending of its file.
-        target: `model.py:build` that does what was recorded.
-        start: where in the prediction the recording starts (graphmem/verify/window.py).
+        target: `model.py:build` that does what was run.
         gpu, torch: the machine, as `graphmem analyze` takes it.
-        expect: "exact", or "gap" where the prediction is known to differ.
-        gap: why it differs; only with "gap".
+        gap: why the prediction is known to differ.
         steps, settings, env, autocast, optimizer, grads, inference: options of `graphmem analyze`.
     """
 
-    recording: str
     target: str
-    start: str
     gpu: str
     torch: str
-    expect: Literal["exact", "gap"]
     gap: str = ""
     steps: int = 1
-    settings: dict[str, str | int | float | bool] = {}
+    settings: _Settings = {}
     env: dict[str, str] = {}
     autocast: Literal["fp16", "bf16"] | None = None
     optimizer: str | None = None
@@ -48,25 +45,95 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     inference: bool = False
 
 
+class _RecordedFile(_CaseFile, kw_only=True, frozen=True):
+    """The fields of a case that a recording judges.
+
+    Attributes:
+        recording: name of the recording, without the ending of its file.
+        start: where in the prediction the recording starts (graphmem/verify/window.py).
+        expect: "exact", or "gap" where the prediction is known to differ.
+    """
+
+    recording: str
+    start: str
+    expect: Literal["exact", "gap"]
+
+
+class _PrintedRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """One printed figure.
+
+    Attributes:
+        value: as it was printed, with its unit: "38912", "40.00 KiB".
+        figure: what was printed (graphmem/verify/printed.py); default: the file's.
+        settings: besides those of the file.
+        error: bytes by which the prediction is known to differ, predicted less printed.
+        gap: why; default: the file's.
+    """
+
+    value: str
+    figure: str = ""
+    settings: _Settings = {}
+    error: int = 0
+    gap: str = ""
+
+
+class _PrintedFile(_CaseFile, kw_only=True, frozen=True):
+    """The fields of a case that printed figures judge.
+
+    Attributes:
+        source: where they were published.
+        figure: what was printed, of rows that do not say.
+        precision: "float32" where the numbers went through that type before they were printed.
+        printed: the figures.
+    """
+
+    source: str
+    figure: str = ""
+    precision: Literal["digits", "float32"] = "digits"
+    printed: tuple[_PrintedRow, ...]
+
+
 @dataclass(frozen=True)
 class Case:
-    """A recording and the prediction that should equal it.
+    """A prediction that is to be judged.
 
     Attributes:
         name: of the case file, without its ending.
-        recording: name of the recording, without the ending of its file.
         target: as `graphmem.analyze` takes it.
-        start: where in the prediction the recording starts.
         request: the machine and the options.
-        gap: why the prediction is known to differ; empty where it must be equal.
     """
 
     name: str
-    recording: str
     target: str
-    start: Start
     request: Request
+
+
+@dataclass(frozen=True)
+class RecordedCase(Case):
+    """A recording and the prediction that should equal it.
+
+    Attributes:
+        recording: name of the recording, without the ending of its file.
+        start: where in the prediction the recording starts.
+        gap: why the prediction is known to differ; empty where it must be equal.
+    """
+
+    recording: str
+    start: Start
     gap: str
+
+
+@dataclass(frozen=True)
+class PrintedCase(Case):
+    """Figures that a run printed and the prediction that should equal them.
+
+    Attributes:
+        source: where they were published.
+        printed: the figures.
+    """
+
+    source: str
+    printed: tuple[PrintedFigure, ...]
 
 
 def default_cases() -> Path:
@@ -74,15 +141,15 @@ def default_cases() -> Path:
     return _REPOSITORY / "fixtures" / "cases"
 
 
-def read_cases(folder: Path) -> list[Case]:
-    """Every case of a folder, by name.
+def read_cases(place: Path) -> list[Case]:
+    """Every case of a folder, by name, or the one of a file.
 
     Raises:
         InputError: there is none, or one cannot be used.
     """
-    paths = sorted(folder.glob("*.toml"))
+    paths = [place] if place.is_file() else sorted(place.glob("*.toml"))
     if not paths:
-        raise InputError(f"there are no case files (*.toml) in {folder}")
+        raise InputError(f"there are no case files (*.toml) in {place}")
     return [read_case(path) for path in paths]
 
 
@@ -93,13 +160,52 @@ def read_case(path: Path) -> Case:
         InputError: it cannot be read, a field is missing, unknown or of another type.
     """
     try:
-        fields = msgspec.toml.decode(path.read_bytes(), type=_CaseFile)
+        content = msgspec.toml.decode(path.read_bytes())
+        if "printed" in content:
+            return _printed_case(path, msgspec.convert(content, _PrintedFile))
+        return _recorded_case(path, msgspec.convert(content, _RecordedFile))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a case file: {error}.") from None
+
+
+def _recorded_case(path: Path, fields: _RecordedFile) -> RecordedCase:
     if (fields.expect == "gap") != bool(fields.gap):
         raise InputError(f'{path} needs a text `gap` with expect = "gap", and only then.')
+    return RecordedCase(
+        **_common(path, fields),
+        recording=fields.recording,
+        start=parse_start(fields.start),
+        gap=fields.gap,
+    )
+
+
+def _printed_case(path: Path, fields: _PrintedFile) -> PrintedCase:
+    if fields.gap and not any(row.error and not row.gap for row in fields.printed):
+        raise InputError(f"{path} has a text `gap` that no row with an `error` needs.")
+    return PrintedCase(
+        **_common(path, fields),
+        source=fields.source,
+        printed=tuple(_printed_figure(path, fields, row) for row in fields.printed),
+    )
+
+
+def _printed_figure(path: Path, fields: _PrintedFile, row: _PrintedRow) -> PrintedFigure:
+    gap = row.gap or (fields.gap if row.error else "")
+    if bool(row.error) != bool(gap):
+        raise InputError(f"{path} needs a text `gap` for a row with an `error`, and only then.")
+    return PrintedFigure(
+        figure=parse_figure(row.figure or fields.figure),
+        printed=parse_quantity(row.value, is_float32=fields.precision == "float32"),
+        settings=_as_texts(row.settings),
+        known_error=row.error,
+        gap=gap,
+    )
+
+
+def _common(path: Path, fields: _CaseFile) -> dict[str, Any]:
+    """The fields of a `Case`."""
     request = Request(
         gpu=fields.gpu,
         torch=fields.torch,
@@ -109,18 +215,14 @@ def read_case(path: Path) -> Case:
         grads=fields.grads,
         steps=fields.steps,
         inference=fields.inference,
-        settings={name: _as_text(value) for name, value in fields.settings.items()},
+        settings=_as_texts(fields.settings),
     )
-    return Case(
-        name=path.stem,
-        recording=fields.recording,
-        target=str(path.parent / fields.target),
-        start=parse_start(fields.start),
-        request=request,
-        gap=fields.gap,
-    )
+    return {"name": path.stem, "target": str(path.parent / fields.target), "request": request}
 
 
-def _as_text(value: str | float | bool) -> str:
-    """A setting as `--set` would give it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _as_texts(settings: _Settings) -> dict[str, str]:
+    """Settings as `--set` would give them."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in settings.items()
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison
-from graphmem.verify.suite import SuiteRow
+from graphmem.verify.suite import PrintedRow, Suite, SuiteRow
 
 SCHEMA = "graphmem.verify/1"
 
@@ -25,9 +25,14 @@ def comparison_json(comparison: Comparison) -> str:
     return _document({"comparison": _comparison(comparison)})
 
 
-def suite_json(rows: Sequence[SuiteRow]) -> str:
+def suite_json(suite: Suite) -> str:
     """What `verify --suite` found."""
-    return _document({"suite": [_row(row) for row in rows]})
+    return _document(
+        {
+            "suite": [_row(row) for row in suite.recorded],
+            "printed": [_printed_row(row) for row in suite.printed],
+        }
+    )
 
 
 def _document(content: dict[str, Any]) -> str:
@@ -88,4 +93,21 @@ def _row(row: SuiteRow) -> dict[str, Any]:
         "gap": row.case.gap or None,
         "failed": row.has_failed,
         "comparison": None if row.comparison is None else _comparison(row.comparison),
+    }
+
+
+def _printed_row(row: PrintedRow) -> dict[str, Any]:
+    return {
+        "case": row.case.name,
+        "gpu": row.gpu.name,
+        "torch": row.case.request.torch,
+        "source": row.case.source,
+        "figure": str(row.figure.figure),
+        "settings": dict(row.figure.settings),
+        "predicted": row.predicted,
+        "printed": row.figure.printed.text,
+        "error": row.error,
+        "known_error": row.figure.known_error,
+        "gap": row.figure.gap or None,
+        "failed": row.has_failed,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,10 +40,17 @@ class Prediction:
         first = self._first_change(start)
         return predicted_changes(self._changes[first:], self.graph)
 
-    def figures(self, start: Start) -> Figures:
-        """The bytes from `start` on, when all before has been replayed as well."""
+    def figures(self, start: Start, last: Start | None = None) -> Figures:
+        """The bytes from `start` on, when all before has been replayed as well.
+
+        Args:
+            start: the beginning of the window.
+            last: the iteration or phase that ends it; None: it ends with the trace.
+        """
         # The first moment comes before all changes, so this one is the state before the window.
-        moments = self._timeline.moments[self._first_change(start) :]
+        before = self._first_change(start)
+        end = None if last is None else 1 + self._changes_until(last.last_tick_in(self.graph))
+        moments = self._timeline.moments[before:end]
         return Figures(
             base_allocated=moments[0].allocated,
             peak_allocated=max(moment.allocated for moment in moments),
@@ -60,8 +68,11 @@ class Prediction:
         return simulate(self.graph, self.programs, CachingAllocator(self.settings))
 
     def _first_change(self, start: Start) -> int:
-        tick = start.tick_in(self.graph)
-        return sum(change[0] < tick for change in self._changes)
+        return self._changes_until(start.tick_in(self.graph) - 1)
+
+    def _changes_until(self, tick: int) -> int:
+        """How many changes come at `tick` or before."""
+        return bisect_right(self._changes, tick, key=lambda change: change[0])
 
 
 def predict(

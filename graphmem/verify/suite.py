@@ -1,16 +1,19 @@
-"""Run every case of a folder against the recordings of another one."""
+"""Run every case of a folder against recordings, and against what runs printed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu, find_gpu
-from graphmem.verify.cases import Case
+from graphmem.verify.cases import Case, PrintedCase, RecordedCase
 from graphmem.verify.comparison import Comparison, compare
 from graphmem.verify.prediction import predict
+from graphmem.verify.printed import PrintedFigure
 from graphmem.verify.recording_files import find_recording, read_recorded
 
 
@@ -18,7 +21,7 @@ from graphmem.verify.recording_files import find_recording, read_recorded
 class SuiteRow:
     """One case and what came of it; `comparison` is None where the recording is not there."""
 
-    case: Case
+    case: RecordedCase
     comparison: Comparison | None
 
     @property
@@ -32,12 +35,50 @@ class SuiteRow:
         return find_gpu(self.case.request.gpu)
 
 
+@dataclass(frozen=True)
+class PrintedRow:
+    """One figure that a run printed, and the bytes that are predicted."""
+
+    case: PrintedCase
+    figure: PrintedFigure
+    predicted: int
+
+    @property
+    def error(self) -> int:
+        """Predicted less printed, in bytes; 0 where both would have been printed alike."""
+        return self.figure.printed.error_of(self.predicted)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the error is another one than the case says: worse, or better."""
+        return self.error != self.figure.known_error
+
+    @property
+    def gpu(self) -> Gpu:
+        """The card."""
+        return find_gpu(self.case.request.gpu)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What came of every case: a row for each recording, and one for each printed figure."""
+
+    recorded: tuple[SuiteRow, ...]
+    printed: tuple[PrintedRow, ...]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether some row is not as its case says."""
+        rows: list[SuiteRow | PrintedRow] = [*self.recorded, *self.printed]
+        return any(row.has_failed for row in rows)
+
+
 def run_suite(
     cases: Iterable[Case],
     recordings: Path,
     progress: Callable[[str], None] = lambda message: None,
-) -> list[SuiteRow]:
-    """Compare each case with its recording.
+) -> Suite:
+    """Compare each case with its recording, or with what was printed.
 
     Args:
         cases: as `read_cases` returns them.
@@ -45,26 +86,52 @@ def run_suite(
         progress: told what is being done.
 
     Raises:
-        InputError: none of the recordings is there, or a case cannot be predicted.
+        InputError: nothing was printed and none of the recordings is there, or a case cannot be
+            predicted.
     """
-    rows = []
+    recorded: list[SuiteRow] = []
+    printed: list[PrintedRow] = []
     for case in cases:
         progress(case.name)
-        path = find_recording(recordings, case.recording)
-        rows.append(SuiteRow(case, None if path is None else _compare(case, path)))
-    if all(row.comparison is None for row in rows):
+        if isinstance(case, RecordedCase):
+            path = find_recording(recordings, case.recording)
+            recorded.append(SuiteRow(case, None if path is None else _compare(case, path)))
+        elif isinstance(case, PrintedCase):
+            printed += run_printed(case)
+    if not printed and all(row.comparison is None for row in recorded):
         raise InputError(
             f"none of the cases' recordings is in {recordings}",
             hint="name their folder with --recordings DIR or GRAPHMEM_RECORDINGS",
         )
-    return rows
+    return Suite(tuple(recorded), tuple(printed))
 
 
-def _compare(case: Case, path: Path) -> Comparison:
+def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:
+    """Predict each figure of a case; neighbours with the same settings share one trace.
+
+    Raises:
+        InputError: the case cannot be predicted.
+    """
+    for settings, figures in groupby(case.printed, lambda figure: figure.settings):
+        request = replace(case.request, settings={**case.request.settings, **settings})
+        with _named(case):
+            prediction = predict(case.target, request)
+            for figure in figures:
+                yield PrintedRow(case, figure, figure.figure.of(prediction))
+
+
+def _compare(case: RecordedCase, path: Path) -> Comparison:
     recorded = read_recorded(path)
-    try:
+    with _named(case):
         prediction = predict(case.target, case.request, recorded.settings)
         return compare(recorded, prediction, case.start)
+
+
+@contextmanager
+def _named(case: Case) -> Iterator[None]:
+    """Say which case cannot be predicted."""
+    try:
+        yield
     except InputError as error:
         raise InputError(
             f"case {case.name}: {error}", hint=error.hint, user_traceback=error.user_traceback

@@ -12,7 +12,7 @@ from rich.text import Text
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison
-from graphmem.verify.suite import SuiteRow
+from graphmem.verify.suite import PrintedRow, Suite, SuiteRow
 
 _WIDTH = 240  # wider than any table here
 _CONTEXT = 4
@@ -22,6 +22,7 @@ SUITE_COLUMNS = (
     *("peak allocated, predicted", "recorded", "error"),
     *("peak reserved, predicted", "recorded", "error"),
 )
+PRINTED_COLUMNS = ("GPU", "torch", "what", "predicted", "printed", "error")
 _FIGURES = (
     ("base_allocated", "allocated before"),
     ("peak_allocated", "peak allocated"),
@@ -108,14 +109,22 @@ def _figures(comparison: Comparison) -> Table:
     return table
 
 
-def suite_table(rows: Sequence[SuiteRow]) -> Iterator[Text | Table]:
-    """The accuracy table, then the causes of known gaps and the first events that differ."""
-    table = _table("case", *SUITE_COLUMNS)
-    for row in rows:
-        table.add_row(row.case.name, *suite_cells(row))
-    yield table
-    for row in rows:
-        yield from _remarks(row)
+def suite_table(suite: Suite) -> Iterator[Text | Table]:
+    """The accuracy tables, then the causes of known gaps and the first events that differ."""
+    if suite.recorded:
+        table = _table("case", *SUITE_COLUMNS)
+        for row in suite.recorded:
+            table.add_row(row.case.name, *suite_cells(row))
+        yield table
+        for row in suite.recorded:
+            yield from _remarks(row)
+    if suite.printed:
+        table = _table("case", *PRINTED_COLUMNS)
+        for printed in suite.printed:
+            table.add_row(printed.case.name, *printed_cells(printed))
+        yield table
+        for printed in suite.printed:
+            yield from _printed_remarks(printed)
 
 
 def suite_cells(row: SuiteRow) -> tuple[str, ...]:
@@ -137,6 +146,29 @@ def suite_cells(row: SuiteRow) -> tuple[str, ...]:
             "?" if truth is None else f"{value - truth:,}",
         )
     return (*machine, *events, *figures)
+
+
+def printed_cells(row: PrintedRow) -> tuple[str, ...]:
+    """A printed figure's cells under `PRINTED_COLUMNS`."""
+    return (
+        row.gpu.name,
+        row.case.request.torch or "",
+        str(row.figure),
+        f"{row.predicted:,}",
+        row.figure.printed.text,
+        f"{row.error:,}",
+    )
+
+
+def _printed_remarks(row: PrintedRow) -> Iterator[Text]:
+    if row.has_failed:
+        yield Text(
+            f"{row.case.name}: {row.figure}: the error is {row.error:,} bytes, "
+            f"the case says {row.figure.known_error:,}",
+            style="bold red",
+        )
+    if row.figure.gap:
+        yield Text(f"{row.case.name}: {row.figure}: known gap: {row.figure.gap}")
 
 
 def _remarks(row: SuiteRow) -> Iterator[Text]:

@@ -9,7 +9,8 @@ graph:
 
 What is alive then is what the allocator was left with by everything before: the prediction is
 simulated from its beginning, and only compared from there on. A recording ends where the trace
-ends; how long that is, the number of iterations says.
+ends; how long that is, the number of iterations says. A printed figure may be one of a stretch
+instead: of the iteration, or of the phase, that a start begins.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import re
 from dataclasses import dataclass
 
 from graphmem.errors import InputError
-from graphmem.graph import PhaseName, StepGraph
+from graphmem.graph import Phase, PhaseName, StepGraph
 
 _FORM = re.compile(r"setup|step (?P<step>\d{1,9})(?: (?P<phase>forward|backward|optimizer))?")
 
 
 @dataclass(frozen=True)
 class Start:
-    """A moment of a trace.
+    """A moment of a trace, and the stretch that begins with it.
 
     Attributes:
         step: the iteration, None for the very beginning.
@@ -46,11 +47,26 @@ class Start:
         Raises:
             InputError: the trace has no such moment.
         """
+        return 0 if self.step is None else self._phases(graph)[0].start
+
+    def last_tick_in(self, graph: StepGraph) -> int:
+        """The last tick of the iteration or phase, or of the setup.
+
+        Raises:
+            InputError: the trace has no such moment.
+        """
         if self.step is None:
-            return 0
-        for phase in graph.phases_of(self.step):
-            if self.phase in (None, phase.name):
-                return phase.start
+            return Start(0).tick_in(graph) - 1
+        return self._phases(graph)[-1].end
+
+    def _phases(self, graph: StepGraph) -> list[Phase]:
+        """The phases of the iteration, or the first of the name alone."""
+        assert self.step is not None
+        phases = graph.phases_of(self.step)
+        if self.phase is not None:
+            phases = [phase for phase in phases if phase.name is self.phase][:1]
+        if phases:
+            return phases
         raise InputError(
             f"the prediction has no {str(self)!r} to start at",
             hint=f"it has {graph.steps} steps, counted from 0; `--steps` traces more",

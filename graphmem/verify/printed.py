@@ -1,0 +1,144 @@
+"""Figures that a run printed: what was measured when, and to which digits.
+
+A *figure* is named by a statistic and moments in the words of graphmem/verify/window.py:
+  (1) `allocated before M`, `allocated after M`, `reserved after M`: what was in use, or held from
+      the driver, when the moment M began or was over;
+  (2) `max allocated in M`, `max reserved in M`: the most of it while M lasted, as after
+      `reset_peak_memory_stats` at its beginning;
+  (3) `max allocated from M`, `max reserved from M`: the same to the end of the trace.
+
+A *quantity* is what was printed. A prediction agrees with it if it would have been printed alike:
+with as many digits, or, where the number went through a float32, as the same float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from struct import pack
+
+from graphmem.errors import InputError
+from graphmem.units import parse_bytes
+from graphmem.verify.prediction import Prediction
+from graphmem.verify.window import Start, parse_start
+
+_STATISTICS = {
+    "allocated before": "base_allocated",
+    "allocated after": "end_allocated",
+    "reserved after": "end_reserved",
+    "max allocated in": "peak_allocated",
+    "max reserved in": "peak_reserved",
+    "max allocated from": "peak_allocated",
+    "max reserved from": "peak_reserved",
+}
+_FIGURE = re.compile(rf"(?P<statistic>{'|'.join(_STATISTICS)}) (?P<moment>.+)")
+_QUANTITY = re.compile(r"(?P<whole>\d+)(?:\.(?P<decimals>\d+))?(?: (?P<unit>[A-Za-z]+))?")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a run, such as `max allocated in step 2`."""
+
+    statistic: str
+    moment: Start
+
+    def __str__(self) -> str:
+        return f"{self.statistic} {self.moment}"
+
+    def of(self, prediction: Prediction) -> int:
+        """The bytes that are predicted.
+
+        Raises:
+            InputError: the prediction has no such moment.
+        """
+        last = None if self.statistic.endswith("from") else self.moment
+        figures = prediction.figures(self.moment, last)
+        nbytes = getattr(figures, _STATISTICS[self.statistic])
+        assert isinstance(nbytes, int)
+        return nbytes
+
+
+def parse_figure(text: str) -> Figure:
+    """The figure that a text names.
+
+    Raises:
+        InputError: it names none.
+    """
+    match = _FIGURE.fullmatch(text)
+    if match is None:
+        raise InputError(
+            f"{text!r} is not a figure",
+            hint=f"write one of {', '.join(_STATISTICS)}, then a moment such as `step 1`",
+        )
+    return Figure(match["statistic"], parse_start(match["moment"]))
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Bytes as they were printed.
+
+    Attributes:
+        text: with the unit.
+        number: without it.
+        unit_bytes: bytes of the unit.
+        decimals: digits behind the point.
+        is_float32: the number went through a float32.
+    """
+
+    text: str
+    number: Fraction
+    unit_bytes: int
+    decimals: int
+    is_float32: bool
+
+    def error_of(self, nbytes: int) -> int:
+        """Predicted less printed, in bytes; 0 where both would have been printed alike."""
+        number = Fraction(nbytes, self.unit_bytes)
+        is_equal = self._as_printed(number) == self._as_printed(self.number)
+        return 0 if is_equal else nbytes - round(self.number * self.unit_bytes)
+
+    def _as_printed(self, number: Fraction) -> bytes | Fraction:
+        return pack("f", number) if self.is_float32 else round(number, self.decimals)
+
+
+def parse_quantity(text: str, *, is_float32: bool = False) -> Quantity:
+    """The bytes that a text such as "38912" or "40.00 KiB" says.
+
+    Raises:
+        InputError: it says none.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise InputError(f"{text!r} is not a printed number of bytes", hint="38912 or 40.00 KiB")
+    decimals = match["decimals"] or ""
+    return Quantity(
+        text=text,
+        number=Fraction(f"{match['whole']}.{decimals or 0}"),
+        unit_bytes=parse_bytes(f"1 {match['unit'] or 'bytes'}"),
+        decimals=len(decimals),
+        is_float32=is_float32,
+    )
+
+
+@dataclass(frozen=True)
+class PrintedFigure:
+    """One figure that a run printed.
+
+    Attributes:
+        figure: what was measured.
+        printed: what it came to.
+        settings: of the target, besides those of the case.
+        known_error: bytes by which the prediction is known to differ.
+        gap: why; empty where it must be equal.
+    """
+
+    figure: Figure
+    printed: Quantity
+    settings: Mapping[str, str]
+    known_error: int
+    gap: str
+
+    def __str__(self) -> str:
+        return ", ".join((str(self.figure), *(f"{k}={v}" for k, v in self.settings.items())))

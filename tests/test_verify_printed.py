@@ -1,0 +1,143 @@
+"""Cases that printed figures judge: their files, and every figure of the repository's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphmem.errors import InputError
+from graphmem.verify import PrintedCase, read_case, read_cases, run_printed
+from graphmem.verify.cases import default_cases
+from graphmem.verify.printed import parse_figure, parse_quantity
+from tests.conftest import Outcome
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+CASES = [case for case in read_cases(default_cases()) if isinstance(case, PrintedCase)]
+
+Run = Callable[..., Outcome]
+
+CASE = f"""
+source = "fairscale"
+target = "{FIXTURES}/printed_checkpoint.py:build"
+figure = "max allocated in step 0"
+gpu = "v100"
+torch = "1.12"
+env = {{ CUBLAS_WORKSPACE_CONFIG = ":0:0", CUBLASLT_WORKSPACE_SIZE = "0" }}
+printed = [{{ value = "98816" }}, {{ value = "96.5 KiB", settings = {{ variant = "plain" }} }}]
+"""
+"""98,816 bytes are what fairscale's test asserts, 96.5 KiB."""
+
+
+def case_from(folder: Path, text: str = CASE) -> PrintedCase:
+    path = folder / "case.toml"
+    path.write_text(text)
+    case = read_case(path)
+    assert isinstance(case, PrintedCase)
+    return case
+
+
+class TestQuantities:
+    @pytest.mark.parametrize(
+        ("text", "nbytes", "error"),
+        [
+            ("38912", 38_912, 0),
+            ("38912", 39_424, 512),
+            ("40.00 KiB", 40_960, 0),
+            ("40.00 KiB", 40_964, 0),  # 40.0039
+            ("40.00 KiB", 40_966, 6),  # 40.0059, printed as 40.01
+            ("1.5 MB", 1_549_999, 0),
+            ("1.5 MB", 1_440_000, -60_000),
+        ],
+    )
+    def test_equal_is_what_would_be_printed_alike(self, text: str, nbytes: int, error: int) -> None:
+        assert parse_quantity(text).error_of(nbytes) == error
+
+    def test_a_float32_of_more_than_16_gib_in_mib_counts_steps_of_two_kib(self) -> None:
+        printed = parse_quantity("20480.125 MiB", is_float32=True)
+        nbytes = 20_480 * 2**20 + 2**17
+
+        assert [printed.error_of(nbytes + more) for more in (0, 1024, 1536)] == [0, 0, 1536]
+
+    @pytest.mark.parametrize("text", ["", "many", "1,024", "-5", "3 parsecs"])
+    def test_what_is_no_quantity_is_refused(self, text: str) -> None:
+        with pytest.raises(InputError):
+            parse_quantity(text)
+
+    @pytest.mark.parametrize("text", ["", "peak", "max allocated after step 1", "allocated in"])
+    def test_what_is_no_figure_is_refused(self, text: str) -> None:
+        with pytest.raises(InputError, match="not a figure"):
+            parse_figure(text)
+
+
+class TestCaseFiles:
+    def test_rows_take_what_they_do_not_say_from_the_file(self, tmp_path: Path) -> None:
+        case = case_from(tmp_path)
+
+        assert [str(figure) for figure in case.printed] == [
+            "max allocated in step 0",
+            "max allocated in step 0, variant=plain",
+        ]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "message"),
+        [
+            ('source = "fairscale"', "", "missing required field `source`"),
+            ('value = "98816"', "value = 98816", "Expected `str`, got `int`"),
+            ('value = "98816"', 'value = "98816", error = 512', "needs a text `gap`"),
+            ('value = "98816"', 'value = "98816", gap = "why"', "needs a text `gap`"),
+            ('gpu = "v100"', 'gpu = "v100"\ngap = "why"', "no row with an `error` needs"),
+            ('figure = "max allocated in step 0"', "", "not a figure"),
+            ('source = "fairscale"', 'source = "fairscale"\nstart = "setup"', "unknown field"),
+        ],
+    )
+    def test_a_bad_field_is_named(self, old: str, new: str, message: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=message):
+            case_from(tmp_path, CASE.replace(old, new))
+
+
+class TestTheSuite:
+    def test_equal_figures_are_exit_code_0(self, tmp_path: Path, run_graphmem: Run) -> None:
+        """A case file alone, and no recordings."""
+        outcome = run_case(run_graphmem, tmp_path, CASE)
+
+        assert outcome.exit_code == 0
+        assert outcome.stdout.splitlines()[1].split() == [
+            *("case", "v100-16gb", "1.12", "max", "allocated", "in", "step", "0"),
+            *("98,816", "98816", "0"),
+        ]
+
+    @pytest.mark.parametrize("error", [512, 1024])
+    def test_a_known_error_must_be_met(self, error: int, tmp_path: Path, run_graphmem: Run) -> None:
+        text = CASE.replace('"98816"', f'"98304", error = {error}, gap = "a reason"')
+
+        outcome = run_case(run_graphmem, tmp_path, text, "--format", "json")
+
+        row = json.loads(outcome.stdout)["printed"][0]
+        assert (row["error"], row["known_error"], row["gap"]) == (512, error, "a reason")
+        assert row["failed"] == (error != 512)
+        assert outcome.exit_code == (error != 512)
+
+    def test_a_moment_that_is_not_there_names_the_case(
+        self, tmp_path: Path, run_graphmem: Run
+    ) -> None:
+        outcome = run_case(run_graphmem, tmp_path, CASE.replace("in step 0", "in step 7"))
+
+        assert outcome.exit_code == 2
+        assert "case case: the prediction has no 'step 7'" in outcome.stderr
+
+
+def run_case(run_graphmem: Run, folder: Path, text: str, *arguments: str) -> Outcome:
+    path = folder / "case.toml"
+    path.write_text(text)
+    return run_graphmem(
+        *("verify", "--suite", "--cases", str(path), "--recordings", str(folder)), *arguments
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_printed_figure_is_as_its_case_says(case: PrintedCase) -> None:
+    for row in run_printed(case):
+        assert row.error == row.figure.known_error, str(row.figure)
