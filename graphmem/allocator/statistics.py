@@ -8,17 +8,18 @@ from collections.abc import Mapping
 class Stat:
     """One figure over time: `current`, `peak`, all that was ever `allocated`, and `freed`."""
 
-    __slots__ = ("allocated", "current", "peak")
+    __slots__ = ("_carried", "allocated", "current", "peak")
 
     def __init__(self) -> None:
         self.current = 0
         self.peak = 0
         self.allocated = 0
+        self._carried = 0  # what was current when `allocated` began at 0 again
 
     @property
     def freed(self) -> int:
         """All that was ever taken off again."""
-        return self.allocated - self.current
+        return self._carried + self.allocated - self.current
 
     def increase(self, amount: int) -> None:
         """Add an amount, and raise the peak to it."""
@@ -31,6 +32,15 @@ class Stat:
     def decrease(self, amount: int) -> None:
         """Take an amount off."""
         self.current -= amount
+
+    def reset_peak(self) -> None:
+        """The peak becomes the current value."""
+        self.peak = self.current
+
+    def reset_accumulated(self) -> None:
+        """Count what is allocated and freed from now on."""
+        self.allocated = 0
+        self._carried = self.current
 
     def as_dict(self) -> dict[str, int]:
         """The four numbers under PyTorch's names."""
@@ -108,7 +118,12 @@ class Statistics:
     def reset_peak(self) -> None:
         """Each peak becomes the current value (`resetPeakStats`)."""
         for stat in self.stats().values():
-            stat.peak = stat.current
+            stat.reset_peak()
+
+    def reset_accumulated(self) -> None:
+        """Each figure counts from now on (`resetAccumulatedStats`)."""
+        for stat in self.stats().values():
+            stat.reset_accumulated()
 
 
 def flat_stats(parts: Mapping[str, Statistics]) -> dict[str, int]:
