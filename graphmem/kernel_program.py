@@ -73,18 +73,16 @@ def outputs_of(op: Op) -> Iterator[Output]:
     return map(Output, range(len(op.births)))
 
 
-def storages_of(graph: StepGraph, programs: Mapping[int, Program]) -> dict[Scratch, Storage]:
-    """A storage for each scratch allocation, numbered after the graph's own."""
-    found: dict[Scratch, Storage] = {}
-    for index, program in programs.items():
-        op = graph.ops[index]
-        freed = {step.scratch for step in program if isinstance(step, Free)}
-        for step in program:
-            if isinstance(step, Take) and step.scratch.nbytes:
-                number = len(graph.storages) + len(found)
-                is_freed = step.scratch in freed
-                found[step.scratch] = _storage(number, step.scratch, op, graph, is_freed)
-    return found
+def storages_of(
+    op: Op, program: Program, graph: StepGraph, numbers: Iterator[int]
+) -> dict[Scratch, Storage]:
+    """A storage for each scratch allocation of one operation, with the next of `numbers` as id."""
+    freed = {step.scratch for step in program if isinstance(step, Free)}
+    return {
+        step.scratch: _storage(next(numbers), step.scratch, op, graph, step.scratch in freed)
+        for step in program
+        if isinstance(step, Take) and step.scratch.nbytes
+    }
 
 
 def tick_of(op: Op, graph: StepGraph) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import MappingProxyType
+from typing import Protocol
 
 from graphmem.allocator import Block, CachingAllocator, SegmentInfo
-from graphmem.graph import StepGraph, Storage
+from graphmem.graph import Op, StepGraph, Storage
 from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
 
 _NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
@@ -79,6 +81,16 @@ class Timeline:
         return bisect_right(self.moments, tick, key=lambda moment: moment.tick) - 1
 
 
+class Memory(Protocol):
+    """Who hands out blocks and takes them back."""
+
+    def malloc(self, requested_bytes: int) -> Block:
+        """Allocate."""
+
+    def free(self, block: Block) -> None:
+        """Take back."""
+
+
 class Simulator:
     """Sends the births and deaths of storages to an allocator, and notes what the device holds.
 
@@ -87,8 +99,15 @@ class Simulator:
         timeline: what was noted so far.
     """
 
-    def __init__(self, allocator: CachingAllocator) -> None:
+    def __init__(self, allocator: CachingAllocator, memory: Memory | None = None) -> None:
+        """A device that holds nothing yet.
+
+        Args:
+            allocator: the device's.
+            memory: who stands before the allocator and wants to see each call; default: nobody.
+        """
         self.allocator = allocator
+        self._memory = memory or allocator
         self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
         self._blocks: dict[int, Block] = {}
 
@@ -96,15 +115,15 @@ class Simulator:
         """Allocate a storage that is born at `tick`, or free one that dies then.
 
         Raises:
-            OutOfMemory: the device is full; nothing is noted then.
+            OutOfMemory: the device is full; nothing is noted then. (Or what `memory` makes of it.)
         """
         timeline = self.timeline
         if born:
-            block = self._blocks[storage.id] = self.allocator.malloc(storage.nbytes)
+            block = self._blocks[storage.id] = self._memory.malloc(storage.nbytes)
             timeline.block_bytes[storage.id] = block.size
             timeline.addresses[storage.id] = block.address
         else:
-            self.allocator.free(self._blocks.pop(storage.id))
+            self._memory.free(self._blocks.pop(storage.id))
         stats = self.allocator.statistics
         timeline.births.append(storage if born else None)
         timeline.deaths.append(None if born else storage)
@@ -117,6 +136,10 @@ class Simulator:
                 stats.reserved_bytes.current,
             )
         )
+
+    def block_of(self, storage: Storage) -> Block | None:
+        """The block that a storage has now, None where it has none."""
+        return self._blocks.get(storage.id)
 
     def finish(self) -> Timeline:
         """The timeline, with the segments that are there now."""
@@ -154,9 +177,30 @@ def changes(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) ->
     An operation with a program allocates its outputs as the program says, all at one tick; no
     other change falls on that tick, so sorting by tick keeps a program's steps together.
     """
-    found = list(_steps(graph, programs))
+    return changes_of(graph.storages, graph, programs, count(len(graph.storages)))
+
+
+def changes_of(
+    storages: Iterable[Storage],
+    graph: StepGraph,
+    programs: Mapping[int, Program],
+    numbers: Iterator[int],
+) -> list[Change]:
+    """The births and deaths of some storages, and what the programs of some operations do.
+
+    Args:
+        storages: of the graph; those that a program allocates are born by it.
+        graph: where both are found.
+        programs: by the index of the operation.
+        numbers: the ids of the storages of scratch memory.
+    """
+    found = [
+        change
+        for index, program in programs.items()
+        for change in _steps(graph.ops[index], program, graph, numbers)
+    ]
     in_programs = {born for index in programs for born in graph.ops[index].births}
-    for storage in graph.storages:
+    for storage in storages:
         if not _counts(storage, graph):
             continue
         if storage.id not in in_programs:
@@ -167,18 +211,16 @@ def changes(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) ->
     return sorted(found, key=lambda change: change[0])
 
 
-def _steps(graph: StepGraph, programs: Mapping[int, Program]) -> Iterator[Change]:
-    scratch = storages_of(graph, programs)
-    for index, program in programs.items():
-        op = graph.ops[index]
-        tick = tick_of(op, graph)
-        for step in program:
-            if isinstance(step, Output):
-                storage = graph.storages[op.births[step.birth]]
-                if _counts(storage, graph):
-                    yield tick, True, storage
-            elif step.scratch in scratch:
-                yield tick, isinstance(step, Take), scratch[step.scratch]
+def _steps(op: Op, program: Program, graph: StepGraph, numbers: Iterator[int]) -> Iterator[Change]:
+    scratch = storages_of(op, program, graph, numbers)
+    tick = tick_of(op, graph)
+    for step in program:
+        if isinstance(step, Output):
+            storage = graph.storages[op.births[step.birth]]
+            if _counts(storage, graph):
+                yield tick, True, storage
+        elif step.scratch in scratch:
+            yield tick, isinstance(step, Take), scratch[step.scratch]
 
 
 def _counts(storage: Storage, graph: StepGraph) -> bool:

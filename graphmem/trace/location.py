@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -20,14 +21,27 @@ _STANDARD_LIBRARY = f"{Path(sysconfig.get_paths()['stdlib'])}/"
 _INSTALLED = f"{Path(torch.__file__).parent.parent}/"
 
 
+class _Named(weakref.ref[torch.nn.Module]):
+    """A weak reference to a module that knows its name: to hold a model would keep its memory."""
+
+    __slots__ = ("key", "name")
+    key: int
+    name: str
+
+
 class Location:
-    """Follows module calls by global hooks, and finds the user's line on the Python stack."""
+    """Follows module calls by global hooks, and finds the user's line on the Python stack.
+
+    Attributes:
+        on_root: called with each module that is called from outside of any other, before it runs.
+    """
 
     def __init__(self) -> None:
+        self.on_root: Callable[[torch.nn.Module], object] = _ignore
         self._outermost: FrameType | None = None
         self._stack: list[str] = []
-        self._names: dict[int, str] = {}
-        self._roots: list[torch.nn.Module] = []
+        self._names: dict[int, _Named] = {}
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
         self._is_user_code: dict[CodeType, bool] = {}
         self._sources: dict[tuple[CodeType, int], Source] = {}
 
@@ -37,7 +51,7 @@ class Location:
         return self._stack[-1] if self._stack else ""
 
     @contextmanager
-    def following(self, outermost: FrameType) -> Iterator[None]:
+    def following(self, outermost: FrameType | None) -> Iterator[None]:
         """Know which module runs; frames from `outermost` on outwards are not searched."""
         self._outermost = outermost
         enter = module_hooks.register_module_forward_pre_hook(self._enter)
@@ -50,9 +64,10 @@ class Location:
             self._outermost = None
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        name = self._names.get(id(module))
-        if name is None:
-            name = self._name(module)
+        known = self._names.get(id(module))
+        name = self._name(module) if known is None else known.name
+        if not self._stack:
+            self.on_root(module)
         self._stack.append(name)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -61,22 +76,32 @@ class Location:
     def _name(self, module: torch.nn.Module) -> str:
         """Name a module first seen: inside another one by its class, else as a new root."""
         if self._stack:
-            self._roots.append(module)
-            self._names[id(module)] = f"{self._stack[-1]}.{type(module).__name__}".lstrip(".")
+            self._roots.append(weakref.ref(module))
+            self._note(module, f"{self._stack[-1]}.{type(module).__name__}".lstrip("."))
         else:
             self.know(module)
-        return self._names[id(module)]
+        return self._names[id(module)].name
 
     def know(self, root: torch.nn.Module) -> None:
         """Name every module below a root; a module under two names keeps the first."""
-        self._roots.append(root)
+        self._roots.append(weakref.ref(root))
         for name, module in root.named_modules():
-            self._names.setdefault(id(module), name)
+            if id(module) not in self._names:
+                self._note(module, name)
+
+    def _note(self, module: torch.nn.Module, name: str) -> None:
+        known = _Named(module, self._forget)
+        known.key, known.name = id(module), name
+        self._names[known.key] = known
+
+    def _forget(self, known: _Named) -> None:
+        del self._names[known.key]
 
     @property
     def roots(self) -> list[torch.nn.Module]:
-        """The modules that were called from outside of any other."""
-        return self._roots
+        """The modules that were called from outside of any other, if they are still there."""
+        found = [known() for known in self._roots]
+        return [module for module in found if module is not None]
 
     def source(self) -> Source | None:
         """The innermost line of the user's own code, or None when there is none on the stack."""
@@ -106,6 +131,10 @@ class Location:
             if is_user_file(frame.f_code.co_filename):
                 yield frame
             frame = frame.f_back
+
+
+def _ignore(module: torch.nn.Module) -> None:
+    return None
 
 
 def is_user_file(filename: str) -> bool:

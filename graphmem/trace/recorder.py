@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,11 +49,18 @@ class Recorder:
     A storage of fake memory (what torch holds) and a `Storage` of the graph (what the GPU would
     hold) are not the same thing: a tensor that only autograd saved has no fake memory at all, and
     unpacking it makes some anew. `_holders` counts the fake memory that stands for each storage.
+
+    Attributes:
+        on_change: called with a storage that was born or lost an owner, from the depths of Python's
+            memory management, so it may do no more than note it.
+        on_op: called with each operation when it has been recorded.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.graph = StepGraph(fx=torch.fx.Graph(), device=str(device))
+        self.on_change: Callable[[Storage], object] = _ignore
+        self.on_op: Callable[[Op], object] = _ignore
         self.tick = 0
         self.step = -1
         self._stepped_at = -1
@@ -189,6 +196,7 @@ class Recorder:
             device=_device_name(tensor),
         )
         storages.append(storage)
+        self.on_change(storage)
         return storage
 
     def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
@@ -222,7 +230,7 @@ class Recorder:
         if self._holders[number]:
             return
         if self._dying is None:
-            self._held_as.pop(number).end = self.next_tick()
+            self.let_go(ref.storage, self._held_as.pop(number))
         else:
             self._dying.append(number)
 
@@ -239,7 +247,12 @@ class Recorder:
         finally:
             self._dying = None
             for number in sorted(dying):
-                self._held_as.pop(number).end = self.next_tick()
+                self.let_go(self.graph.storages[number], self._held_as.pop(number))
+
+    def let_go(self, storage: Storage, owner: Owner) -> None:
+        """An owner's time ends now."""
+        owner.end = self.next_tick()
+        self.on_change(storage)
 
     def fake_memories(self, storage: Storage) -> int:
         """How many pieces of fake memory stand for the storage now."""
@@ -339,6 +352,7 @@ class Recorder:
             for position, item in enumerate(result):
                 if isinstance(item, torch.Tensor):
                     self._record_output(op, item, (node, position))
+        self.on_op(op)
         return op
 
     def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
@@ -361,6 +375,10 @@ class Recorder:
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
         has_storage = tensor.layout is torch.strided
         return _described(tensor, self.storage_of(tensor) if has_storage else None)
+
+
+def _ignore(what: object) -> None:
+    return None
 
 
 @functools.cache

@@ -31,13 +31,13 @@ class SavedTensor:
 
     Args:
         number: tokens are numbered in the order in which they were packed.
-        clock: tells the next moment of the trace.
+        let_go: told when `owner` ends.
         hooks: the user's own, where there are any: they live as long as what they packed.
     """
 
     __slots__ = (
         "__weakref__",
-        "_clock",
+        "_let_go",
         "field",
         "geometry",
         "hooks",
@@ -49,9 +49,11 @@ class SavedTensor:
         "storage",
     )
 
-    def __init__(self, number: int, clock: Callable[[], int], hooks: list[Hook]) -> None:
+    def __init__(
+        self, number: int, let_go: Callable[[Storage, Owner], None], hooks: list[Hook]
+    ) -> None:
         self.number = number
-        self._clock = clock
+        self._let_go = let_go
         self.hooks = hooks
         self.field = ""
         self.is_released = False
@@ -67,7 +69,8 @@ class SavedTensor:
         self.payload = None
         self.hooks = []
         if self.owner is not None and self.owner.end is None:
-            self.owner.end = self._clock()
+            assert self.storage is not None
+            self._let_go(self.storage, self.owner)
 
     def __del__(self) -> None:
         self.release()
@@ -178,7 +181,7 @@ class SavedTensors:
         return tensor
 
     def _new_token(self, hooks: list[Hook]) -> SavedTensor:
-        saved = SavedTensor(next(self._numbers), self._recorder.next_tick, hooks)
+        saved = SavedTensor(next(self._numbers), self._recorder.let_go, hooks)
         # Autograd makes a node before it saves for it, so the newest node is the one that saves.
         newest = torch._C._autograd._get_sequence_nr() - 1
         self._by_node.setdefault(newest, []).append(weakref.ref(saved))

@@ -1,0 +1,176 @@
+"""Everything that watches torch while a program of the user's runs, put together.
+
+A session knows nothing of loops: who calls the program (`tracer` for `build()`, `graphmem.live`
+for a whole script) says where iterations begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.optim.optimizer as optim_hooks
+
+from graphmem.trace.autocast import AutocastRegions
+from graphmem.trace.autograd_nodes import AutogradNodes
+from graphmem.trace.backward import Backward
+from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.gradients import GradientRules
+from graphmem.trace.in_place_forms import InPlaceForms
+from graphmem.trace.location import Location
+from graphmem.trace.naming import describe_model, name_model, name_optimizer, name_variables
+from graphmem.trace.node_hooks import NodeHooks
+from graphmem.trace.recorder import Recorder
+from graphmem.trace.replayed_views import ReplayedViews
+from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+
+
+class Session:
+    """Watches one program; also the backward walk's observer: it tells phases apart.
+
+    Attributes:
+        recorder: writes the step graph.
+        location: knows where the program is.
+        fake_mode: the mode of the fake tensors.
+        saved: what autograd holds.
+        mode: the dispatch mode under which the program runs.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        mode: type[TraceMode] = TraceMode,
+        subclass_like: bool = False,
+    ) -> None:
+        """A session that watches nothing yet.
+
+        Args:
+            device: whose memory is counted.
+            mode: what answers operations.
+            subclass_like: see `GradientRules`.
+        """
+        self.recorder = Recorder(device)
+        self.location = Location()
+        self.fake_mode = VirtualFakeMode()
+        self._autocast = AutocastRegions(self.recorder)
+        self._hooks = NodeHooks()
+        self._views = ReplayedViews()
+        self.saved = SavedTensors(self.recorder, self.fake_mode)
+        self._nodes = AutogradNodes(self.recorder, self.saved)
+        rules = GradientRules(self.recorder, subclass_like=subclass_like)
+        self._walk = Backward(rules, self.saved, self._hooks, self._views, self)
+        self._depth = 0
+        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self.mode = mode(
+            self.recorder,
+            self.fake_mode,
+            self.location,
+            self._autocast,
+            self._views,
+            InPlaceForms(observed=subclass_like),
+        )
+
+    @contextmanager
+    def watching(
+        self, device: AbstractContextManager[None], outermost: FrameType | None
+    ) -> Iterator[None]:
+        """Run what stands in the context on the device, and have it recorded.
+
+        Args:
+            device: makes torch believe in it; open while the session watches.
+            outermost: the frame that calls the program, None where the whole stack is the user's.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(_without_logged_errors())
+            stack.enter_context(device)
+            stack.enter_context(self._hooks.collecting())
+            stack.enter_context(self.location.following(outermost))
+            stack.enter_context(self.saved.hooks())
+            stack.enter_context(self._walk.installed())
+            stack.enter_context(self._watching_optimizers())
+            stack.enter_context(self._autocast.following())
+            stack.enter_context(self.mode)
+            yield
+
+    def name_what_lives(self) -> None:
+        """Say what models and optimizers hold, by the names of now."""
+        for model in self.location.roots:
+            name_model(self.recorder, model)
+            describe_model(self.recorder, model)
+        for optimizer in self._known_optimizers():
+            name_optimizer(self.recorder, optimizer)
+
+    def _known_optimizers(self) -> Iterator[torch.optim.Optimizer]:
+        for known in list(self._optimizers.values()):
+            optimizer = known()
+            if optimizer is not None:
+                yield optimizer
+
+    # What the walk tells ------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """The outermost call of `backward` or `grad` begins a phase."""
+        if not self._depth:
+            name_variables(self.recorder, self.location)
+            self.recorder.enter_backward()
+
+    def enter_backward(self) -> None:
+        """Backward passes can be nested."""
+        self._depth += 1
+
+    def leave_backward(self) -> None:
+        """What follows the outermost is the optimizer's, or else the next forward pass."""
+        self._depth -= 1
+        if not self._depth:
+            self.recorder.leave_backward()
+
+    def run_node(self, node: Any) -> None:
+        """Operations that follow belong to this autograd node."""
+        self.mode.node = node
+        if node is not None:
+            self._nodes.note(node, self.mode.forward_of(node))
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer's step has just ended."""
+        self.recorder.optimizer_stepped()
+
+    @contextmanager
+    def _watching_optimizers(self) -> Iterator[None]:
+        """Know every optimizer that steps, and where in the iteration it does."""
+
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+            name_optimizer(self.recorder, optimizer)
+
+        def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            name_optimizer(self.recorder, optimizer)
+            self.optimizer_stepped()
+
+        handles = [
+            optim_hooks.register_optimizer_step_pre_hook(before),
+            optim_hooks.register_optimizer_step_post_hook(after),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def _without_logged_errors() -> Iterator[None]:
+    """Keep FakeTensorMode from logging the errors that it raises as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
