@@ -127,20 +127,24 @@ class Runtime:
             text = self.env.get(_ALLOC_CONF)
         return parse_settings(text or "")
 
-    def new_allocator(self, *, bounded: bool = True) -> CachingAllocator:
+    def new_allocator(
+        self, *, bounded: bool = True, context_bytes: int | None = None
+    ) -> CachingAllocator:
         """An empty caching allocator of this card, as PyTorch starts it in this environment.
 
         Args:
-            bounded: whether the card can be full: what PyTorch can have is its memory less
-                `gpu.context_bytes`, an estimate. Else there is no end of memory.
+            bounded: whether the card can be full: what PyTorch can have is its memory less what
+                the context takes. Else there is no end of memory.
+            context_bytes: what the context takes; default: the estimate `gpu.context_bytes`.
 
         Raises:
             InputError: as `allocator_settings`.
         """
-        from graphmem.allocator import CachingAllocator
+        from graphmem.allocator import CachingAllocator, Device
 
-        capacity = self.gpu.memory_bytes - self.gpu.context_bytes
-        return CachingAllocator(self.allocator_settings, capacity if bounded else None)
+        context = self.gpu.context_bytes if context_bytes is None else context_bytes
+        device = Device(self.gpu.memory_bytes - context, context) if bounded else Device()
+        return CachingAllocator(self.allocator_settings, device=device, release=self.release)
 
 
 def _is_number(text: str) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from graphmem.allocator import (
     AllocatorSettings,
     CachingAllocator,
+    Device,
     OutOfMemory,
     parse_settings,
 )
@@ -250,11 +251,7 @@ def test_out_of_memory_tells_what_was_asked_and_what_is_held() -> None:
     assert (error.requested_bytes, error.tried_bytes, error.stream) == (19 * MIB, 20 * MIB, 0)
     assert error.state.free_bytes == 8 * MIB
     assert (error.state.allocated_bytes, error.state.reserved_bytes) == (14 * MIB, 32 * MIB)
-    assert str(error) == (
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 40.00 MiB"
-        " of which 8.00 MiB is free. Of the allocated memory 14.00 MiB is allocated by PyTorch,"
-        " and 18.00 MiB is reserved by PyTorch but unallocated."
-    )
+    assert (error.state.total_bytes, error.state.process_bytes) == (40 * MIB, 32 * MIB)
     assert (allocator.num_alloc_retries, allocator.num_ooms) == (1, 1)
 
 
@@ -267,8 +264,9 @@ def test_an_allocator_goes_on_after_out_of_memory() -> None:
 
 
 def test_a_memory_fraction_limits_what_is_reserved() -> None:
+    """It is a part of the whole device: half of 30 MiB for PyTorch and 10 of the context."""
     settings = parse_settings("per_process_memory_fraction:0.5")
-    allocator = CachingAllocator(settings, capacity_bytes=40 * MIB)
+    allocator = CachingAllocator(settings, device=Device(30 * MIB, context_bytes=10 * MIB))
     allocator.malloc(20 * MIB)
 
     with pytest.raises(OutOfMemory, match=r"20\.00 MiB allowed"):

@@ -3,8 +3,8 @@
 The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp; each method
 names the function whose rule it states. They hold for torch 2.1 to 2.13.
 
-Not modelled: private pools (CUDA graphs, MemPool), cudaMallocAsync, and memory that the driver
-and other processes use (leave it out of `capacity_bytes`).
+Not modelled: private pools (CUDA graphs, MemPool), cudaMallocAsync, and memory that other processes
+use (leave it out of `capacity_bytes`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from collections.abc import Iterable
 
 from graphmem.allocator.device import Device
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
-from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
+from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfMemory
 from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
 from graphmem.allocator.segment_info import lay_out, range_ends, segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
 from graphmem.allocator.statistics import Statistics, flat_stats
-
-_ONE_EXABYTE = 1 << 60
 
 
 class CachingAllocator:
@@ -29,6 +27,7 @@ class CachingAllocator:
     Attributes:
         settings: the allocator's configuration.
         device: the memory that it manages.
+        release: the version of torch whose words `OutOfMemory` has.
         statistics: the figures over both pools; `small.statistics` and `large.statistics` have
             each pool's own.
         num_alloc_retries: how often the cache was emptied because the driver refused.
@@ -40,6 +39,7 @@ class CachingAllocator:
         settings: AllocatorSettings | None = None,
         capacity_bytes: int | None = None,
         device: Device | None = None,
+        release: tuple[int, int] = LATEST_RELEASE,
     ) -> None:
         """An allocator that holds nothing yet.
 
@@ -47,9 +47,11 @@ class CachingAllocator:
             settings: the configuration; default: PyTorch's.
             capacity_bytes: memory that PyTorch can have on this device; None: no end of it.
             device: in place of a capacity, a device that also decides about addresses.
+            release: the version of torch in whose words it says that memory ran out.
         """
         self.settings = settings or AllocatorSettings()
         self.device = device or Device(capacity_bytes)
+        self.release = release
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.statistics = Statistics()
@@ -72,8 +74,8 @@ class CachingAllocator:
     @property
     def limit_bytes(self) -> int | None:
         """What the process may reserve by its memory fraction (`setMemoryFraction`)."""
-        fraction, capacity = self.settings.memory_fraction, self.device.capacity_bytes
-        return None if fraction is None or capacity is None else int(fraction * capacity)
+        fraction, total = self.settings.memory_fraction, self.device.total_bytes
+        return None if fraction is None or total is None else int(fraction * total)
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> Block:
         """Hand out a block (`malloc`, `alloc_found_block`); a request of no bytes takes nothing.
@@ -264,7 +266,7 @@ class CachingAllocator:
 
     def _new_block(self, pool: Pool, stream: int, size: int, requested: int) -> Block:
         """Get memory from the driver, at need by giving some back first (`malloc`)."""
-        if requested >= _ONE_EXABYTE:
+        if requested >= OutOfMemory.ONE_EXABYTE:
             raise self._out_of_memory(requested, size, stream)
         if self.limit_bytes is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage(self.limit_bytes)
@@ -383,12 +385,12 @@ class CachingAllocator:
 
     def _out_of_memory(self, requested: int, tried: int, stream: int) -> OutOfMemory:
         self.num_ooms += 1
-        capacity = self.device.capacity_bytes
         state = MemoryState(
-            capacity_bytes=capacity or 0,
-            allowed_bytes=self.limit_bytes,
+            total_bytes=self.device.total_bytes or 0,
             free_bytes=self.device.free_bytes or 0,
+            process_bytes=self.device.process_bytes,
+            allowed_bytes=self.limit_bytes,
             allocated_bytes=self.statistics.allocated_bytes.current,
             reserved_bytes=self.statistics.reserved_bytes.current,
         )
-        return OutOfMemory(requested, tried, stream, state)
+        return OutOfMemory(requested, tried, stream, state, self.release)

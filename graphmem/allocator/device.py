@@ -16,11 +16,27 @@ class Device:
     only between free blocks of exactly the same size in different segments.
     """
 
-    def __init__(self, capacity_bytes: int | None = None) -> None:
-        """A device with this many bytes for PyTorch, or with no end of them."""
+    def __init__(self, capacity_bytes: int | None = None, context_bytes: int = 0) -> None:
+        """A device that nothing was taken from yet.
+
+        Args:
+            capacity_bytes: what PyTorch's allocator can have; None: no end of it.
+            context_bytes: what the process takes besides (context, kernels, handles of libraries).
+        """
         self.capacity_bytes = capacity_bytes
+        self.context_bytes = context_bytes
         self.reserved_bytes = 0
         self._next_address = _FIRST_ADDRESS
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The device's memory as cudaMemGetInfo tells it, or None when there is no end."""
+        return None if self.capacity_bytes is None else self.capacity_bytes + self.context_bytes
+
+    @property
+    def process_bytes(self) -> int:
+        """What the process has of the device."""
+        return self.reserved_bytes + self.context_bytes
 
     @property
     def free_bytes(self) -> int | None:
@@ -30,9 +46,8 @@ class Device:
     @property
     def address_room(self) -> int:
         """The address range of an expandable segment: 1 1/8 of the device's memory."""
-        if self.capacity_bytes is None:
-            return _UNBOUNDED_ROOM
-        return self.capacity_bytes + self.capacity_bytes // 8
+        total = self.total_bytes
+        return _UNBOUNDED_ROOM if total is None else total + total // 8
 
     def reserve(self, size: int) -> bool:
         """Take physical memory; False when there is not enough."""

@@ -1,4 +1,13 @@
-"""What the allocator says when the device is full."""
+"""What the allocator says when the device is full, in the words of each version of torch.
+
+Read in libc10_cuda.so of the wheels of torch 2.1.2, 2.2.2, 2.4.1, 2.6.0, 2.8.0, 2.9.1, 2.10.0,
+2.11.0, 2.12.0 and 2.13.0, and in c10/cuda/CUDACachingAllocator.cpp (`malloc`,
+`reportProcessMemoryInfo`).
+
+Not told: other processes on the card. Where the driver cannot name this process (in a container
+with process ids of its own), PyTorch says "Process 1234 has" in place of "Including non-PyTorch
+memory, this process has".
+"""
 
 from __future__ import annotations
 
@@ -6,20 +15,57 @@ from dataclasses import dataclass
 
 from graphmem.errors import GraphmemError
 
+LATEST_RELEASE = (2, 13)
+
+_RIGHTLY_SPELT_SINCE = (2, 2)
+_OLD_GUIDE = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+_NEW_GUIDE = (
+    "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf"
+)
+_DO_NOT_SPLIT = (
+    "max_split_size_mb to avoid fragmentation."
+    "  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+)
+_EXPAND = (
+    "{variable}=expandable_segments:True to avoid fragmentation."
+    "  See documentation for Memory Management  ({guide})"
+)
+
+# What is to be tried, by the release from which PyTorch says so, the latest first.
+_ADVICE: tuple[tuple[tuple[int, int], str], ...] = (
+    ((2, 11), _EXPAND.format(variable="PYTORCH_CUDA_ALLOC_CONF", guide=_NEW_GUIDE)),
+    ((2, 10), _EXPAND.format(variable="PYTORCH_ALLOC_CONF", guide=_OLD_GUIDE)),
+    ((2, 2), _EXPAND.format(variable="PYTORCH_CUDA_ALLOC_CONF", guide=_OLD_GUIDE)),
+    ((0, 0), _DO_NOT_SPLIT),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:
-    """The figures in PyTorch's message: bytes of the device, of the program, of the cache."""
+    """The figures in PyTorch's message, in bytes.
 
-    capacity_bytes: int
-    allowed_bytes: int | None
+    Attributes:
+        total_bytes: of the device, as cudaMemGetInfo says.
+        free_bytes: what the driver would still give.
+        process_bytes: what this process has of the device, its context included.
+        allowed_bytes: what a memory fraction allows, or None.
+        allocated_bytes: blocks of the program.
+        reserved_bytes: segments of the allocator.
+    """
+
+    total_bytes: int
     free_bytes: int
+    process_bytes: int
+    allowed_bytes: int | None
     allocated_bytes: int
     reserved_bytes: int
 
 
 class OutOfMemory(GraphmemError):  # noqa: N818 - a state of the model, not a fault
     """A request that the device cannot meet even after all cached segments were given back.
+
+    Its text is PyTorch's.
 
     Attributes:
         requested_bytes: what the program asked for.
@@ -29,24 +75,43 @@ class OutOfMemory(GraphmemError):  # noqa: N818 - a state of the model, not a fa
     """
 
     exit_code = 1
+    ONE_EXABYTE = 1 << 60  # from here on a request is refused unseen
 
     def __init__(
-        self, requested_bytes: int, tried_bytes: int, stream: int, state: MemoryState
+        self,
+        requested_bytes: int,
+        tried_bytes: int,
+        stream: int,
+        state: MemoryState,
+        release: tuple[int, int] = LATEST_RELEASE,
     ) -> None:
-        unused = state.reserved_bytes - state.allocated_bytes
-        limit = state.allowed_bytes
-        allowed = "" if limit is None else f"{format_size(limit)} allowed; "
-        super().__init__(
-            f"CUDA out of memory. Tried to allocate {format_size(tried_bytes)}."
-            f" GPU 0 has a total capacity of {format_size(state.capacity_bytes)}"
-            f" of which {format_size(state.free_bytes)} is free. {allowed}"
-            f"Of the allocated memory {format_size(state.allocated_bytes)} is allocated by PyTorch,"
-            f" and {format_size(unused)} is reserved by PyTorch but unallocated."
-        )
+        if requested_bytes >= self.ONE_EXABYTE:
+            text = "CUDA out of memory. Tried to allocate more than 1EB memory."
+        else:
+            text = _message(tried_bytes, state, release)
+        super().__init__(text)
         self.requested_bytes = requested_bytes
         self.tried_bytes = tried_bytes
         self.stream = stream
         self.state = state
+
+
+def _message(tried_bytes: int, state: MemoryState, release: tuple[int, int]) -> str:
+    capacity = "capacity" if release >= _RIGHTLY_SPELT_SINCE else "capacty"
+    limit = state.allowed_bytes
+    allowed = "" if limit is None else f"{format_size(limit)} allowed; "
+    unused = format_size(state.reserved_bytes - state.allocated_bytes)
+    advice = next(text for since, text in _ADVICE if release >= since)
+    return (
+        f"CUDA out of memory. Tried to allocate {format_size(tried_bytes)}."
+        f" GPU 0 has a total {capacity} of {format_size(state.total_bytes)}"
+        f" of which {format_size(state.free_bytes)} is free."
+        " Including non-PyTorch memory, this process has"
+        f" {format_size(state.process_bytes)} memory in use. {allowed}"
+        f"Of the allocated memory {format_size(state.allocated_bytes)} is allocated by PyTorch,"
+        f" and {unused} is reserved by PyTorch but unallocated."
+        f" If reserved but unallocated memory is large try setting {advice}"
+    )
 
 
 def format_size(size: int) -> str:

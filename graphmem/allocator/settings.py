@@ -35,7 +35,6 @@ _IGNORED = {
     "pinned_use_background_threads",
     "pinned_use_cuda_host_register",
     "release_lock_on_cudamalloc",
-    "throw_on_cudamalloc_oom",
 }
 
 
@@ -202,6 +201,13 @@ def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSett
     return settings
 
 
+def _early_refusal(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    """Beside a memory fraction it refuses before the cache is emptied (PR #177356, torch 2.12)."""
+    if value == "True":
+        raise InputError(f"Allocator setting {key} is not modelled.")
+    return settings
+
+
 def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     """One number for all size classes, or a list `[256:1,512:2,>:4]` (in MiB)."""
     if not value.startswith("["):
@@ -243,4 +249,5 @@ _PARSERS = {
     "expandable_segments": _expandable,
     "per_process_memory_fraction": _memory_fraction,
     "backend": _backend,
+    "throw_on_cudamalloc_oom": _early_refusal,
 }
