@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._device import _device_constructors
 
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
@@ -89,6 +90,19 @@ class TestTheCard:
         traced(stepping(lambda: found.append(place().device)))
 
         assert found == [torch.device("cuda:0")]
+
+    def test_a_device_context_leads_there_even_if_it_is_the_first(self) -> None:
+        """The context remembers the factories at its first use in a process."""
+        _device_constructors.cache_clear()
+        found = []
+
+        def step() -> None:
+            with torch.device("cuda"):
+                found.extend(tensor.device for tensor in (torch.empty(4), nn.Linear(4, 4).weight))
+
+        traced(stepping(step))
+
+        assert found == [torch.device("cuda:0")] * 2
 
 
 class TestParameters:

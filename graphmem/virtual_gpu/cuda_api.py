@@ -11,6 +11,7 @@ import torch
 import torch.cuda.amp.common
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.patching import Replacement
@@ -26,6 +27,8 @@ _RNG_STATE_BYTES = 16  # a seed and an offset, aten/src/ATen/cuda/CUDAGeneratorI
 def replacements(gpu: Gpu) -> list[Replacement]:
     """The attributes to replace so that code written for a card believes in one."""
     cuda = torch.cuda
+    # `with torch.device(…)` knows the factories by identity, and keeps those of its first use.
+    _device_constructors()
     return [
         *((cuda, name, answer) for name, answer in _answers(gpu).items()),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
