@@ -449,6 +449,15 @@ def gradient_given_by_the_caller(first: nn.Linear, second: nn.Linear) -> None:
 
 
 @program
+def gradients_of_another_dtype_given_by_the_caller(first: nn.Linear, second: nn.Linear) -> None:
+    """They are cast to the outputs' type, and the casts live as long as the walk."""
+    x, y = first(rows()).tanh(), second(rows()).tanh()
+    x.backward(torch.ones(4, SIZE, dtype=torch.float64))
+    gradients = [torch.ones(4, SIZE, dtype=torch.float64) for _ in range(2)]
+    torch.autograd.backward([y.tanh(), first(y)], gradients)
+
+
+@program
 def gradient_of_a_gradient(first: nn.Linear, second: nn.Linear) -> None:
     x = rows().requires_grad_()
     y = second(first(x).tanh()).square().sum()

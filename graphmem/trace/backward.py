@@ -143,9 +143,11 @@ class Backward:
         was_enabled = torch.is_grad_enabled()
         self._tasks.append(task)
         self._observer.enter_backward()
+        gradients = list(grad_tensors)  # `grads` of THPEngine_run_backward: they outlive the walk
         try:
+            self._fit_roots(roots, gradients)
             torch.set_grad_enabled(create_graph)
-            self._start(task, roots, list(grad_tensors))
+            self._start(task, roots, list(gradients))
             while task.ready:
                 self._evaluate(task, task.ready.pop())
         finally:
@@ -154,7 +156,9 @@ class Backward:
             self._observer.leave_backward()
         for callback in task.callbacks:
             callback()
-        return () if accumulate_grad else _captured(task, len(inputs), allow_unreachable)
+        captured = () if accumulate_grad else _captured(task, len(inputs), allow_unreachable)
+        _drop(gradients)
+        return captured
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """Run a callback when the running backward pass ends."""
@@ -184,6 +188,12 @@ class Backward:
                 graph[node] = self._views.edges_of(node)
                 stack += [following for following, _ in graph[node] if following is not None]
         return graph
+
+    def _fit_roots(self, roots: list[tuple[Node, int]], gradients: list[Any]) -> None:
+        """Cast what the caller gave to the types of the outputs, as `Engine::execute` does."""
+        for i, (node, position) in enumerate(roots):
+            if node is not None and gradients[i] is not None:
+                self._rules.fit(gradients, i, node._input_metadata[position])
 
     def _start(self, task: GraphTask, roots: list[tuple[Node, int]], gradients: list[Any]) -> None:
         for i, (node, position) in enumerate(roots):
