@@ -10,7 +10,7 @@ use (leave it out of `capacity_bytes`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from graphmem.allocator.device import Device
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
@@ -18,7 +18,7 @@ from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfM
 from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
 from graphmem.allocator.segment_info import lay_out, range_ends, segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
-from graphmem.allocator.statistics import Statistics, flat_stats
+from graphmem.allocator.statistics import Stat, Statistics, flat_stats
 
 
 class CachingAllocator:
@@ -32,6 +32,10 @@ class CachingAllocator:
             each pool's own.
         num_alloc_retries: how often the cache was emptied because the driver refused.
         num_ooms: how often even that did not help.
+        num_sync_all_streams: how often it waited for all streams, to empty the cache.
+        oversize_allocations: blocks of at least `max_split_size`; `oversize_segments` likewise.
+        on_event: told what happens (action, address, bytes, stream), in the words of a snapshot's
+            `device_traces` (`record_trace`); for "oom", the address is what the driver has left.
     """
 
     def __init__(
@@ -57,18 +61,27 @@ class CachingAllocator:
         self.statistics = Statistics()
         self.num_alloc_retries = 0
         self.num_ooms = 0
+        self.num_sync_all_streams = 0
         self.num_device_alloc = 0
         self.num_device_free = 0
+        self.oversize_allocations = Stat()
+        self.oversize_segments = Stat()
+        self.on_event: Callable[[str, int, int, int], None] | None = None
         self._segments: dict[int, Segment] = {}
         self._pending: dict[int, Block] = {}
         self._nothing = Segment(self.small, 0, 0, 0, 0).head
         self._expandable: ExpandableSegments | None = None
-        if self.settings.expandable_segments:
+        self.configure(self.settings)
+
+    def configure(self, settings: AllocatorSettings) -> None:
+        """Take over other settings for what is to come (`setAllocatorSettings`)."""
+        self.settings = settings
+        if settings.expandable_segments and self._expandable is None:
             self._expandable = ExpandableSegments(
                 self.device,
-                self.settings.large_segment_size,
+                settings.large_segment_size,
                 self._segments,
-                self._reserved_changed,
+                self._pages_changed,
             )
 
     @property
@@ -97,6 +110,9 @@ class CachingAllocator:
         block.requested = requested_bytes
         self.statistics.handed_out(block.size, requested_bytes)
         pool.statistics.handed_out(block.size, requested_bytes)
+        if self._is_oversize(block.size):
+            self.oversize_allocations.increase(1)
+        self._tell("alloc", block.address, requested_bytes, stream)
         return block
 
     def free(self, block: Block, *, still_used: bool = False) -> None:
@@ -113,6 +129,9 @@ class CachingAllocator:
         block.allocated = False
         self.statistics.given_up(block.size)
         block.segment.pool.statistics.given_up(block.size)
+        if self._is_oversize(block.size):
+            self.oversize_allocations.decrease(1)
+        self._tell("free_requested", block.address, block.requested, block.segment.stream)
         if still_used:
             block.pending = True
             self._pending[block.address] = block
@@ -129,6 +148,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give back every segment, or page, that nothing uses (`release_cached_blocks`)."""
+        self.num_sync_all_streams += 1
         for block in list(self._pending.values()):
             self.finish(block)
         for pool in (self.large, self.small):
@@ -155,6 +175,17 @@ class CachingAllocator:
         """Each peak becomes the current value (`resetPeakStats`)."""
         for statistics in (self.statistics, self.small.statistics, self.large.statistics):
             statistics.reset_peak()
+        self.oversize_allocations.reset_peak()
+        self.oversize_segments.reset_peak()
+
+    def reset_accumulated(self) -> None:
+        """All counts begin anew (`resetAccumulatedStats`)."""
+        for statistics in (self.statistics, self.small.statistics, self.large.statistics):
+            statistics.reset_accumulated()
+        self.oversize_allocations.reset_accumulated()
+        self.oversize_segments.reset_accumulated()
+        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
+        self.num_device_alloc = self.num_device_free = 0
 
     def memory_stats(self) -> dict[str, int]:
         """The figures under the names of `torch.cuda.memory_stats`."""
@@ -209,6 +240,9 @@ class CachingAllocator:
         if not free:
             return None
         index = self._best_fit(free, size)
+        if not self.settings.expandable_segments:  # those of before it was switched off stay idle
+            while index < len(free) and pool.block_at(free[index][1]).segment.page_size:
+                index += 1
         if index == len(free):
             return None
         block = pool.block_at(free[index][1])
@@ -231,7 +265,7 @@ class CachingAllocator:
         """Cut what the request does not need off a block, if it is enough (`should_split`)."""
         was_split = block.is_split
         rest = block.size - size
-        if pool.is_small or self._expandable is not None:
+        if pool.is_small or self.settings.expandable_segments:
             cut = rest >= MIN_BLOCK
         else:
             oversize = self.settings.max_split_size
@@ -253,6 +287,7 @@ class CachingAllocator:
         """Return a block to its pool, joined with its free neighbours (`free_block`)."""
         pool = block.segment.pool
         size, requested = block.size, block.requested
+        self._tell("free_completed", block.address, requested, block.segment.stream)
         block, merged, merged_size = pool.merge(block)
         pool.insert(block)
         if not block.segment.page_size and (merged or block.is_split):
@@ -287,12 +322,14 @@ class CachingAllocator:
         limit = self.limit_bytes
         if limit is not None and self.device.reserved_bytes + segment_size > limit:
             return None
-        if self._expandable is not None:
+        if self._expandable is not None and self.settings.expandable_segments:
             return self._expandable.take(pool, stream, size)
         if not self.device.reserve(segment_size):
             return None
         address = self.device.place(segment_size)
-        return self._enter_segment(pool, address, segment_size, stream)
+        block = self._enter_segment(pool, address, segment_size, stream)
+        self._tell("segment_alloc", address, segment_size, stream)
+        return block
 
     def _enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
         """Book a segment that cudaMalloc gave; its one block is not in the pool yet."""
@@ -300,6 +337,8 @@ class CachingAllocator:
         self._segments[address] = segment
         self.statistics.segment.increase(1)
         pool.statistics.segment.increase(1)
+        if self._is_oversize(size):
+            self.oversize_segments.increase(1)
         self._reserved_changed(pool, size)
         return segment.head
 
@@ -337,12 +376,15 @@ class CachingAllocator:
         self.statistics.segment.decrease(1)
         segment.pool.statistics.segment.decrease(1)
         self._reserved_changed(segment.pool, -segment.size)
+        if self._is_oversize(segment.size):
+            self.oversize_segments.decrease(1)
+        self._tell("segment_free", segment.address, segment.size, segment.stream)
         return segment.size
 
     def _release_oversize(self, pool: Pool, stream: int, size: int) -> bool:
         """Give back just enough blocks too large to split (`release_available_cached_blocks`)."""
         oversize = self.settings.max_split_size
-        if oversize is None or self._expandable is not None:
+        if oversize is None or self.settings.expandable_segments:
             return False
         wanted = max(size, oversize)
         free = pool.free.get(stream, [])
@@ -371,6 +413,20 @@ class CachingAllocator:
                 del ages[block]
                 wanted -= self._release(block)
 
+    def _is_oversize(self, size: int) -> bool:
+        oversize = self.settings.max_split_size
+        return oversize is not None and size >= oversize
+
+    def _tell(self, action: str, address: int, size: int, stream: int) -> None:
+        if self.on_event is not None:
+            self.on_event(action, address, size, stream)
+
+    def _pages_changed(self, segment: Segment, address: int, change: int) -> None:
+        """Pages were mapped, or unmapped."""
+        self._reserved_changed(segment.pool, change)
+        action = "segment_map" if change > 0 else "segment_unmap"
+        self._tell(action, address, abs(change), segment.stream)
+
     def _reserved_changed(self, pool: Pool, change: int) -> None:
         """Memory came from the driver, or went back to it."""
         for stat in (self.statistics.reserved_bytes, pool.statistics.reserved_bytes):
@@ -385,6 +441,8 @@ class CachingAllocator:
 
     def _out_of_memory(self, requested: int, tried: int, stream: int) -> OutOfMemory:
         self.num_ooms += 1
+        rounded = self.settings.round_size(requested)
+        self._tell("oom", self.device.free_bytes or 0, rounded, stream)
         state = MemoryState(
             total_bytes=self.device.total_bytes or 0,
             free_bytes=self.device.free_bytes or 0,

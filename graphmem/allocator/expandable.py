@@ -21,12 +21,21 @@ class ExpandableSegments:
         device: Device,
         large_page_size: int,
         segments: dict[int, Segment],
-        reserved_changed: Callable[[Pool, int], None],
+        pages_changed: Callable[[Segment, int, int], None],
     ) -> None:
+        """Ranges that hold nothing yet.
+
+        Args:
+            device: gives addresses and physical memory.
+            large_page_size: bytes of a page of the large pool.
+            segments: where the ranges are entered, by address.
+            pages_changed: told the segment, the address and the bytes mapped, or minus those
+                unmapped.
+        """
         self._device = device
         self._large_page_size = large_page_size
         self._segments = segments
-        self._reserved_changed = reserved_changed
+        self._pages_changed = pages_changed
 
     def take(self, pool: Pool, stream: int, size: int) -> Block | None:
         """A free block of at least this size, with memory (`try_allocate_expandable_block`)."""
@@ -72,7 +81,7 @@ class ExpandableSegments:
         if size < block.size:
             pool.insert(block.cut(size))
         block.mapped = True
-        self._reserved_changed(pool, size)
+        self._pages_changed(block.segment, address, size)
         return block
 
     def unmap(self, block: Block) -> int:
@@ -93,7 +102,7 @@ class ExpandableSegments:
         block, _, _ = pool.merge(block)
         pool.insert(block)
         self._device.give_back(end - begin)
-        self._reserved_changed(pool, begin - end)
+        self._pages_changed(segment, begin, begin - end)
         if not block.is_split:
             pool.remove(block)
             del self._segments[base]
@@ -121,9 +130,10 @@ class ExpandableSegments:
         if size < block.size:
             pool.insert(block.cut(size))
         block.mapped = True
+        address = block.address
         block, _, _ = pool.merge(block)
         pool.insert(block)
-        self._reserved_changed(pool, size)
+        self._pages_changed(segment, address, size)
         return block
 
 
