@@ -1,43 +1,55 @@
 """The memory of the virtual GPU: one allocator, fed while the program runs, and who may ask it.
 
 (1) The live machine feeds it: `malloc` at each birth, `free` at each death, in program order. Where
-it feeds late (a kernel's program is known when the operation has ended), it takes `origin()` at the
-birth and hands it to `malloc`, so that stream and frames are those of the birth.
+it feeds late (a death is noticed when the next operation ends), it takes `origin()` at the moment
+itself and hands it over, so that stream and stack are those of the moment.
 (2) Whoever asks calls `settled()` first: the hook `settle` brings the allocator up to date, then
 the allocator is handed out.
 (3) A block that another stream uses (`record_stream`) stays active after `free` until that stream
-has nothing left to do (`synchronize`, or the next `malloc`: work takes no time on a virtual GPU
-except what `torch.cuda._sleep` asks for).
+has done what it had been given by then (`insert_events`). The next `malloc` notices it
+(`process_events`), as on a card, where it depends on how fast kernels are: here work takes no time
+(`DeviceClock`), an assumption.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from graphmem.allocator import Block, CachingAllocator, OutOfMemory
+from graphmem.allocator import Block, CachingAllocator, OutOfMemory, parse_settings
+from graphmem.errors import InputError
 from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.device_clock import DeviceClock
+from graphmem.virtual_gpu.memory_history import MemoryHistory, Stack
 
 DEFAULT_STREAM = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One line of a Python stack."""
-
-    filename: str
-    line: int
-    name: str
+Observer = Callable[[int, int, int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an allocation or a free is remembered by: the current stream, the stack if recorded."""
+    """What an allocation or a free is remembered by.
+
+    Attributes:
+        stream: the current stream.
+        stack: where an allocation happens, if that is recorded.
+        stack_of_free: where a free happens, if that is recorded.
+    """
 
     stream: int = DEFAULT_STREAM
-    frames: tuple[Frame, ...] = ()
+    stack: Stack | None = None
+    stack_of_free: Stack | None = None
+
+
+class _CurrentStream(threading.local):
+    """Each thread has its own (c10/cuda/CUDAStream.cpp, `current_streams`)."""
+
+    handle = DEFAULT_STREAM
 
 
 def _nothing_to_settle() -> None:
@@ -56,7 +68,9 @@ class DeviceMemory:
         allocator: PyTorch's, as the card's driver would see it.
         settle: set by the live machine; applies what the program did so far to the allocator.
         block_of: set by the live machine; the block that holds a tensor, or None.
-        current_stream: the handle of the stream on which operations run; 0 is the default one.
+        clock: the time of the device.
+        history: what is recorded of it.
+        conf: the text of the settings that hold (PYTORCH_CUDA_ALLOC_CONF).
     """
 
     def __init__(self, gpu: Gpu, allocator: CachingAllocator) -> None:
@@ -64,16 +78,35 @@ class DeviceMemory:
         self.allocator = allocator
         self.settle: Callable[[], None] = _nothing_to_settle
         self.block_of: Callable[[torch.Tensor], Block | None] = _no_block
-        self.current_stream = DEFAULT_STREAM
+        self.clock = DeviceClock()
+        self.history = MemoryHistory()
+        self.conf = ""
+        self._stream = _CurrentStream()
+        self._users: dict[Block, set[int]] = {}
+        self._pending: list[tuple[Block, float]] = []
+        self._raw: dict[int, Block] = {}
+        self._observers: list[Observer] = []
+
+    @property
+    def current_stream(self) -> int:
+        """The handle of the stream on which this thread's operations run; 0: the default one."""
+        return self._stream.handle
+
+    @current_stream.setter
+    def current_stream(self, handle: int) -> None:
+        self._stream.handle = handle
 
     def settled(self) -> CachingAllocator:
         """The allocator after everything that the program did so far."""
         self.settle()
         return self.allocator
 
+    # What the live machine tells -----------------------------------------------------------------
+
     def origin(self) -> Origin:
-        """What an allocation that happens now is remembered by."""
-        return Origin(self.current_stream)
+        """What an allocation or a free that happens now is remembered by."""
+        stack, stack_of_free = self.history.stacks_here()
+        return Origin(self.current_stream, stack, stack_of_free)
 
     def malloc(self, requested_bytes: int, origin: Origin | None = None) -> Block:
         """Allocate for the stream of `origin`; default: now.
@@ -82,22 +115,107 @@ class DeviceMemory:
             torch.OutOfMemoryError: as on the card, with PyTorch's message.
         """
         origin = origin or self.origin()
-        try:
-            return self.allocator.malloc(requested_bytes, origin.stream)
-        except OutOfMemory as error:
-            raise torch.OutOfMemoryError(str(error)) from error
+        with self.history.caused_by(origin.stack):
+            self._take_back_finished()
+            try:
+                return self.allocator.malloc(requested_bytes, origin.stream)
+            except OutOfMemory as error:
+                self._tell_observers(error)
+                raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: Block, origin: Origin | None = None) -> None:
-        """Give a block back."""
-        self.allocator.free(block)
+        """Give a block back; what another stream does with it has to be waited for, clause (3)."""
+        origin = origin or self.origin()
+        users = self._users.pop(block, None)
+        with self.history.caused_by(origin.stack_of_free):
+            self.allocator.free(block, still_used=bool(users))
+        if users:
+            self._pending.append((block, max(map(self.clock.done_at, users))))
 
-    def note(self, action: str, address: int, size: int, origin: Origin) -> None:
-        """Write a line of history, if it is recorded (`torch.cuda.memory._record_memory_history`).
+    def record_stream(self, block: Block, stream: int) -> None:
+        """A stream uses the block; its own does not count (`recordStream`)."""
+        if stream != block.segment.stream:
+            self._users.setdefault(block, set()).add(stream)
 
-        Args:
-            action: as in a snapshot's `device_traces`: alloc, free_requested, free_completed,
-                segment_alloc, segment_free, segment_map, segment_unmap, snapshot, oom.
-            address: where.
-            size: bytes.
-            origin: stream and stack.
+    def _take_back_finished(self) -> None:
+        """`process_events`."""
+        for block, moment in self._pending:
+            if block.pending and moment <= self.clock.now:
+                self.allocator.finish(block)
+        self._pending = [each for each in self._pending if each[0].pending]
+
+    def _tell_observers(self, error: OutOfMemory) -> None:
+        state = error.state
+        limit = state.total_bytes if state.allowed_bytes is None else state.allowed_bytes
+        for observer in self._observers:
+            observer(0, error.tried_bytes, limit, state.free_bytes)
+
+    # What the program asks -----------------------------------------------------------------------
+
+    def empty_cache(self) -> None:
+        """`torch.cuda.empty_cache`."""
+        allocator = self.settled()
+        with self.history.caused_by(self.origin().stack_of_free):
+            if self._pending:
+                self.clock.wait_until(max(moment for _, moment in self._pending))
+                self._pending.clear()
+            allocator.empty_cache()
+
+    def raw_alloc(self, requested_bytes: int, stream: int) -> int:
+        """`torch.cuda.caching_allocator_alloc`.
+
+        Returns:
+            the address.
         """
+        self.settle()
+        block = self.malloc(requested_bytes, replace(self.origin(), stream=stream))
+        self._raw[block.address] = block
+        return block.address
+
+    def raw_delete(self, address: int) -> None:
+        """`torch.cuda.caching_allocator_delete`.
+
+        Raises:
+            RuntimeError: nothing was allocated there in that way.
+        """
+        self.settle()
+        block = self._raw.pop(address, None)
+        if block is None:
+            raise RuntimeError(f"invalid device pointer: {address:#x}")
+        self.free(block)
+
+    def configure(self, text: str) -> None:
+        """Other settings for what is to come; a memory fraction stays.
+
+        Raises:
+            RuntimeError: PyTorch would refuse them, or they are not modelled.
+        """
+        allocator = self.settled()
+        try:
+            settings = parse_settings(text)
+        except InputError as error:
+            raise RuntimeError(str(error)) from error
+        fraction = allocator.settings.memory_fraction
+        allocator.configure(replace(settings, memory_fraction=fraction))
+        self.conf = text
+
+    @property
+    def fraction(self) -> float:
+        """The share of the device that the process may have (`getMemoryFraction`)."""
+        total, limit = self.allocator.device.total_bytes, self.allocator.limit_bytes
+        return 1.0 if limit is None or not total else limit / total
+
+    def limit(self, fraction: float) -> None:
+        """Let the process have no more than a share of the device (`setMemoryFraction`)."""
+        allocator = self.settled()
+        allocator.configure(replace(allocator.settings, memory_fraction=fraction))
+
+    def record_history(self, *args: Any, **kwargs: Any) -> None:
+        """Begin, change or end recording: `MemoryHistory.record`."""
+        self.settle()
+        self.history.record(*args, **kwargs)
+        self.allocator.on_event = self.history.note
+
+    def observe_out_of_memory(self, observer: Observer) -> None:
+        """Have a function called with device, bytes tried, bytes allowed, and bytes free."""
+        self._observers.append(observer)
