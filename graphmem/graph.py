@@ -54,6 +54,8 @@ class PhaseName(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    EVALUATION = "evaluation"
+    """Forward passes without gradients, in a program that was run whole."""
 
 
 @dataclass(frozen=True, slots=True)

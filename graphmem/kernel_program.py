@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from graphmem.graph import Assumption, Op, Owner, OwnerKind, StepGraph, Storage
+from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +69,13 @@ class KernelMemory:
     assumptions: tuple[Assumption, ...] = ()
 
 
+class OnlineRules(Protocol):
+    """What the pass `kernel_memory` knows, applied while the program runs."""
+
+    def program_of(self, op: Op, thread: str) -> Program | None:
+        """The program of the next operation of the process; None: it allocates its outputs."""
+
+
 def outputs_of(op: Op) -> Iterator[Output]:
     """The steps that allocate what an operation returns, in the order of the trace."""
     return map(Output, range(len(op.births)))
@@ -88,6 +96,12 @@ def storages_of(
 def tick_of(op: Op, graph: StepGraph) -> int:
     """The tick at which an operation's program runs: that of its last output."""
     return max((graph.storages[born].birth for born in op.births), default=op.tick)
+
+
+def thread_of(graph: StepGraph, op: Op) -> str:
+    """Which thread runs an operation, in words."""
+    backward = graph.phases[op.phase].name is PhaseName.BACKWARD
+    return "the autograd thread" if backward else "the main thread"
 
 
 def _storage(number: int, scratch: Scratch, op: Op, graph: StepGraph, is_freed: bool) -> Storage:

@@ -46,17 +46,32 @@ class Pass:
         provides: the name of the annotation that `run` returns.
         run: called with the step graph, the runtime and the annotations required.
         requires: the names of the annotations that it reads.
+        online: makes what finds the same while a program runs, an operation at a time; None where
+            the pass needs the whole graph.
     """
 
     provides: str
     run: Callable[[StepGraph, Runtime, Annotations], Any]
     requires: tuple[str, ...] = ()
+    online: Callable[[Runtime], Any] | None = None
 
 
 def installed_passes() -> list[Pass]:
     """Every pass of the entry-point group, by name of its entry point."""
     found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return [point.load() for point in found]
+
+
+def online_pass(name: str, runtime: Runtime) -> Any:
+    """What finds the annotation `name` while a program runs.
+
+    Raises:
+        InputError: no pass that is installed does.
+    """
+    for each in installed_passes():
+        if each.provides == name and each.online is not None:
+            return each.online(runtime)
+    raise InputError(f"no pass provides {name!r} while a program runs")
 
 
 def run_passes(

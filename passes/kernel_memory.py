@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from graphmem.graph import Assumption, Op, PhaseName, StepGraph
-from graphmem.kernel_program import KernelMemory, Program
+from graphmem.graph import Assumption, Op, StepGraph
+from graphmem.kernel_program import KernelMemory, Program, thread_of
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
@@ -116,10 +116,4 @@ def _runs_on_device(op: Op) -> bool:
     return not op.outputs or any(out.storage is not None for out in op.outputs)
 
 
-def thread_of(graph: StepGraph, op: Op) -> str:
-    """Which thread runs an operation, in words."""
-    backward = graph.phases[op.phase].name is PhaseName.BACKWARD
-    return "the autograd thread" if backward else "the main thread"
-
-
-KERNEL_MEMORY = Pass(provides="kernel_memory", run=find_kernel_memory)
+KERNEL_MEMORY = Pass(provides="kernel_memory", run=find_kernel_memory, online=KernelRules)

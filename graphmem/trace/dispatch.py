@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -96,7 +96,7 @@ class TraceMode(TorchDispatchMode):
             aten._local_scalar_dense.default: self._read_scalar,
             aten.nonzero.default: self._nonzero,
             aten.index.Tensor: self._index,
-            aten.equal.default: self._refuse_branch,
+            aten.equal.default: self._equal,
             aten.detach.default: self._detach,
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
@@ -193,7 +193,7 @@ class TraceMode(TorchDispatchMode):
         if device is not None and device.type != "cpu":
             return False
         reads_real = False
-        for tensor in _tensors((args, *kwargs.values())):
+        for tensor in tensors_of((args, *kwargs.values())):
             if isinstance(tensor, FakeTensor):
                 return False
             reads_real = True
@@ -262,8 +262,12 @@ class TraceMode(TorchDispatchMode):
         tensor = args[0]
         if not isinstance(tensor, FakeTensor):
             return func(*args, **kwargs)
+        return self._scalar(tensor)
+
+    def _scalar(self, tensor: FakeTensor) -> Any:
+        """What a program reads of a tensor without data that has one element."""
         if tensor.dtype == torch.bool:
-            self._refuse_branch(func, types, args, kwargs)
+            self._refuse_branch()
         zero = torch.zeros((), dtype=tensor.dtype, device="cpu").item()
         self._recorder.assume(
             "a value read off the device",
@@ -273,9 +277,16 @@ class TraceMode(TorchDispatchMode):
         )
         return zero
 
-    def _refuse_branch(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _equal(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._stays_real(func, args, kwargs):
             return func(*args, **kwargs)
+        return self._are_equal(args[0])
+
+    def _are_equal(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor without data equals another."""
+        self._refuse_branch()
+
+    def _refuse_branch(self) -> NoReturn:
         where = _at(self._location.source())
         raise InputError(
             f"the step branches on the value of a tensor{where}: only a real run knows which way",
@@ -403,12 +414,13 @@ def _is_fake_mask(index: Any) -> bool:
     return isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an operation's arguments."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+            yield from tensors_of(value)
 
 
 def _elements(func: Any, args: tuple[Any, ...]) -> int:

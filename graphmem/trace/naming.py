@@ -53,8 +53,8 @@ def name_variables(recorder: Recorder, location: Location) -> None:
     for frame in location.user_frames():
         code = frame.f_code
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
-        for name, value in _variables_of(frame).items():
-            for suffix, tensor in _tensors(value):
+        for name, value in variables_of(frame).items():
+            for suffix, tensor in tensors_held(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
                     recorder.name_variable(storage, f"{name}{suffix}", source)
@@ -70,7 +70,7 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
         kind = type(module)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         for attribute, value in vars(module).items():
-            for suffix, tensor in _tensors(value):
+            for suffix, tensor in tensors_held(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None and file is not None and recorder.is_nameless(storage):
                     source = keeping_line(file, attribute, of_class=kind.__name__)
@@ -88,14 +88,14 @@ def _user_modules(location: Location) -> list[ModuleType]:
 
 def _name_globals(recorder: Recorder, module: ModuleType) -> None:
     for name, value in list(vars(module).items()):
-        for suffix, tensor in _tensors(value):
+        for suffix, tensor in tensors_held(value):
             storage = recorder.storage_of(tensor)
             if storage is not None and recorder.is_nameless(storage):
                 source = keeping_line(str(module.__file__), name)
                 recorder.name_variable(storage, f"{name}{suffix}", source)
 
 
-def _variables_of(frame: FrameType) -> dict[str, Any]:
+def variables_of(frame: FrameType) -> dict[str, Any]:
     """A function's variables as they are now.
 
     Before Python 3.13, `f_locals` is a dictionary that stays with the frame: it would keep what the
@@ -108,7 +108,7 @@ def _variables_of(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_held(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """A tensor, or the tensors directly in a list, tuple or dict, with how they are reached."""
     if isinstance(value, torch.Tensor):
         yield "", value

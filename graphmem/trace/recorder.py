@@ -102,6 +102,16 @@ class Recorder:
         self.step = step
         self.begin_phase(PhaseName.FORWARD)
 
+    def enter_forward(self) -> None:
+        """Begin another forward phase of the same iteration."""
+        self._phase_to_begin = None
+        self.begin_phase(PhaseName.FORWARD)
+
+    def enter_evaluation(self) -> None:
+        """Begin a phase of forward passes without gradients."""
+        self._phase_to_begin = None
+        self.begin_phase(PhaseName.EVALUATION)
+
     def enter_backward(self) -> None:
         """Begin a backward phase.
 
@@ -153,7 +163,11 @@ class Recorder:
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         """The storage that holds `tensor`, or None when it is unknown, empty or off the device."""
-        ref = self._refs.get(tensor.untyped_storage()._cdata)
+        return self.storage_in(tensor.untyped_storage())
+
+    def storage_in(self, memory: torch.UntypedStorage) -> Storage | None:
+        """The storage for which a piece of fake memory stands, or None."""
+        ref = self._refs.get(memory._cdata)
         return None if ref is None else ref.storage
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:

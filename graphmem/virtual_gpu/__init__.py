@@ -12,13 +12,18 @@ from graphmem.gpus import Gpu
 from graphmem.virtual_gpu import cuda_api, parameters
 from graphmem.virtual_gpu.attention import attention_of
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
+from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
 from graphmem.virtual_gpu.patching import replaced
 
 
 @contextmanager
 def virtual_cuda(
-    gpu: Gpu, torch_release: tuple[int, int], fake_mode: FakeTensorMode
+    gpu: Gpu,
+    torch_release: tuple[int, int],
+    fake_mode: FakeTensorMode,
+    *,
+    memory: DeviceMemory | None = None,
 ) -> Iterator[None]:
     """Make torch take fake CUDA tensors for tensors on `gpu`; everything is put back afterwards.
 
@@ -26,10 +31,13 @@ def virtual_cuda(
         gpu: the card.
         torch_release: the version whose choice of kernels applies.
         fake_mode: the mode of the fake tensors.
+        memory: answers questions about memory while the program runs. With it, tensors of the CPU
+            are real; without, parameters are fake wherever they are, and nothing is asked.
     """
     ensure_cuda_device_guard()
+    fake = parameters.fake_from_birth(fake_mode) if memory is None else []
     with (
-        replaced([*cuda_api.replacements(gpu), *parameters.replacements(fake_mode)]),
+        replaced([*cuda_api.replacements(gpu), *parameters.moved_by_data(), *fake]),
         attention_of(gpu, torch_release),
         fused_kernels(torch_release),
         _data_lifted_on_cpu(),
@@ -54,5 +62,5 @@ def _data_lifted_on_cpu() -> Iterator[None]:
 @contextmanager
 def fake_cpu(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
-    with replaced(parameters.replacements(fake_mode)):
+    with replaced([*parameters.moved_by_data(), *parameters.fake_from_birth(fake_mode)]):
         yield

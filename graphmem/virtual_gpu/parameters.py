@@ -1,8 +1,10 @@
-"""Parameters are fake from birth and keep their identity when they move to the device.
+"""Parameters keep their identity when they move to the device, and are fake from birth in a trace.
 
 `nn.Module._apply` swaps a fake parameter for a new tensor, which fails where anything holds a weak
 reference to it, and replaces a real one, which an optimizer made earlier would not notice. On CUDA
-it assigns `.data`, so that is what happens here (torch/nn/modules/module.py, `_apply`).
+it assigns `.data`, so that is what happens here (torch/nn/modules/module.py, `_apply`). Between a
+real tensor of the CPU and a fake one of the device, `.data` cannot be assigned: there the two
+objects swap all that they are, as `torch.utils.swap_tensors` does.
 """
 
 from __future__ import annotations
@@ -16,8 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem.virtual_gpu.patching import Replacement
 
 
-def replacements(fake_mode: FakeTensorMode) -> list[Replacement]:
-    """The attributes to replace."""
+def moved_by_data() -> list[Replacement]:
+    """The attributes to replace so that parameters keep their identity."""
+    return [(torch.nn.Module, "_apply", _apply)]
+
+
+def fake_from_birth(fake_mode: FakeTensorMode) -> list[Replacement]:
+    """The attributes to replace so that parameters take no memory on the CPU either."""
     original_new = torch.nn.Parameter.__new__
 
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
@@ -27,10 +34,7 @@ def replacements(fake_mode: FakeTensorMode) -> list[Replacement]:
             data = fake_mode.from_tensor(data.detach())
         return original_new(cls, data, requires_grad)
 
-    return [
-        (torch.nn.Parameter, "__new__", staticmethod(new)),
-        (torch.nn.Module, "_apply", _apply),
-    ]
+    return [(torch.nn.Parameter, "__new__", staticmethod(new))]
 
 
 def _apply(
@@ -55,8 +59,23 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
     if moved is parameter:
         return
     parameter.grad = None
-    parameter.data = moved
+    if isinstance(parameter, FakeTensor) == isinstance(moved, FakeTensor):
+        parameter.data = moved
+    else:
+        _become(parameter, torch.nn.Parameter(moved, parameter.requires_grad))
     if isinstance(parameter, FakeTensor) and isinstance(moved, FakeTensor):
         parameter.fake_device = moved.fake_device
     if gradient is not None:
         parameter.grad = gradient
+
+
+def _become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give a tensor all that another is, but for its identity; the other is not used again."""
+    kind, attributes = type(tensor), dict(tensor.__dict__)
+    tensor.__class__ = type(other)
+    other.__class__ = kind
+    tensor.__dict__.clear()
+    tensor.__dict__.update(other.__dict__)
+    other.__dict__.clear()
+    other.__dict__.update(attributes)
+    torch._C._swap_tensor_impl(tensor, other)

@@ -1,0 +1,115 @@
+"""`graphmem run`: an unmodified training script on a virtual GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from graphmem.cli import options
+from graphmem.cli.output import write_text
+
+if TYPE_CHECKING:
+    from graphmem.report import Report
+
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+"""What follows the script is the script's own."""
+
+_WIDTH = 100
+
+
+def run(
+    script: Annotated[
+        str,
+        typer.Argument(metavar="SCRIPT", help="The script; with -m, a module.", show_default=False),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ARGS]...", help="The script's own.", show_default=False),
+    ] = None,
+    is_module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module, as in `python -m package.module`.")
+    ] = False,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume",
+            metavar="WHERE=NUMBER",
+            help="What the script reads off the device, where WHERE is a variable's name "
+            "(loss=2.5) or a line (train.py:120=0); true, false, nan and inf are numbers too. "
+            "Repeatable.",
+        ),
+    ] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--max-steps",
+            min=1,
+            metavar="N",
+            help="Stop when the next iteration would begin after N; an iteration ends with "
+            "optimizer.step(), or without an optimizer with backward().",
+            show_default=False,
+        ),
+    ] = None,
+    output_format: Annotated[
+        Literal["text", "json"],
+        typer.Option("--format", help="The report for people or for machines."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the report there."),
+    ] = None,
+) -> None:
+    """Run an unmodified training script on a virtual GPU, and report its memory.
+
+    The script believes in one CUDA device of the named kind. Operations on the device do no
+    arithmetic; questions about its memory are answered as the card would, and what does not fit
+    raises torch.cuda.OutOfMemoryError. The CPU is real. Numbers that the script reads off the
+    device are assumed (1.0 for a loss, zeros for a tensor), told once each, and listed at the end.
+
+    The script's output is untouched; the report goes to stderr, or to FILE. The exit code is the
+    script's own.
+
+    Example: graphmem run --gpu a100-80gb train.py --batch_size 12
+    """
+    from graphmem.live.gpu import VirtualGpu
+    from graphmem.live.running import run as run_program
+    from graphmem.live.script import Program
+
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(line: str) -> None:
+        stderr.print(f"graphmem: {line}", markup=False, style="dim")
+
+    device = VirtualGpu(
+        gpu,
+        torch_version=torch,
+        env=options.pairs(env, "--env"),
+        assume=assume or (),
+        max_steps=max_steps,
+        tell=tell,
+        name=" ".join(["-m", script] if is_module else [script]),
+    )
+    ending = run_program(Program(script, is_module, arguments or ()), device)
+    if ending.why is not None:
+        tell(ending.why)
+    _show(device.report(), output_format, output)
+    raise typer.Exit(ending.exit_code)
+
+
+def _show(report: Report, output_format: str, output: Path | None) -> None:
+    from graphmem.report.text import print_report, report_as_text
+
+    if output is not None:
+        write_text(output, report.to_json() if output_format == "json" else report_as_text(report))
+    elif output_format == "json":
+        typer.echo(report.to_json(), nl=False, err=True)
+    else:
+        stderr = Console(stderr=True, highlight=False)
+        width = stderr.width if stderr.is_terminal else _WIDTH
+        print_report(report, Console(stderr=True, highlight=False, width=width))

@@ -1,0 +1,145 @@
+"""A virtual GPU for a stretch of a program: `with graphmem.virtual_gpu("h100") as gpu:`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+
+from graphmem.analysis import Analysis
+from graphmem.gpus import DEFAULT_GPU, find_gpu
+from graphmem.live import addresses, printing
+from graphmem.live.machine import LiveMachine
+from graphmem.live.session import LiveSession
+from graphmem.live.values import Choices, Values
+from graphmem.pipeline import run_passes
+from graphmem.report import Report
+from graphmem.report.build import build_report
+from graphmem.runtime import Runtime
+from graphmem.virtual_gpu import virtual_cuda
+from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.patching import replaced
+
+
+class VirtualGpu:
+    """One CUDA device that is not there.
+
+    While it is entered, torch believes in it: operations on its tensors cost no arithmetic and no
+    memory, those on the CPU are real, and every question about memory is answered as the card
+    would. It can be entered once. Everything is put back when it is left.
+
+    Attributes:
+        runtime: the machine that it stands in for.
+        memory: its memory.
+
+    Example:
+        >>> with graphmem.virtual_gpu("h100") as gpu:
+        ...     train()
+        >>> gpu.report().peak.allocated
+    """
+
+    def __init__(
+        self,
+        gpu: str = DEFAULT_GPU,
+        *,
+        torch_version: str | None = None,
+        env: Mapping[str, str] | None = None,
+        assume: Sequence[str] = (),
+        max_steps: int | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+        name: str = "",
+    ) -> None:
+        """A device of a kind.
+
+        Args:
+            gpu: name of the card.
+            torch_version: version whose CUDA rules apply; default: the one that is installed.
+            env: environment variables that PyTorch reads.
+            assume: what a program reads off the device, as in `--assume`.
+            max_steps: iterations after which the program is stopped by `EnoughSteps`.
+            tell: called with a line of text whenever something is assumed for the first time.
+            name: what the report is about; default: the card.
+
+        Raises:
+            InputError: the card or an assumption is unknown.
+        """
+        version = torch_version or torch.__version__.partition("+")[0]
+        self.runtime = Runtime(find_gpu(gpu), version, dict(env or {}))
+        self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator())
+        self._name = name or self.runtime.gpu.name
+        self._session = LiveSession(max_steps)
+        recorder = self._session.recorder
+        self._machine = LiveMachine(self.runtime, self.memory, recorder)
+        self._values = Values(recorder, self._session.location, Choices.parse(assume), tell)
+        self._session.mode.values = self._values
+        self._stack = ExitStack()
+        self._finished = False
+
+    def __enter__(self) -> Self:
+        return self.enter(sys._getframe(1).f_back)
+
+    def enter(self, outermost: FrameType | None) -> Self:
+        """Switch the device on; frames from `outermost` on outwards are not the program's."""
+        session = self._session
+        device = virtual_cuda(
+            self.runtime.gpu, self.runtime.release, session.fake_mode, memory=self.memory
+        )
+        with ExitStack() as stack:
+            stack.enter_context(replaced(self._replacements()))
+            stack.enter_context(session.watching(device, outermost))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._finish()
+        self._stack.close()
+
+    def _replacements(self) -> list[Any]:
+        return [
+            *addresses.replacements(self._session.recorder, self._machine.block_holding),
+            *printing.replacements(self._values),
+        ]
+
+    def _finish(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._session.name_what_lives()
+            self._machine.settle()
+            self._session.recorder.finish()
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were allocated so far."""
+        return self._machine.timeline().peak()[0].allocated
+
+    @property
+    def allocated(self) -> int:
+        """The bytes that are allocated now."""
+        return self.memory.settled().statistics.allocated_bytes.current
+
+    @property
+    def reserved(self) -> int:
+        """The bytes that are reserved now."""
+        return self.memory.settled().statistics.reserved_bytes.current
+
+    def analysis(self) -> Analysis:
+        """The report of everything until now, and what it was made of."""
+        graph = self._session.recorder.graph
+        graph.end = graph.phases[-1].end = self._session.recorder.tick
+        annotations = run_passes(graph, self.runtime)
+        timeline = self._machine.timeline()
+        report = build_report(self._name, self.runtime, graph, annotations, timeline)
+        return Analysis(report, graph, annotations, timeline)
+
+    def report(self) -> Report:
+        """What `graphmem.analyze` would say of everything until now."""
+        return self.analysis().report

@@ -1,0 +1,109 @@
+"""The simulator, driven while the program runs.
+
+(1) When an operation has been recorded, everything that happened since the last one goes to the
+    allocator in order of ticks: deaths, and the operation's births and scratch memory. This is what
+    `simulate` does with a finished graph, a piece at a time, by the same `changes_of`.
+(2) The recorder notes which storages were born or lost an owner, so a piece costs no more than what
+    happened in it.
+(3) A request that does not fit is the operation's error. What the operation had taken until then
+    is given back, as C++ does when it unwinds; a workspace stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from graphmem.allocator import Block
+from graphmem.graph import Op, Storage
+from graphmem.kernel_program import OnlineRules, Program, thread_of
+from graphmem.pipeline import online_pass
+from graphmem.runtime import Runtime
+from graphmem.simulate import Change, Simulator, Timeline, changes_of
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.device_memory import DeviceMemory
+
+
+class LiveMachine:
+    """Keeps a device's memory up to date with what a recorder writes."""
+
+    def __init__(self, runtime: Runtime, memory: DeviceMemory, recorder: Recorder) -> None:
+        """Follow `recorder` from now on.
+
+        Args:
+            runtime: the machine to stand in for.
+            memory: takes blocks and gives them back; its questions are answered from here.
+            recorder: tells what happens.
+        """
+        self._graph = recorder.graph
+        self._recorder = recorder
+        self._rules: OnlineRules = online_pass("kernel_memory", runtime)
+        self._simulator = Simulator(memory.allocator, memory)
+        self._changed: list[Storage] = []
+        self._settled = 0
+        self._scratch_ids = itertools.count(-1, -1)  # the graph's own storages count up from 0
+        recorder.on_change = self._changed.append
+        recorder.on_op = self._advance
+        memory.settle = self.settle
+        memory.block_of = self.block_of
+
+    def settle(self) -> None:
+        """Apply what happened since the last operation."""
+        self._apply(self._changes({}), None)
+
+    def block_of(self, tensor: torch.Tensor) -> Block | None:
+        """The block that holds a tensor; None for one that is empty or elsewhere."""
+        storage = self._recorder.storage_of(tensor)
+        return None if storage is None else self.block_holding(storage)
+
+    def block_holding(self, storage: Storage) -> Block | None:
+        """The block of a storage."""
+        if storage.birth > self._settled:
+            self.settle()
+        return self._simulator.block_of(storage)
+
+    def timeline(self) -> Timeline:
+        """What happened so far."""
+        self.settle()
+        return self._simulator.finish()
+
+    def _advance(self, op: Op) -> None:
+        program = self._rules.program_of(op, thread_of(self._graph, op))
+        self._apply(self._changes({} if program is None else {op.index: program}), op)
+
+    def _changes(self, programs: dict[int, Program]) -> list[Change]:
+        known = len(self._changed)  # the collector may add more at any moment
+        changed = {each.id: each for each in self._changed[:known]}
+        del self._changed[:known]
+        return changes_of(changed.values(), self._graph, programs, self._scratch_ids)
+
+    def _apply(self, changes: list[Change], op: Op | None) -> None:
+        """Send to the allocator what it does not know yet.
+
+        Raises:
+            torch.OutOfMemoryError: the operation asks for more than there is.
+        """
+        before, self._settled = self._settled, self._recorder.tick
+        taken: list[Storage] = []
+        refused: torch.OutOfMemoryError | None = None
+        for tick, born, storage in changes:
+            if not born:
+                if self._simulator.block_of(storage) is not None:
+                    self._simulator.apply(tick, False, storage)
+            elif tick > before and refused is None:
+                try:
+                    self._simulator.apply(tick, True, storage)
+                except torch.OutOfMemoryError as error:
+                    refused = error
+                else:
+                    taken.append(storage)
+        if refused is not None:
+            self._give_back(taken)
+            raise refused
+
+    def _give_back(self, taken: list[Storage]) -> None:
+        for storage in reversed(taken):
+            is_workspace = storage.id < 0 and storage.death is None
+            if self._simulator.block_of(storage) is not None and not is_workspace:
+                self._simulator.apply(self._settled, False, storage)

@@ -1,0 +1,81 @@
+"""Run a program on a virtual GPU to its end, whatever the end is."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from graphmem.errors import GraphmemError
+from graphmem.live.gpu import VirtualGpu
+from graphmem.live.script import Program, without_graphmem
+from graphmem.live.session import EnoughSteps
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a program ended.
+
+    Attributes:
+        exit_code: what Python would have returned.
+        why: in words, None where it just ended.
+    """
+
+    exit_code: int
+    why: str | None = None
+
+
+def run(program: Program, gpu: VirtualGpu) -> Ending:
+    """Run a program on a device, and say how it ended.
+
+    What it raises is printed as Python prints it, without the lines of graphmem.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    try:
+        gpu.enter(sys._getframe())
+        try:
+            program.run()
+        finally:
+            gpu.__exit__(None, None, None)
+    except EnoughSteps:
+        return Ending(0, "stopped by --max-steps")
+    except SystemExit as stop:
+        return Ending(_exit_code(stop.code))
+    except KeyboardInterrupt:
+        return Ending(INTERRUPTED, "interrupted")
+    except GraphmemError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
+        _print_error(error)
+        return Ending(1, f"ended by {type(error).__name__}: {_first_line(error)}")
+    return Ending(0)
+
+
+def _exit_code(code: Any) -> int:
+    """What `sys.exit` means (Python's handle_system_exit): a number, nothing, or a message."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stdout.flush()
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _print_error(error: BaseException) -> None:
+    sys.stdout.flush()
+    seen: set[int] = set()
+    chain: BaseException | None = error
+    while chain is not None and id(chain) not in seen:
+        seen.add(id(chain))
+        chain.__traceback__ = without_graphmem(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")

@@ -1,0 +1,101 @@
+"""Run a Python script or module as `python SCRIPT` or `python -m MODULE` does, in this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from graphmem.errors import InputError
+
+_GRAPHMEM = f"{Path(__file__).parent.parent}/"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be run.
+
+    Attributes:
+        name: the path of a script, or the name of a module.
+        is_module: which of the two.
+        arguments: its own, `sys.argv[1:]`.
+    """
+
+    name: str
+    is_module: bool
+    arguments: Sequence[str]
+
+    def run(self) -> None:
+        """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as it would find them.
+
+        Raises:
+            InputError: there is no such script or module.
+        """
+        with self._as_main() as (code, module):
+            exec(code, module.__dict__)
+
+    @contextmanager
+    def _as_main(self) -> Iterator[tuple[CodeType, ModuleType]]:
+        argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
+        try:
+            first = str(Path.cwd()) if self.is_module else str(Path(self.name).resolve().parent)
+            sys.path[0:1] = [first]
+            code, module = self._load_module() if self.is_module else self._load_script()
+            sys.argv = [str(module.__file__), *self.arguments]
+            sys.modules["__main__"] = module
+            yield code, module
+        finally:
+            sys.argv, sys.path[:] = argv, path
+            sys.modules["__main__"] = main
+
+    def _load_script(self) -> tuple[CodeType, ModuleType]:
+        try:
+            source = Path(self.name).read_bytes()
+        except OSError as error:
+            reason = error.strerror or error
+            hint = "name a script, or a module with -m"
+            raise InputError(f"cannot read {self.name}: {reason}", hint=hint) from error
+        return compile(source, self.name, "exec", dont_inherit=True), _main(self.name)
+
+    def _load_module(self) -> tuple[CodeType, ModuleType]:
+        spec: Any = _find(self.name)
+        if spec.submodule_search_locations is not None:
+            spec = _find(f"{self.name}.__main__")
+        code = spec.loader.get_code(spec.name)
+        if code is None:
+            raise InputError(f"module {self.name} is not written in Python")
+        module = _main(spec.origin)
+        module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
+        return code, module
+
+
+def _find(name: str) -> Any:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"cannot find module {name}: {error}") from error
+    if spec is None or spec.loader is None:
+        raise InputError(f"there is no module {name}", hint="`python -m` must find it from here")
+    return spec
+
+
+def _main(file: str) -> ModuleType:
+    module = ModuleType("__main__")
+    module.__file__ = file
+    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    return module
+
+
+def without_graphmem(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of graphmem."""
+    if traceback is None:
+        return None
+    rest = without_graphmem(traceback.tb_next)
+    if traceback.tb_frame.f_code.co_filename.startswith(_GRAPHMEM):
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)

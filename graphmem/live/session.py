@@ -1,0 +1,107 @@
+"""A session that finds the iterations of a program by itself.
+
+(1) An iteration begins when a module is called from outside of any other, to train, and the last
+    iteration is complete; the first such call begins the first one. What comes before is set-up.
+(2) An iteration is complete when an optimizer has stepped, or, where there is no optimizer, when a
+    backward pass has ended. So several forward and backward passes before a step, as in gradient
+    accumulation, are one iteration; two optimizers that step in turn, as in a GAN, make two.
+(3) Where the program calls no module, the backward pass begins the iteration; the operations since
+    the last step of an optimizer are its forward pass.
+(4) A module called without gradients begins an evaluation, which ends where training goes on.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from graphmem.graph import PhaseName
+from graphmem.live.mode import LiveMode
+from graphmem.trace.session import Session
+from graphmem.virtual_gpu.patching import replaced
+
+
+class EnoughSteps(BaseException):
+    """The program has run for as many iterations as were asked for."""
+
+
+class LiveSession(Session):
+    """Watches a program that nobody took apart.
+
+    Attributes:
+        on_iteration: called with the number of each iteration that begins.
+    """
+
+    mode: LiveMode
+
+    def __init__(self, max_steps: int | None) -> None:
+        super().__init__(torch.device("cuda:0"), mode=LiveMode)
+        self.on_iteration: Callable[[int], object] = lambda number: None
+        self._max_steps = max_steps
+        self._is_complete = True
+        self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.location.on_root = self._called
+
+    @contextmanager
+    def watching(
+        self, device: AbstractContextManager[None], outermost: FrameType | None
+    ) -> Iterator[None]:
+        """Also know of every optimizer that is made."""
+        with super().watching(device, outermost), replaced([self._noting_optimizers()]):
+            yield
+
+    def _noting_optimizers(self) -> tuple[Any, str, Any]:
+        make = torch.optim.Optimizer.__init__
+        made = self._made
+
+        def make_and_note(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            made.add(optimizer)
+
+        return torch.optim.Optimizer, "__init__", make_and_note
+
+    def _called(self, module: torch.nn.Module) -> None:
+        """A module is called from outside of any other."""
+        if self._depth:  # a recomputation, or a hook
+            return
+        phase = self.recorder.graph.phases[-1].name
+        if not torch.is_grad_enabled():
+            if phase is not PhaseName.EVALUATION:
+                self.recorder.enter_evaluation()
+        elif self._is_complete:
+            self._begin_iteration()
+            self.recorder.begin_iteration(self.recorder.step + 1)
+        elif phase is not PhaseName.FORWARD:
+            self.recorder.enter_forward()
+
+    def _begin_iteration(self) -> None:
+        """The next iteration is about to begin."""
+        number = self.recorder.step + 1
+        if self._max_steps is not None and number >= self._max_steps:
+            raise EnoughSteps
+        self._is_complete = False
+        self.name_what_lives()
+        self.on_iteration(number)
+
+    def begin_backward(self) -> None:
+        """The outermost call of `backward` or `grad` begins a phase."""
+        if not self._depth and self._is_complete:
+            self._begin_iteration()
+            self.recorder.step += 1
+        super().begin_backward()
+
+    def leave_backward(self) -> None:
+        """Without an optimizer, a backward pass is all that there is to an iteration."""
+        super().leave_backward()
+        if not self._depth and not self._made:
+            self._is_complete = True
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer's step has just ended, and with it the iteration."""
+        super().optimizer_stepped()
+        self._is_complete = True
