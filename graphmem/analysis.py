@@ -94,14 +94,17 @@ def run_analysis(
     """What `analyze` does, with all that it found on the way."""
     from graphmem.pipeline import run_passes
     from graphmem.report.build import build_report
+    from graphmem.report.memory import memory_info
     from graphmem.simulate import simulate
 
     runtime = runtime_of(request)
     name, graph = trace_target(target, request, runtime, progress)
     progress("simulating the allocator")
     annotations = run_passes(graph, runtime)
-    timeline = simulate(graph, annotations["kernel_memory"].programs)
-    report = build_report(name, runtime, graph, annotations, timeline)
+    allocator = runtime.new_allocator(bounded=False)
+    timeline = simulate(graph, annotations["kernel_memory"].programs, allocator)
+    memory = memory_info(runtime, graph, annotations, timeline)
+    report = build_report(name, runtime, graph, annotations, timeline, memory)
     return Analysis(report, graph, annotations, timeline)
 
 

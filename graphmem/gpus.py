@@ -62,6 +62,9 @@ CONTEXT_NOTE = (
     "for the compute capability, and lazy kernel loading moves it"
 )
 
+# The widest spread of those readings for one capability is 113 MiB (RTX 3090), and 15 of rounding.
+CONTEXT_UNCERTAINTY_BYTES = 128 * _MIB
+
 # shared/cuda_memory_facts.md section 2.1 (read in the machine code of the wheels of torch 2.7,
 # 2.8, 2.10, 2.11, 2.12.1 and 2.13.0; pytorch PR #175344).
 _CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8

@@ -112,20 +112,26 @@ class Runtime:
         return LtWorkspace.KEPT if is_kept else LtWorkspace.EACH_CALL
 
     @property
-    def allocator_settings(self) -> AllocatorSettings:
-        """What the environment says to the caching allocator.
+    def allocator_conf(self) -> str | None:
+        """The text that configures the caching allocator, or None.
 
         `PYTORCH_CUDA_ALLOC_CONF`, or where it is not set `PYTORCH_ALLOC_CONF` (torch 2.10 and on).
+        """
+        text = self.env.get(_CUDA_ALLOC_CONF)
+        if text is None and self.release >= _ALLOC_CONF_SINCE:
+            text = self.env.get(_ALLOC_CONF)
+        return text
+
+    @property
+    def allocator_settings(self) -> AllocatorSettings:
+        """What the environment says to the caching allocator.
 
         Raises:
             InputError: PyTorch would refuse it, or it asks for another allocator.
         """
         from graphmem.allocator import parse_settings
 
-        text = self.env.get(_CUDA_ALLOC_CONF)
-        if text is None and self.release >= _ALLOC_CONF_SINCE:
-            text = self.env.get(_ALLOC_CONF)
-        return parse_settings(text or "")
+        return parse_settings(self.allocator_conf or "")
 
     def new_allocator(
         self, *, bounded: bool = True, context_bytes: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 import graphmem
 from graphmem.graph import (
@@ -24,6 +25,7 @@ from graphmem.report.schema import (
     Findings,
     Holder,
     MarkInfo,
+    MemoryInfo,
     ModelInfo,
     OwnerInfo,
     Peak,
@@ -46,8 +48,18 @@ def build_report(
     graph: StepGraph,
     annotations: Annotations,
     timeline: Timeline,
+    memory: MemoryInfo | None = None,
 ) -> Report:
-    """Everything that the report says, from one trace and what the passes found in it."""
+    """Everything that the report says, from one trace and what the passes found in it.
+
+    Args:
+        target: its name.
+        runtime: the machine.
+        graph: what the trace found.
+        annotations: what the passes found.
+        timeline: the bytes, where there is no end of memory.
+        memory: what the allocator and the card say (`report.memory`).
+    """
     moment, storage = timeline.peak()
     return Report(
         graphmem=graphmem.__version__,
@@ -56,9 +68,10 @@ def build_report(
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
-        at_peak=_AtPeak(graph, annotations, timeline, moment).build(),
+        at_peak=Held(graph, annotations, timeline, moment).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
+        memory=memory,
         timeline=_highest_of_parts(timeline),
         assumptions=[
             AssumptionInfo(each.what, each.value, each.why, _text(each.source), each.times)
@@ -156,12 +169,29 @@ def _phase(timeline: Timeline, phase: Phase) -> PhaseInfo:
 
 
 def _peak(graph: StepGraph, moment: Moment, storage: Storage | None) -> Peak:
-    op = graph.op_of(storage) if storage is not None else None
-    phase = next((each for each in graph.phases if each.start <= moment.tick <= each.end), None)
     return Peak(
         allocated=moment.allocated,
         requested=moment.requested,
         reserved=moment.reserved,
+        **place_of(graph, moment.tick, storage)._asdict(),
+    )
+
+
+class Place(NamedTuple):
+    """Where in the trace something happened; step -1 is before the first one."""
+
+    step: int
+    phase: str
+    op: str | None
+    module: str
+    source: str | None
+
+
+def place_of(graph: StepGraph, tick: int, storage: Storage | None) -> Place:
+    """The place of tick `tick`, and of the operation that allocated `storage`."""
+    op = graph.op_of(storage) if storage is not None else None
+    phase = next((each for each in graph.phases if each.start <= tick <= each.end), None)
+    return Place(
         step=phase.step if phase is not None else -1,
         phase=phase.name if phase is not None else PhaseName.SETUP,
         op=op.target if op is not None else None,
@@ -170,8 +200,8 @@ def _peak(graph: StepGraph, moment: Moment, storage: Storage | None) -> Peak:
     )
 
 
-class _AtPeak:
-    """The storages that are alive at the peak, each with why."""
+class Held:
+    """The storages that are alive at a moment, each with why."""
 
     def __init__(
         self, graph: StepGraph, annotations: Annotations, timeline: Timeline, moment: Moment
@@ -183,8 +213,8 @@ class _AtPeak:
         self._op_ticks = [op.tick for op in graph.ops]
         self._alive = timeline.alive_at(moment)
 
-    def build(self) -> AtPeak:
-        """Sums by category and module, and the holders, largest first."""
+    def build(self, most: int | None = None) -> AtPeak:
+        """Sums by category and module, and the holders, largest first; `most`: how many."""
         by_category = dict.fromkeys([*Category, ROUNDING], 0)
         by_module: dict[str, int] = {}
         for storage in self._alive:
@@ -196,7 +226,7 @@ class _AtPeak:
         return AtPeak(
             by_category={str(category): nbytes for category, nbytes in by_category.items()},
             by_module=dict(sorted(by_module.items(), key=lambda item: (-item[1], item[0]))),
-            holders=[self._holder(storage) for storage in by_size],
+            holders=[self._holder(storage) for storage in by_size[:most]],
         )
 
     def _holder(self, storage: Storage) -> Holder:

@@ -68,6 +68,113 @@ class Peak(msgspec.Struct, frozen=True):
     source: str | None
 
 
+class PoolInfo(msgspec.Struct, frozen=True):
+    """One pool of the caching allocator, "small" (requests up to 1 MiB) or "large".
+
+    Attributes:
+        segments: how many pieces it has from the driver; of an expandable segment each stretch that
+            has memory.
+        free: bytes that nothing uses.
+        largest_free_block: the largest request that it could meet without the driver, rounded.
+    """
+
+    pool: str
+    segments: int
+    reserved: int
+    allocated: int
+    free: int
+    largest_free_block: int
+
+
+class Fragmentation(msgspec.Struct, frozen=True):
+    """What is reserved at the peak and holds no tensor's bytes.
+
+    Attributes:
+        inside_blocks: allocated less requested.
+        in_split_segments: free blocks beside others that are in use; only requests that fit into
+            one can have them.
+        in_free_segments: whole segments that nothing uses; the allocator gives them back before
+            it runs out of memory.
+        largest_free_block: of both.
+    """
+
+    inside_blocks: int
+    in_split_segments: int
+    in_free_segments: int
+    largest_free_block: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The request that the card cannot meet, even after the cache was emptied.
+
+    Attributes:
+        requested: what the program asked for.
+        tried: what the allocator asked the driver for.
+        allocated, reserved, free: what the process had then, and what the driver could still give.
+        message: what PyTorch would say.
+        held: who held what was allocated, with the largest holders only.
+    """
+
+    step: int
+    phase: str
+    op: str | None
+    module: str
+    source: str | None
+    requested: int
+    tried: int
+    allocated: int
+    reserved: int
+    free: int
+    message: str
+    held: AtPeak
+
+
+class OnCard(msgspec.Struct, frozen=True):
+    """Whether the step runs on the card, by replaying it with the card's end of memory.
+
+    Attributes:
+        fits: whether it does.
+        within_estimate: whether the answer is another one where the context takes
+            `context_uncertainty` more, or less.
+        capacity: what the allocator can have: the card's memory less `context`, or what a memory
+            fraction allows.
+        context: what the process takes besides; an estimate.
+        context_uncertainty: how far it may be off, either way.
+        allocated, reserved: the highest on the card; up to the refusal where there is one.
+        margin: what is left where the most is reserved; negative where the step does not fit: how
+            much more than `capacity` it would reserve where there is no end of memory.
+        cache_emptied: how often the driver refused and the cache was given back.
+        refused: what does not fit.
+    """
+
+    fits: bool
+    within_estimate: bool
+    capacity: int
+    context: int
+    context_uncertainty: int
+    allocated: int
+    reserved: int
+    margin: int
+    cache_emptied: int
+    refused: Refusal | None
+
+
+class MemoryInfo(msgspec.Struct, frozen=True):
+    """The caching allocator's own view.
+
+    Attributes:
+        reserved: the highest reserved bytes of the trace, where there is no end of memory.
+        pools: at the peak of allocated bytes.
+        fragmentation: at the peak of allocated bytes.
+        on_card: the verdict.
+    """
+
+    reserved: int
+    pools: list[PoolInfo]
+    fragmentation: Fragmentation
+    on_card: OnCard
+
+
 class PhaseInfo(msgspec.Struct, frozen=True):
     """Allocated bytes over one phase."""
 
@@ -126,6 +233,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         saved_for_backward: bytes that autograd holds when the last forward pass of the last step
             ends, parameters excluded, storages counted once, tensors on the host included.
         operations: operations in the step graph.
+        memory: what the allocator and the card say; None in reports of older versions.
         findings: what passes tell, by the name of what each provides.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
     """
@@ -141,6 +249,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     saved_for_backward: int
     operations: int
     assumptions: list[AssumptionInfo]
+    memory: MemoryInfo | None = None
     timeline: list[int] = []
     findings: list[Findings] = []
 

@@ -6,11 +6,12 @@ import io
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
-from graphmem.report.schema import Holder, Report
+from graphmem.report.schema import Holder, OnCard, Peak, Refusal, Report
 from graphmem.units import format_bytes, format_exact
 
 LARGEST = 5
@@ -18,6 +19,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = ("", *"▏▎▍▌▋▊▉█")
 _BAR_WIDTH = 24
 _FILE_WIDTH = 100
+_INDENT = " " * 5
 
 
 def report_as_text(report: Report) -> str:
@@ -29,7 +31,18 @@ def report_as_text(report: Report) -> str:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the report."""
-    for part in (_headline, _timeline, _largest, _steps, _categories, _findings, _footer):
+    parts = (
+        _headline,
+        _verdict,
+        _timeline,
+        _largest,
+        _steps,
+        _categories,
+        _allocator,
+        _findings,
+        _footer,
+    )
+    for part in parts:
         for line in part(report):
             console.print(line)
 
@@ -41,25 +54,62 @@ def _headline(report: Report) -> Iterator[Text]:
         (format_bytes(peak.allocated), "bold"),
         f" allocated ({format_exact(peak.allocated)})",
     )
-    where = " ".join(
-        part
-        for part in (
-            f"in the {peak.phase} phase of step {peak.step}" if peak.step >= 0 else "before step 0",
-            f"at {peak.op.removesuffix('.default')}" if peak.op else "",
-            f"in {peak.module}" if peak.module else "",
-            f"({peak.source})" if peak.source else "",
-        )
-        if part
-    )
-    yield Text(f"     {where}")
+    yield Text(f"{_INDENT}{_where(peak)}")
     runtime = report.runtime
     share = 100 * peak.allocated / runtime.memory
     yield Text(
-        f"     on {runtime.title} ({format_bytes(runtime.memory)}, {share:.1f} % of it), "
+        f"{_INDENT}on {runtime.title} ({format_bytes(runtime.memory)}, {share:.1f} % of it), "
         f"torch {runtime.torch}",
         style="dim",
     )
     yield Text()
+
+
+def _where(place: Peak | Refusal) -> str:
+    parts = (
+        f"in the {place.phase} phase of step {place.step}" if place.step >= 0 else "before step 0",
+        f"at {place.op.removesuffix('.default')}" if place.op else "",
+        f"in {place.module}" if place.module else "",
+        f"({place.source})" if place.source else "",
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _verdict(report: Report) -> Iterator[Text | Padding]:
+    """Whether the step fits on the card, and what PyTorch would say where it does not."""
+    if report.memory is None:
+        return
+    card = report.memory.on_card
+    title = report.runtime.title
+    doubt = ", within the estimate of the CUDA context" if card.within_estimate else ""
+    if card.refused is None:
+        yield Text.assemble((f"fits on {title}", "bold green"), doubt)
+        yield Text(
+            f"{_INDENT}{format_bytes(card.margin)} left ({format_exact(card.margin)}) beside "
+            f"{format_bytes(card.reserved)} reserved and {_context(card)}"
+        )
+        yield from _emptied(card)
+    else:
+        yield Text.assemble((f"runs out on {title}", "bold red"), doubt)
+        yield Text(f"{_INDENT}{_where(card.refused)}")
+        yield Text(
+            f"{_INDENT}{format_bytes(card.refused.requested)} requested "
+            f"({format_exact(card.refused.requested)}) beside {_context(card)}"
+        )
+        yield from _emptied(card)
+        yield Padding(Text(card.refused.message, style="red"), (0, 0, 0, len(_INDENT)))
+    yield Text()
+
+
+def _context(card: OnCard) -> str:
+    uncertainty = format_bytes(card.context_uncertainty)
+    return f"{format_bytes(card.context)} ± {uncertainty} of CUDA context"
+
+
+def _emptied(card: OnCard) -> Iterator[Text]:
+    if card.cache_emptied:
+        times = "once" if card.cache_emptied == 1 else f"{card.cache_emptied} times"
+        yield Text(f"{_INDENT}PyTorch emptied its cache {times} on the way")
 
 
 def _timeline(report: Report) -> Iterator[Text]:
@@ -69,7 +119,7 @@ def _timeline(report: Report) -> Iterator[Text]:
     highest = max(1, *report.timeline)
     top = len(_BLOCKS) - 1
     blocks = "".join(_BLOCKS[-(-nbytes * top // highest)] for nbytes in report.timeline)
-    yield Text.assemble("     ", (blocks, "cyan"), (f"  {len(report.steps)} steps", "dim"))
+    yield Text.assemble(_INDENT, (blocks, "cyan"), (f"  {len(report.steps)} steps", "dim"))
     yield Text()
 
 
@@ -137,6 +187,30 @@ def _bar(category: str, report: Report) -> Text:
     eighths = round(8 * _BAR_WIDTH * report.at_peak.by_category[category] / report.peak.allocated)
     blocks = _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8]
     return Text(blocks, style=CATEGORY_COLOURS[category])
+
+
+def _allocator(report: Report) -> Iterator[Text | Table]:
+    """The pools at the peak, and what of them holds no tensor's bytes."""
+    memory = report.memory
+    if memory is None:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("pool at the peak")
+    for column in ("segments", "reserved", "free", "largest free block"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for pool in memory.pools:
+        table.add_row(
+            pool.pool,
+            str(pool.segments),
+            *map(_both, (pool.reserved, pool.free, pool.largest_free_block)),
+        )
+    yield table
+    parts = memory.fragmentation
+    yield Text(
+        f"held by no tensor: {_both(parts.in_split_segments)} in split segments, "
+        f"{_both(parts.in_free_segments)} in free ones, {_both(parts.inside_blocks)} inside blocks"
+    )
+    yield Text()
 
 
 def _findings(report: Report) -> Iterator[Text]:

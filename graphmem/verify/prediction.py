@@ -86,13 +86,16 @@ def predict(
     Args:
         target: as `graphmem.analyze` takes it.
         request: the machine and the options.
-        settings: the allocator's configuration in the recording.
+        settings: the allocator's configuration in the recording; one that the request's
+            environment names goes before it.
         progress: told what is being done.
 
     Raises:
         InputError: the target or an option cannot be used; the message says why.
     """
     runtime = runtime_of(request)
+    if runtime.allocator_conf is not None:
+        settings = runtime.allocator_settings
     name, graph = trace_target(target, request, runtime, progress)
     memory = run_passes(graph, runtime)["kernel_memory"]
     return Prediction(name, graph, memory.programs, settings)

@@ -1,0 +1,128 @@
+"""Whether a step fits on the card: its allocations and frees, replayed with an end of memory.
+
+A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
+where the driver refuses. What the context takes is an estimate; the verdict is certain iff it is
+the same where the context takes `CONTEXT_UNCERTAINTY_BYTES` more, and less.
+
+Not covered: what cuDNN and cuBLAS do when their workspace is refused (they take a slower plan), and
+other processes on the card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from graphmem.allocator import CachingAllocator, OutOfMemory
+from graphmem.gpus import CONTEXT_UNCERTAINTY_BYTES
+from graphmem.graph import Storage
+from graphmem.runtime import Runtime
+from graphmem.simulate import Change, Simulator, Timeline
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the card could not give: for which storage, when, and in PyTorch's words."""
+
+    tick: int
+    storage: Storage
+    error: OutOfMemory
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of some changes.
+
+    Attributes:
+        timeline: up to the end, or to the request that was refused.
+        cache_emptied: how often the driver refused and the cache was given back.
+        refused: the request that ended it, or None.
+    """
+
+    timeline: Timeline
+    cache_emptied: int = 0
+    refused: Refused | None = None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The highest reserved bytes."""
+        return max(moment.reserved for moment in self.timeline.moments)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The highest allocated bytes."""
+        return self.timeline.peak()[0].allocated
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a step fares on a card.
+
+    Attributes:
+        replay: what happens there.
+        is_certain: whether it is the same for a context that takes more, or less.
+        capacity_bytes: what the allocator can have.
+        margin_bytes: what is left where the most is reserved; negative where the step does not fit:
+            how much more than the capacity it would reserve where there is no end of memory.
+    """
+
+    replay: Replay
+    is_certain: bool
+    capacity_bytes: int
+    margin_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether every request is met."""
+        return self.replay.refused is None
+
+
+def replay(found: Iterable[Change], allocator: CachingAllocator) -> Replay:
+    """Apply changes to an allocator until it runs out of memory."""
+    simulator = Simulator(allocator)
+    refused = None
+    for tick, born, storage in found:
+        try:
+            simulator.apply(tick, born, storage)
+        except OutOfMemory as error:
+            refused = Refused(tick, storage, error)
+            break
+    return Replay(simulator.finish(), allocator.num_alloc_retries, refused)
+
+
+def judge(found: Sequence[Change], runtime: Runtime, unbounded: Timeline) -> Verdict:
+    """Replay a step on the runtime's card.
+
+    Args:
+        found: the changes of the step.
+        runtime: the card, the version of torch, the environment.
+        unbounded: the same changes where there is no end of memory.
+    """
+    whole = Replay(unbounded)
+    estimate, uncertainty = runtime.gpu.context_bytes, CONTEXT_UNCERTAINTY_BYTES
+
+    def on_card(context_bytes: int) -> Replay:
+        allocator = runtime.new_allocator(context_bytes=context_bytes)
+        return whole if _never_full(allocator, whole.reserved_bytes) else replay(found, allocator)
+
+    result = on_card(estimate)
+    others = [on_card(max(0, estimate - uncertainty)), on_card(estimate + uncertainty)]
+    fits = result.refused is None
+    capacity = _capacity_of(runtime.new_allocator())
+    return Verdict(
+        replay=result,
+        is_certain=all(fits == (other.refused is None) for other in others),
+        capacity_bytes=capacity,
+        margin_bytes=capacity - (result if fits else whole).reserved_bytes,
+    )
+
+
+def _never_full(allocator: CachingAllocator, reserved_bytes: int) -> bool:
+    """Whether the driver has no reason to refuse, nor the allocator to give back before that."""
+    collects = allocator.limit_bytes and allocator.settings.garbage_collection_threshold
+    return not collects and reserved_bytes <= _capacity_of(allocator)
+
+
+def _capacity_of(allocator: CachingAllocator) -> int:
+    bounds = (allocator.device.capacity_bytes, allocator.limit_bytes)
+    return min(bound for bound in bounds if bound is not None)

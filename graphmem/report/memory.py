@@ -1,0 +1,117 @@
+"""The section `memory` of a report: the allocator's pools at the peak, and the card's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphmem.allocator import SegmentInfo
+from graphmem.capacity import Refused, Replay, Verdict, judge, replay
+from graphmem.gpus import CONTEXT_UNCERTAINTY_BYTES
+from graphmem.graph import StepGraph
+from graphmem.pipeline import Annotations
+from graphmem.report.build import Held, place_of
+from graphmem.report.schema import Fragmentation, MemoryInfo, OnCard, PoolInfo, Refusal
+from graphmem.runtime import Runtime
+from graphmem.simulate import Timeline, changes
+
+HOLDERS_AT_REFUSAL = 5
+
+
+def memory_info(
+    runtime: Runtime, graph: StepGraph, annotations: Annotations, timeline: Timeline
+) -> MemoryInfo:
+    """What the allocator and the card say of a step.
+
+    Args:
+        runtime: the machine.
+        graph: what the trace found.
+        annotations: what the passes found.
+        timeline: the bytes, where there is no end of memory.
+    """
+    programs = annotations["kernel_memory"].programs
+    found = changes(graph, programs)
+    moment, _ = timeline.peak()
+    up_to_peak = replay(found[: moment.index], runtime.new_allocator(bounded=False))
+    segments = up_to_peak.timeline.segments
+    verdict = judge(found, runtime, timeline)
+    return MemoryInfo(
+        reserved=Replay(timeline).reserved_bytes,
+        pools=pools_of(segments),
+        fragmentation=fragmentation_of(segments),
+        on_card=_on_card(verdict, runtime, graph, annotations),
+    )
+
+
+def pools_of(segments: Sequence[SegmentInfo]) -> list[PoolInfo]:
+    """The small and the large pool."""
+    return [
+        _pool("small", [each for each in segments if each.is_small]),
+        _pool("large", [each for each in segments if not each.is_small]),
+    ]
+
+
+def fragmentation_of(segments: Sequence[SegmentInfo]) -> Fragmentation:
+    """What of the segments holds no tensor's bytes."""
+    unused = [each for each in segments if not any(block.is_active for block in each.blocks)]
+    free_segments = sum(each.size for each in unused)
+    active = [block for each in segments for block in each.blocks if block.is_active]
+    return Fragmentation(
+        inside_blocks=sum(block.size - block.requested for block in active),
+        in_split_segments=sum(_free_blocks(segments)) - free_segments,
+        in_free_segments=free_segments,
+        largest_free_block=max(_free_blocks(segments), default=0),
+    )
+
+
+def _pool(name: str, segments: Sequence[SegmentInfo]) -> PoolInfo:
+    free = _free_blocks(segments)
+    reserved = sum(each.size for each in segments)
+    return PoolInfo(
+        pool=name,
+        segments=len(segments),
+        reserved=reserved,
+        allocated=reserved - sum(free),
+        free=sum(free),
+        largest_free_block=max(free, default=0),
+    )
+
+
+def _free_blocks(segments: Sequence[SegmentInfo]) -> list[int]:
+    return [block.size for each in segments for block in each.blocks if not block.is_active]
+
+
+def _on_card(
+    verdict: Verdict, runtime: Runtime, graph: StepGraph, annotations: Annotations
+) -> OnCard:
+    refused = verdict.replay.refused
+    return OnCard(
+        fits=verdict.fits,
+        within_estimate=not verdict.is_certain,
+        capacity=verdict.capacity_bytes,
+        context=runtime.gpu.context_bytes,
+        context_uncertainty=CONTEXT_UNCERTAINTY_BYTES,
+        allocated=verdict.replay.allocated_bytes,
+        reserved=verdict.replay.reserved_bytes,
+        margin=verdict.margin_bytes,
+        cache_emptied=verdict.replay.cache_emptied,
+        refused=None
+        if refused is None
+        else _refusal(refused, verdict.replay.timeline, graph, annotations),
+    )
+
+
+def _refusal(
+    refused: Refused, timeline: Timeline, graph: StepGraph, annotations: Annotations
+) -> Refusal:
+    state = refused.error.state
+    held = Held(graph, annotations, timeline, timeline.moments[-1])
+    return Refusal(
+        **place_of(graph, refused.tick, refused.storage)._asdict(),
+        requested=refused.error.requested_bytes,
+        tried=refused.error.tried_bytes,
+        allocated=state.allocated_bytes,
+        reserved=state.reserved_bytes,
+        free=state.free_bytes,
+        message=str(refused.error),
+        held=held.build(most=HOLDERS_AT_REFUSAL),
+    )

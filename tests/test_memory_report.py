@@ -1,0 +1,239 @@
+"""The allocator's view at the peak, and the verdict: does the step run on the card?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import graphmem
+from graphmem import Report, TrainingStep
+from graphmem.allocator import BlockInfo, SegmentInfo
+from graphmem.capacity import Verdict, judge, replay
+from graphmem.gpus import Gpu
+from graphmem.graph import Storage
+from graphmem.report.memory import fragmentation_of, pools_of
+from graphmem.report.schema import Fragmentation, PoolInfo
+from graphmem.report.text import report_as_text
+from graphmem.runtime import Runtime
+from graphmem.simulate import Change
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+CONTEXT = 198 * MIB  # compute capability 7.5
+CAPACITY = 600 * MIB
+TINY = Gpu("tiny", "Tiny", CONTEXT + CAPACITY, (7, 5), 40)
+
+
+def segment(is_small: bool, *blocks: tuple[int, int | None]) -> SegmentInfo:
+    """A segment of blocks (size, requested); a request of None is a free block."""
+    infos, address = [], 0
+    for size, requested in blocks:
+        state = "inactive" if requested is None else "active_allocated"
+        infos.append(BlockInfo(address, size, requested or 0, state))  # type: ignore[arg-type]
+        address += size
+    return SegmentInfo(0, address, 0, is_small, False, tuple(infos))
+
+
+SEGMENTS = (
+    segment(True, (512, 100), (1024, None), (2 * MIB - 1536, 2 * MIB - 1536)),
+    segment(False, (8 * MIB, 8 * MIB - 10), (12 * MIB, None)),
+    segment(False, (20 * MIB, None)),
+)
+
+
+def test_fragmentation_by_hand() -> None:
+    """Inside: 412 of the first block and 10 of the large one; beside: 1 KiB and 12 MiB."""
+    assert Fragmentation(
+        inside_blocks=412 + 10,
+        in_split_segments=1024 + 12 * MIB,
+        in_free_segments=20 * MIB,
+        largest_free_block=20 * MIB,
+    ) == fragmentation_of(SEGMENTS)
+
+
+def test_pools_by_hand() -> None:
+    assert [
+        PoolInfo("small", 1, 2 * MIB, 2 * MIB - 1024, 1024, 1024),
+        PoolInfo("large", 2, 40 * MIB, 8 * MIB, 32 * MIB, 20 * MIB),
+    ] == pools_of(SEGMENTS)
+
+
+def changes_of(*sizes: int) -> list[Change]:
+    """Storages of so many bytes, one after the other; a negative size frees the one before."""
+    changes: list[Change] = []
+    for tick, size in enumerate(sizes, start=1):
+        if size < 0:
+            changes.append((tick, False, changes[-1][2]))
+        else:
+            changes.append((tick, True, Storage(tick, size, tick, None, (size,), "uint8", "cuda")))
+    return changes
+
+
+def verdict_on(changes: list[Change], **env: str) -> Verdict:
+    runtime = Runtime(TINY, "2.13.0", env)
+    unbounded = replay(changes, runtime.new_allocator(bounded=False))
+    return judge(changes, runtime, unbounded.timeline)
+
+
+@pytest.mark.parametrize(
+    ("mib", "fits", "is_certain"),
+    [
+        (600 - 128, True, True),
+        (600 - 126, True, False),  # a context of 128 MiB more leaves 472
+        (600, True, False),
+        (602, False, False),  # one of 128 MiB less leaves 728
+        (600 + 128, False, False),
+        (600 + 130, False, True),
+    ],
+)
+def test_a_verdict_within_the_uncertainty_of_the_context_says_so(
+    mib: int, fits: bool, is_certain: bool
+) -> None:
+    verdict = verdict_on(changes_of(mib * MIB))
+
+    assert (fits, is_certain) == (verdict.fits, verdict.is_certain)
+    assert (CAPACITY, (600 - mib) * MIB) == (verdict.capacity_bytes, verdict.margin_bytes)
+
+
+def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:
+    """400 MiB, freed, then 410: without an end 810 are reserved, on the card 410."""
+    verdict = verdict_on(changes_of(400 * MIB, -1, 410 * MIB))
+
+    assert verdict.fits
+    assert verdict.replay.cache_emptied == 1
+    assert verdict.replay.reserved_bytes == 410 * MIB
+    assert verdict.margin_bytes == (600 - 410) * MIB
+
+
+def test_the_refused_request_is_told_with_the_state_at_that_moment() -> None:
+    verdict = verdict_on(changes_of(300 * MIB, 11 * MIB, 450 * MIB, 4 * MIB))
+
+    refused = verdict.replay.refused
+    assert refused is not None
+    assert (refused.tick, refused.storage.nbytes) == (3, 450 * MIB)
+    assert refused.error.state.reserved_bytes == (300 + 12) * MIB
+    assert refused.error.state.free_bytes == (600 - 312) * MIB
+    assert verdict.margin_bytes == (600 - 300 - 12 - 450 - 20) * MIB
+
+
+def test_a_memory_fraction_is_the_capacity() -> None:
+    """Half of the 798 MiB of the card: 399."""
+    conf = "per_process_memory_fraction:0.5"
+    verdict = verdict_on(changes_of(400 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
+
+    assert not verdict.fits
+    assert verdict.capacity_bytes == 399 * MIB
+
+
+def test_expandable_segments_need_no_emptied_cache() -> None:
+    """The 410 MiB grow the stretch of the freed 400: 420 in pages of 20."""
+    conf = "expandable_segments:True"
+    verdict = verdict_on(changes_of(400 * MIB, -1, 410 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
+
+    assert verdict.fits
+    assert verdict.replay.cache_emptied == 0
+    assert verdict.replay.reserved_bytes == 420 * MIB
+
+
+ROWS = 32768
+
+
+def six_gib(rows: int = ROWS) -> TrainingStep:
+    """A weight of 49152 columns; 32768 rows of it are 6 GiB."""
+    model = nn.Linear(49152, rows, bias=False)
+    return TrainingStep(
+        model=model,
+        inputs=torch.empty(1, 49152),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, foreach=False),
+    )
+
+
+@pytest.fixture(scope="module")
+def refused() -> Report:
+    return graphmem.analyze(six_gib, gpu="t4", steps=1)
+
+
+def test_a_step_that_runs_out_names_the_operation_and_the_message(refused: Report) -> None:
+    """Weight and gradient fit into 14.5 GiB; AdamW's first moment is the third time 6 GiB."""
+    assert refused.memory is not None
+    on_card = refused.memory.on_card
+    assert not on_card.fits
+    assert not on_card.within_estimate
+    assert on_card.refused is not None
+    assert (on_card.refused.step, on_card.refused.phase) == (0, "optimizer")
+    assert on_card.refused.op == "aten.zeros_like.default"
+    assert (on_card.refused.requested, on_card.refused.tried) == (6 * GIB, 6 * GIB)
+    assert "Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 14.74 GiB" in (
+        on_card.refused.message
+    )
+
+
+def test_what_was_held_at_the_refusal_sums_to_what_was_allocated(refused: Report) -> None:
+    assert refused.memory is not None
+    at = refused.memory.on_card.refused
+    assert at is not None
+    assert at.allocated == sum(at.held.by_category.values())
+    assert (at.held.by_category["parameter"], at.held.by_category["gradient"]) == (6 * GIB, 6 * GIB)
+    assert [holder.bytes for holder in at.held.holders[:2]] == [6 * GIB, 6 * GIB]
+
+
+def test_the_peak_without_an_end_is_reported_all_the_same(refused: Report) -> None:
+    """Weight, gradient, two moments, the root of the second, and that by its correction."""
+    assert refused.peak.allocated // GIB == 6 * 6
+    assert refused.memory is not None
+    assert refused.memory.reserved >= refused.peak.reserved > refused.memory.on_card.reserved
+
+
+def test_the_section_agrees_with_the_peak(refused: Report) -> None:
+    assert refused.memory is not None
+    pools, parts = refused.memory.pools, refused.memory.fragmentation
+    assert refused.peak.reserved == sum(pool.reserved for pool in pools)
+    assert refused.peak.allocated == sum(pool.allocated for pool in pools)
+    unused = parts.in_split_segments + parts.in_free_segments
+    assert refused.peak.reserved - refused.peak.allocated == unused
+    assert refused.peak.allocated - refused.peak.requested == parts.inside_blocks
+
+
+def test_the_text_says_it_first(refused: Report) -> None:
+    verdict = report_as_text(refused).split("\n\n")[1]
+
+    assert verdict.startswith("runs out on Tesla T4\n")
+    assert "in the optimizer phase of step 0 at aten.zeros_like" in verdict
+    assert "CUDA out of memory. Tried to allocate 6.00 GiB." in verdict
+
+
+def test_a_step_that_fits_says_how_much_is_left() -> None:
+    report = graphmem.analyze(lambda: six_gib(ROWS // 64), gpu="t4", steps=1)
+
+    assert report.memory is not None
+    card = report.memory.on_card
+    assert (card.fits, card.refused, card.cache_emptied) == (True, None, 0)
+    assert card.margin == card.capacity - card.reserved == card.capacity - report.memory.reserved
+    verdict = report_as_text(report).split("\n\n")[1]
+    assert verdict.startswith("fits on Tesla T4\n")
+    assert f"({card.margin:,} bytes)" in verdict
+
+
+def test_the_environment_reaches_the_allocator() -> None:
+    """Weight, gradient, moments, temporaries and cuBLAS's workspace: a segment each, or one."""
+
+    def large_segments(**env: str) -> int:
+        report = graphmem.analyze(lambda: six_gib(ROWS // 64), steps=1, env=env)
+        assert report.memory is not None
+        return report.memory.pools[1].segments
+
+    assert large_segments() == 4 + 2 + 1
+    assert large_segments(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") == 1
+
+
+def test_a_report_of_an_older_version_reads(refused: Report) -> None:
+    fields = json.loads(refused.to_json())
+    del fields["memory"]
+
+    older = Report.from_json(json.dumps(fields))
+
+    assert older.memory is None
+    assert "fits on" not in report_as_text(older)
