@@ -12,7 +12,7 @@ import torch
 
 from graphmem.analysis import Analysis
 from graphmem.gpus import DEFAULT_GPU, find_gpu
-from graphmem.live import addresses, printing
+from graphmem.live import addresses, printing, serialization, surroundings
 from graphmem.live.machine import LiveMachine
 from graphmem.live.session import LiveSession
 from graphmem.live.values import Choices, Values
@@ -104,9 +104,12 @@ class VirtualGpu:
         self._stack.close()
 
     def _replacements(self) -> list[Any]:
+        session = self._session
         return [
-            *addresses.replacements(self._session.recorder, self._machine.block_holding),
+            *addresses.replacements(session.recorder, self._machine.block_holding),
             *printing.replacements(self._values),
+            *serialization.replacements(session.recorder, session.fake_mode, self._values),
+            *surroundings.replacements(session.mode, self._values.eager),
         ]
 
     def _finish(self) -> None:

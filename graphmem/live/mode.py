@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ class LiveMode(TraceMode):
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
         self._special |= {aten.copy_.default: self._copy}
+        self._one_at_a_time = threading.RLock()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            with self._one_at_a_time:
+                return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
             # A traceback keeps what its frames hold, and a card's has no frames of graphmem.
             refused = error.with_traceback(None)

@@ -135,16 +135,32 @@ class Values:
         real = real.new_zeros(_span(tensor)).as_strided(tensor.shape, tensor.stride())
         if value:
             real.fill_(value)
-        if tensor.numel():
+        if tensor.numel() and not self._is_autograd():
             shown = str(_as(tensor.dtype, value))
             many = "" if tensor.numel() == 1 else "every element of "
             self._assume(f"{many}{name or 'a value'}", shown, name, source)
         return real
 
+    def saved(self) -> None:
+        """Note that data of the device goes into a file."""
+        source = self._location.source()
+        self._assume("what is saved of tensors on the device", "zeros", None, source)
+
+    def eager(self) -> None:
+        """Note that a program was to be compiled."""
+        source = self._location.source()
+        what, value = "torch.compile", "run eagerly"
+        self._recorder.assume(what, value, "what the compiled program takes is not known", source)
+        self._say((what, source), f"{what} is {value}: what the compiled program takes is unknown")
+
     def count(self, selected: int, of: int, what: str) -> None:
         """Note how many elements a mask or an operation with a result of unknown size selects."""
         source = self._location.source()
         self._assume(what, f"{selected:,} of {of:,}", None, source)
+
+    def _is_autograd(self) -> bool:
+        """Whether autograd moves a gradient, which the program does not see."""
+        return torch._C._current_graph_task_id() >= 0
 
     def _default(self, tensor: torch.Tensor) -> float:
         if tensor.dtype == torch.bool:
@@ -177,13 +193,15 @@ class Values:
 
     def _assume(self, what: str, value: str, name: str | None, source: Source | None) -> None:
         self._recorder.assume(what, value, WHY, source)
-        if (what, source) in self._told:
-            return
-        self._told.add((what, source))
-        where = "" if source is None else f"{source}: "
         by = name or (str(source) if source is not None else None)
         choose = "" if by is None else f"; choose with --assume {by}=…"
-        self._tell(f"{where}{what} is taken as {value}{choose}")
+        self._say((what, source), f"{what} is taken as {value}{choose}")
+
+    def _say(self, key: tuple[str, Source | None], text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            source = key[1]
+            self._tell(text if source is None else f"{source}: {text}")
 
 
 def _as(dtype: torch.dtype, value: float) -> bool | int | float:

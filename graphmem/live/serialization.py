@@ -1,0 +1,121 @@
+"""Save, load and copy tensors of the virtual GPU.
+
+(1) `torch.save` writes zeros in their place, with `cuda:0` as the location, so that the file has
+    its true size and `torch.load` knows where its tensors were.
+(2) `torch.load` puts them onto the virtual GPU, each storage whole, or where `map_location` says.
+(3) A deep copy is a copy on the device.
+
+What graphmem notes on tensors is neither saved nor copied. Not covered: the format of files before
+torch 1.6, and `pickle` without `torch.save`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from graphmem.live.values import Values
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import Replacement
+
+_NOTES = "_graphmem_"
+
+
+def replacements(
+    recorder: Recorder, fake_mode: FakeTensorMode, values: Values
+) -> list[Replacement]:
+    """The attributes to replace."""
+    to_host: Any = torch.UntypedStorage.cpu
+    to_device: Any = torch.UntypedStorage.to
+    rebuild: Any = torch._utils._rebuild_tensor
+
+    def is_on_device(memory: torch.UntypedStorage) -> bool:
+        storage = recorder.storage_in(memory)
+        return storage is not None and storage.device == str(recorder.device)
+
+    def zeros_on_host(memory: torch.UntypedStorage) -> Any:
+        if not is_on_device(memory):
+            return to_host(memory)
+        values.saved()
+        return torch.zeros(memory.nbytes(), dtype=torch.uint8, device="cpu").untyped_storage()
+
+    def moved(memory: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
+        target = torch.device(device)
+        if target.type != "cuda" or is_on_device(memory):
+            return to_device(memory, device=target, non_blocking=non_blocking)
+        return torch.empty(memory.nbytes(), dtype=torch.uint8, device=target).untyped_storage()
+
+    def rebuilt(storage: Any, offset: int, size: Any, stride: Any) -> Any:
+        memory = storage._untyped_storage
+        if not is_on_device(memory):
+            return rebuild(storage, offset, size, stride)
+        with torch._C._DisableTorchDispatch():
+            like = torch.empty(0, dtype=storage.dtype, device="meta")
+            like.set_(memory, offset, size, stride)
+        return FakeTensor(fake_mode, like, recorder.device)
+
+    return [
+        (torch.UntypedStorage, "cpu", zeros_on_host),
+        (torch.UntypedStorage, "to", moved),
+        (torch._utils, "_rebuild_tensor", rebuilt),
+        (FakeTensor, "__reduce_ex__", _reduce),
+        (FakeTensor, "__deepcopy__", _copy),
+        *(
+            (kind, method, _without_notes(getattr(kind, method)))
+            for kind in (torch.Tensor, torch.nn.Parameter)
+            for method in ("__reduce_ex__", "__deepcopy__")
+        ),
+    ]
+
+
+def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:
+    """As `Tensor._reduce_ex_internal` does for a plain tensor."""
+    hooks: OrderedDict[Any, Any] = OrderedDict()
+    if getattr(tensor, "_is_param", False):
+        data = tensor.detach()
+        return torch._utils._rebuild_parameter, (data, tensor.requires_grad, hooks)
+    storage: Any = torch.storage.TypedStorage(
+        wrap_storage=tensor.untyped_storage(), dtype=tensor.dtype, _internal=True
+    )
+    storage._fake_device = tensor.fake_device
+    looks = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
+    return torch._utils._rebuild_tensor_v2, (storage, *looks, tensor.requires_grad, hooks)
+
+
+def _copy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """`Tensor.__deepcopy__` and `Parameter.__deepcopy__`.
+
+    Raises:
+        RuntimeError: the tensor is no leaf.
+    """
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment."
+        )
+    copy: Any = tensor.detach().clone(memory_format=torch.preserve_format)
+    if getattr(tensor, "_is_param", False):
+        copy = torch.nn.Parameter(copy, tensor.requires_grad)
+    else:
+        copy.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            copy.grad = _copy(tensor.grad, memo)  # type: ignore[arg-type]
+    memo[id(tensor)] = copy
+    return copy
+
+
+def _without_notes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that must not see what graphmem notes on a tensor."""
+
+    def call(tensor: torch.Tensor, *args: Any) -> Any:
+        for name in [name for name in vars(tensor) if name.startswith(_NOTES)]:
+            delattr(tensor, name)
+        return method(tensor, *args)
+
+    return call

@@ -1,0 +1,95 @@
+"""What a script may ask of its surroundings that one process with one pretended card has not.
+
+(1) `torch.compile` returns what it is given: the program runs eagerly, and what the compiled one
+    would take is not known.
+(2) `init_process_group` makes a group of one process, whose collectives do nothing; more processes,
+    and `DistributedDataParallel`, are errors that say so.
+(3) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
+    after a fork either.
+(4) A thread that the program starts runs under the same mode, one operation at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+
+from graphmem.errors import InputError
+from graphmem.live.mode import LiveMode
+from graphmem.virtual_gpu.patching import Replacement
+
+_forking: list[bool] = []
+
+
+def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        mode: under which the program runs.
+        eager: called when the program asks for compilation.
+    """
+    _watch_forks()
+    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def run_eagerly(model: Any = None, **options: Any) -> Any:
+        eager()
+        return (lambda function: function) if model is None else model
+
+    def begin_thread(thread: threading.Thread) -> None:
+        with mode:
+            bootstrap(thread)
+
+    found: list[Replacement] = [
+        (torch, "compile", run_eagerly),
+        (threading.Thread, "_bootstrap_inner", begin_thread),
+    ]
+    if torch.distributed.is_available():
+        found += [
+            (torch.distributed, "init_process_group", _init_process_group),
+            (torch.nn.parallel.DistributedDataParallel, "__init__", _refuse_ddp),
+        ]
+    return found
+
+
+def _init_process_group(backend: Any = None, *args: Any, **options: Any) -> None:
+    size = int(os.environ.get("WORLD_SIZE", options.get("world_size", 1)))
+    if size > 1:
+        raise InputError(
+            f"the script wants {size} processes, and graphmem run is one",
+            hint="run it without its launcher: unset RANK, LOCAL_RANK and WORLD_SIZE",
+        )
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.distributed_c10d.init_process_group(
+        "fake", store=FakeStore(), rank=0, world_size=1
+    )
+
+
+def _refuse_ddp(*args: Any, **options: Any) -> None:
+    raise InputError(
+        "DistributedDataParallel does not work under graphmem run",
+        hint="run the script as one process without it: unset RANK, LOCAL_RANK and WORLD_SIZE",
+    )
+
+
+def _watch_forks() -> None:
+    """What is registered for forks stays registered, so it is done once."""
+    if not _forking:
+        _forking.append(True)
+        os.register_at_fork(after_in_child=_leave_modes)
+
+
+def _leave_modes() -> None:
+    stack = torch.utils._python_dispatch
+    kept = []
+    while torch._C._len_torch_dispatch_stack():
+        mode = stack._pop_mode()
+        if not isinstance(mode, LiveMode):
+            kept.append(mode)
+    for mode in reversed(kept):
+        stack._push_mode(mode)
