@@ -19,6 +19,7 @@ from graphmem.cli.check import check
 from graphmem.cli.diff import diff
 from graphmem.cli.errors import Settings, guarded
 from graphmem.cli.explain import explain
+from graphmem.cli.formula import formula
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
@@ -33,6 +34,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     check,
     diff,
     explain,
+    formula,
     graph,
     gpus,
     init,

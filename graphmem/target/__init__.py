@@ -29,7 +29,7 @@ from typing import Any
 
 from graphmem.errors import InputError
 from graphmem.target.modules import DottedModule, PythonFile, function_of, importing_from
-from graphmem.target.settings import arguments_for
+from graphmem.target.settings import arguments_for, defaults_of
 from graphmem.target.user_errors import blaming_the_user, user_error
 from graphmem.training_step import TrainingStep
 
@@ -51,6 +51,7 @@ class Target:
     name: str
     folder: Path | None
     _make: Callable[[], TrainingStep] = field(repr=False)
+    _find: Callable[[], Callable[..., Any]] | None = field(repr=False, default=None)
 
     @contextmanager
     def imported(self) -> Iterator[Callable[[], TrainingStep]]:
@@ -61,6 +62,13 @@ class Target:
         """
         with nullcontext() if self.folder is None else importing_from(self.folder, self.name):
             yield self._make
+
+    def defaults(self) -> dict[str, Any]:
+        """What each keyword of the function is where nothing is set; call it while imported.
+
+        A keyword without a default is left out; an exported program has none.
+        """
+        return {} if self._find is None else defaults_of(self._find())
 
     def build(self) -> TrainingStep:
         """Make the training step outside of any trace, for a step that imports nothing later.
@@ -85,7 +93,8 @@ def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -
     """
     if not isinstance(target, str):
         name = getattr(target, "__name__", type(target).__name__)
-        return Target(name, None, partial(_call, target, name, dict(settings)))
+        make = partial(_call, target, name, dict(settings))
+        return Target(name, None, make, lambda: target)
     try:
         return _find(target, settings)
     except OSError as error:
@@ -98,8 +107,9 @@ def _find(text: str, settings: Mapping[str, str]) -> Target:
         return _exported_target(text, location, function, settings)
     is_path = _is_path(location)
     source = PythonFile.find(location) if is_path else DottedModule(location, Path.cwd())
+    find = partial(_find_function, source, function or DEFAULT_FUNCTION)
     make = partial(_make_step, source, function or DEFAULT_FUNCTION, dict(settings))
-    return Target(text, source.folder, make)
+    return Target(text, source.folder, make, find)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -139,9 +149,14 @@ def _make_step(
     source: PythonFile | DottedModule, name: str, settings: Mapping[str, str]
 ) -> TrainingStep:
     """Load the module and call its function."""
+    return _call(_find_function(source, name), name, settings)
+
+
+def _find_function(source: PythonFile | DottedModule, name: str) -> Callable[..., Any]:
+    """Load the module and find its function."""
     with blaming_the_user(source.name):
         module = source.load()
-    return _call(function_of(module, name, source.name), name, settings)
+    return function_of(module, name, source.name)
 
 
 def _call(build: Callable[..., Any], name: str, settings: Mapping[str, str]) -> TrainingStep:

@@ -69,6 +69,16 @@ def arguments_for(
     return arguments
 
 
+def defaults_of(build: Callable[..., Any]) -> dict[str, Any]:
+    """The default of each parameter that has one."""
+    parameters = _parameters(build)
+    return {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if parameter.default is not Parameter.empty
+    }
+
+
 def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
     """The parameters, their annotations evaluated where that can be done."""
     try:

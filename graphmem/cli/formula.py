@@ -1,0 +1,148 @@
+"""`graphmem formula`: the bytes of a model as a polynomial in its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import progress, write_text
+from graphmem.errors import InputError
+
+Symbols = Annotated[
+    str,
+    typer.Option(
+        "--symbols",
+        metavar="KEY=LETTER,…",
+        help="Keywords of build() that become symbols, as batch=B,seq=T; without a letter the "
+        "keyword itself is the symbol.",
+        show_default=False,
+    ),
+]
+Of = Annotated[
+    Literal["peak", "saved", "steady", "parameters"],
+    typer.Option(
+        "--of",
+        help="What is alive at the peak; what autograd holds after the forward pass; what is alive "
+        "when the last iteration is over; parameters.",
+    ),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sizes",
+        metavar="KEY=N,N,…",
+        help="Sizes to trace for one symbol, in place of those next to its own; repeatable.",
+    ),
+]
+Check = Annotated[
+    str | None,
+    typer.Option(
+        "--check",
+        metavar="KEY=N,…",
+        help="The size at which the formula is held against a trace.  [default: about half of "
+        "every symbol]",
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    str | None,
+    typer.Option("--names", metavar="N=LETTER,…", help="Letters for constants, as 768=d,12=h."),
+]
+
+
+def formula(
+    target: options.Target,
+    symbols: Symbols,
+    of: Of = "peak",
+    sizes: Sizes = None,
+    check: Check = None,
+    names: Names = None,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    inference: options.Inference = False,
+    freeze: options.Freeze = None,
+    output_format: Annotated[
+        Literal["text", "json", "latex", "python"],
+        typer.Option("--format", help="For people, for machines, for a paper, for a program."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Find the memory of your own model as an exact polynomial in its dimensions.
+
+    The step is traced at several sizes next to its own, each storage is followed through all of
+    them, and the result is held against a size that was not used. It counts requested bytes; the
+    difference to allocated bytes is told for the own size. Exit code 1: the check failed.
+
+    Example: graphmem formula fixtures/gpt2.py:build --symbols batch=B,seq=T
+    """
+    from graphmem.changes import Changes
+    from graphmem.symbolic import closed_form
+    from graphmem.symbolic.formats import FORMATS
+
+    letters = {key: letter or key for key, letter in _items(symbols, "--symbols")}
+    constants = {_whole(value, "--names"): name for value, name in _items(names, "--names")}
+    with progress() as report_progress:
+        form = closed_form(
+            target,
+            letters,
+            of=of,
+            sizes=_size_lists(sizes),
+            check=_sizes(check) if check else None,
+            names=constants,
+            progress=report_progress,
+            gpu=gpu,
+            torch=torch,
+            env=options.pairs(env, "--env"),
+            autocast=autocast,
+            optimizer=optimizer,
+            grads=grads,
+            steps=steps,
+            inference=inference,
+            settings=options.pairs(settings, "--set"),
+            changes=Changes(freeze=tuple(freeze or ())),
+        )
+    text = FORMATS[output_format](form)
+    write_text(output, text) if output else typer.echo(text, nl=False)
+    if not form.check.is_equal:
+        raise typer.Exit(1)
+
+
+def _items(text: str | None, option: str) -> list[tuple[str, str]]:
+    """`a=b,c=d` as pairs; the second is "" where there is no `=`."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    pairs = [part.partition("=") for part in parts]
+    found = [(key.strip(), value.strip()) for key, _, value in pairs]
+    if len({key for key, _ in found}) < len(found):
+        raise InputError(f"{option} {text} names one thing twice")
+    return found
+
+
+def _size_lists(texts: Sequence[str] | None) -> dict[str, list[int]]:
+    pairs = options.pairs(texts, "--sizes")
+    return {
+        key: [_whole(size.strip(), "--sizes") for size in value.split(",") if size.strip()]
+        for key, value in pairs.items()
+    }
+
+
+def _sizes(text: str) -> dict[str, int]:
+    return {key: _whole(size, "--check") for key, size in _items(text, "--check")}
+
+
+def _whole(text: str, option: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"{option}: {text!r} is no positive whole number")
+    return int(text)

@@ -1,0 +1,298 @@
+"""The requested bytes of a user's own model as an exact polynomial in its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from keyword import iskeyword
+from typing import Any
+
+from graphmem.analysis import Progress, Request
+from graphmem.errors import InputError
+from graphmem.symbolic.interpolation import Fit, Index, interpolate
+from graphmem.symbolic.observation import Held, Subject, folded
+from graphmem.symbolic.polynomial import Polynomial
+from graphmem.symbolic.sizes import Nodes, NoFitError, Own, Sizes, Traces, choose_nodes, moved
+from graphmem.symbolic.terms import Group, Line, groups, sum_of
+
+# Of the arguments of `build` that are whole numbers, smaller ones count things other than sizes.
+SMALLEST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Check:
+    """A size that was not used to find the formula, traced and compared.
+
+    Attributes:
+        sizes: of the symbols.
+        predicted, found: requested bytes of all that was thought a polynomial.
+        compared: how many storages, or kinds of them, were compared.
+        keys: those whose bytes are not what was predicted.
+        is_peak: whether the moment is the peak there.
+    """
+
+    sizes: Sizes
+    predicted: int
+    found: int
+    compared: int
+    keys: frozenset[Hashable]
+    is_peak: bool
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every storage has the bytes that were predicted."""
+        return not self.keys
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """What was found; all bytes are requested bytes.
+
+    Attributes:
+        target: as the user named it.
+        subject: which bytes the formula is of.
+        moment: when, in words.
+        symbols: the letter of each keyword of `build`.
+        sizes: the own size of each symbol.
+        lines: every storage that is alive at the moment.
+        counting: which symbols count modules.
+        requested: at the own size, as `graphmem analyze` says.
+        allocated: the same with rounding and gaps; None where there is no such figure.
+        traced: the sizes that the formula was found from.
+        confirmed: those of them at which every storage was as the others predicted.
+        check: a size that was not used.
+        nodes: the sizes that each symbol may have.
+        elsewhere: the traced sizes at which another moment has more requested bytes, and how many.
+        constants: what the arguments of `build` call a whole number.
+        names: letters for constants, as the user wants them.
+    """
+
+    target: str
+    subject: Subject
+    moment: str
+    symbols: Mapping[str, str]
+    sizes: Sizes
+    lines: tuple[Line, ...]
+    counting: tuple[bool, ...]
+    requested: int
+    allocated: int | None
+    traced: tuple[Sizes, ...]
+    confirmed: tuple[Sizes, ...]
+    check: Check
+    nodes: tuple[Nodes, ...]
+    elsewhere: Mapping[Sizes, int]
+    constants: Mapping[int, tuple[str, ...]]
+    names: Mapping[int, str]
+
+    @cached_property
+    def polynomial(self) -> Polynomial:
+        """The sum of all that is polynomial."""
+        return sum_of(self.lines)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The same by category and place."""
+        named = {value for value in self.constants if value >= SMALLEST_NAMED}
+        return groups(self.lines, self.sizes, self.counting, named | self.names.keys())
+
+    @property
+    def irregular(self) -> list[Line]:
+        """What is no polynomial; its bytes at the own size belong to `requested`."""
+        return [line for line in self.lines if line.polynomial is None]
+
+    def bytes_at(self, **sizes: int) -> int:
+        """Requested bytes at other sizes, by keyword of `build` or by letter.
+
+        Raises:
+            InputError: a symbol is missing or unknown, or a part is no polynomial.
+        """
+        if self.irregular:
+            raise InputError("a part of the formula is no polynomial: it has no value elsewhere")
+        by_letter = {letter: key for key, letter in self.symbols.items()}
+        given = {by_letter.get(name, name): size for name, size in sizes.items()}
+        if given.keys() != self.symbols.keys():
+            raise InputError(f"the formula is in {', '.join(self.symbols)}")
+        return int(self.polynomial.at([given[key] for key in self.symbols]))
+
+
+def closed_form(
+    target: str | Callable[..., Any],
+    symbols: Mapping[str, str],
+    *,
+    of: Subject = "peak",
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    check: Mapping[str, int] | None = None,
+    names: Mapping[int, str] | None = None,
+    progress: Progress = lambda message: None,
+    **options: Any,
+) -> ClosedForm:
+    """Find the polynomial by tracing the target at several sizes.
+
+    Args:
+        target: as `graphmem.analyze` takes it, a function with keywords.
+        symbols: a letter for each keyword of the function that is to be a symbol.
+        of: which bytes.
+        sizes: the sizes to trace by keyword, in place of those next to the own size.
+        check: the size at which the formula is held against a trace; default: about half of the
+            own size of every symbol.
+        names: letters for constants of the model.
+        progress: told what is being done.
+        options: the fields of `graphmem.analysis.Request`.
+
+    Raises:
+        InputError: a keyword is unknown or changes nothing, or the step cannot be traced at the
+            sizes that the search takes.
+
+    Example:
+        >>> form = closed_form("model.py:build", {"batch": "B", "seq": "T"})
+        >>> form.bytes_at(batch=8, seq=2048)
+    """
+    _refuse_letters(symbols, names or {})
+    _refuse_unknown(symbols, {"--sizes": sizes or {}, "--check": check or {}})
+    traces = Traces(target, Request(**options), tuple(symbols), of, progress)
+    own = traces.start()
+    nodes, irregular = choose_nodes(traces, own, sizes or {})
+    traces.settled = True
+    fit = _fit(traces, nodes, irregular)
+    used = traces.traced()
+    found = _check(traces, fit, _unused(traces, nodes, own, check))
+    fit.irregular |= found.keys
+    return ClosedForm(
+        target=target if isinstance(target, str) else getattr(target, "__name__", "a callable"),
+        subject=of,
+        moment=own.moment,
+        symbols=dict(symbols),
+        sizes=own.sizes,
+        lines=tuple(_lines(traces, own, fit)),
+        counting=tuple(
+            traces.differs_in_structure(moved(own.sizes, axis, each.at(1)))
+            for axis, each in enumerate(nodes)
+        ),
+        requested=own.observed.requested,
+        allocated=own.allocated,
+        traced=tuple(used),
+        confirmed=tuple(_point(nodes, index) for index in fit.confirmed()),
+        check=found,
+        nodes=tuple(nodes),
+        elsewhere=_elsewhere(traces, own) if of == "peak" else {},
+        constants=_constants(traces),
+        names=dict(names or {}),
+    )
+
+
+def _refuse_letters(symbols: Mapping[str, str], names: Mapping[int, str]) -> None:
+    if not symbols:
+        raise InputError("no symbol", hint="name keywords of build(), as --symbols batch=B,seq=T")
+    letters = [*symbols.values(), *names.values()]
+    for letter in letters:
+        if not letter.isidentifier() or iskeyword(letter):
+            raise InputError(f"{letter!r} is no name for a symbol", hint="take a letter")
+        if letters.count(letter) > 1:
+            raise InputError(f"{letter} stands for two things")
+
+
+def _refuse_unknown(
+    symbols: Mapping[str, str], options: Mapping[str, Mapping[str, object]]
+) -> None:
+    for option, given in options.items():
+        for key in given.keys() - symbols.keys():
+            near = get_close_matches(key, symbols, n=1)
+            raise InputError(
+                f"{option} names {key!r}, which is no symbol",
+                hint=f"did you mean {near[0]}?" if near else f"symbols are {', '.join(symbols)}",
+            )
+
+
+def _fit(traces: Traces, nodes: Sequence[Nodes], irregular: set[Hashable]) -> Fit[Hashable]:
+    return interpolate(
+        len(nodes),
+        lambda axis, place: nodes[axis].at(place),
+        lambda index: traces.values(_point(nodes, index)),
+        irregular,
+    )
+
+
+def _point(nodes: Sequence[Nodes], index: Index) -> Sizes:
+    return tuple(each.at(place) for each, place in zip(nodes, index, strict=True))
+
+
+def _unused(
+    traces: Traces, nodes: Sequence[Nodes], own: Own, wanted: Mapping[str, int] | None
+) -> Sizes:
+    """A size for the check: the one that is wanted, else the first that can be traced."""
+    if wanted is not None:
+        sizes = tuple(
+            wanted.get(key, size) for key, size in zip(traces.keys, own.sizes, strict=True)
+        )
+        if sizes in traces.traced():
+            raise InputError(f"{traces.named(sizes)} was used to find the formula")
+        traces.at(sizes)
+        return sizes
+    candidates = zip(*(each.unused() for each in nodes), strict=False)
+    error: NoFitError | None = None
+    for sizes in candidates:
+        if sizes in traces.traced():
+            continue
+        try:
+            traces.at(sizes)
+        except NoFitError as reason:
+            error = error or reason
+            continue
+        return sizes
+    raise error or NoFitError(
+        "every size was used to find the formula", hint="give one for the check: --check KEY=N,…"
+    )
+
+
+def _check(traces: Traces, fit: Fit[Hashable], sizes: Sizes) -> Check:
+    observed = traces.at(sizes)
+    values = traces.values(sizes)
+    keys = ({key for found in fit.coefficients.values() for key in found} | values.keys()) - (
+        fit.irregular
+    )
+    predicted = {key: fit.polynomial(key).at(sizes) for key in keys}
+    return Check(
+        sizes=sizes,
+        predicted=int(sum(predicted.values())),
+        found=sum(values.get(key, 0) for key in keys),
+        compared=len(keys),
+        keys=frozenset(key for key in keys if predicted[key] != values.get(key, 0)),
+        is_peak=observed.requested == observed.highest,
+    )
+
+
+def _lines(traces: Traces, own: Own, fit: Fit[Hashable]) -> Iterator[Line]:
+    matched: dict[Hashable, list[Held]] = {}
+    for held in own.observed.held:
+        matched.setdefault(held.kind if traces.by_kind else held.position, []).append(held)
+    for key, members in matched.items():
+        first = members[0]
+        yield Line(
+            polynomial=None if key in fit.irregular else fit.polynomial(key),
+            nbytes=sum(each.nbytes for each in members),
+            itemsize=first.itemsize,
+            category=first.category,
+            module=folded(first.module) if traces.by_kind else first.module,
+            what=folded(first.what) if traces.by_kind else first.what,
+        )
+
+
+def _elsewhere(traces: Traces, own: Own) -> dict[Sizes, int]:
+    return {
+        sizes: seen.highest - seen.requested
+        for sizes, seen in traces.traced().items()
+        if seen.highest > seen.requested and sizes != own.sizes
+    }
+
+
+def _constants(traces: Traces) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for key, default in traces.defaults.items():
+        value = traces.request.settings.get(key, default)
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if isinstance(value, int) and value > 1 and key not in traces.keys:
+            found[value] = (*found.get(value, ()), key)
+    return found

@@ -1,0 +1,135 @@
+"""Find polynomials in several symbols from their values at few sizes, exactly.
+
+Newton's form: symbol i is given the sizes n(i, 0), n(i, 1), …; an index (k, l, …) stands for the
+point (n(0, k), n(1, l), …). The coefficient of the basis polynomial of an index is
+
+    (value at its point - value there of all that was found below) / basis polynomial there
+
+which is exact in rational numbers. How many points are needed is not known beforehand, so they
+are chosen on the way:
+  (1) an index is sampled when each index one step below it was, and some polynomial had a
+      coefficient that is not 0 at all of those;
+  (2) so the search ends in points at which nothing new is found: sizes that were predicted;
+  (3) what still changes at the power `HIGHEST + 1` of one symbol is no polynomial: it is irregular
+      and is followed no further.
+
+Not covered: polynomials of a higher power than `HIGHEST` in one symbol. Attention has the 2nd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from typing import Generic, TypeVar
+
+from graphmem.symbolic.polynomial import Polynomial, constant, total
+
+HIGHEST = 3
+
+Index = tuple[int, ...]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class Fit(Generic[Key]):
+    """What was found.
+
+    Attributes:
+        nodes: the size of a symbol, by its position and the place in its sequence of sizes.
+        coefficients: of the basis polynomial of each index that was sampled; 0 is left out.
+        irregular: what is no polynomial.
+    """
+
+    nodes: Callable[[int, int], int]
+    coefficients: dict[Index, dict[Key, Fraction]] = field(default_factory=dict)
+    irregular: set[Key] = field(default_factory=set)
+
+    def polynomial(self, key: Key) -> Polynomial:
+        """One polynomial as a sum of monomials."""
+        return total(
+            self._basis(index) * found[key]
+            for index, found in self.coefficients.items()
+            if key in found
+        )
+
+    def confirmed(self) -> list[Index]:
+        """The points at which nothing was new: every value there was predicted by the others."""
+        return [
+            index for index, found in self.coefficients.items() if not found.keys() - self.irregular
+        ]
+
+    def _add(self, index: Index, values: Mapping[Key, int]) -> None:
+        point = [self.nodes(axis, place) for axis, place in enumerate(index)]
+        below = {
+            each: self._basis_at(each, point)
+            for each in self.coefficients
+            if all(low <= high for low, high in zip(each, index, strict=True))
+        }
+        basis = self._basis_at(index, point)
+        known = {key for each in below for key in self.coefficients[each]}
+        found = {}
+        for key in values.keys() | known:
+            predicted = sum(self.coefficients[each].get(key, 0) * at for each, at in below.items())
+            found[key] = (values.get(key, 0) - Fraction(predicted)) / basis
+        self.coefficients[index] = {key: each for key, each in found.items() if each}
+        if max(index) > HIGHEST:
+            self.irregular |= self.coefficients[index].keys()
+
+    def _basis_at(self, index: Index, point: list[int]) -> int:
+        return prod(
+            point[axis] - self.nodes(axis, place)
+            for axis, power in enumerate(index)
+            for place in range(power)
+        )
+
+    def _basis(self, index: Index) -> Polynomial:
+        basis = constant(1, len(index))
+        for axis, power in enumerate(index):
+            for place in range(power):
+                basis = basis.shifted(axis, self.nodes(axis, place))
+        return basis
+
+    def _next_to(self, index: Index) -> Iterator[Index]:
+        """The indices one step above, as far as clause (1) wants them."""
+        for axis in range(len(index)):
+            above = _stepped(index, axis, 1)
+            lower = [_stepped(above, each, -1) for each, power in enumerate(above) if power]
+            if above[axis] > HIGHEST + 1 or not all(each in self.coefficients for each in lower):
+                continue
+            followed = set.intersection(*(set(self.coefficients[each]) for each in lower))
+            if followed - self.irregular:
+                yield above
+
+
+def interpolate(
+    symbols: int,
+    nodes: Callable[[int, int], int],
+    sample: Callable[[Index], Mapping[Key, int]],
+    irregular: Collection[Key] = (),
+) -> Fit[Key]:
+    """Sample values until every polynomial is known.
+
+    Args:
+        symbols: how many there are.
+        nodes: the size of a symbol, by its position and the place in its sequence; all different.
+        sample: the values at an index; one that is missing is 0.
+        irregular: what is known to be no polynomial.
+    """
+    fit = Fit[Key](nodes, irregular=set(irregular))
+    waiting = [(0,) * symbols]
+    while waiting:
+        index = min(waiting, key=lambda each: (sum(each), each))
+        waiting.remove(index)
+        fit._add(index, sample(index))
+        waiting += [
+            each
+            for each in fit._next_to(index)
+            if each not in fit.coefficients and each not in waiting
+        ]
+    return fit
+
+
+def _stepped(index: Index, axis: int, by: int) -> Index:
+    return (*index[:axis], index[axis] + by, *index[axis + 1 :])

@@ -1,0 +1,271 @@
+"""What one trace holds at one moment, in a form that traces of other sizes can be matched with.
+
+Clauses:
+  (1) traces have the same structure when they ran the same operations in the same modules, in the
+      same order, with as many allocations each; then storages are matched one by one, by position;
+  (2) else they have the same kinds of structure when they ran the same set of operations, where
+      modules that differ by their number alone (`h.0`, `h.1`) count as one; then storages are
+      matched by what they are, and their bytes are added;
+  (3) else they cannot be matched.
+  (4) The moment of the peak is the allocation that made it. In another trace it is the same one
+      among the allocations of its kind: as many come before it, or as many after it, whichever are
+      fewer. The last block of a deeper model is still the last one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Literal
+
+from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.report.build import module_of
+from graphmem.simulate import Change
+
+Subject = Literal["peak", "saved", "steady", "parameters"]
+"""Which bytes: alive at the peak, held by autograd after the forward pass, alive when the last
+iteration is over, parameters."""
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class Held:
+    """One storage that is alive at the moment.
+
+    Attributes:
+        position: what matches it by clause (1).
+        kind: what matches it by clause (2).
+        nbytes: requested bytes.
+        itemsize: bytes of one element.
+        module: where it belongs; "" for none.
+        what: the owner or the operation that it is known by.
+    """
+
+    position: Hashable
+    kind: Hashable
+    nbytes: int
+    itemsize: int
+    category: Category
+    module: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """The allocation that made the peak, by clause (4)."""
+
+    kind: Hashable
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One trace at the moment asked for.
+
+    Attributes:
+        operations: target, module and number of allocations of each operation.
+        storages: the bytes of each storage that the trace allocated.
+        held: what is alive at the moment.
+        highest: the most requested bytes at any moment of the trace.
+    """
+
+    operations: tuple[tuple[str, str, int], ...]
+    storages: tuple[int, ...]
+    held: tuple[Held, ...]
+    highest: int
+
+    @property
+    def requested(self) -> int:
+        """Requested bytes at the moment."""
+        return sum(each.nbytes for each in self.held)
+
+    def has_structure_of(self, other: Observed) -> bool:
+        """Clause (1)."""
+        same_count = len(self.storages) == len(other.storages)
+        return same_count and self.operations == other.operations
+
+    def has_kinds_of(self, other: Observed) -> bool:
+        """Clause (2)."""
+        return self._kinds == other._kinds
+
+    def first_difference(self, other: Observed) -> tuple[str, str]:
+        """The first operations that are not the same, this trace's and the other's, in words."""
+        for mine, theirs in zip_longest(self.operations, other.operations):
+            if mine != theirs:
+                return _in_words(mine), _in_words(theirs)
+        return "the same operations", "the same operations"
+
+    @cached_property
+    def _kinds(self) -> frozenset[tuple[str, str]]:
+        return frozenset((target, folded(module)) for target, module, _ in self.operations)
+
+
+def folded(name: str) -> str:
+    """A qualified name with `*` for each number in it."""
+    return _NUMBER.sub("*", name)
+
+
+def peak_place(graph: StepGraph, replayed: Sequence[Change], born: Storage) -> Place:
+    """Where another trace has the moment at which the storage `born` was allocated."""
+    kind = _birth_kind(born, graph)
+    births = [storage.id for storage in _births(graph, replayed, kind)]
+    before = births.index(born.id)
+    return Place(kind, before, len(births) - 1 - before)
+
+
+def observe(
+    graph: StepGraph, replayed: Sequence[Change], subject: Subject, place: Place | None
+) -> Observed | None:
+    """What a trace holds; None where it has no allocation of the kind of `place`.
+
+    Args:
+        graph: the trace.
+        replayed: its changes, as `graphmem.simulate.changes` orders them.
+        subject: which bytes.
+        place: the moment of the peak; for other subjects it is not read.
+    """
+    if subject == "peak":
+        assert place is not None
+        born = _find(list(_births(graph, replayed, place.kind)), place)
+        if born is None:
+            return None
+        tick, alive = _alive_after_birth(replayed, born)
+    elif subject == "saved":
+        tick, alive = _saved(graph)
+    else:
+        tick, alive = graph.end, _alive_in_the_end(replayed)
+    if subject == "parameters":
+        alive = [each for each in alive if each.owned_as(OwnerKind.PARAMETER)]
+    return Observed(
+        operations=tuple((op.target, op.module, len(op.births)) for op in graph.ops),
+        storages=tuple(storage.nbytes for storage in graph.storages),
+        held=tuple(_held(alive, tick, graph)),
+        highest=_highest(replayed),
+    )
+
+
+def _births(graph: StepGraph, replayed: Sequence[Change], kind: Hashable) -> Iterable[Storage]:
+    for _, is_born, storage in replayed:
+        if is_born and _birth_kind(storage, graph) == kind:
+            yield storage
+
+
+def _birth_kind(storage: Storage, graph: StepGraph) -> Hashable:
+    op = graph.op_of(storage)
+    scratch = storage.owners[0].name if storage.id >= len(graph.storages) else None
+    if op is None:
+        return (scratch,)
+    phase = graph.phases[op.phase]
+    return (phase.step, phase.name, folded(op.module), op.target, scratch)
+
+
+def _find(births: list[Storage], place: Place) -> Storage | None:
+    at = place.before if place.before <= place.after else len(births) - 1 - place.after
+    return births[at] if 0 <= at < len(births) else None
+
+
+def _alive_after_birth(replayed: Sequence[Change], last: Storage) -> tuple[int, list[Storage]]:
+    alive: dict[int, Storage] = {}
+    for tick, is_born, storage in replayed:
+        if not is_born:
+            del alive[storage.id]
+            continue
+        alive[storage.id] = storage
+        if storage.id == last.id:
+            return tick, list(alive.values())
+    raise AssertionError("a storage that is born is among the changes")
+
+
+def _alive_in_the_end(replayed: Sequence[Change]) -> list[Storage]:
+    alive = {}
+    for _, is_born, storage in replayed:
+        if is_born:
+            alive[storage.id] = storage
+        else:
+            del alive[storage.id]
+    return list(alive.values())
+
+
+def _saved(graph: StepGraph) -> tuple[int, list[Storage]]:
+    """As the report counts `saved_for_backward`."""
+    ends = [phase.end for phase in graph.phases if phase.name is PhaseName.FORWARD]
+    tick = ends[-1] if ends else graph.end
+    held = [
+        storage
+        for storage in graph.storages
+        if not storage.owned_as(OwnerKind.PARAMETER)
+        and any(owner.kind is OwnerKind.SAVED_TENSOR for owner in storage.owners_at(tick))
+    ]
+    return tick, held
+
+
+def _highest(replayed: Sequence[Change]) -> int:
+    now = highest = 0
+    for _, is_born, storage in replayed:
+        now += storage.nbytes if is_born else -storage.nbytes
+        highest = max(highest, now)
+    return highest
+
+
+def _held(alive: list[Storage], tick: int, graph: StepGraph) -> Iterable[Held]:
+    seen: Counter[Hashable] = Counter()
+    for storage in alive:
+        category = storage.category_at(tick)
+        module = "" if category is Category.WORKSPACE else module_of(storage, graph)
+        what = _what(storage, tick, graph)
+        position: Hashable = storage.id
+        if storage.id >= len(graph.storages):  # scratch memory has no lasting number
+            position = (storage.op, what, seen[storage.op, what])
+            seen[storage.op, what] += 1
+        yield Held(
+            position=position,
+            kind=(category, folded(module), folded(what), storage.dtype),
+            nbytes=storage.nbytes,
+            itemsize=_itemsize(storage.dtype),
+            category=category,
+            module=module,
+            what=what,
+        )
+
+
+def _what(storage: Storage, tick: int, graph: StepGraph) -> str:
+    for kind in _NAMED:
+        owner = storage.owned_as(kind)
+        if owner is not None and owner.name:
+            return owner.name
+    op = graph.op_of(storage)
+    made_by = op.target.split(".")[1] if op is not None else "made before the first operation"
+    owners = storage.owners_at(tick)
+    saved = [owner.name for owner in owners if owner.kind is OwnerKind.SAVED_TENSOR]
+    return f"{made_by}, saved as {' and '.join(dict.fromkeys(saved))}" if saved else made_by
+
+
+_NAMED = (
+    OwnerKind.PARAMETER,
+    OwnerKind.BUFFER,
+    OwnerKind.GRADIENT,
+    OwnerKind.OPTIMIZER_STATE,
+    OwnerKind.AUTOCAST_CACHE,
+    OwnerKind.WORKSPACE,
+    OwnerKind.INPUT,
+)
+
+
+def _itemsize(dtype: str) -> int:
+    import torch
+
+    found: torch.dtype = getattr(torch, dtype)
+    return found.itemsize
+
+
+def _in_words(operation: tuple[str, str, int] | None) -> str:
+    if operation is None:
+        return "nothing more"
+    target, module, births = operation
+    return f"{target.removesuffix('.default')}{f' in {module}' if module else ''} ({births} new)"

@@ -1,0 +1,379 @@
+"""Traces of one target at several sizes, and which sizes to take.
+
+A trace takes as long for large tensors as for small ones, for they hold no data. So sizes are taken
+next to the user's own: there the same kernels run. Clauses:
+  (1) a symbol's sizes are its own, own + step, own + 2·step, …;
+  (2) steps are tried in the order of `_steps`: 1 first, then one that keeps the alignment of the
+      own size, then downward, then multiples of the own size;
+  (3) a step is no good where `build` or the step fails, or the graph has another structure;
+  (4) of the first two good steps, the one with fewer bytes that are no polynomial; a storage
+      padded to multiples of 32 is a polynomial for multiples of 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from graphmem.analysis import Progress, Request, runtime_of, trace_target
+from graphmem.errors import InputError
+from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
+from graphmem.symbolic.observation import Observed, Place, Subject, observe, peak_place
+from graphmem.target import load_target
+
+if TYPE_CHECKING:
+    from graphmem.simulate import Timeline
+
+ALIGNMENT = 64
+_GOOD_STEPS = 2
+
+Sizes = tuple[int, ...]
+
+
+class NoFitError(InputError):
+    """Sizes that cannot be used: the step fails there, or its graph has another structure."""
+
+
+class _OtherModulesError(Exception):
+    """Modules of the same kinds, but more or fewer of them: storages are to be matched by kind."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """The user's own size, analysed in full.
+
+    Attributes:
+        place: the moment of the peak.
+        allocated: bytes at the moment, as `graphmem analyze` says; None where it does not.
+        moment: the moment in words.
+    """
+
+    sizes: Sizes
+    place: Place
+    observed: Observed
+    allocated: int | None
+    moment: str
+
+
+@dataclass
+class Traces:
+    """Traces a target at any size, each size once.
+
+    Attributes:
+        keys: the keyword of `build` for each symbol.
+        by_kind: whether storages are matched by what they are; else one by one.
+        settled: whether `by_kind` may change no more.
+        defaults: of the keywords of `build`, once started.
+    """
+
+    target: str | Callable[..., Any]
+    request: Request
+    keys: tuple[str, ...]
+    subject: Subject
+    progress: Progress
+    by_kind: bool = False
+    settled: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    _known: dict[Sizes, Observed] = field(default_factory=dict)
+    _failed: dict[Sizes, NoFitError] = field(default_factory=dict)
+
+    def start(self) -> Own:
+        """Analyse the own size."""
+        from graphmem.simulate import changes, simulate
+
+        self.defaults = _defaults(self.target, self.request)
+        sizes = own_sizes(self.defaults, self.request, self.keys)
+        name, graph, programs = self._trace(sizes)
+        replayed = changes(graph, programs)
+        timeline = simulate(graph, programs)
+        _, born = timeline.peak()
+        if born is None:
+            raise InputError(f"{name} allocates nothing on the device")
+        place = peak_place(graph, replayed, born)
+        observed = observe(graph, replayed, self.subject, place)
+        assert observed is not None
+        self._own = observed
+        self._place = place
+        self._known[sizes] = observed
+        return Own(
+            sizes,
+            place,
+            observed,
+            _allocated(timeline, self.subject),
+            _in_words(graph, born, self.subject),
+        )
+
+    def at(self, sizes: Sizes) -> Observed:
+        """The trace at `sizes`.
+
+        Raises:
+            NoFitError: `build` or the step fails there, or storages cannot be matched.
+        """
+        found = self._observed(sizes)
+        if found.has_structure_of(self._own) or (self.by_kind and found.has_kinds_of(self._own)):
+            return found
+        if self.settled or not found.has_kinds_of(self._own):
+            theirs, mine = found.first_difference(self._own)
+            raise NoFitError(
+                f"the step has another structure at {self.named(sizes)}: {theirs}, "
+                f"where it has {mine} at its own size",
+                hint="give sizes at which the same kernels run with --sizes KEY=N,N,…, or "
+                "another own size with --set",
+            )
+        raise _OtherModulesError
+
+    def differs_in_structure(self, sizes: Sizes) -> bool:
+        """Whether other modules run at `sizes` than at the own size."""
+        return not self.at(sizes).has_structure_of(self._own)
+
+    def values(self, sizes: Sizes) -> dict[Hashable, int]:
+        """The bytes at `sizes` of everything that is matched."""
+        found: dict[Hashable, int] = {}
+        for held in self.at(sizes).held:
+            key = held.kind if self.by_kind else held.position
+            found[key] = found.get(key, 0) + held.nbytes
+        return found
+
+    def traced(self) -> dict[Sizes, Observed]:
+        """Every size that was traced."""
+        return dict(self._known)
+
+    def named(self, sizes: Sizes) -> str:
+        """Sizes in words, such as `batch=13, seq=1024`."""
+        return ", ".join(f"{key}={size}" for key, size in zip(self.keys, sizes, strict=True))
+
+    def _observed(self, sizes: Sizes) -> Observed:
+        if sizes not in self._known and sizes not in self._failed:
+            try:
+                self._known[sizes] = self._observe(sizes)
+            except NoFitError as error:
+                self._failed[sizes] = error
+        if sizes in self._failed:
+            raise self._failed[sizes]
+        return self._known[sizes]
+
+    def _observe(self, sizes: Sizes) -> Observed:
+        from graphmem.simulate import changes
+
+        try:
+            name, graph, programs = self._trace(sizes)
+        except InputError as error:
+            raise NoFitError(
+                f"at {self.named(sizes)}: {error}",
+                hint=error.hint or "give sizes that build() takes with --sizes KEY=N,N,…",
+            ) from error
+        found = observe(graph, changes(graph, programs), self.subject, self._place)
+        if found is None:
+            raise NoFitError(f"{name} has no moment like the peak at {self.named(sizes)}")
+        return found
+
+    def _trace(self, sizes: Sizes) -> tuple[str, Any, Any]:
+        from graphmem.pipeline import installed_passes, run_passes
+
+        self.progress(f"tracing {self.named(sizes)} ({len(self._known) + 1})")
+        at_sizes = {key: str(size) for key, size in zip(self.keys, sizes, strict=True)}
+        request = replace(self.request, settings={**self.request.settings, **at_sizes})
+        runtime = runtime_of(request)
+        name, graph = trace_target(self.target, request, runtime)
+        passes = [each for each in installed_passes() if each.provides == "kernel_memory"]
+        return name, graph, run_passes(graph, runtime, passes)["kernel_memory"].programs
+
+
+def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]) -> Sizes:
+    """The size of each keyword: what `--set` says, else its default.
+
+    Raises:
+        InputError: it is no positive whole number.
+    """
+    sizes = []
+    for key in keys:
+        if key not in defaults and key not in request.settings:
+            near = get_close_matches(key, defaults, n=1)
+            known = f"they are {', '.join(defaults)}" if defaults else f"or set it: --set {key}=N"
+            raise InputError(
+                f"the function has no keyword {key!r} with a default",
+                hint=f"did you mean {near[0]}?" if near else known,
+            )
+        value = request.settings.get(key, defaults.get(key))
+        try:
+            size = int(value) if isinstance(value, str) else value
+        except ValueError:
+            size = None
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise InputError(
+                f"{key} is {value!r}: a symbol stands for a positive whole number",
+                hint=f"give its own size with --set {key}=N",
+            )
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _defaults(target: str | Callable[..., Any], request: Request) -> dict[str, Any]:
+    """The defaults of `build`, read where a trace would import it: on the virtual GPU."""
+    from graphmem.virtual_gpu import virtual_cuda
+    from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+
+    runtime = runtime_of(request)
+    loaded = load_target(target, request.settings)
+    mode = VirtualFakeMode()
+    with loaded.imported(), mode, virtual_cuda(runtime.gpu, runtime.release, mode):
+        return loaded.defaults()
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """The sizes own, own + step, own + 2·step and so on."""
+
+    own: int
+    step: int
+
+    def at(self, place: int) -> int:
+        """The size at a place of the sequence."""
+        size = self.own + place * self.step
+        if size < 1:
+            raise NoFitError(f"there are too few sizes below {self.own}")
+        return size
+
+    def unused(self) -> Iterator[int]:
+        """Sizes of the same alignment that no search takes: about half, half more, the nearest."""
+        half = self.own // 2 + 1
+        if half >= abs(self.step):
+            steps = half // abs(self.step)
+            if self.own - steps * abs(self.step) > 1:
+                yield self.own - steps * abs(self.step)
+            yield self.own + steps * abs(self.step)
+        yield self.own + (HIGHEST + 2) * abs(self.step)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The own size, then those that the user gave."""
+
+    sizes: tuple[int, ...]
+
+    def at(self, place: int) -> int:
+        """The size at a place of the sequence."""
+        if place >= len(self.sizes):
+            raise NoFitError(
+                f"{len(self.sizes)} sizes ({', '.join(map(str, self.sizes))}) are too few",
+                hint=f"power n takes n + 2 sizes, the own one included; {HIGHEST + 2} always do",
+            )
+        return self.sizes[place]
+
+    def unused(self) -> Iterator[int]:
+        """From the last on: whether it was used depends on the other symbols."""
+        return reversed(self.sizes)
+
+
+Nodes = Stepping | Listed
+
+
+def choose_nodes(
+    traces: Traces, own: Own, given: Mapping[str, Sequence[int]]
+) -> tuple[list[Nodes], set[Hashable]]:
+    """For each symbol its sequence of sizes, and what is no polynomial along them.
+
+    Raises:
+        NoFitError: no step is good.
+        InputError: a symbol changes nothing.
+    """
+    try:
+        return _choose_all(traces, own, given)
+    except _OtherModulesError:
+        traces.by_kind = True
+        return _choose_all(traces, own, given)
+
+
+def _choose_all(
+    traces: Traces, own: Own, given: Mapping[str, Sequence[int]]
+) -> tuple[list[Nodes], set[Hashable]]:
+    chosen = []
+    irregular: set[Hashable] = set()
+    for axis, key in enumerate(traces.keys):
+        nodes, found = _choose(traces, own, axis, given.get(key))
+        _refuse_idle(traces, own, axis, nodes)
+        chosen.append(nodes)
+        irregular |= found
+    return chosen, irregular
+
+
+def moved(sizes: Sizes, axis: int, size: int) -> Sizes:
+    """Sizes with another one for the symbol at position `axis`."""
+    return (*sizes[:axis], size, *sizes[axis + 1 :])
+
+
+def _choose(
+    traces: Traces, own: Own, axis: int, given: Sequence[int] | None
+) -> tuple[Nodes, set[Hashable]]:
+    size = own.sizes[axis]
+    sequences: list[Nodes] = [Stepping(size, step) for step in _steps(size)]
+    if given is not None:
+        sequences = [Listed(tuple(dict.fromkeys((size, *given))))]
+    good: list[tuple[int, Nodes, set[Hashable]]] = []
+    errors = []
+    for nodes in sequences:
+        try:
+            irregular = _irregular_alone(traces, own, axis, nodes)
+        except NoFitError as error:
+            errors.append(error)
+            continue
+        good.append((_bytes_of(irregular, traces, own), nodes, irregular))
+        if not good[-1][0] or len(good) == _GOOD_STEPS:
+            break
+    if not good:
+        raise errors[0]
+    _, nodes, irregular = min(good, key=lambda each: each[0])
+    return nodes, irregular
+
+
+def _steps(size: int) -> Iterator[int]:
+    aligned = gcd(size, ALIGNMENT)
+    yield from dict.fromkeys((1, aligned, -1, -aligned, size))
+
+
+def _irregular_alone(traces: Traces, own: Own, axis: int, nodes: Nodes) -> set[Hashable]:
+    """What is no polynomial in one symbol, the others at their own sizes."""
+
+    def sample(index: Index) -> dict[Hashable, int]:
+        return traces.values(moved(own.sizes, axis, nodes.at(index[0])))
+
+    return interpolate(1, lambda _, place: nodes.at(place), sample).irregular
+
+
+def _bytes_of(keys: Collection[Hashable], traces: Traces, own: Own) -> int:
+    values = traces.values(own.sizes)
+    return sum(values.get(key, 0) for key in keys)
+
+
+def _refuse_idle(traces: Traces, own: Own, axis: int, nodes: Nodes) -> None:
+    other = traces.at(moved(own.sizes, axis, nodes.at(1)))
+    if other.storages == own.observed.storages:
+        key = traces.keys[axis]
+        raise InputError(
+            f"{key} changes nothing: every storage is the same at {key}={own.sizes[axis]} "
+            f"and at {key}={nodes.at(1)}"
+        )
+
+
+def _allocated(timeline: Timeline, subject: Subject) -> int | None:
+    if subject == "peak":
+        return timeline.peak()[0].allocated
+    return timeline.moments[-1].allocated if subject == "steady" else None
+
+
+def _in_words(graph: Any, born: Any, subject: Subject) -> str:
+    if subject == "saved":
+        return "what autograd holds when the last forward pass ends, without parameters"
+    if subject != "peak":
+        return "when the last iteration is over"
+    op = graph.op_of(born)
+    if op is None:
+        return "before the first operation"
+    phase = graph.phases[op.phase]
+    where = f" in {op.module}" if op.module else ""
+    line = f" ({op.source})" if op.source else ""
+    when = f"the {phase.name} phase of step {phase.step}" if phase.step >= 0 else "setup"
+    return f"in {when} at {op.target.removesuffix('.default')}{where}{line}"
