@@ -34,7 +34,7 @@ def tensor(
     stride: Sequence[int] | None = None,
     offset: int = 0,
 ) -> torch.Tensor:
-    """A tensor without data; `stride` as it lies in memory."""
+    """A tensor without data on the card; `stride` as it lies in memory. Others are on the host."""
     made = (
         torch.empty_strided(shape, stride, device="meta", dtype=dtype)
         if stride
@@ -108,7 +108,7 @@ class Calls:
     def _nodes(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             node = self.graph.fx.placeholder(f"input_{len(self.graph.fx.nodes)}")
-            node.meta["tensor"] = described(value, 0)
+            node.meta["tensor"] = described(value, 0 if value.is_meta else None)
             return node
         if isinstance(value, (tuple, list)):
             return type(value)(self._nodes(item) for item in value)

@@ -93,6 +93,47 @@ class TestIndexing:
 
         assert Calls().call(aten.index_put.default, table, [index], tensor(8, 50)) == ["out0"]
 
+    def test_indices_on_the_host_are_wrapped_there(self) -> None:
+        """cs336xl_k_ctx128_fullstep, the gradient of picked logits: rows are counted on the CPU,
+        targets lie on the card; the linear index, the targets wrapped and scaled, the sort."""
+        logits, targets = tensor(512, 10_000), tensor(512, dtype=LONG)
+        rows = torch.arange(512)
+        program = Calls("h100", "2.6").call(
+            aten._index_put_impl_.default, logits, [rows, targets], tensor(512), True, True
+        )
+
+        copies = [4096, 4096, 4096, -4096, -4096]
+        assert program == [*copies, 4096, 4096, 4096, 1, -1, -4096, -4096, -4096, -4096]
+
+    def test_reading_at_indices_on_the_card_needs_nothing(self) -> None:
+        assert Calls().call(aten.index.Tensor, tensor(9, 50), [tensor(8, dtype=LONG)]) == ["out0"]
+
+    def test_indices_on_the_host_are_copied_to_read(self) -> None:
+        """cs336xl_k_ctx128_fullstep, `logits[torch.arange(n), targets]`."""
+        logits, targets = tensor(512, 10_000), tensor(512, dtype=LONG)
+        program = Calls().call(aten.index.Tensor, logits, [torch.arange(512), targets])
+
+        assert program == [4096, "out0", -4096]
+
+    def test_narrow_indices_are_widened(self) -> None:
+        """From the host 8 x 4 bytes, then 8 x 8, for which the first copy goes."""
+        index = torch.zeros(8, dtype=torch.int32)
+
+        assert Calls().call(aten.index.Tensor, tensor(9, 50), [index]) == [32, 64, -32, "out0", -64]
+
+    def test_indices_of_other_strides_are_made_contiguous(self) -> None:
+        """A column of 3 and a row of 5 make 15 indices of 8 bytes, for each dimension."""
+        column, row = tensor(3, 1, dtype=LONG), tensor(5, dtype=LONG)
+        program = Calls().call(aten.index.Tensor, tensor(9, 9), [column, row])
+
+        assert program == [120, 120, "out0", -120, -120]
+
+    def test_writing_without_accumulation_copies_them_after_the_result(self) -> None:
+        table, values = tensor(100, 50), tensor(8, 50)
+        program = Calls().call(aten.index_put.default, table, [torch.arange(8)], values)
+
+        assert program == ["out0", 64, -64]
+
 
 class TestEmbedding:
     def gradient(self, tokens: int, rows: int, width: int, dtype: torch.dtype) -> list[str | int]:

@@ -387,8 +387,10 @@ class Recorder:
         self._nodes.remember(tensor, node)
 
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
-        has_storage = tensor.layout is torch.strided
-        return _described(tensor, self.storage_of(tensor) if has_storage else None)
+        storage = self.storage_of(tensor) if tensor.layout is torch.strided else None
+        # A tensor on the host has one if autograd saved it before.
+        is_counted = storage is not None and storage.device == self.graph.device
+        return _described(tensor, storage if is_counted else None)
 
 
 def _ignore(what: object) -> None:

@@ -1,8 +1,13 @@
-"""Writing at indices with accumulation: the backward pass of `tensor[indices]`.
+"""Reading and writing at indices: `tensor[indices]` and its backward pass.
 
-aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`: the indices of all dimensions
-become one linear index, which is sorted with the positions of the values. cs336med_train_ctx1024
-and lm100_train show order and sizes. Without accumulation `index_put` allocates its result alone.
+aten/src/ATen/native/TensorAdvancedIndexingUtils.h, `make_info`, for reading and for writing without
+accumulation: indices are copied from the host, widened to int64, and made contiguous where those of
+several dimensions differ in strides (`AdvancedIndex` in TensorAdvancedIndexing.cpp beside it).
+cs336xl_k_ctx128_fullstep shows indices from the host in both directions.
+
+aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`, for writing with accumulation:
+the indices of all dimensions become one linear index, which is sorted with the positions of the
+values. cs336med_train_ctx1024 and lm100_train show order and sizes.
 
 Not covered: indices that are not next to each other, masks, whose number of indices only a real
 run knows (the trace assumes one), and deterministic algorithms.
@@ -11,7 +16,7 @@ run knows (the trace assumes one), and deterministic algorithms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -20,29 +25,85 @@ from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
-from .layout import INDEX_BYTES, is_contiguous, item_bytes, numel
+from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
 from .reduction import contiguous_copy, flattened
 
 _INDEX_BACKWARD = "IndexBackward0"
 """`index_backward` calls `_index_put_impl_` with `unsafe`; the trace may show `index_put_`."""
 
 
+def _index(call: Call) -> Iterator[Step]:
+    yield from _with_indexers(call, call.outputs())
+
+
 def _index_put(call: Call) -> Iterator[Step]:
     yield from call.outputs()
     if call.value("accumulate"):
         yield from _with_sort(call)
+    else:
+        yield from _with_indexers(call, ())
+
+
+def _with_indexers(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
+    """Do `steps` while the copies of indices that `make_info` made are alive."""
+    indices = [index for index in call.tensors("indices") if index is not None]
+    held: list[Scratch | None] = []
+    for index in indices:
+        moved = None
+        if _is_on_host(index):
+            moved = Scratch("indices from the host", nbytes(index))
+            yield Take(moved)
+        held.append(moved)
+    for position, index in enumerate(indices):
+        if index.dtype == "int32":
+            yield from _replace(held, position, "indices as int64", numel(index))
+    if len({_broadcast_strides(index, indices) for index in indices}) > 1:
+        count = _count(indices)
+        for position, index in enumerate(indices):
+            if numel(index) != count or not is_contiguous(index):
+                yield from _replace(held, position, "contiguous indices", count)
+    yield from steps
+    yield from (Free(each) for each in reversed(held) if each is not None)
+
+
+def _replace(held: list[Scratch | None], at: int, what: str, count: int) -> Iterator[Step]:
+    """Make another copy of an index, and drop the one before."""
+    copy = Scratch(what, count * INDEX_BYTES)
+    yield Take(copy)
+    before, held[at] = held[at], copy
+    if before is not None:
+        yield Free(before)
+
+
+def _broadcast_strides(index: TensorOut, indices: list[TensorOut]) -> tuple[int, ...]:
+    """The strides of an index when all have been expanded to one shape."""
+    shape = torch.broadcast_shapes(*(each.shape for each in indices))
+    strides = (0,) * (len(shape) - len(index.shape)) + index.stride
+    sizes = (1,) * (len(shape) - len(index.shape)) + index.shape
+    return tuple(
+        0 if size == 1 and wanted != 1 else stride
+        for size, stride, wanted in zip(sizes, strides, shape, strict=True)
+    )
+
+
+def _is_on_host(index: TensorOut) -> bool:
+    return index.storage is None and numel(index) > 0
+
+
+def _count(indices: list[TensorOut]) -> int:
+    return math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
 
 
 def _with_sort(call: Call) -> Iterator[Step]:
     tensor, indices = call.tensor("self"), call.tensors("indices")
     used = [index for index in indices if index is not None]
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in used)))
+    count = _count(used)
     copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor, "self")]
     yield from map(Take, copies)
     linear = Scratch("linear index", count * INDEX_BYTES)
     if not (call.value("unsafe") or call.op.autograd_node == _INDEX_BACKWARD):
         yield from _range_checks(call, used)
-    yield from _linear_index(linear, len(used), count)
+    yield from _linear_index(linear, used, count)
     yield from during(_value_copy(call, indices, count), _sort(call, tensor, indices, count))
     yield Free(linear)
     yield from map(Free, copies)
@@ -51,6 +112,8 @@ def _with_sort(call: Call) -> Iterator[Step]:
 def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:
     """`wrapIndexOnce`: the greatest and the least index, each compared with the size."""
     for index in indices:
+        if _is_on_host(index):
+            continue
         for what in ("greatest", "least"):
             held = [Scratch(f"{what} index", INDEX_BYTES), Scratch("comparison", 1)]
             yield Take(held[0])
@@ -59,12 +122,15 @@ def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:
             yield from map(Free, reversed(held))
 
 
-def _linear_index(linear: Scratch, dims: int, count: int) -> Iterator[Step]:
-    """`computeLinearIndex`: the first dimension's index becomes the sum of all."""
-    for dim in range(dims):
-        wrapped = Scratch("wrapped index", count * INDEX_BYTES)
+def _linear_index(linear: Scratch, indices: list[TensorOut], count: int) -> Iterator[Step]:
+    """`computeLinearIndex`: the first dimension's index becomes the sum of all.
+
+    What lies on the host is wrapped and scaled there.
+    """
+    for dim, index in enumerate(indices):
+        wrapped = [] if _is_on_host(index) else [Scratch("wrapped index", count * INDEX_BYTES)]
         scaled = linear if not dim else Scratch("index of a dimension", count * INDEX_BYTES)
-        yield from (Take(wrapped), Take(scaled), Free(wrapped))
+        yield from during(wrapped, [Take(scaled)])
         if dim:
             yield Free(scaled)
 
@@ -99,6 +165,7 @@ def _sort(
 
 
 RULES: Mapping[str, Rule] = {
+    "aten.index": _index,
     "aten.index_put": _index_put,
     "aten.index_put_": _index_put,
     "aten._index_put_impl_": _index_put,
