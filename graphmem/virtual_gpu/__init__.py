@@ -37,7 +37,9 @@ def virtual_cuda(
     ensure_cuda_device_guard()
     fake = parameters.fake_from_birth(fake_mode) if memory is None else []
     with (
-        replaced([*cuda_api.replacements(gpu), *parameters.moved_by_data(), *fake]),
+        replaced(
+            [*cuda_api.replacements(gpu, memory, torch_release), *parameters.moved_by_data(), *fake]
+        ),
         attention_of(gpu, torch_release),
         fused_kernels(torch_release),
         _data_lifted_on_cpu(),

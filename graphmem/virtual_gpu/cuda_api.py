@@ -1,10 +1,17 @@
-"""What `torch.cuda` answers while the virtual GPU is on: one device, of the named kind."""
+"""What `torch.cuda` and `torch.accelerator` answer while the virtual GPU is on.
+
+PyTorch's own Python runs over C functions of `torch._C`, which a CPU build lacks and which ask for
+a driver in a CUDA build. Those functions are replaced, a file for each subject: devices, memory,
+streams, random numbers, page-locked memory, libraries. What Python decides itself, is PyTorch's.
+
+A trace (`graphmem analyze`) and a run share all of it but the answers about memory, which a trace
+cannot give on the way. CUDA counts as initialized from the beginning.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,81 +20,75 @@ import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import _device_constructors
 
-from graphmem.gpus import Gpu
+from graphmem.allocator import CachingAllocator
+from graphmem.gpus import Gpu, parse_release
+from graphmem.virtual_gpu.cuda_libraries import library_replacements
+from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.devices import check_device, device_replacements
+from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
+from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
 from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_gpu.pinned_memory import PinnedMemory
+from graphmem.virtual_gpu.random import random_replacements
+from graphmem.virtual_gpu.streams import stream_replacements
 
 _FACTORIES = (
     "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace "
     "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
     "tensor tril_indices triu_indices zeros zeros_like"
 ).split()
-_RNG_STATE_BYTES = 16  # a seed and an offset, aten/src/ATen/cuda/CUDAGeneratorImpl.cpp
 
 
-def replacements(gpu: Gpu) -> list[Replacement]:
-    """The attributes to replace so that code written for a card believes in one."""
-    cuda = torch.cuda
+def replacements(
+    gpu: Gpu,
+    memory: DeviceMemory | None = None,
+    torch_release: tuple[int, int] | None = None,
+) -> list[Replacement]:
+    """The attributes to replace so that code written for a card believes in one.
+
+    Args:
+        gpu: the card.
+        memory: answers what is asked about memory; None: such questions are errors.
+        torch_release: the version of torch that is stood in for; default: the installed one.
+    """
     # `with torch.device(…)` knows the factories by identity, and keeps those of its first use.
     _device_constructors()
+    bindings = unanswered_bindings(gpu) if memory is None else memory_bindings(memory)
+    memory = memory or DeviceMemory(gpu, CachingAllocator())
+    pinned = PinnedMemory()
     return [
-        *((cuda, name, answer) for name, answer in _answers(gpu).items()),
-        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        # torch.optim takes its foreach path for tensors of these types only, a FakeTensor is none.
-        (
-            torch_optimizer,
-            "_foreach_supported_types",
-            [torch.Tensor, torch.nn.Parameter, FakeTensor],
-        ),
-        (torch.Tensor, "cuda", _tensor_cuda),
-        (torch.Tensor, "to", _with_device_index(torch.Tensor.to, positions=(1,))),
-        (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
-        (torch._C._nn, "_parse_to", _with_device_index(torch._C._nn._parse_to, positions=(0,))),
-        *((torch, name, _with_device_index(getattr(torch, name))) for name in _FACTORIES),
+        *device_replacements(gpu, torch_release or parse_release(torch.__version__)),
+        *((torch._C, name, function) for name, function in bindings.items()),
+        *stream_replacements(memory),
+        *random_replacements(),
+        *pinned.replacements(),
+        *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),
+        *legacy_type_replacements(),
+        *_what_switches_itself_off(),
+        *_devices_by_number(pinned),
         (FakeTensor, "__format__", _format),
     ]
 
 
-def _answers(gpu: Gpu) -> dict[str, Any]:
-    properties = SimpleNamespace(
-        name=gpu.title,
-        total_memory=gpu.memory_bytes,
-        major=gpu.compute_capability[0],
-        minor=gpu.compute_capability[1],
-        multi_processor_count=gpu.multiprocessors,
-        max_threads_per_multi_processor=gpu.max_threads_per_multiprocessor,
-        warp_size=32,
-    )
-    has_bf16 = gpu.compute_capability[0] >= 8
+def _what_switches_itself_off() -> list[Replacement]:
+    """Autocast, gradient scalers, foreach optimizers look for a card, or for its tensors."""
+    foreach_types = [torch.Tensor, torch.nn.Parameter, FakeTensor]
+    return [
+        (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
+        (torch_optimizer, "_foreach_supported_types", foreach_types),
+        (torch.cuda, "_check_bf16_tensor_supported", lambda device: True),
+    ]
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
 
-    def rng_state(*args: Any) -> torch.Tensor:
-        return torch.zeros(_RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")
-
-    return {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "is_initialized": lambda: True,
-        "_lazy_init": nothing,
-        "set_device": nothing,
-        "synchronize": nothing,
-        "empty_cache": nothing,
-        "ipc_collect": nothing,
-        "manual_seed": nothing,
-        "manual_seed_all": nothing,
-        "get_device_name": lambda device=None: gpu.title,
-        "get_device_capability": lambda device=None: gpu.compute_capability,
-        "get_device_properties": lambda device=None: properties,
-        "is_bf16_supported": lambda including_emulation=True: has_bf16 or including_emulation,
-        "is_tf32_supported": lambda: has_bf16,
-        "get_rng_state": rng_state,
-        "set_rng_state": nothing,
-        "_exchange_device": lambda device: 0,
-        "_maybe_exchange_device": lambda device: 0,
-        "is_current_stream_capturing": lambda: False,
-    }
+def _devices_by_number(pinned: PinnedMemory) -> list[Replacement]:
+    """PyTorch resolves the number of a device with the accelerator's help."""
+    parse_to = torch._C._nn._parse_to
+    return [
+        (torch.Tensor, "cuda", _tensor_cuda),
+        (torch.Tensor, "to", _with_device(torch.Tensor.to, positions=(1,))),
+        (torch._C._nn, "_parse_to", _with_device(parse_to, positions=(0,))),
+        *((torch, name, _pinning(getattr(torch, name), pinned)) for name in _FACTORIES),
+    ]
 
 
 def _tensor_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -100,18 +101,46 @@ def _index_of(device: Any) -> int:
     return device if isinstance(device, int) else (torch.device(device).index or 0)
 
 
-def _with_device_index(function: Any, positions: tuple[int, ...] = ()) -> Callable[..., Any]:
-    """Let a device be given by its index, which PyTorch resolves with the accelerator's help."""
+def _with_device(function: Any, positions: tuple[int, ...] = ()) -> Callable[..., Any]:
+    """Let a device be given by its number, and be one that there is."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if type(kwargs.get("device")) is int:
-            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if "device" in kwargs:
+            kwargs["device"] = _resolved(kwargs["device"])
         for position in positions:
-            if len(args) > position and type(args[position]) is int:
-                device = torch.device("cuda", args[position])
+            if len(args) > position and type(args[position]) in _DEVICE_TYPES:
+                device = _resolved(args[position])
                 args = (*args[:position], device, *args[position + 1 :])
         return function(*args, **kwargs)
+
+    return call
+
+
+_DEVICE_TYPES = (int, str, torch.device)
+
+
+def _resolved(device: Any) -> Any:
+    if type(device) is int:
+        device = torch.device("cuda", device)
+    elif type(device) is str:
+        device = torch.device(device)
+    if type(device) is torch.device and device.type == "cuda" and device.index:
+        check_device(device.index)
+    return device
+
+
+def _pinning(function: Any, pinned: PinnedMemory) -> Callable[..., Any]:
+    """Let a factory make page-locked memory, for which a CPU build has no allocator."""
+    with_device = _with_device(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.pop("pin_memory", False):
+            return with_device(*args, **kwargs)
+        tensor = with_device(*args, **kwargs)
+        pinned.hold(tensor)
+        return tensor
 
     return call
 

@@ -52,7 +52,7 @@ class _CurrentStream(threading.local):
     handle = DEFAULT_STREAM
 
 
-def _nothing_to_settle() -> None:
+def _nothing() -> None:
     return None
 
 
@@ -68,6 +68,10 @@ class DeviceMemory:
         allocator: PyTorch's, as the card's driver would see it.
         settle: set by the live machine; applies what the program did so far to the allocator.
         block_of: set by the live machine; the block that holds a tensor, or None.
+        blas_handle: set by the live machine; the program asks for this thread's cuBLAS handle,
+            which takes a workspace if it has none (`getCurrentCUDABlasHandle`).
+        clear_blas_workspaces: set by the live machine; every workspace is given back
+            (`clearCublasWorkspaces`).
         clock: the time of the device.
         history: what is recorded of it.
         conf: the text of the settings that hold (PYTORCH_CUDA_ALLOC_CONF).
@@ -76,8 +80,10 @@ class DeviceMemory:
     def __init__(self, gpu: Gpu, allocator: CachingAllocator) -> None:
         self.gpu = gpu
         self.allocator = allocator
-        self.settle: Callable[[], None] = _nothing_to_settle
+        self.settle: Callable[[], None] = _nothing
         self.block_of: Callable[[torch.Tensor], Block | None] = _no_block
+        self.blas_handle: Callable[[], None] = _nothing
+        self.clear_blas_workspaces: Callable[[], None] = _nothing
         self.clock = DeviceClock()
         self.history = MemoryHistory()
         self.conf = ""

@@ -1,0 +1,111 @@
+"""Random numbers on the virtual GPU: the generator has a seed and an offset, and no numbers.
+
+`torch.Generator(device="cuda")` and `torch.cuda.default_generators` answer as a card's would
+(aten/src/ATen/cuda/CUDAGeneratorImpl.cpp), so that seeds and states can be set, kept and compared.
+
+Assumption: the offset stays where the program sets it. On a card each kernel that draws numbers
+moves it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import torch
+
+from graphmem.virtual_gpu.patching import Replacement
+
+_DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
+_STATE_BYTES = 16  # the seed and the offset, eight bytes each
+_SEEDS = 1 << 64
+
+_TorchGenerator: Any = torch.Generator
+_TorchMeta: Any = type(torch.Generator)
+
+
+def random_replacements() -> list[Replacement]:
+    """The generators to replace."""
+    return [
+        (torch, "Generator", Generator),
+        (torch.cuda, "default_generators", (CudaGenerator(),)),
+    ]
+
+
+class _AnyGenerator(_TorchMeta):  # type: ignore[misc]
+    """`torch.Generator` while the virtual GPU is on: a class for all generators."""
+
+    def __call__(self, device: Any = "cpu") -> Any:
+        if self is not Generator:
+            return super().__call__()
+        if torch.device(device).type == "cuda":
+            return CudaGenerator()
+        return _TorchGenerator(device)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        if self is Generator:
+            return isinstance(instance, _TorchGenerator)
+        return bool(super().__instancecheck__(instance))
+
+
+class Generator(_TorchGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
+    """Makes a generator of the virtual GPU, or PyTorch's own of another device."""
+
+
+class CudaGenerator(Generator):
+    """The generator of the virtual GPU; to C++ it is one of the CPU, which draws nothing."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self) -> None:
+        self._seed, self._offset = _DEFAULT_SEED, 0
+
+    def manual_seed(self, seed: int) -> CudaGenerator:
+        """Set the seed, and the offset to 0."""
+        self._seed, self._offset = int(seed) % _SEEDS, 0
+        return self
+
+    def seed(self) -> int:
+        """A seed that nobody chose."""
+        self.manual_seed(secrets.randbits(53))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    def get_offset(self) -> int:
+        """How many numbers were drawn, as far as the program says."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        """Go on from there."""
+        self._offset = int(offset)
+
+    def get_state(self) -> torch.Tensor:
+        """Seed and offset as bytes, on the CPU."""
+        state = b"".join(each.to_bytes(8, "little") for each in (self._seed, self._offset))
+        return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
+
+    def set_state(self, state: torch.Tensor) -> CudaGenerator:
+        """Take over a state; without an offset it begins at 0.
+
+        Raises:
+            RuntimeError: the state has another size than a CUDA generator's.
+        """
+        numbers = bytes(state.tolist())
+        if len(numbers) not in (8, _STATE_BYTES):
+            raise RuntimeError("RNG state is wrong size")
+        self._seed = int.from_bytes(numbers[:8], "little")
+        self._offset = int.from_bytes(numbers[8:], "little")
+        return self
+
+    def clone_state(self) -> CudaGenerator:
+        """Another generator in the same state."""
+        return CudaGenerator().set_state(self.get_state())
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, other: CudaGenerator) -> CudaGenerator:
+        """Take over the state of another generator."""
+        return self.set_state(other.get_state())
