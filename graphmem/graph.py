@@ -295,6 +295,7 @@ class StepGraph:
         autograd_nodes: in the order in which they ran.
         modules: the class of every module by its qualified name.
         parameters: whether each parameter requires a gradient, by its qualified name.
+        tied: further names of parameters that several modules share, each with the first one.
     """
 
     fx: torch.fx.Graph
@@ -307,6 +308,7 @@ class StepGraph:
     autograd_nodes: list[AutogradNode] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, bool] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
     end: int = 0
 
     @property

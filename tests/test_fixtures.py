@@ -52,6 +52,15 @@ TINY: dict[str, dict[str, Any]] = {
     "unet_block": {"channels": 8, "image": 8, "batch": 2, "heads": 2, "groups": 4},
     "moe": {"vocab": 50, "seq": 8, "width": 16, "layers": 2, "heads": 2, "ffn": 24, "experts": 4},
     "transformers_model": {"seq": 8, "width": 16, "vocab": 50},
+    "t5": {
+        "seq": 8,
+        "d_model": 16,
+        "d_ff": 24,
+        "d_kv": 8,
+        "num_heads": 2,
+        "num_layers": 1,
+        "vocab_size": 100,
+    },
     "training_techniques": {"width": 8, "batch": 4, "device": "cpu"},
 }
 

@@ -20,6 +20,7 @@ from graphmem.cli.diff import diff
 from graphmem.cli.errors import Settings, guarded
 from graphmem.cli.explain import explain
 from graphmem.cli.formula import formula
+from graphmem.cli.formulas import formulas
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
@@ -35,6 +36,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     diff,
     explain,
     formula,
+    formulas,
     graph,
     gpus,
     init,

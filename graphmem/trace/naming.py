@@ -27,12 +27,16 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
 
 
 def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
-    """The class of every module, and which parameters train."""
+    """The class of every module, which parameters train, and which have several names."""
     graph = recorder.graph
     for name, module in model.named_modules():
         graph.modules.setdefault(name, type(module).__name__)
     for name, parameter in model.named_parameters():
         graph.parameters.setdefault(name, parameter.requires_grad)
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name != first[id(parameter)]:
+            graph.tied[name] = first[id(parameter)]
 
 
 def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,138 @@
+"""`graphmem formulas`: published estimates by name, beside the exact result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import console, progress, write_text
+
+if TYPE_CHECKING:
+    from graphmem.formulas.terms import Term
+
+
+def formulas(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="`model.py:build` or `model.pt2`; without it, terms alone are put in.",
+            show_default=False,
+        ),
+    ] = None,
+    term: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--term",
+            metavar="NAME=VALUE",
+            help="A term in place of what the trace shows, by letter or name, as h=768 or "
+            "heads=12; degrees of parallelism too: DP, TP, SP, PP, CP, MB; repeatable.",
+        ),
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option("--params", metavar="N", help="The same as --term N=…, such as 2851e6."),
+    ] = None,
+    largest_layer: Annotated[
+        str | None,
+        typer.Option("--largest-layer", metavar="N", help="Parameters of the largest module."),
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="N", help="GPUs in all, for DeepSpeed's tables.")
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", metavar="N", help="Machines that they are in.")
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(
+            "--example",
+            metavar="NAME",
+            help="The terms of a published example: t5-3b, t5-large or llama-3-405b.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="FORMULA", help="One formula, as nanogpt-peak; repeatable."),
+    ] = None,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    output_format: Annotated[
+        Literal["text", "json"],
+        typer.Option("--format", help="For people or for machines; the figures are the same."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Print published memory formulas for a model, and what each leaves out, term by term.
+
+    Formulas: DeepSpeed's for ZeRO-2 and ZeRO-3, nanoGPT's arithmetic, EleutherAI's and Korthikanti
+    et al.'s for activations, and one rank under every parallelism. Their terms are read from the
+    traced step; each is held against the exact result, and the differences sum to the whole.
+
+    Example: graphmem formulas fixtures/gpt2.py:build --grads keep --only nanogpt-activations
+
+    Without a model: graphmem formulas --params 2851e6 --largest-layer 32e6 --gpus 8 --nodes 1
+    """
+    from graphmem.formulas import formulas_for, formulas_of
+    from graphmem.formulas.text import print_sheet, sheet_as_text
+
+    asked_for = {
+        "parameters": parameters,
+        "largest_layer": largest_layer,
+        "gpus": gpus,
+        "nodes": nodes,
+    }
+    terms, chosen = _terms(term, asked_for, example, tuple(only or ()))
+    if target is None:
+        sheet = formulas_for(terms, chosen)
+    else:
+        from graphmem.analysis import Request, run_analysis
+
+        request = Request(
+            gpu=gpu,
+            torch=torch,
+            env=options.pairs(env, "--env"),
+            autocast=autocast,
+            optimizer=optimizer,
+            grads=grads,
+            steps=steps,
+            settings=options.pairs(settings, "--set"),
+        )
+        with progress() as report_progress:
+            sheet = formulas_of(run_analysis(target, request, report_progress), terms, chosen)
+    if output_format == "json":
+        text = sheet.to_json()
+        write_text(output, text) if output else typer.echo(text, nl=False)
+    elif output:
+        write_text(output, sheet_as_text(sheet))
+    else:
+        print_sheet(sheet, console())
+
+
+def _terms(
+    texts: list[str] | None,
+    asked_for: dict[str, str | None],
+    example: str | None,
+    only: tuple[str, ...],
+) -> tuple[dict[str, Term], tuple[str, ...]]:
+    """The terms that were given, and the formulas asked for: an example brings its own."""
+    from graphmem.formulas.examples import EXAMPLES, example_terms
+    from graphmem.formulas.terms import given_terms
+
+    given = {name: text for name, text in asked_for.items() if text is not None}
+    terms = given_terms(options.pairs(texts, "--term") | given)
+    if example is None:
+        return terms, only
+    return example_terms(example) | terms, only or EXAMPLES[example].formulas

@@ -1,0 +1,14 @@
+"""Published estimates of training memory, exact by name, beside what graphmem finds.
+
+    analysis = run_analysis("model.py:build", Request())
+    sheet = formulas_of(analysis)
+    sheet.to_json()
+
+`deepspeed`, `korthikanti`, `nanogpt` and `parallel_training` have the formulas as functions.
+"""
+
+from __future__ import annotations
+
+from graphmem.formulas.sheet import Section, Sheet, formulas_for, formulas_of
+
+__all__ = ["Section", "Sheet", "formulas_for", "formulas_of"]

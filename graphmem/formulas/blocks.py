@@ -1,0 +1,125 @@
+"""Where a transformer's blocks are in a traced step, found from its attention operations.
+
+An *attention operation* is, in the last forward pass, a `_scaled_dot_product_*` operator, or a
+softmax over the last dimension of a tensor (batch, heads, queries, keys) or (batch x heads,
+queries, keys).
+
+A *block* is the outermost numbered module (`h.3`, `encoder.layer.0`, `encoder_layer_0`) around
+one that is no mere container (`Sequential`, `ModuleList`); without one, the whole model is one.
+Blocks that differ in nothing but their last number are a *stack*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
+
+_CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
+_NUMBERED = re.compile(r"(.*?)(\d+)$")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention operation, with the shapes of queries and of what stands for the scores.
+
+    Attributes:
+        op: the operator itself, or the softmax.
+        shape: (batch, heads, queries, keys), or (batch x heads, queries, keys).
+        fused: whether scores exist inside of the operator only.
+    """
+
+    op: Op
+    shape: tuple[int, ...]
+    fused: bool
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a step graph.
+
+    Attributes:
+        paths: of the modules, in order; `""` where the whole model is one block.
+        attention: the attention operations of the last forward pass.
+    """
+
+    paths: tuple[str, ...]
+    attention: tuple[Attention, ...]
+
+    @cached_property
+    def stacks(self) -> dict[str, int]:
+        """How many blocks each stack has, by what their paths have in common."""
+        found: dict[str, int] = {}
+        for path in self.paths:
+            stack = _NUMBERED.sub(r"\1", path).rstrip("._")
+            found[stack] = found.get(stack, 0) + 1
+        return found
+
+    def contain(self, module: str) -> bool:
+        """Whether a module is a block or within one."""
+        return any(
+            f"{module}.".startswith(f"{path}.") if path else bool(module) for path in self.paths
+        )
+
+    def like_softmax(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor is as large as the scores of attention that is not fused."""
+        return (tuple(shape[-2:]), prod(shape)) in self._scores
+
+    @cached_property
+    def _scores(self) -> frozenset[tuple[tuple[int, ...], int]]:
+        shapes = (each.shape for each in self.attention if not each.fused)
+        return frozenset((shape[-2:], prod(shape)) for shape in shapes)
+
+
+def find_blocks(graph: StepGraph) -> Blocks:
+    """The blocks that hold the attention operations of the last forward pass."""
+    attention = tuple(_attention(graph))
+    paths = dict.fromkeys(_block_of(each.op.module, graph) for each in attention)
+    return Blocks(tuple(paths), attention)
+
+
+def last_forward(graph: StepGraph) -> list[Op]:
+    """The operations of the last iteration's forward phases."""
+    return [
+        op
+        for op in graph.ops
+        if graph.phases[op.phase].name is PhaseName.FORWARD
+        and graph.phases[op.phase].step == graph.steps - 1
+    ]
+
+
+def operand(op: Op, position: int) -> TensorOut | None:
+    """The tensor that an operation was given as an argument."""
+    node = op.node.args[position] if position < len(op.node.args) else None
+    meta = getattr(node, "meta", {})
+    if "tensor" in meta:
+        found: TensorOut = meta["tensor"]
+        return found
+    made_by: Op | None = meta.get("op")
+    return made_by.outputs[0] if made_by is not None and made_by.outputs else None
+
+
+def _attention(graph: StepGraph) -> Iterator[Attention]:
+    for op in last_forward(graph):
+        if op.target.startswith("aten._scaled_dot_product_"):
+            queries, keys = operand(op, 0), operand(op, 1)
+            if queries is not None and keys is not None:
+                yield Attention(op, (*queries.shape[:-1], keys.shape[-2]), fused=True)
+        elif op.target.startswith(("aten._softmax", "aten._safe_softmax")):
+            shape = op.outputs[0].shape
+            if len(shape) in (3, 4) and op.node.args[1] in (-1, len(shape) - 1):
+                yield Attention(op, shape, fused=False)
+
+
+def _block_of(module: str, graph: StepGraph) -> str:
+    names = module.split(".")
+    for path in accumulate(names, lambda path, name: f"{path}.{name}"):
+        numbered = _NUMBERED.search(path.rpartition(".")[2])
+        if numbered and graph.modules.get(path) not in _CONTAINERS:
+            return path
+    return ""

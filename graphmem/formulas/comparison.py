@@ -1,0 +1,79 @@
+"""A formula beside the exact result, part by part, and what it leaves out by name.
+
+Each part is held against the bytes of the roles that it stands for; every role that no part stands
+for is left out by the formula, with its bytes. So the differences sum to the whole difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.formulas.estimate import Formula, Part
+from graphmem.formulas.exact import Exact
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part, or one role that the formula leaves out (`expression` is None)."""
+
+    name: str
+    expression: str | None
+    estimate: int
+    exact: int
+
+    @property
+    def difference(self) -> int:
+        """What the formula lacks; negative where it says too much."""
+        return self.exact - self.estimate
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A formula, filled in, and held against an exact result where there is one.
+
+    Attributes:
+        formula: which.
+        parts: its values.
+        rows: part by part, then what it leaves out, largest first; empty without a target.
+    """
+
+    formula: Formula
+    parts: Sequence[Part]
+    rows: Sequence[Row] = ()
+
+    @property
+    def estimate(self) -> int:
+        """What the formula says."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def exact(self) -> int | None:
+        """What is allocated; None without a target."""
+        return sum(row.exact for row in self.rows) if self.rows else None
+
+    @property
+    def difference(self) -> int | None:
+        """What the formula lacks; the sum of the rows' differences."""
+        return sum(row.difference for row in self.rows) if self.rows else None
+
+
+def compare(formula: Formula, parts: Sequence[Part], exact: Exact) -> Comparison:
+    """Hold a formula's parts against the exact result at its moment."""
+    claimed = frozenset[object]().union(*(part.roles for part in parts))
+    rows = [
+        Row(
+            part.name,
+            part.expression,
+            part.bytes,
+            sum(exact.by_role.get(role, 0) for role in part.roles),
+        )
+        for part in parts
+    ]
+    left_out = [
+        Row(str(role), None, 0, nbytes)
+        for role, nbytes in exact.by_role.items()
+        if role not in claimed and nbytes
+    ]
+    rows += sorted(left_out, key=lambda row: -abs(row.exact))
+    return Comparison(formula, parts, rows)

@@ -1,0 +1,269 @@
+"""DeepSpeed's estimates of model states under ZeRO-2 and ZeRO-3, printed as DeepSpeed prints them.
+
+Read in DeepSpeed (deepspeedai/DeepSpeed, edaa7221, August 2026): `deepspeed/runtime/zero/
+stage_1_and_2.py` and `stage3.py`, `estimate_zero2_model_states_mem_needs*` and
+`estimate_zero3_model_states_mem_needs*`. With P parameters, the largest layer of P_l, G GPUs in
+all of which n in each of m machines, and a buffer factor f = 1.5:
+
+    ZeRO-2               GPU                    CPU
+      optimizer on CPU   2·P                    P·max(4·G, 16)·f
+      nothing off        2·P + 18·P/G           P·4·n·f
+    ZeRO-3
+      both on CPU        4·P_l                  P·18/m·f, or without zero.Init max(4·n, 18/m)
+      optimizer on CPU   4·P_l + 2·P/G          P·16/m·f, or without zero.Init max(4·n, 16/m)
+      nothing off        4·P_l + 18·P/G         P_l·4·n·f, or without zero.Init P·4·n·f
+
+Up to 0.14.2 the second row of ZeRO-2 was 4·P + 16·P/G (changed by #5099, commit f4cb866c); the
+documentation's tables are still of that one. Its text says max(4·n, 16) for the first row's CPU,
+where the code has G in place of n: with one machine they agree.
+
+Fractions are cut off where DeepSpeed cuts them, in the floating-point numbers that it computes in.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphmem.formulas.estimate import Formula, Moment, Part
+from graphmem.formulas.roles import of
+from graphmem.graph import Category
+
+if TYPE_CHECKING:
+    import torch
+
+SOURCE = "DeepSpeed, Memory Requirements (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py)"
+BUFFER_FACTOR = 1.5
+_GIB = 2**30
+
+
+class Release(enum.StrEnum):
+    """Whose formula for ZeRO-2 without offloading."""
+
+    DOCUMENTED = "up to 0.14.2"
+    CURRENT = "from 0.14.3"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One row of a table: bytes of one machine's memory, bytes of one GPU, and for what."""
+
+    cpu: int
+    gpu: int
+    options: str
+
+    def __str__(self) -> str:
+        return f" {self.cpu / _GIB:7.2f}GB | {self.gpu / _GIB:6.2f}GB | {self.options}"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """How many GPUs: `gpus_per_node` in each of `nodes` machines."""
+
+    gpus_per_node: int = 1
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        nodes = "nodes" if self.nodes > 1 else "node"
+        gpus = "GPUs" if self.gpus_per_node > 1 else "GPU"
+        return f"HW: Setup with {self.nodes} {nodes}, {self.gpus_per_node} {gpus} per node."
+
+
+def parameters_of(model: torch.nn.Module) -> tuple[int, int]:
+    """All parameters of a model, shared ones once, and those of its largest layer.
+
+    A layer is a module with what it holds itself. The model may be on the meta device.
+    """
+    total = sum(parameter.numel() for parameter in model.parameters())
+    layers = (
+        sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        for module in model.modules()
+    )
+    return total, max(layers, default=0)
+
+
+def zero2(
+    parameters: float,
+    hardware: Hardware,
+    buffer_factor: float = BUFFER_FACTOR,
+    release: Release = Release.DOCUMENTED,
+) -> list[Estimate]:
+    """The rows of ZeRO-2, in DeepSpeed's order."""
+    gpus, per_node = hardware.gpus, hardware.gpus_per_node
+    everywhere, divided = (4, 16) if release is Release.DOCUMENTED else (2, 18)
+    return [
+        Estimate(
+            cpu=int(parameters * max(4 * gpus, 16) * buffer_factor),
+            gpu=int(2 * parameters),
+            options="offload_optimizer=cpu ",
+        ),
+        Estimate(
+            cpu=int(parameters * 4 * per_node * buffer_factor),
+            gpu=int(everywhere * parameters + int(divided * parameters / gpus)),
+            options="offload_optimizer=none",
+        ),
+    ]
+
+
+def zero3(
+    parameters: float,
+    largest_layer: float,
+    hardware: Hardware,
+    buffer_factor: float = BUFFER_FACTOR,
+) -> list[Estimate]:
+    """The rows of ZeRO-3, in DeepSpeed's order."""
+    return [
+        *_zero3_offloaded(parameters, largest_layer, hardware, buffer_factor, params="cpu "),
+        *_zero3_offloaded(parameters, largest_layer, hardware, buffer_factor, params="none"),
+        *_zero3_on_gpu(parameters, largest_layer, hardware, buffer_factor),
+    ]
+
+
+def _zero3_offloaded(
+    parameters: float, largest_layer: float, hardware: Hardware, factor: float, params: str
+) -> Iterator[Estimate]:
+    share = 1 / hardware.nodes
+    on_cpu = params == "cpu "
+    held = (18 if on_cpu else 16) * share
+    shard = 0 if on_cpu else int(2 * parameters / hardware.gpus)
+    for zero_init in (1, 0):
+        most = held if zero_init else max(4 * hardware.gpus_per_node, held)
+        yield Estimate(
+            cpu=int(parameters * most * factor),
+            gpu=int(4 * largest_layer + shard),
+            options=f"offload_param={params}, offload_optimizer=cpu , zero_init={zero_init}",
+        )
+
+
+def _zero3_on_gpu(
+    parameters: float, largest_layer: float, hardware: Hardware, factor: float
+) -> Iterator[Estimate]:
+    for zero_init in (1, 0):
+        made_at_once = largest_layer if zero_init else parameters
+        yield Estimate(
+            cpu=int(made_at_once * 4 * hardware.gpus_per_node * factor),
+            gpu=int(4 * largest_layer + int(18 * parameters / hardware.gpus)),
+            options=f"offload_param=none, offload_optimizer=none, zero_init={zero_init}",
+        )
+
+
+def zero2_table(
+    parameters: float,
+    hardware: Hardware,
+    buffer_factor: float = BUFFER_FACTOR,
+    release: Release = Release.DOCUMENTED,
+) -> str:
+    """What `estimate_zero2_model_states_mem_needs_all_cold` prints."""
+    model = f"SW: Model with {int(parameters / 1e6)}M total params."
+    return _table(hardware, model, zero2(parameters, hardware, buffer_factor, release))
+
+
+def zero3_table(
+    parameters: float,
+    largest_layer: float,
+    hardware: Hardware,
+    buffer_factor: float = BUFFER_FACTOR,
+) -> str:
+    """What `estimate_zero3_model_states_mem_needs_all_cold` prints."""
+    model = (
+        f"SW: Model with {int(parameters / 1e6)}M total params, "
+        f"{int(largest_layer / 1e6)}M largest layer params."
+    )
+    return _table(hardware, model, zero3(parameters, largest_layer, hardware, buffer_factor))
+
+
+def zero2_live(
+    model: torch.nn.Module,
+    hardware: Hardware,
+    buffer_factor: float = BUFFER_FACTOR,
+    release: Release = Release.DOCUMENTED,
+) -> str:
+    """What `estimate_zero2_model_states_mem_needs_all_live` prints."""
+    parameters, _ = parameters_of(model)
+    return zero2_table(parameters, hardware, buffer_factor, release)
+
+
+def zero3_live(
+    model: torch.nn.Module, hardware: Hardware, buffer_factor: float = BUFFER_FACTOR
+) -> str:
+    """What `estimate_zero3_model_states_mem_needs_all_live` prints."""
+    return zero3_table(*parameters_of(model), hardware, buffer_factor)
+
+
+def zero3_cases(parameters: float, largest_layer: float, gpus: int) -> str:
+    """What the script of DeepSpeed's documentation prints for ZeRO-3: three cases, bytes of a GPU.
+
+    Case 1 keeps all on the GPUs, case 2 nothing, case 3 the 16-bit parameters.
+    """
+    largest = int(4 * largest_layer)
+    cases = (
+        largest + int(18 * parameters / gpus),
+        largest,
+        largest + int(2 * parameters / gpus),
+    )
+    return "\n".join(
+        [
+            f"total params:         {parameters / 1e6:6.2f}M",
+            f"largest layer params: {largest_layer / 1e6:6.2f}M",
+            f"largest layer memory: {largest >> 20:6}MB",
+            *(f"case{i} gpu memory: {case >> 20:6}MB" for i, case in enumerate(cases, 1)),
+        ]
+    )
+
+
+def _table(hardware: Hardware, model: str, rows: Sequence[Estimate]) -> str:
+    return "\n".join(
+        [
+            "Estimated memory needed for params, optim states and gradients for a:",
+            str(hardware),
+            model,
+            "  per CPU  |  per GPU |   Options",
+            *map(str, rows),
+        ]
+    )
+
+
+def zero2_parts(*, parameters: int) -> list[Part]:
+    """ZeRO-2 from 0.14.3 without offloading, on one GPU: 20 bytes a parameter."""
+    return [
+        Part("16-bit parameters", "2·P", 2 * parameters, of(Category.AUTOCAST_CACHE)),
+        Part("fp32 parameters", "4·P/G", 4 * parameters, of(Category.PARAMETER)),
+        Part("16-bit and fp32 gradients", "6·P/G", 6 * parameters, of(Category.GRADIENT)),
+        Part("two moments of Adam", "8·P/G", 8 * parameters, of(Category.OPTIMIZER_STATE)),
+    ]
+
+
+def zero3_parts(*, parameters: int, largest_layer: int) -> list[Part]:
+    """ZeRO-3 without offloading, on one GPU: 18 bytes a parameter, and the largest layer."""
+    return [
+        Part("the largest layer, gathered", "4·P_l", 4 * largest_layer),
+        Part("16-bit parameters", "2·P/G", 2 * parameters, of(Category.AUTOCAST_CACHE)),
+        Part("fp32 parameters", "4·P/G", 4 * parameters, of(Category.PARAMETER)),
+        Part("fp32 gradients", "4·P/G", 4 * parameters, of(Category.GRADIENT)),
+        Part("two moments of Adam", "8·P/G", 8 * parameters, of(Category.OPTIMIZER_STATE)),
+    ]
+
+
+ZERO2 = Formula(
+    name="deepspeed-zero2",
+    title="Model states under ZeRO-2, on one GPU",
+    expression="2·P + 18·P/G",
+    source=SOURCE,
+    moment=Moment.STATES,
+    parts=zero2_parts,
+)
+ZERO3 = Formula(
+    name="deepspeed-zero3",
+    title="Model states under ZeRO-3, on one GPU",
+    expression="4·P_l + 18·P/G",
+    source=SOURCE,
+    moment=Moment.STATES,
+    parts=zero3_parts,
+)

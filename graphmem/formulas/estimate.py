@@ -1,0 +1,102 @@
+"""A published formula and what it says: parts, each with the bytes that it is about.
+
+A formula estimates what a device holds at one moment. It is a sum of parts, and each part stands
+for certain roles of storages (roles.py), so that it can be held against the exact result part by
+part. The roles of the parts of one formula do not overlap.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from graphmem.formulas.roles import Role
+
+
+class Moment(enum.StrEnum):
+    """What a formula estimates, of what is allocated."""
+
+    STEADY = "steady"
+    """All of it, when the last iteration begins."""
+    FORWARD = "forward"
+    """What the last forward pass makes and leaves alive."""
+    STATES = "states"
+    """Parameters, gradients and optimizer state when the last backward pass ends."""
+    PEAK = "peak"
+    """All of it, at the peak of the trace."""
+
+
+MOMENTS: Mapping[Moment, str] = MappingProxyType(
+    {
+        Moment.STEADY: "all that is allocated when the last iteration begins",
+        Moment.FORWARD: "what the last forward pass allocates and leaves alive",
+        Moment.STATES: "parameters, gradients and optimizer state after the last backward pass",
+        Moment.PEAK: "all that is allocated at the peak",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One summand of a formula.
+
+    Attributes:
+        name: what it is for, in the formula's own view.
+        expression: as the source writes it, in the letters of terms.py.
+        bytes: its value.
+        roles: the storages of the exact result that it stands for; none for what a traced step
+            on one device does not have.
+    """
+
+    name: str
+    expression: str
+    bytes: int
+    roles: frozenset[Role] = frozenset()
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One published formula for one device.
+
+    Attributes:
+        name: what `--only` calls it.
+        title: one line.
+        expression: the whole formula.
+        source: who published it, and where.
+        moment: what it estimates.
+        parts: its summands; the names of its keyword arguments are terms of terms.py.
+    """
+
+    name: str
+    title: str
+    expression: str
+    source: str
+    moment: Moment
+    parts: Callable[..., Sequence[Part]]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The terms without which it says nothing."""
+        return tuple(name for name, each in self._parameters.items() if each.default is each.empty)
+
+    def estimate(self, terms: Mapping[str, int]) -> tuple[Part, ...]:
+        """Its parts for these terms; terms that it does not know are left out.
+
+        Raises:
+            KeyError: one that it needs is missing.
+        """
+        taken = {name: terms[name] for name in self.needs}
+        taken |= {name: terms[name] for name in self._parameters if name in terms}
+        return tuple(self.parts(**taken))
+
+    @property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.parts).parameters
+
+
+def total(parts: Sequence[Part]) -> int:
+    """The bytes of all parts."""
+    return sum(part.bytes for part in parts)

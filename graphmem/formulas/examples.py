@@ -1,0 +1,67 @@
+"""The worked examples that the sources give, as terms: `graphmem formulas --example NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from graphmem.errors import InputError
+from graphmem.formulas.terms import Term
+
+
+@dataclass(frozen=True)
+class Example:
+    """One published example: where it stands, its terms, and the formulas that it is of."""
+
+    source: str
+    terms: Mapping[str, int]
+    formulas: tuple[str, ...]
+
+
+EXAMPLES: Mapping[str, Example] = MappingProxyType(
+    {
+        "t5-3b": Example(
+            "DeepSpeed, Memory Requirements, the tables without a model",
+            {"parameters": 2_851_000_000, "largest_layer": 32_000_000, "gpus": 8, "nodes": 1},
+            ("deepspeed-zero2-table", "deepspeed-zero3-table"),
+        ),
+        "t5-large": Example(
+            "DeepSpeed, Memory Requirements, the script for ZeRO-3; the counts are those of the "
+            "model (fixtures/t5.py), which print as 737.67M and 32.90M",
+            {"parameters": 737_668_096, "largest_layer": 32_899_072, "gpus": 4, "nodes": 1},
+            ("deepspeed-zero3-cases",),
+        ),
+        "llama-3-405b": Example(
+            "hepengfei.ml, the long-context pre-training of Llama 3 405B; KVH from Llama 3, "
+            "arXiv 2407.21783, table 3",
+            {
+                "parameters": 405_000_000_000,
+                "layers": 126,
+                "hidden": 16_384,
+                "heads": 128,
+                "kv_heads": 8,
+                "sequence": 131_072,
+                "batch": 16,
+                "gradient": 4,
+                "dp": 8,
+                "tp": 8,
+                "pp": 16,
+                "cp": 16,
+            },
+            ("parallel-llama-3", "parallel-layouts"),
+        ),
+    }
+)
+
+
+def example_terms(name: str) -> dict[str, Term]:
+    """The terms of an example.
+
+    Raises:
+        InputError: none has that name.
+    """
+    if name not in EXAMPLES:
+        raise InputError(f"no example is called {name!r}", hint=f"there are {', '.join(EXAMPLES)}")
+    example = EXAMPLES[name]
+    return {term: Term(term, value, f"example {name}") for term, value in example.terms.items()}

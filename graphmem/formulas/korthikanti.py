@@ -1,0 +1,124 @@
+"""The activation formulas of Korthikanti et al., and EleutherAI's, which is their first.
+
+"Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), sections 4.1 to
+5 and table 2: a block in 16 bits with dropout, t ranks of tensor parallelism:
+
+    no parallelism                      s·b·h·(34 + 5·a·s/h)
+    tensor                              s·b·h·(10 + 24/t + 5·a·s/(h·t))
+    tensor and sequence                 s·b·h·(34/t + 5·a·s/(h·t))
+    tensor, selective recomputation     s·b·h·(10 + 24/t)
+    tensor, sequence, selective         s·b·h·34/t
+    full recomputation                  s·b·h·2
+
+Outside of the blocks (section 4.3): the mask of the embeddings' dropout s·b·h, the last norm and
+the output layer 2·s·b·h each, the logits in fp32 4·s·b·v. With p stages the first one holds the
+activations of L blocks, p micro-batches of L/p each; interleaved stages of m chunks hold
+1 + (p-1)/(p·m) times as much.
+
+EleutherAI's "Transformer Math 101" gives the sum over L blocks of the first, for t = 1, as
+s·b·h·L·(34 + 5·a·s/h), and nothing outside of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+
+from graphmem.formulas.estimate import Formula, Moment, Part
+from graphmem.formulas.roles import Saved, in_blocks, outside
+
+SOURCE = 'Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"'
+ELEUTHERAI = 'EleutherAI, "Transformer Math 101"'
+
+
+def blocks(*, batch: int, sequence: int, hidden: int, heads: int, layers: int) -> list[Part]:
+    """What the blocks hold: L·s·b·h·(34 + 5·a·s/h)."""
+    sbh = layers * sequence * batch * hidden
+    as2b = layers * heads * sequence**2 * batch
+    return [
+        Part("layer norms", "L·4·sbh", 4 * sbh, in_blocks(Saved.NORM_INPUT)),
+        Part(
+            *("inputs of linear layers", "L·14·sbh", 14 * sbh),
+            in_blocks(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+        ),
+        Part("queries, keys, values", "L·6·sbh", 6 * sbh, in_blocks(Saved.QKV)),
+        Part("input of GELU", "L·8·sbh", 8 * sbh, in_blocks(Saved.NONLINEARITY)),
+        Part("dropout masks", "L·2·sbh", 2 * sbh, in_blocks(Saved.DROPOUT_MASK)),
+        Part("softmax", "L·2·as²b", 2 * as2b, in_blocks(Saved.SOFTMAX)),
+        Part("mask of its dropout", "L·as²b", as2b, in_blocks(Saved.ATTENTION_MASK)),
+        Part("its dropout", "L·2·as²b", 2 * as2b, in_blocks(Saved.PROBABILITIES)),
+    ]
+
+
+def whole(
+    *, batch: int, sequence: int, hidden: int, heads: int, layers: int, vocabulary: int
+) -> list[Part]:
+    """The blocks, and what embedding, last norm, output layer and loss hold."""
+    sbh = sequence * batch * hidden
+    return [
+        *blocks(batch=batch, sequence=sequence, hidden=hidden, heads=heads, layers=layers),
+        Part("dropout of the embeddings", "sbh", sbh, outside(Saved.DROPOUT_MASK)),
+        Part("last layer norm", "2·sbh", 2 * sbh, outside(Saved.NORM_INPUT)),
+        Part(
+            *("input of the output layer", "2·sbh", 2 * sbh),
+            outside(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+        ),
+        Part(
+            *("logits in fp32", "4·sbv", 4 * sequence * batch * vocabulary),
+            outside(Saved.LOSS),
+        ),
+    ]
+
+
+def in_first_stage(stages: int, chunks: int = 1) -> Fraction:
+    """How many times a whole pass over the blocks the first stage of a pipeline holds.
+
+    Args:
+        stages: p, with 1F1B.
+        chunks: m, of a stage, where stages are interleaved.
+    """
+    return Fraction(1) if chunks == 1 else 1 + Fraction(stages - 1, stages * chunks)
+
+
+_UNSPLIT, _SPLIT = 10, 24
+"""Of 34: layer norms 4, dropout masks 2, what enters attention and MLP 4; and the rest."""
+
+
+def per_rank(
+    *, batch: int, sequence: int, hidden: int, heads: int, layers: int, tp: int = 1
+) -> Mapping[str, Fraction]:
+    """Table 2 of the paper for all blocks: bytes of one of `tp` ranks."""
+    sbh = layers * sequence * batch * hidden
+    scores = Fraction(5 * layers * heads * sequence**2 * batch, tp)
+    tensor = _UNSPLIT * sbh + Fraction(_SPLIT * sbh, tp)
+    both = Fraction((_UNSPLIT + _SPLIT) * sbh, tp)
+    return MappingProxyType(
+        {
+            "no parallelism": tp * scores + tp * both,
+            "tensor": tensor + scores,
+            "tensor, sequence": both + scores,
+            "tensor, selective recomputation": tensor,
+            "tensor, sequence, selective recomputation": both,
+            "full recomputation": Fraction(2 * sbh),
+        }
+    )
+
+
+EXPRESSION = "s·b·h·L·(34 + 5·a·s/h)"
+ELEUTHERAI_ACTIVATIONS = Formula(
+    name="eleutherai-activations",
+    title="Activations of the blocks, all in 16 bits",
+    expression=EXPRESSION,
+    source=ELEUTHERAI,
+    moment=Moment.FORWARD,
+    parts=blocks,
+)
+ACTIVATIONS = Formula(
+    name="korthikanti-activations",
+    title="Activations in 16 bits, with embedding, output layer and loss",
+    expression=f"{EXPRESSION} + 5·s·b·h + 4·s·b·v",
+    source=SOURCE,
+    moment=Moment.FORWARD,
+    parts=whole,
+)

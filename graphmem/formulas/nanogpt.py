@@ -1,0 +1,124 @@
+"""The formulas of "Transformer Memory Arithmetic: Understanding all the Bytes in nanoGPT".
+
+For a GPT-2 in nanoGPT's manner, trained with AdamW under fp16 autocast, attention written out,
+gradients kept from step to step. With N_e = b·s·h, N_a = b·a·s², N_l = b·s·v:
+
+    steady state    16·N + 4·N_buf, and two cuBLAS workspaces and the inputs in its figure
+    activations     L·(36·N_e + 6·N_a) + 6·N_e + 6·N_l
+    peak            steady state + activations + 4·N_l
+"""
+
+from __future__ import annotations
+
+from graphmem.formulas.estimate import Formula, Moment, Part
+from graphmem.formulas.roles import Saved, in_blocks, of, outside
+from graphmem.graph import Category
+
+SOURCE = '"Transformer Memory Arithmetic: Understanding all the Bytes in nanoGPT"'
+CUBLAS_WORKSPACE = 8_519_680
+"""One thread's workspace on the article's A100, as the article measured it."""
+
+
+def steady_state(
+    *, parameters: int, buffers: int, batch: int | None = None, sequence: int | None = None
+) -> list[Part]:
+    """What a training step holds between iterations; 4 bytes a number.
+
+    The workspaces and, where their size is given, the inputs are in the article's figure, not in
+    its formula.
+    """
+    parts = [
+        Part("weights", "4·N", 4 * parameters, of(Category.PARAMETER)),
+        Part("buffers", "4·N_buf", 4 * buffers, of(Category.BUFFER)),
+        Part("gradients", "4·N", 4 * parameters, of(Category.GRADIENT)),
+        Part("two moments of Adam", "8·N", 8 * parameters, of(Category.OPTIMIZER_STATE)),
+        Part(
+            *("two cuBLAS workspaces", "2·8,519,680", 2 * CUBLAS_WORKSPACE),
+            of(Category.WORKSPACE),
+        ),
+    ]
+    if batch is not None and sequence is not None:
+        tokens = 2 * 8 * batch * sequence
+        parts.append(Part("tokens and targets, int64", "2·8·b·s", tokens, of(Category.INPUT)))
+    return parts
+
+
+def activations(
+    *, batch: int, sequence: int, hidden: int, heads: int, layers: int, vocabulary: int
+) -> list[Part]:
+    """What the forward pass leaves for the backward pass."""
+    n_e = batch * sequence * hidden
+    n_a = batch * heads * sequence**2
+    n_l = batch * sequence * vocabulary
+    return [
+        Part("layer norms", "L·8·N_e", layers * 8 * n_e, in_blocks(Saved.NORM_INPUT)),
+        Part(
+            *("inputs of linear layers", "L·14·N_e", layers * 14 * n_e),
+            in_blocks(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+        ),
+        Part("queries, keys, values", "L·6·N_e", layers * 6 * n_e, in_blocks(Saved.QKV)),
+        Part("softmax in fp32", "L·4·N_a", layers * 4 * n_a, in_blocks(Saved.SOFTMAX)),
+        Part("its fp16 copy", "L·2·N_a", layers * 2 * n_a, in_blocks(Saved.PROBABILITIES)),
+        Part("input of GELU", "L·8·N_e", layers * 8 * n_e, in_blocks(Saved.NONLINEARITY)),
+        Part("final layer norm", "4·N_e", 4 * n_e, outside(Saved.NORM_INPUT)),
+        Part(
+            *("input of the head", "2·N_e", 2 * n_e),
+            outside(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+        ),
+        Part("cross entropy", "6·N_l", 6 * n_l, outside(Saved.LOSS)),
+    ]
+
+
+def peak(
+    *,
+    parameters: int,
+    buffers: int,
+    batch: int,
+    sequence: int,
+    hidden: int,
+    heads: int,
+    layers: int,
+    vocabulary: int,
+) -> list[Part]:
+    """What is allocated when the backward pass has just begun."""
+    return [
+        *steady_state(parameters=parameters, buffers=buffers, batch=batch, sequence=sequence),
+        *activations(
+            batch=batch,
+            sequence=sequence,
+            hidden=hidden,
+            heads=heads,
+            layers=layers,
+            vocabulary=vocabulary,
+        ),
+        Part(
+            *("gradient of the logits, fp32", "4·N_l", 4 * batch * sequence * vocabulary),
+            of(Category.TEMPORARY),
+        ),
+    ]
+
+
+STEADY_STATE = Formula(
+    name="nanogpt-steady",
+    title="Steady state of a step under autocast",
+    expression="16·N + 4·N_buf, and two cuBLAS workspaces and the inputs",
+    source=SOURCE,
+    moment=Moment.STEADY,
+    parts=steady_state,
+)
+ACTIVATIONS = Formula(
+    name="nanogpt-activations",
+    title="Activations under fp16 autocast",
+    expression="L·(36·N_e + 6·N_a) + 6·N_e + 6·N_l,  N_e = b·s·h, N_a = b·a·s², N_l = b·s·v",
+    source=SOURCE,
+    moment=Moment.FORWARD,
+    parts=activations,
+)
+PEAK = Formula(
+    name="nanogpt-peak",
+    title="Peak of a step under fp16 autocast",
+    expression="steady state + activations + 4·N_l",
+    source=SOURCE,
+    moment=Moment.PEAK,
+    parts=peak,
+)

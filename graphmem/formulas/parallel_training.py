@@ -1,0 +1,274 @@
+"""The formulas of "Training memory formulas" (hepengfei.ml): one rank under every parallelism.
+
+With k bytes a number, k_l in low and k_h in high precision, N parameters:
+
+    regular   M_m = k·N, M_o = 2·k·N, M_g = k·N
+    mixed     M_m = k_l·N, M_o = 3·k_h·N (with the master weights), M_g = k_l·N
+    both      M_a = L·(16·k·b·s·h + 2·b·s·h + 2·k·b·a·s² + b·a·s²)
+
+M_a1, within attention and MLP, is divided by tensor parallelism; M_a2, of norms and dropout, by
+sequence parallelism alone. The article gives M_a as a whole; of its summands the two inputs of
+norms, k·b·s·h each, and the two dropout masks outside of attention, b·s·h each, are M_a2 here.
+
+Two errors that the article states of its Llama 3 example: M_a2 is divided by TP as well
+(`Layout.approximate`), and keys and values are counted as if each query head had its own
+(`without_shared_heads` corrects it). It has a third that it does not state: the 147,366,233,505,792
+bytes of M_a that it prints are L·(34·b·s·h + 5·b·a·s), with s where formula and calculation say s²
+(`as_printed`); with s² they are 22,313,351,535,132,672, which a step holds that writes its
+attention out, and fused attention holds neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+from types import MappingProxyType
+
+from graphmem.formulas.estimate import Formula, Moment, Part, total
+from graphmem.formulas.roles import Role, Saved, in_blocks, of
+from graphmem.graph import Category
+
+SOURCE = "hepengfei.ml, training memory formulas for parallelism"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes of one whole model, and of the activations of one data-parallel rank.
+
+    Attributes:
+        model: M_m.
+        optimizer: M_o.
+        gradients: M_g.
+        inner: M_a1, activations that tensor parallelism divides.
+        outer: M_a2, those of norms and dropout.
+    """
+
+    model: int
+    optimizer: int
+    gradients: int
+    inner: int
+    outer: int
+
+    @property
+    def activations(self) -> int:
+        """M_a."""
+        return self.inner + self.outer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """By which degrees each summand is divided; degrees are terms, such as `tp`."""
+
+    name: str
+    model: tuple[str, ...] = ()
+    optimizer: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    outer: tuple[str, ...] = ()
+
+    @property
+    def degrees(self) -> frozenset[str]:
+        """Every degree that it has."""
+        return frozenset((*self.model, *self.optimizer, *self.gradients, *self.inner, *self.outer))
+
+    def per_rank(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
+        """The bytes of one rank by summand.
+
+        Args:
+            memory: the whole.
+            degrees: ranks by name; 1 where none is given.
+        """
+        return MappingProxyType(
+            {
+                name: Fraction(
+                    getattr(memory, name),
+                    prod(degrees.get(degree, 1) for degree in getattr(self, name)),
+                )
+                for name in SUMMANDS
+            }
+        )
+
+    def approximate(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
+        """As the article's Llama 3 example computes: M_a2 is divided as M_a1 is."""
+        merged = Memory(
+            memory.model, memory.optimizer, memory.gradients, memory.activations, outer=0
+        )
+        return self.per_rank(merged, degrees)
+
+
+SUMMANDS = ("model", "optimizer", "gradients", "inner", "outer")
+SUMMAND_LETTERS: Mapping[str, str] = MappingProxyType(
+    dict(zip(SUMMANDS, ("M_m", "M_o", "M_g", "M_a1", "M_a2"), strict=True))
+)
+
+
+def _layout(
+    name: str, weights: Sequence[str], inner: Sequence[str] = (), outer: Sequence[str] = ()
+) -> Layout:
+    degrees = tuple(weights)
+    return Layout(name, degrees, degrees, degrees, tuple(inner), tuple(outer))
+
+
+OUTER = in_blocks(Saved.NORM_INPUT, Saved.NORM_STATISTICS, Saved.DROPOUT_MASK)
+"""What tensor parallelism does not divide, in the article's view."""
+
+WHOLE = OUTER | in_blocks(Saved.NORMED_INPUT)
+"""What it does not divide: what enters attention and MLP is whole on every rank as well
+(Korthikanti et al., section 4.2.1)."""
+
+_MODEL = ("tp", "pp")
+_INNER = ("tp", "pp", "micro_batches", "cp")
+_OUTER = ("pp", "micro_batches", "cp")
+LAYOUTS: Sequence[Layout] = (
+    Layout("DP"),
+    Layout("DP-ZeRO 1", optimizer=("dp",)),
+    Layout("DP-ZeRO 2", optimizer=("dp",), gradients=("dp",)),
+    Layout("DP-ZeRO 3 / FSDP", model=("dp",), optimizer=("dp",), gradients=("dp",)),
+    _layout("TP", ("tp",), ("tp",)),
+    _layout("TP + SP", ("tp",), ("tp",), ("sp",)),
+    _layout("PP", ("pp",), ("pp", "micro_batches"), ("pp", "micro_batches")),
+    _layout("TP + PP", _MODEL, ("tp", "pp", "micro_batches"), ("pp", "micro_batches")),
+    _layout("TP + PP + SP", _MODEL, ("tp", "pp", "micro_batches"), ("pp", "micro_batches", "sp")),
+    _layout("TP + PP + CP", _MODEL, _INNER, _OUTER),
+    Layout("DP-ZeRO 1 + TP + PP + CP", _MODEL, (*_MODEL, "dp"), _MODEL, _INNER, _OUTER),
+    Layout(
+        "DP-ZeRO 2 + TP + PP + CP (Llama 3)",
+        *(_MODEL, (*_MODEL, "dp"), (*_MODEL, "dp"), _INNER, _OUTER),
+    ),
+)
+LLAMA_3 = LAYOUTS[-1]
+
+
+def memory_of(parts: Sequence[Part]) -> Memory:
+    """The five summands of what `regular` or `mixed` says."""
+    model, optimizer, gradients, *activations = parts
+    outer = sum(part.bytes for part in activations if part.roles & OUTER)
+    inner = total(activations) - outer
+    return Memory(model.bytes, optimizer.bytes, gradients.bytes, inner, outer)
+
+
+def traced(states: Mapping[Role, int], forward: Mapping[Role, int]) -> Memory:
+    """The five summands as a traced step on one device has them.
+
+    Args:
+        states: parameters, gradients and optimizer state by role.
+        forward: what the forward pass leaves alive by role; what is outside of blocks, for which
+            the article has no summand, is left out.
+    """
+    copies = forward.get(Role(Category.AUTOCAST_CACHE), 0)
+    weights = states.get(Role(Category.PARAMETER), 0)
+    blocks = {role: nbytes for role, nbytes in forward.items() if role.in_block}
+    outer = sum(nbytes for role, nbytes in blocks.items() if role in WHOLE)
+    return Memory(
+        model=copies or weights,
+        optimizer=states.get(Role(Category.OPTIMIZER_STATE), 0) + (weights if copies else 0),
+        gradients=states.get(Role(Category.GRADIENT), 0),
+        inner=sum(blocks.values()) - outer,
+        outer=outer,
+    )
+
+
+def as_printed(memory: Memory, terms: Mapping[str, int]) -> Memory:
+    """M_a as the Llama 3 example prints it: attention's logits with s in place of s²."""
+    logits = (2 * terms.get("low", 2) + 1) * terms["layers"] * terms["batch"] * terms["heads"]
+    sequence = terms["sequence"]
+    return replace(memory, inner=memory.inner - logits * (sequence**2 - sequence))
+
+
+def without_shared_heads(memory: Memory, terms: Mapping[str, int]) -> Memory:
+    """What is left where a - KVH heads of keys and of values are not there (the first error)."""
+    heads, shared = terms["heads"], terms["heads"] - terms["kv_heads"]
+    bsh = terms["layers"] * terms["batch"] * terms["sequence"] * terms["hidden"]
+    missing = 2 * terms.get("low", 2) * bsh * shared // heads
+    return replace(memory, inner=memory.inner - missing)
+
+
+def regular(
+    *,
+    parameters: int,
+    batch: int,
+    sequence: int,
+    hidden: int,
+    heads: int,
+    layers: int,
+    width: int = 4,
+) -> list[Part]:
+    """M_m + M_o + M_g + M_a, all in numbers of `width` bytes."""
+    return [
+        Part("model", "k·N", width * parameters, of(Category.PARAMETER)),
+        Part("optimizer", "2·k·N", 2 * width * parameters, of(Category.OPTIMIZER_STATE)),
+        Part("gradients", "k·N", width * parameters, of(Category.GRADIENT)),
+        *_activation_parts("k", width, batch, sequence, hidden, heads, layers),
+    ]
+
+
+def mixed(
+    *,
+    parameters: int,
+    batch: int,
+    sequence: int,
+    hidden: int,
+    heads: int,
+    layers: int,
+    low: int = 2,
+    high: int = 4,
+    gradient: int | None = None,
+) -> list[Part]:
+    """M_m + M_o + M_g + M_a with weights in two precisions.
+
+    `gradient` is the bytes of a gradient's number where they are not `low`: the Llama 3 example
+    adds gradients up in fp32.
+
+    Under autocast the master weights are the parameters, and M_m is autocast's copies of them.
+    """
+    letter = "k_l" if gradient is None else "k_g"
+    return [
+        Part("model", "k_l·N", low * parameters, of(Category.AUTOCAST_CACHE)),
+        Part(
+            *("optimizer and master weights", "3·k_h·N", 3 * high * parameters),
+            of(Category.OPTIMIZER_STATE, Category.PARAMETER),
+        ),
+        Part("gradients", f"{letter}·N", (gradient or low) * parameters, of(Category.GRADIENT)),
+        *_activation_parts("k_l", low, batch, sequence, hidden, heads, layers),
+    ]
+
+
+def _activation_parts(
+    letter: str, width: int, batch: int, sequence: int, hidden: int, heads: int, layers: int
+) -> list[Part]:
+    bsh = layers * batch * sequence * hidden
+    bas2 = layers * batch * heads * sequence**2
+    return [
+        Part("layer norms", f"L·2·{letter}·bsh", 2 * width * bsh, in_blocks(Saved.NORM_INPUT)),
+        Part(
+            *("inputs of linear layers", f"L·7·{letter}·bsh", 7 * width * bsh),
+            in_blocks(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+        ),
+        Part("queries, keys, values", f"L·3·{letter}·bsh", 3 * width * bsh, in_blocks(Saved.QKV)),
+        Part("activation", f"L·4·{letter}·bsh", 4 * width * bsh, in_blocks(Saved.NONLINEARITY)),
+        Part("dropout masks", "L·2·bsh", 2 * bsh, in_blocks(Saved.DROPOUT_MASK)),
+        Part("attention logits", f"L·{letter}·bas²", width * bas2, in_blocks(Saved.SOFTMAX)),
+        Part("their dropout", f"L·{letter}·bas²", width * bas2, in_blocks(Saved.PROBABILITIES)),
+        Part("its mask", "L·bas²", bas2, in_blocks(Saved.ATTENTION_MASK)),
+    ]
+
+
+_ACTIVATIONS = "L·(16·{k}·bsh + 2·bsh + 2·{k}·bas² + bas²)"
+REGULAR = Formula(
+    name="parallel-regular",
+    title="One device, regular training",
+    expression=f"M_m + M_o + M_g + M_a = 4·k·N + {_ACTIVATIONS.format(k='k')}",
+    source=SOURCE,
+    moment=Moment.PEAK,
+    parts=regular,
+)
+MIXED = Formula(
+    name="parallel-mixed",
+    title="One device, mixed precision",
+    expression=f"M_m + M_o + M_g + M_a = (2·k_l + 3·k_h)·N + {_ACTIVATIONS.format(k='k_l')}",
+    source=SOURCE,
+    moment=Moment.PEAK,
+    parts=mixed,
+)

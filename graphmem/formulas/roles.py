@@ -1,0 +1,209 @@
+"""What each storage is there for, divided as published formulas divide a training step.
+
+Clauses, for a storage at a moment:
+  (1) what the report does not call an activation keeps the report's category;
+  (2) an activation is what the autograd node that holds it makes of it, by the node's operator,
+      the field, and whether the gradient of a parameter needs it (`_of_one`); where several nodes
+      hold a storage, the first in the order of `Saved` counts, so each byte counts once;
+  (3) it belongs to a block if the operation of that node ran in one (blocks.py): a block's first
+      norm holds what the embedding made.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphmem.formulas.blocks import Blocks
+from graphmem.graph import Category, Op, StepGraph, Storage
+from graphmem.report.categories import CATEGORY_NAMES
+
+if TYPE_CHECKING:
+    import torch.fx
+
+    from graphmem.pipeline import Annotations
+
+
+class Saved(enum.StrEnum):
+    """For what autograd holds an activation; the value is its name in reports."""
+
+    SOFTMAX = "results of attention's softmax"
+    PROBABILITIES = "operands of attention's last product, as large as the softmax"
+    ATTENTION_MASK = "dropout masks as large as the softmax"
+    NORM_INPUT = "inputs of norms"
+    NORM_STATISTICS = "statistics of norms"
+    NORMED_INPUT = "inputs of linear layers, made by a norm"
+    LINEAR_INPUT = "inputs of other linear layers"
+    QKV = "queries, keys and values"
+    ATTENTION_STATISTICS = "what fused attention keeps besides"
+    NONLINEARITY = "operands of activation functions"
+    DROPOUT_MASK = "dropout masks"
+    LOSS = "operands of the loss"
+    MASK = "masks"
+    INDICES = "indices"
+    PRODUCT = "operands of elementwise products"
+    OTHER = "other saved tensors"
+
+
+_ORDER = list(Saved)
+ROUNDING = "rounding"
+
+
+class Role(NamedTuple):
+    """What a storage is there for; `in_block` is False outside of blocks and for (1)."""
+
+    what: Category | Saved | str
+    in_block: bool = False
+
+    def __str__(self) -> str:
+        if not isinstance(self.what, Saved):
+            return CATEGORY_NAMES[self.what]
+        return f"{self.what}{', blocks' if self.in_block else ', outside of blocks'}"
+
+
+def of(*categories: Category) -> frozenset[Role]:
+    """What the report counts in these categories."""
+    return frozenset(map(Role, categories))
+
+
+def in_blocks(*saved: Saved) -> frozenset[Role]:
+    """Activations that blocks hold for these."""
+    return frozenset(Role(each, in_block=True) for each in saved)
+
+
+def outside(*saved: Saved) -> frozenset[Role]:
+    """Activations that embedding, last norm, head and loss hold for these."""
+    return frozenset(map(Role, saved))
+
+
+_ACTIVATION_FUNCTIONS = frozenset(
+    "Celu Elu Gelu Glu Hardsigmoid Hardshrink Hardswish Hardtanh LeakyRelu LogSigmoidForward Mish "
+    "PreluKernel Relu RreluWithNoise Sigmoid Silu Softplus Tanh Threshold".split()
+)
+_LOSSES = frozenset(
+    "LogSoftmax NllLoss NllLoss2D CrossEntropyLoss BinaryCrossEntropy "
+    "BinaryCrossEntropyWithLogits MseLoss KlDiv".split()
+)
+_PRODUCTS = frozenset("Mm Addmm Bmm Baddbmm Addbmm Mv".split())
+_NORMS = frozenset(
+    "NativeLayerNorm FusedRmsNorm NativeGroupNorm NativeBatchNorm CudnnBatchNorm".split()
+)
+_MASKS: Mapping[str, str] = MappingProxyType({"MaskedFill": "mask", "Where": "condition"})
+_NORM_OPERATORS = ("aten.native_layer_norm", "aten._fused_rms_norm", "aten.native_group_norm")
+_CASTS = ("aten._to_copy",)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Finds the role of a storage at a moment.
+
+    Attributes:
+        graph: of the trace.
+        saved: what the pass `saved_tensors` found.
+        blocks: where the model's blocks are.
+    """
+
+    graph: StepGraph
+    saved: Any
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, graph: StepGraph, annotations: Annotations, blocks: Blocks) -> Roles:
+        """For what passes found in a trace."""
+        return cls(graph, annotations["saved_tensors"], blocks)
+
+    def bytes_by_role(self, storages: Iterable[Storage], tick: int) -> dict[Role, int]:
+        """Requested bytes of storages by their roles at `tick`; every byte counts once."""
+        found: dict[Role, int] = {}
+        for storage in storages:
+            role = self.role(storage, tick)
+            found[role] = found.get(role, 0) + storage.nbytes
+        return found
+
+    def role(self, storage: Storage, tick: int) -> Role:
+        """What a storage is there for at `tick`."""
+        category = storage.category_at(tick)
+        if category is not Category.ACTIVATION:
+            return Role(category)
+        found = [
+            (self._of_one(held, storage), self._in_block(held.op))
+            for held in self.saved.holding(storage.id, tick)
+        ]
+        first = min(found, key=lambda each: _ORDER.index(each[0]), default=(Saved.OTHER, False))
+        return Role(*first)
+
+    def _in_block(self, op: int | None) -> bool:
+        return op is not None and self.blocks.contain(self.graph.ops[op].module)
+
+    def _of_one(self, held: Any, storage: Storage) -> Saved:
+        """What one autograd node holds a storage for (clause 2)."""
+        name, field = held.name.rpartition("Backward")[0], held.field.partition("[")[0]
+        shape = held.tensor.shape
+        like_softmax = self.blocks.like_softmax(shape)
+        op = None if held.op is None else self.graph.ops[held.op]
+        if name in _NORMS or self._in_norm(op):
+            per_row = (bool(shape) and shape[-1] == 1) or field.startswith("result")
+            return Saved.NORM_STATISTICS if per_row else Saved.NORM_INPUT
+        if name in ("Softmax", "SafeSoftmax") and like_softmax:
+            return Saved.SOFTMAX
+        if name in _LOSSES:
+            return Saved.LOSS
+        if name.startswith("ScaledDotProduct"):
+            return _of_attention(field)
+        if name == "NativeDropout":
+            return Saved.ATTENTION_MASK if like_softmax else Saved.DROPOUT_MASK
+        if name in _PRODUCTS:
+            return self._of_product(held, storage, like_softmax)
+        return _of_elementwise(name, field)
+
+    def _of_product(self, held: Any, storage: Storage, like_softmax: bool) -> Saved:
+        if like_softmax:
+            return Saved.PROBABILITIES
+        if not any(parameter in held_for(held) for parameter in self.graph.parameters):
+            return Saved.QKV
+        maker = self.graph.op_of(storage)
+        return Saved.NORMED_INPUT if self._is_normed(maker) else Saved.LINEAR_INPUT
+
+    def _is_normed(self, op: Op | None) -> bool:
+        """Whether an operation is a norm's, or casts the result of one."""
+        while op is not None and op.target.startswith(_CASTS) and not self._in_norm(op):
+            op = _made_by(op.node.args[0])
+        return op is not None and (op.target.startswith(_NORM_OPERATORS) or self._in_norm(op))
+
+    def _in_norm(self, op: Op | None) -> bool:
+        """Whether an operation ran in a module whose class calls itself a norm."""
+        return op is not None and "norm" in self.graph.modules.get(op.module, "").lower()
+
+
+def held_for(held: Any) -> tuple[str, ...]:
+    """The parameters or arguments whose gradients need a saved tensor."""
+    names = (text.removeprefix("the gradient of ") for text in held.gradients_of)
+    return tuple(part for name in names for part in name.split(" and "))
+
+
+def _of_attention(field: str) -> Saved:
+    if field in ("query", "key", "value"):
+        return Saved.QKV
+    return Saved.LINEAR_INPUT if field in ("output", "out") else Saved.ATTENTION_STATISTICS
+
+
+def _of_elementwise(name: str, field: str) -> Saved:
+    if name in _ACTIVATION_FUNCTIONS:
+        return Saved.NONLINEARITY
+    if name == "Embedding":
+        return Saved.INDICES
+    if _MASKS.get(name) == field:
+        return Saved.MASK
+    return Saved.PRODUCT if name in ("Mul", "Div") else Saved.OTHER
+
+
+def _made_by(node: object) -> Op | None:
+    """The operation behind an argument, through what stands for one of several results."""
+    while node is not None and "op" not in getattr(node, "meta", {}):
+        inputs = getattr(node, "args", ())
+        node = inputs[0] if inputs else None
+    fx: torch.fx.Node | None = node  # type: ignore[assignment]
+    return None if fx is None else fx.meta["op"]

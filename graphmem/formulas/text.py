@@ -1,0 +1,160 @@
+"""The sheet for people: terms, one line a formula, then each formula part by part."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from graphmem.formulas.comparison import Comparison
+from graphmem.formulas.estimate import MOMENTS
+from graphmem.formulas.sheet import Section, Sheet, format_gigabytes
+from graphmem.formulas.terms import LETTERS, MEANINGS
+from graphmem.units import format_bytes, format_exact
+
+_FILE_WIDTH = 120
+
+
+def sheet_as_text(sheet: Sheet) -> str:
+    """The sheet as plain text of 120 columns."""
+    buffer = io.StringIO()
+    print_sheet(sheet, Console(file=buffer, width=_FILE_WIDTH, highlight=False))
+    return buffer.getvalue()
+
+
+def print_sheet(sheet: Sheet, console: Console) -> None:
+    """Print the sheet; what a source's own program prints is printed as it is."""
+    for part in (_terms(sheet), _overview(sheet)):
+        for line in part:
+            console.print(line)
+    for section in sheet.sections:
+        if section.missing:
+            continue
+        for block in _section(section):
+            if isinstance(block, str):
+                console.file.write(f"{block}\n")
+            else:
+                console.print(block)
+    for line in _lacking(sheet):
+        console.print(line)
+
+
+def _lacking(sheet: Sheet) -> Iterator[RenderableType]:
+    """Sections without figures, those together that lack the same."""
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for section in sheet.sections:
+        if section.missing:
+            alike.setdefault(tuple(section.missing.items()), []).append(section.name)
+    for missing, names in alike.items():
+        yield Text.assemble((", ".join(names), "bold"))
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in missing:
+            by_reason.setdefault(reason, []).append(f"{LETTERS[name]} ({name})")
+        for reason, lacking in by_reason.items():
+            yield Text(f"  lack {', '.join(lacking)}: {reason}")
+        yield Text("  give them as `--term h=768`", style="dim")
+
+
+def _terms(sheet: Sheet) -> Iterator[RenderableType]:
+    table = _new_table("term", "", "value", "from", right=("value",))
+    for term in sheet.terms.values():
+        table.add_row(term.letter, MEANINGS[term.name], f"{term.value:,}", term.source)
+    yield table
+    yield Text()
+
+
+def _overview(sheet: Sheet) -> Iterator[RenderableType]:
+    found = [each.comparison for each in sheet.sections if each.comparison is not None]
+    if not found:
+        return
+    columns = ("exact", "exact - formula") if sheet.target else ()
+    table = _new_table("formula", "says", *columns, "of", right=("says", *columns))
+    for comparison in found:
+        figures = [format_bytes(comparison.estimate)]
+        if comparison.exact is not None and comparison.difference is not None:
+            figures += [format_bytes(comparison.exact), _signed(comparison.difference)]
+        formula = comparison.formula
+        table.add_row(formula.name, *figures, MOMENTS[formula.moment])
+    yield table
+    yield Text()
+
+
+def _section(section: Section) -> Iterator[RenderableType]:
+    yield Text.assemble((section.name, "bold"), f"  {section.title}")
+    yield Text(f"  {section.source}", style="dim")
+    if section.comparison is not None:
+        yield from _comparison(section.comparison)
+    if section.printed is not None:
+        yield Text()
+        yield section.printed
+    if section.table is not None:
+        yield from _tabled(section)
+    yield Text()
+
+
+def _comparison(comparison: Comparison) -> Iterator[RenderableType]:
+    yield Text(f"  {comparison.formula.expression} = {format_exact(comparison.estimate)}")
+    yield Text()
+    if comparison.rows:
+        yield Padding(_beside_exact(comparison), (0, 0, 0, 2))
+        return
+    table = _new_table("part", "", "bytes", "", right=("bytes",))
+    for part in comparison.parts:
+        table.add_row(part.name, part.expression, f"{part.bytes:,}", format_bytes(part.bytes))
+    table.add_row("sum", "", f"{comparison.estimate:,}", format_bytes(comparison.estimate))
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _beside_exact(comparison: Comparison) -> Table:
+    figures = ("formula", "exact", "exact - formula")
+    table = _new_table("part", "", *figures, right=figures)
+    announced = False
+    for row in comparison.rows:
+        if row.expression is None and not announced:
+            announced = True
+            table.add_row(Text("left out of the formula", style="bold"))
+        table.add_row(
+            row.name,
+            row.expression or "",
+            f"{row.estimate:,}",
+            f"{row.exact:,}",
+            f"{row.difference:+,}" if row.difference else "0",
+        )
+    table.add_row(
+        Text("sum", style="bold"),
+        "",
+        f"{comparison.estimate:,}",
+        f"{comparison.exact or 0:,}",
+        f"{comparison.difference or 0:+,}",
+    )
+    return table
+
+
+def _tabled(section: Section) -> Iterator[RenderableType]:
+    if section.table is None:
+        return
+    for note in section.table.notes:
+        yield Text(f"  {note}")
+    yield Text()
+    table = _new_table("GB (10^9 bytes)", *section.table.columns, right=section.table.columns)
+    for name, row in section.table.rows.items():
+        table.add_row(name, *map(format_gigabytes, row))
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        figures = column in right
+        table.add_column(
+            column, justify="right" if figures else "left", no_wrap=figures, overflow="fold"
+        )
+    return table
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'-' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
