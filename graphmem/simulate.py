@@ -109,7 +109,7 @@ class Simulator:
         self.allocator = allocator
         self._memory = memory or allocator
         self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
-        self._blocks: dict[int, Block] = {}
+        self._alive: dict[int, tuple[Storage, Block]] = {}
 
     def apply(self, tick: int, born: bool, storage: Storage) -> None:
         """Allocate a storage that is born at `tick`, or free one that dies then.
@@ -119,11 +119,13 @@ class Simulator:
         """
         timeline = self.timeline
         if born:
-            block = self._blocks[storage.id] = self._memory.malloc(storage.nbytes)
+            block = self._memory.malloc(storage.nbytes)
+            self._alive[storage.id] = storage, block
             timeline.block_bytes[storage.id] = block.size
             timeline.addresses[storage.id] = block.address
         else:
-            self._memory.free(self._blocks.pop(storage.id))
+            _, block = self._alive.pop(storage.id)
+            self._memory.free(block)
         stats = self.allocator.statistics
         timeline.births.append(storage if born else None)
         timeline.deaths.append(None if born else storage)
@@ -139,7 +141,12 @@ class Simulator:
 
     def block_of(self, storage: Storage) -> Block | None:
         """The block that a storage has now, None where it has none."""
-        return self._blocks.get(storage.id)
+        held = self._alive.get(storage.id)
+        return None if held is None else held[1]
+
+    def alive(self) -> list[tuple[Storage, Block]]:
+        """What the device holds, in order of allocation."""
+        return list(self._alive.values())
 
     def finish(self) -> Timeline:
         """The timeline, with the segments that are there now."""

@@ -14,6 +14,7 @@ from graphmem.analysis import Analysis
 from graphmem.gpus import DEFAULT_GPU, find_gpu
 from graphmem.live import addresses, printing, serialization, surroundings
 from graphmem.live.machine import LiveMachine
+from graphmem.live.observer import Observer
 from graphmem.live.session import LiveSession
 from graphmem.live.values import Choices, Values
 from graphmem.pipeline import run_passes
@@ -76,6 +77,7 @@ class VirtualGpu:
         self._machine = LiveMachine(self.runtime, self.memory, recorder)
         self._values = Values(recorder, self._session.location, Choices.parse(assume), tell)
         self._session.mode.values = self._values
+        self._observer = Observer(self._session, self._machine)
         self._stack = ExitStack()
         self._finished = False
 
@@ -100,7 +102,7 @@ class VirtualGpu:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._finish()
+        self.finish()
         self._stack.close()
 
     def _replacements(self) -> list[Any]:
@@ -112,11 +114,12 @@ class VirtualGpu:
             *surroundings.replacements(session.mode, self._values.eager),
         ]
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """The program has ended: what it holds now, it holds for good."""
         if not self._finished:
             self._finished = True
             self._session.name_what_lives()
-            self._machine.settle()
+            self._observer.finish()
             self._session.recorder.finish()
 
     @property
@@ -138,7 +141,7 @@ class VirtualGpu:
         """The report of everything until now, and what it was made of."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
-        annotations = run_passes(graph, self.runtime)
+        annotations = {**run_passes(graph, self.runtime), **self._observer.annotations()}
         timeline = self._machine.timeline()
         report = build_report(self._name, self.runtime, graph, annotations, timeline)
         return Analysis(report, graph, annotations, timeline)

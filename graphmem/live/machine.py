@@ -12,21 +12,47 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from graphmem.allocator import Block
+from graphmem.allocator import Block, SegmentInfo
 from graphmem.graph import Op, Storage
 from graphmem.kernel_program import OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
-from graphmem.simulate import Change, Simulator, Timeline, changes_of
+from graphmem.simulate import Change, Moment, Simulator, Timeline, changes_of
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A request that did not fit.
+
+    Attributes:
+        op: the operation that made it.
+        moment: what the device held then.
+        message: PyTorch's.
+        segments: what was reserved, and what it held.
+        alive: what the device held, with the bytes of each block.
+    """
+
+    op: Op | None
+    moment: Moment
+    message: str
+    segments: tuple[SegmentInfo, ...]
+    alive: tuple[tuple[Storage, int], ...]
+
+
 class LiveMachine:
-    """Keeps a device's memory up to date with what a recorder writes."""
+    """Keeps a device's memory up to date with what a recorder writes.
+
+    Attributes:
+        refusals: every request that did not fit.
+        on_refusal: called before one is raised.
+    """
 
     def __init__(self, runtime: Runtime, memory: DeviceMemory, recorder: Recorder) -> None:
         """Follow `recorder` from now on.
@@ -40,6 +66,8 @@ class LiveMachine:
         self._recorder = recorder
         self._rules: OnlineRules = online_pass("kernel_memory", runtime)
         self._simulator = Simulator(memory.allocator, memory)
+        self.refusals: list[Refusal] = []
+        self.on_refusal: Callable[[], object] = lambda: None
         self._changed: list[Storage] = []
         self._settled = 0
         self._scratch_ids = itertools.count(-1, -1)  # the graph's own storages count up from 0
@@ -62,6 +90,11 @@ class LiveMachine:
         if storage.birth > self._settled:
             self.settle()
         return self._simulator.block_of(storage)
+
+    def alive(self) -> list[tuple[Storage, Block]]:
+        """What the device holds now, in order of allocation."""
+        self.settle()
+        return self._simulator.alive()
 
     def timeline(self) -> Timeline:
         """What happened so far."""
@@ -100,7 +133,15 @@ class LiveMachine:
                     taken.append(storage)
         if refused is not None:
             self._give_back(taken)
+            self._note(refused, op)
             raise refused
+
+    def _note(self, refused: torch.OutOfMemoryError, op: Op | None) -> None:
+        self.on_refusal()
+        timeline = self._simulator.finish()
+        alive = tuple((storage, block.size) for storage, block in self._simulator.alive())
+        refusal = Refusal(op, timeline.moments[-1], str(refused), timeline.segments, alive)
+        self.refusals.append(refusal)
 
     def _give_back(self, taken: list[Storage]) -> None:
         for storage in reversed(taken):

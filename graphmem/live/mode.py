@@ -37,9 +37,12 @@ class LiveMode(TraceMode):
         except torch.OutOfMemoryError as error:
             # A traceback keeps what its frames hold, and a card's has no frames of graphmem.
             refused = error.with_traceback(None)
-            refused.__cause__ = None
+            refused.__cause__ = refused.__context__ = None
         args, kwargs = (), None
-        raise refused
+        try:
+            raise refused
+        finally:
+            del refused
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super()._run(func, types, args, kwargs)

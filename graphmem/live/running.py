@@ -38,7 +38,7 @@ def run(program: Program, gpu: VirtualGpu) -> Ending:
     try:
         gpu.enter(sys._getframe())
         try:
-            program.run()
+            program.run(gpu.finish)
         finally:
             gpu.__exit__(None, None, None)
     except EnoughSteps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +30,20 @@ class Program:
     is_module: bool
     arguments: Sequence[str]
 
-    def run(self) -> None:
+    def run(self, at_end: Callable[[], object]) -> None:
         """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as it would find them.
+
+        Args:
+            at_end: called when it has ended, in whatever way, while its globals are there.
 
         Raises:
             InputError: there is no such script or module.
         """
         with self._as_main() as (code, module):
-            exec(code, module.__dict__)
+            try:
+                exec(code, module.__dict__)
+            finally:
+                at_end()
 
     @contextmanager
     def _as_main(self) -> Iterator[tuple[CodeType, ModuleType]]:

@@ -82,11 +82,11 @@ class LiveSession(Session):
     def _begin_iteration(self) -> None:
         """The next iteration is about to begin."""
         number = self.recorder.step + 1
+        self.name_what_lives()
+        self.on_iteration(number)
         if self._max_steps is not None and number >= self._max_steps:
             raise EnoughSteps
         self._is_complete = False
-        self.name_what_lives()
-        self.on_iteration(number)
 
     def begin_backward(self) -> None:
         """The outermost call of `backward` or `grad` begins a phase."""

@@ -150,9 +150,16 @@ class Backward:
             self._start(task, roots, list(gradients))
             while task.ready:
                 self._evaluate(task, task.ready.pop())
+        except torch.OutOfMemoryError as error:
+            # A traceback keeps what its frames hold; the engine's C++ frames are gone by then.
+            error.__traceback__ = None
+            task.buffers.clear()
+            _drop(gradients)
+            raise
         finally:
             torch.set_grad_enabled(was_enabled)
             self._tasks.pop()
+            self._observer.run_node(None)
             self._observer.leave_backward()
         for callback in task.callbacks:
             callback()

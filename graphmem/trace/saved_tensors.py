@@ -207,6 +207,13 @@ class SavedTensors:
         for saved in self._held_by(node) or self._saved_under(node):
             yield graph.SavedTensor(saved.field, _described(saved), saved.owner)
 
+    def storages_of(self, node: Any) -> Iterator[Storage]:
+        """What a node of a graph that has not run keeps alive."""
+        for token in self._by_node.get(node._sequence_nr(), ()):
+            saved = token()
+            if saved is not None and saved.storage is not None and not saved.is_released:
+                yield saved.storage
+
     def _held_by(self, node: Any) -> list[SavedTensor]:
         """What a node shows that it saved, named after the field, such as `GeluBackward0.self`.
 

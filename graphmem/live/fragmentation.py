@@ -1,0 +1,119 @@
+"""Memory that is reserved and free, and cannot be given back, and what stands in its way.
+
+A segment goes back to the driver when nothing in it is used. Free bytes in a segment where
+something is used are *pinned*: no other process has them, and no request larger than the largest
+free block of a segment gets them. The moment of the most pinned bytes is told: of the beginnings of
+iterations, of requests that did not fit, and of the end. Segments of `expandable_segments` give
+back single pages, so they are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from graphmem.allocator import SegmentInfo
+from graphmem.graph import StepGraph, Storage
+from graphmem.live.holders import Held
+from graphmem.units import format_bytes, format_exact
+
+LEAST_BYTES = 20 << 20
+"""Less than this is told of nobody: the caching allocator's segments for blocks of up to 10 MiB
+have 20 MiB, so every program has a part of one to spare (c10/cuda/CUDACachingAllocator.h,
+`kLargeBuffer`)."""
+LEAST_SHARE = 0.1
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What keeps a segment from going back.
+
+    Attributes:
+        storages: what is used in it, largest first.
+        free_bytes: what is free in it.
+        size: its bytes.
+    """
+
+    storages: tuple[Storage, ...]
+    free_bytes: int
+    size: int
+
+
+class Fragmentation:
+    """Looks at segments now and then; also the annotation that tells of the worst moment."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        holders_of: Callable[[list[int]], dict[int, Held]],
+        reason_for: Callable[[Storage], str],
+    ) -> None:
+        """Nothing seen yet.
+
+        Args:
+            graph: the step graph.
+            holders_of: finds the holders of storages, by id, at this moment of the program.
+            reason_for: why a storage is alive now, in words, where nothing with a name holds it.
+        """
+        self._graph = graph
+        self._holders_of = holders_of
+        self._reason_for = reason_for
+        self._pinned_bytes = 0
+        self._reserved_bytes = 0
+        self._lines: list[str] = []
+
+    def look(self, segments: Sequence[SegmentInfo], storage_at: dict[int, Storage]) -> None:
+        """Look at what is reserved at a moment of the program.
+
+        Args:
+            segments: what is reserved.
+            storage_at: what is alive, by address.
+        """
+        pins = [pin for each in segments if (pin := _pin(each, storage_at)) is not None]
+        pinned_bytes = sum(pin.free_bytes for pin in pins)
+        reserved_bytes = sum(each.size for each in segments)
+        if pinned_bytes <= max(self._pinned_bytes, LEAST_BYTES, LEAST_SHARE * reserved_bytes):
+            return
+        self._pinned_bytes, self._reserved_bytes = pinned_bytes, reserved_bytes
+        pins.sort(key=lambda pin: -pin.free_bytes)
+        held = self._holders_of([each.id for pin in pins for each in pin.storages[:1]])
+        by_line: dict[str, list[Pin]] = {}
+        for pin in pins:
+            by_line.setdefault(self._what_pins(pin, held), []).append(pin)
+        self._lines = [_line(what, them) for what, them in list(by_line.items())[:_LISTED]]
+
+    def report_lines(self) -> Iterator[str]:
+        """What the report says."""
+        if self._pinned_bytes:
+            yield (
+                f"{format_bytes(self._pinned_bytes)} ({format_exact(self._pinned_bytes)}) of "
+                f"{format_bytes(self._reserved_bytes)} reserved are free and cannot be given back"
+            )
+            yield from self._lines
+
+    def _what_pins(self, pin: Pin, held: dict[int, Held]) -> str:
+        if not pin.storages:
+            return "what the program took without a tensor"
+        largest = pin.storages[0]
+        op = self._graph.op_of(largest)
+        where = "" if op is None or op.source is None else f"made at {op.source}, "
+        holder = held.get(largest.id)
+        why = self._reason_for(largest) if holder is None else f"held by {holder.by}"
+        return f"{largest.nbytes:,} bytes, {where}{why}"
+
+
+def _line(what: str, pins: list[Pin]) -> str:
+    free_bytes = sum(pin.free_bytes for pin in pins)
+    segments = "1 segment" if len(pins) == 1 else f"{len(pins)} segments"
+    return f"  {free_bytes:,} bytes of {segments}, where the largest in use is {what}"
+
+
+def _pin(segment: SegmentInfo, storage_at: dict[int, Storage]) -> Pin | None:
+    free_bytes = sum(block.size for block in segment.blocks if not block.is_active)
+    if segment.is_expandable or not free_bytes or free_bytes == segment.size:
+        return None
+    addresses = [block.address for block in segment.blocks if block.is_active]
+    used = [storage_at[address] for address in addresses if address in storage_at]
+    used.sort(key=lambda storage: -storage.nbytes)
+    return Pin(tuple(used), free_bytes, segment.size)

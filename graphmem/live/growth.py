@@ -1,0 +1,155 @@
+"""What a program keeps from iteration to iteration, and what keeps it.
+
+A storage is *kept* by iteration k if it was born in an iteration from the second on, is alive when
+another begins at least two iterations later, and is neither parameter, buffer, gradient nor
+optimizer state. Memory *grows* where what is kept was born in three iterations or more. The first
+iteration does not count: it makes the optimizer's state.
+
+The holders are searched while the program runs, because its variables are gone afterwards: at the
+iterations at which the device holds more than at the last two, and there at fewer and fewer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.live.holders import Held, Holder
+from graphmem.units import format_bytes
+
+FEWEST_ITERATIONS = 3
+_LARGEST = 3
+_GRAPH = ", with the graph that autograd keeps for it"
+_LASTING = (
+    OwnerKind.PARAMETER,
+    OwnerKind.BUFFER,
+    OwnerKind.GRADIENT,
+    OwnerKind.OPTIMIZER_STATE,
+    OwnerKind.WORKSPACE,
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the device held when an iteration began."""
+
+    iteration: int
+    tick: int
+    allocated: int
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What one holder keeps of each iteration.
+
+    Attributes:
+        holder: None where nothing with a name was found.
+        bytes_each: allocated bytes that the newest of the iterations left.
+        iterations: of how many iterations something is kept.
+        total: allocated bytes of them all.
+        largest: some of the largest storages of the newest iteration.
+        through_graph: whether autograd's graph keeps some of it.
+    """
+
+    holder: Holder | None
+    bytes_each: int
+    iterations: int
+    total: int
+    largest: tuple[Storage, ...]
+    through_graph: bool
+
+
+class Growth:
+    """Looks at the beginning of each iteration; also the annotation that tells what was found."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        holders_of: Callable[[list[int]], dict[int, Held]],
+        block_bytes: Callable[[Storage], int],
+    ) -> None:
+        """Nothing seen yet.
+
+        Args:
+            graph: the step graph that grows.
+            holders_of: finds the holders of storages, by id, at this moment of the program.
+            block_bytes: what the allocator gave for a storage that is alive, else 0.
+        """
+        self._graph = graph
+        self._holders_of = holders_of
+        self._block_bytes = block_bytes
+        self._next_search = FEWEST_ITERATIONS + 1
+        self.starts: list[Start] = []
+        self.leaks: list[Leak] = []
+
+    def begin_iteration(self, start: Start, alive: list[Storage]) -> None:
+        """An iteration is about to begin.
+
+        Args:
+            start: what the device holds.
+            alive: which storages.
+        """
+        self.starts.append(start)
+        if start.iteration < self._next_search or not self._has_grown():
+            return
+        self._next_search = start.iteration * 3 // 2
+        self.leaks = list(self._leaks(alive))
+
+    def report_lines(self) -> Iterator[str]:
+        """What the report says."""
+        for leak in self.leaks:
+            yield (
+                f"{format_bytes(leak.bytes_each)} ({leak.bytes_each:,} bytes) more every "
+                f"iteration, {leak.total:,} bytes of {leak.iterations} iterations: held by "
+                f"{leak.holder or 'nothing that has a name'}{_GRAPH if leak.through_graph else ''}"
+            )
+            for storage in leak.largest:
+                op = self._graph.op_of(storage)
+                made_by = "" if op is None else f" of {op.target}"
+                where = "" if op is None or op.source is None else f" ({op.source})"
+                shape = " x ".join(map(str, storage.shape)) or "scalar"
+                yield f"  {storage.nbytes:,} bytes: {storage.dtype} [{shape}]{made_by}{where}"
+
+    def _has_grown(self) -> bool:
+        before, last, now = (start.allocated for start in self.starts[-3:])
+        return before < last < now
+
+    def _leaks(self, alive: list[Storage]) -> Iterator[Leak]:
+        ticks = [start.tick for start in self.starts]
+        born: dict[int, int] = {}
+        for storage in alive:
+            index = bisect_right(ticks, storage.birth) - 1
+            if 1 <= index < len(ticks) - 2 and not any(map(storage.owned_as, _LASTING)):
+                born[storage.id] = index
+        held = self._holders_of(list(born))
+        through_graph = {each.by for each in held.values() if each.through_graph}
+        by_holder: dict[Holder | None, list[Storage]] = {}
+        for storage in alive:
+            if storage.id in born:
+                holder = held[storage.id].by if storage.id in held else None
+                by_holder.setdefault(holder, []).append(storage)
+        found = [
+            self._leak(holder, kept, born, holder in through_graph)
+            for holder, kept in by_holder.items()
+        ]
+        yield from sorted(
+            (leak for leak in found if leak.iterations >= FEWEST_ITERATIONS),
+            key=lambda leak: -leak.total,
+        )
+
+    def _leak(
+        self, holder: Holder | None, kept: list[Storage], born: dict[int, int], through_graph: bool
+    ) -> Leak:
+        newest = max(born[storage.id] for storage in kept)
+        of_newest = [storage for storage in kept if born[storage.id] == newest]
+        of_newest.sort(key=lambda storage: (-storage.nbytes, storage.id))
+        return Leak(
+            holder,
+            bytes_each=sum(map(self._block_bytes, of_newest)),
+            iterations=len({born[storage.id] for storage in kept}),
+            total=sum(map(self._block_bytes, kept)),
+            largest=tuple(of_newest[:_LARGEST]),
+            through_graph=through_graph,
+        )

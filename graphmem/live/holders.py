@@ -1,0 +1,143 @@
+"""Which variable of the program keeps a storage, through containers and through autograd's graph.
+
+The search starts at what has a name: the variables of the functions that run, the globals of their
+modules, the attributes of models. From there it follows lists, tuples, sets, dicts and the
+attributes of objects to tensors, and from each tensor its gradient function's graph to what
+autograd saved there. The first name that reaches a storage is its holder.
+
+Not covered: containers deeper than `DEPTH`, and what only C++ holds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graphmem.graph import Source
+from graphmem.trace.kept_lines import keeping_line
+from graphmem.trace.location import Location, is_user_file
+from graphmem.trace.naming import variables_of
+from graphmem.trace.recorder import Recorder
+from graphmem.trace.saved_tensors import SavedTensors
+
+DEPTH = 4
+_PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A variable, and the line that makes it keep things."""
+
+    name: str
+    source: Source | None
+
+    def __str__(self) -> str:
+        return f"`{self.name}`" if self.source is None else f"`{self.name}` ({self.source})"
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a storage is held.
+
+    Attributes:
+        by: the variable.
+        through_graph: whether it holds a tensor of whose graph autograd keeps the storage.
+    """
+
+    by: Holder
+    through_graph: bool
+
+
+def holders_of(
+    wanted: Iterable[int], recorder: Recorder, saved: SavedTensors, location: Location
+) -> dict[int, Held]:
+    """The holder of each storage, by id; without those that nothing with a name reaches."""
+    search = _Search(set(wanted), recorder, saved)
+    for name, file, value in _named_values(location):
+        if not search.missing:
+            break
+        search.look(name, file, value)
+    return search.found
+
+
+class _Search:
+    """One search; every object and every node is visited once."""
+
+    def __init__(self, missing: set[int], recorder: Recorder, saved: SavedTensors) -> None:
+        self.missing = missing
+        self.found: dict[int, Held] = {}
+        self._recorder = recorder
+        self._saved = saved
+        self._seen: set[int] = set()
+        self._nodes: set[Any] = set()
+
+    def look(self, name: str, file: str, value: Any) -> None:
+        """Follow one named value."""
+        tensors = list(_tensors_below(value, DEPTH, self._seen))
+        for tensor in tensors:
+            storage = self._recorder.storage_of(tensor)
+            if storage is not None:
+                self._found(storage.id, name, file, through_graph=False)
+        for tensor in tensors:
+            if tensor.grad_fn is not None:
+                self._follow(tensor.grad_fn, name, file)
+
+    def _follow(self, node: Any, name: str, file: str) -> None:
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            if node in self._nodes:
+                continue
+            self._nodes.add(node)
+            for storage in self._saved.storages_of(node):
+                self._found(storage.id, name, file, through_graph=True)
+            stack += [following for following, _ in node.next_functions if following is not None]
+
+    def _found(self, storage: int, name: str, file: str, *, through_graph: bool) -> None:
+        if storage in self.missing:
+            self.missing.discard(storage)
+            self.found[storage] = Held(Holder(name, keeping_line(file, name)), through_graph)
+
+
+def _named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
+    """Name, file and value: what outlives its function first."""
+    frames = list(location.user_frames())
+    names = ["__main__", *(frame.f_globals.get("__name__", "") for frame in frames)]
+    for module in map(_module, dict.fromkeys(names)):
+        if module is not None:
+            for name, value in list(vars(module).items()):
+                yield name, str(module.__file__), value
+    for frame in reversed(frames):
+        for name, value in variables_of(frame).items():
+            yield name, frame.f_code.co_filename, value
+
+
+def _module(name: str) -> ModuleType | None:
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return module if file is not None and is_user_file(file) else None
+
+
+def _tensors_below(value: Any, depth: int, seen: set[int]) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif not isinstance(value, _PLAIN) and depth and id(value) not in seen:
+        seen.add(id(value))
+        for item in _items(value):
+            yield from _tensors_below(item, depth - 1, seen)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    module = getattr(type(value), "__module__", "")
+    if module.partition(".")[0] in ("torch", "graphmem", "builtins"):
+        return []
+    return list(getattr(value, "__dict__", {}).values())

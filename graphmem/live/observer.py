@@ -1,0 +1,73 @@
+"""What is looked at while a program runs, because it is gone afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphmem.graph import Storage
+from graphmem.live.fragmentation import Fragmentation
+from graphmem.live.growth import Growth, Start
+from graphmem.live.holders import Held, holders_of
+from graphmem.live.machine import LiveMachine
+from graphmem.live.session import LiveSession
+from graphmem.live.shortage import Shortage
+from graphmem.report.reasons import reason_for
+from graphmem.trace.naming import name_variables
+
+
+class Observer:
+    """Looks at the device at the beginning of iterations and where a request does not fit."""
+
+    def __init__(self, session: LiveSession, machine: LiveMachine) -> None:
+        self._session = session
+        self._machine = machine
+        graph = session.recorder.graph
+        self._growth = Growth(graph, self._holders_of, self._block_bytes)
+        self._fragmentation = Fragmentation(graph, self._holders_of, self._reason_now)
+        session.on_iteration = self._begin_iteration
+        machine.on_refusal = self._refuse
+
+    def annotations(self) -> dict[str, Any]:
+        """What was seen, for the report."""
+        shortage = Shortage(self._machine.refusals, self._reason_at)
+        return {
+            "memory that grows": self._growth,
+            "fragmentation": self._fragmentation,
+            "out of memory": shortage,
+        }
+
+    def finish(self) -> None:
+        """The program has ended, and its globals are still there."""
+        name_variables(self._session.recorder, self._session.location)
+        self._look_at_segments()
+
+    def _begin_iteration(self, number: int) -> None:
+        alive = self._machine.alive()
+        allocated = sum(block.size for _, block in alive)
+        start = Start(number, self._session.recorder.tick, allocated)
+        self._growth.begin_iteration(start, [storage for storage, _ in alive])
+        self._look_at_segments()
+
+    def _refuse(self) -> None:
+        """A request does not fit; the functions that hold memory are still on the stack."""
+        name_variables(self._session.recorder, self._session.location)
+        self._look_at_segments()
+
+    def _look_at_segments(self) -> None:
+        alive = self._machine.alive()
+        segments = self._machine.timeline().segments
+        self._fragmentation.look(segments, {block.address: storage for storage, block in alive})
+
+    def _holders_of(self, wanted: list[int]) -> dict[int, Held]:
+        session = self._session
+        return holders_of(wanted, session.recorder, session.saved, session.location)
+
+    def _block_bytes(self, storage: Storage) -> int:
+        block = self._machine.block_holding(storage)
+        return 0 if block is None else block.size
+
+    def _reason_now(self, storage: Storage) -> str:
+        return self._reason_at(storage, self._session.recorder.tick)
+
+    def _reason_at(self, storage: Storage, tick: int) -> str:
+        return reason_for(storage, tick, self._session.recorder.graph)

@@ -1,0 +1,56 @@
+"""What did not fit: the operation that asked, and who held the memory then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from graphmem.graph import Storage
+from graphmem.live.machine import Refusal
+from graphmem.units import format_bytes
+
+_LISTED = 5
+_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The annotation that tells of requests that did not fit.
+
+    Attributes:
+        refusals: in order.
+        reason_for: why a storage was alive at a tick, in words.
+    """
+
+    refusals: Sequence[Refusal]
+    reason_for: Callable[[Storage, int], str]
+
+    def report_lines(self) -> Iterator[str]:
+        """What the report says: the first requests, each with the largest holders."""
+        for refusal in self.refusals[:_TOLD]:
+            yield from self._lines(refusal)
+        if len(self.refusals) > _TOLD:
+            yield f"and {len(self.refusals) - _TOLD:,} more requests that did not fit"
+
+    def _lines(self, refusal: Refusal) -> Iterator[str]:
+        op = refusal.op
+        if op is None:
+            yield _beginning(refusal.message)
+        else:
+            module = f" in {op.module}" if op.module else ""
+            where = "" if op.source is None else f" ({op.source})"
+            name = op.target.removesuffix(".default")
+            yield f"{name}{module}{where}: {_beginning(refusal.message)}"
+        held = sorted(refusal.alive, key=lambda each: (-each[1], each[0].id))
+        yield f"  the {min(_LISTED, len(held))} largest that the device held then:"
+        for storage, block_bytes in held[:_LISTED]:
+            yield f"    {format_bytes(block_bytes)} {self._line(storage, refusal)}"
+
+    def _line(self, storage: Storage, refusal: Refusal) -> str:
+        shape = " x ".join(map(str, storage.shape)) or "scalar"
+        return f"{storage.dtype} [{shape}]: {self.reason_for(storage, refusal.moment.tick)}"
+
+
+def _beginning(message: str) -> str:
+    """What was asked for, and what was free: the first sentences of PyTorch's message."""
+    return ". ".join(message.removeprefix("CUDA out of memory. ").split(". ")[:2]) + "."
