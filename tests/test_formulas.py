@@ -477,6 +477,21 @@ class TestTerms:
         assert [found[name] for name in ("heads", "hidden", "layers")] == [4, 64, 3]
         assert [found[name] for name in ("batch", "sequence", "vocabulary")] == [1, 32, 70]
 
+    def test_the_softmax_of_a_router_is_no_attention(self) -> None:
+        class Router(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.gate = nn.Linear(8, 4)
+                self.block = Attention()
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                weights, _ = self.gate(x).softmax(-1).topk(1)
+                return self.block(x) * weights
+
+        found = values(terms_of(lambda: (Router(), torch.randn(3, 5, 8))).terms.values())
+
+        assert [found[name] for name in ("batch", "sequence", "heads")] == [3, 5, 2]
+
     def test_what_is_no_transformer_says_so(self, run_graphmem: Callable[..., Any]) -> None:
         outcome = run_graphmem("formulas", f"{FIXTURES / 'mlp'}.py:build", "--steps", "2")
 

@@ -2,7 +2,7 @@
 
 An *attention operation* is, in the last forward pass, a `_scaled_dot_product_*` operator, or a
 softmax over the last dimension of a tensor (batch, heads, queries, keys) or (batch x heads,
-queries, keys).
+queries, keys) whose result goes into a batched product; the softmax of a router does not.
 
 A *block* is the outermost numbered module (`h.3`, `encoder.layer.0`, `encoder_layer_0`) around
 one that is no mere container (`Sequential`, `ModuleList`); without one, the whole model is one.
@@ -17,10 +17,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import TYPE_CHECKING
 
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
 
+if TYPE_CHECKING:
+    import torch.fx
+
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
+_PRODUCTS = ("aten.bmm.", "aten.baddbmm.")
+_PASSING = tuple(
+    f"aten.{name}."
+    for name in "_to_copy clone expand view _unsafe_view reshape native_dropout mul detach".split()
+)
 _NUMBERED = re.compile(r"(.*?)(\d+)$")
 
 
@@ -112,8 +121,23 @@ def _attention(graph: StepGraph) -> Iterator[Attention]:
                 yield Attention(op, (*queries.shape[:-1], keys.shape[-2]), fused=True)
         elif op.target.startswith(("aten._softmax", "aten._safe_softmax")):
             shape = op.outputs[0].shape
-            if len(shape) in (3, 4) and op.node.args[1] in (-1, len(shape) - 1):
+            over_last = op.node.args[1] in (-1, len(shape) - 1)
+            if len(shape) in (3, 4) and over_last and _goes_into_product(op.node):
                 yield Attention(op, shape, fused=False)
+
+
+def _goes_into_product(node: torch.fx.Node) -> bool:
+    """Whether a batched product uses a tensor, or what casts, views and dropout make of it."""
+    seen, waiting = set[object](), [node]
+    while waiting:
+        each = waiting.pop()
+        op: Op | None = each.meta.get("op")
+        if op is not None and op.target.startswith(_PRODUCTS):
+            return True
+        if each is node or op is None or op.target.startswith(_PASSING):
+            waiting += [user for user in each.users if user not in seen]
+            seen.update(each.users)
+    return False
 
 
 def _block_of(module: str, graph: StepGraph) -> str:

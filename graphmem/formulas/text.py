@@ -12,7 +12,8 @@ from rich.text import Text
 
 from graphmem.formulas.comparison import Comparison
 from graphmem.formulas.estimate import MOMENTS
-from graphmem.formulas.sheet import Section, Sheet, format_gigabytes
+from graphmem.formulas.sheet import Section, Sheet
+from graphmem.formulas.tables import format_gigabytes
 from graphmem.formulas.terms import LETTERS, MEANINGS
 from graphmem.units import format_bytes, format_exact
 
