@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,13 @@ def run_case(run_graphmem: Run, folder: Path, text: str, *arguments: str) -> Out
     )
 
 
+SLOW = {"decoder_xl": 2}
+"""How many figures of such a case are tested here; `graphmem verify --suite` runs them all."""
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_printed_figure_is_as_its_case_says(case: PrintedCase) -> None:
-    for row in run_printed(case):
+    some = replace(case, printed=case.printed[: SLOW.get(case.name)])
+
+    for row in run_printed(some):
         assert row.error == row.figure.known_error, str(row.figure)
