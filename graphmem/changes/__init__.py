@@ -29,12 +29,14 @@ class Changes:
         checkpoint: patterns of modules to be checkpointed; of nested ones the outermost.
         activations: the activation functions to be replaced, by name, and what replaces each.
         batch: a factor for the first dimension of the inputs.
+        batch_size: a size for it, in place of a factor.
     """
 
     freeze: tuple[str, ...] = ()
     checkpoint: tuple[str, ...] = ()
     activations: Mapping[str, str] = field(default_factory=dict)
     batch: float | None = None
+    batch_size: int | None = None
 
 
 def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
@@ -44,7 +46,7 @@ def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
         InputError: a pattern fits nothing, or the step has no part that the change is for.
     """
     from graphmem.changes.activations import exchange_activations
-    from graphmem.changes.batch import scale_batch
+    from graphmem.changes.batch import resize_batch, scale_batch
     from graphmem.changes.checkpoint import checkpoint_modules
 
     for pattern in changes.freeze:
@@ -53,6 +55,8 @@ def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
         checkpoint_modules(_model_of(step, "--checkpoint"), pattern)
     if changes.batch is not None:
         step = replace(step, inputs=scale_batch(step, changes.batch))
+    if changes.batch_size is not None:
+        step = replace(step, inputs=resize_batch(step, changes.batch_size))
     if changes.activations:
         step = exchange_activations(step, changes.activations)
     return step

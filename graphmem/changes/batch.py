@@ -25,22 +25,44 @@ def scale_batch(step: TrainingStep, factor: float) -> Any:
             "--batch cannot reach the inputs of a step that runs itself",
             hint="give build() an argument for the batch, and set it with --set",
         )
-    inputs = step.inputs
+    return _with_batch(step.inputs, lambda old: _times(old, factor))
+
+
+def resize_batch(step: TrainingStep, size: int) -> Any:
+    """The inputs of a step with a batch of that size; what the batch is: see `scale_batch`.
+
+    Raises:
+        InputError: the step holds its inputs itself.
+    """
+    if step.step is not None:
+        raise InputError(
+            "the batch of a step that runs itself cannot be reached",
+            hint="give build() an argument for the batch, and name it with --vary",
+        )
+    return _with_batch(step.inputs, lambda old: size)
+
+
+def _times(old: int, factor: float) -> int:
+    new = round(old * factor)
+    if new < 1:
+        raise InputError(f"a batch of {old} times {factor:g} is less than one")
+    return new
+
+
+def _with_batch(inputs: Any, new_size: Callable[[int], int]) -> Any:
     if callable(inputs):
-        return lambda: _scaled(inputs(), factor)
-    return _scaled(inputs, factor)
+        return lambda: _resized_all(inputs(), new_size)
+    return _resized_all(inputs, new_size)
 
 
-def _scaled(inputs: Any, factor: float) -> Any:
+def _resized_all(inputs: Any, new_size: Callable[[int], int]) -> Any:
     from graphmem.trace.loop import tensors_in
 
     first = next((tensor for tensor in tensors_in(inputs) if tensor.dim()), None)
     if first is None:
-        raise InputError("--batch needs inputs that are tensors")
+        raise InputError("a batch needs inputs that are tensors")
     old = first.shape[0]
-    new = round(old * factor)
-    if new < 1:
-        raise InputError(f"a batch of {old} times {factor:g} is less than one")
+    new = new_size(old)
     return _mapped(inputs, lambda tensor: _resized(tensor, old, new))
 
 

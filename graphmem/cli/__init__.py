@@ -19,6 +19,7 @@ from graphmem.cli.check import check
 from graphmem.cli.diff import diff
 from graphmem.cli.errors import Settings, guarded
 from graphmem.cli.explain import explain
+from graphmem.cli.fit import fit
 from graphmem.cli.formula import formula
 from graphmem.cli.formulas import formulas
 from graphmem.cli.gpus import gpus
@@ -35,6 +36,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     check,
     diff,
     explain,
+    fit,
     formula,
     formulas,
     graph,

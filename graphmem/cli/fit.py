@@ -1,0 +1,197 @@
+"""`graphmem fit`: the largest batch that fits on a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import console, progress, write_text
+from graphmem.fitting import BATCH, DEFAULT_LARGEST, Range, find_fit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from graphmem.fitting import CardFit, Fit, Probe
+
+_FILE_WIDTH = 100
+
+
+def fit(
+    target: options.Target,
+    settings: options.Settings = None,
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The card; repeatable. `graphmem gpus` lists them.  "
+            f"[default: {options.DEFAULT_GPU_NAME}]",
+            show_default=False,
+        ),
+    ] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY",
+            help=f"The argument of build() to vary, a whole number.  [default: the batch, {BATCH}]",
+            show_default=False,
+        ),
+    ] = None,
+    smallest: Annotated[
+        int, typer.Option("--min", metavar="N", help="The value to begin with.")
+    ] = 1,
+    largest: Annotated[
+        int, typer.Option("--max", metavar="N", help="The value at which the search ends.")
+    ] = DEFAULT_LARGEST,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    inference: options.Inference = False,
+    freeze: options.Freeze = None,
+    output_format: Annotated[
+        Literal["text", "json"],
+        typer.Option("--format", help="For people or for machines; the figures are the same."),
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Find the largest batch, or value of any argument of build(), with which a step fits.
+
+    Values are doubled until PyTorch would run out of memory, then the border is searched; each
+    probe is traced and replayed on the card, so its verdict is exact but for what the CUDA context
+    takes. The exit code is 1 where not even the smallest value fits on some card.
+
+    Example: graphmem fit model.py:build --gpu t4 --gpu a100-40gb --vary batch_size
+    """
+    from graphmem.analysis import Request
+    from graphmem.changes import Changes
+
+    request = Request(
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        inference=inference,
+        settings=options.pairs(settings, "--set"),
+        changes=Changes(freeze=tuple(freeze or ())),
+    )
+    cards = gpus or [options.DEFAULT_GPU_NAME]
+    over = Range(vary, smallest, largest)
+    with progress() as report_progress:
+        found = find_fit(target, request, cards, over, report_progress)
+    if output_format == "json":
+        text = found.to_json()
+        write_text(output, text) if output else typer.echo(text, nl=False)
+    elif output:
+        write_text(output, _as_text(found))
+    else:
+        _print(found, console())
+    if any(card.largest is None for card in found.cards):
+        raise typer.Exit(1)
+
+
+def _as_text(found: Fit) -> str:
+    import io
+
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    _print(found, Console(file=buffer, width=_FILE_WIDTH, highlight=False))
+    return buffer.getvalue()
+
+
+def _print(found: Fit, to: Console) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from graphmem.units import format_bytes
+
+    name = "batch" if found.vary == BATCH else found.vary
+    for card in found.cards:
+        to.print(
+            Text.assemble(
+                (f"{found.target} on {card.title}", "bold"),
+                f" ({format_bytes(card.memory)}), torch {found.torch}; {name} is "
+                + (BATCH if found.vary == BATCH else "an argument of build()"),
+            )
+        )
+        to.print(_table(card, name))
+        style = "bold green" if card.largest is not None else "bold red"
+        to.print(Text(_answer(card, name), style=style))
+        if card.refused is not None:
+            to.print(Text(_where(card, name)))
+            to.print(Padding(Text(card.refused.message, style="red"), (0, 0, 0, 5)))
+        for line in _footnotes(card, name):
+            to.print(Text(line, style="dim"))
+        to.print()
+
+
+def _table(card: CardFit, name: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for heading in (name, "peak allocated", "peak reserved"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for probe in card.probes:
+        table.add_row(
+            f"{probe.value:,}", f"{probe.allocated:,}", f"{probe.reserved:,}", _verdict(probe)
+        )
+    return table
+
+
+def _verdict(probe: Probe) -> str:
+    words = ["fits" if probe.fits else "runs out"]
+    if probe.fits and probe.cache_emptied:
+        words.append("with an emptied cache")
+    if probe.within_estimate:
+        words.append("within the estimate")
+    return ", ".join(words)
+
+
+def _answer(card: CardFit, name: str) -> str:
+    if card.largest is None:
+        return f"not even {name}={card.probes[0].value:,} fits on {card.title}"
+    if not card.is_bounded:
+        return f"every {name} that was tried fits, up to {card.largest:,} (--max)"
+    return f"the largest {name} that fits on {card.title}: {card.largest:,}"
+
+
+def _where(card: CardFit, name: str) -> str:
+    refused = card.refused
+    assert refused is not None
+    parts = (
+        f"{name}={refused.value:,} runs out in the {refused.phase} phase",
+        f"of step {refused.step}" if refused.step >= 0 else "",
+        f"at {refused.op.removesuffix('.default')}" if refused.op else "",
+        f"in {refused.module}" if refused.module else "",
+        f"({refused.source})" if refused.source else "",
+        f"asking for {refused.requested:,} bytes",
+    )
+    return " ".join(part for part in parts if part)
+
+
+def _footnotes(card: CardFit, name: str) -> Iterator[str]:
+    from graphmem.units import format_bytes
+
+    yield from (f"not in order: {each}" for each in card.surprises)
+    if not card.surprises:
+        yield f"assumed: a larger {name} takes no less memory; so it is among the values tried"
+    context, uncertainty = format_bytes(card.context), format_bytes(card.context_uncertainty)
+    yield (
+        f"PyTorch can have {card.capacity:,} bytes, beside {context} ± {uncertainty} of CUDA "
+        "context (an estimate)"
+    )

@@ -1,0 +1,307 @@
+"""The largest batch, or value of any argument of `build`, with which a step fits on a card.
+
+Each probe is a whole analysis, so its verdict is exact. The search:
+  (1) the smallest value is probed, then twice as much until a step runs out or `largest` is met;
+  (2) between the last that fits and the first that does not, the next value is by turns where a
+      straight line through the reserved bytes of both meets the capacity, and the middle;
+  (3) the answer fits and the next value does not; the one before and the second after are probed as
+      well.
+That all smaller values fit too is assumed; a probe that says otherwise is named in `surprises`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from graphmem.analysis import Progress, Request, run_analysis
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+
+if TYPE_CHECKING:
+    from graphmem.report import Report
+    from graphmem.report.schema import MemoryInfo
+
+SCHEMA = "graphmem.fit/1"
+BATCH = "the first dimension of the inputs"
+DEFAULT_LARGEST = 65_536
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """One value: the highest bytes where there is no end of memory, and the verdict on the card."""
+
+    value: int
+    allocated: int
+    reserved: int
+    fits: bool
+    within_estimate: bool
+    cache_emptied: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """What the card refuses at the smallest value above the answer, in PyTorch's words."""
+
+    value: int
+    step: int
+    phase: str
+    op: str | None
+    module: str
+    source: str | None
+    requested: int
+    message: str
+
+
+class CardFit(msgspec.Struct, frozen=True):
+    """What was found for one card.
+
+    Attributes:
+        largest: the largest value that fits; None: not even the smallest does.
+        is_bounded: whether the next value does not fit; else the search ended at its largest value.
+        probes: every value that was tried, in order of size.
+        refused: what the next value asks for.
+        surprises: where the probes are not in order, in words.
+    """
+
+    gpu: str
+    title: str
+    memory: int
+    capacity: int
+    context: int
+    context_uncertainty: int
+    largest: int | None
+    is_bounded: bool
+    probes: list[Probe]
+    refused: Refused | None
+    surprises: list[str]
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """What `graphmem fit` found; `vary` is an argument of `build`, or `BATCH`."""
+
+    schema: str = SCHEMA
+    target: str
+    vary: str
+    torch: str
+    env: dict[str, str]
+    cards: list[CardFit]
+
+    def to_json(self) -> str:
+        """The result as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is varied, and how far.
+
+    Attributes:
+        key: an argument of `build`; None: the first dimension of the inputs.
+        smallest, largest: values to try, both included.
+    """
+
+    key: str | None = None
+    smallest: int = 1
+    largest: int = DEFAULT_LARGEST
+
+    @property
+    def name(self) -> str:
+        """What is varied, for people."""
+        return self.key or "batch"
+
+
+def fit(
+    target: str | Callable[..., Any],
+    *,
+    gpus: Sequence[str],
+    vary: str | None = None,
+    smallest: int = 1,
+    largest: int = DEFAULT_LARGEST,
+    progress: Progress = lambda message: None,
+    **options: Any,
+) -> Fit:
+    """Find the largest value with which a training step fits on each card.
+
+    Args:
+        target: as `graphmem.analyze` takes it.
+        gpus: the cards, by name.
+        vary: an argument of `build` that is a whole number; default: the first dimension of the
+            inputs.
+        smallest: where to begin.
+        largest: where to stop.
+        progress: told what is being done.
+        options: the fields of `graphmem.analysis.Request`, without `gpu`.
+
+    Raises:
+        InputError: the target, the argument or an option cannot be used; the message says why.
+
+    Example:
+        >>> graphmem.fit("model.py:build", gpus=["t4", "a100-40gb"]).cards[0].largest
+    """
+    return find_fit(target, Request(**options), gpus, Range(vary, smallest, largest), progress)
+
+
+def find_fit(
+    target: str | Callable[..., Any],
+    request: Request,
+    gpus: Sequence[str],
+    over: Range,
+    progress: Progress = lambda message: None,
+) -> Fit:
+    """What `fit` does."""
+    _check(request, over)
+    names = list(dict.fromkeys(find_gpu(name).name for name in gpus))
+    searches = [_Search(target, replace(request, gpu=name), over, progress) for name in names]
+    cards = [search.run() for search in searches]
+    report = searches[0].any_report
+    return Fit(
+        target=report.target,
+        vary=over.key or BATCH,
+        torch=report.runtime.torch,
+        env=report.runtime.env,
+        cards=cards,
+    )
+
+
+def _check(request: Request, over: Range) -> None:
+    if not 1 <= over.smallest <= over.largest:
+        raise InputError(
+            f"there is no whole number from {over.smallest} to {over.largest} to try",
+            hint="the smallest is at least 1, and the largest no less",
+        )
+    if over.key is not None and over.key in request.settings:
+        raise InputError(
+            f"{over.key} is varied, and set to {request.settings[over.key]} as well",
+            hint=f"leave --set {over.key}=… out",
+        )
+
+
+@dataclass
+class _Search:
+    """The probes on one card."""
+
+    target: str | Callable[..., Any]
+    request: Request
+    over: Range
+    progress: Progress
+    reports: dict[int, Report] = field(default_factory=dict)
+
+    @property
+    def any_report(self) -> Report:
+        return next(iter(self.reports.values()))
+
+    def run(self) -> CardFit:
+        largest, refused = self._boundary()
+        if largest is not None:
+            for neighbour in (largest - 1, largest + 2):
+                if self.over.smallest <= neighbour <= self.over.largest:
+                    self._memory(neighbour)
+        report = self.any_report
+        card = self._memory(next(iter(self.reports))).on_card
+        return CardFit(
+            gpu=report.runtime.gpu,
+            title=report.runtime.title,
+            memory=report.runtime.memory,
+            capacity=card.capacity,
+            context=card.context,
+            context_uncertainty=card.context_uncertainty,
+            largest=largest,
+            is_bounded=refused is not None,
+            probes=(probes := [self._probe(value) for value in sorted(self.reports)]),
+            refused=None if refused is None else self._refused(refused),
+            surprises=list(surprises(probes, largest, self.over.name)),
+        )
+
+    def _boundary(self) -> tuple[int | None, int | None]:
+        """The largest that fits and the next; None where there is no such value."""
+        low, high = None, self.over.smallest
+        while self._fits(high):
+            low = high
+            if low == self.over.largest:
+                return low, None
+            high = min(2 * low, self.over.largest)
+        if low is None:
+            return None, high
+        by_line = True
+        while high - low > 1:
+            middle = self._on_the_line(low, high) if by_line else (low + high) // 2
+            by_line = not by_line
+            low, high = (middle, high) if self._fits(middle) else (low, middle)
+        return low, high
+
+    def _on_the_line(self, low: int, high: int) -> int:
+        """Where reserved bytes meet the capacity if they grow evenly, between both."""
+        least, most = (self._memory(value) for value in (low, high))
+        growth = most.reserved - least.reserved
+        share = (least.on_card.capacity - least.reserved) / growth if growth > 0 else 0.5
+        return min(max(low + int(share * (high - low)), low + 1), high - 1)
+
+    def _fits(self, value: int) -> bool:
+        return self._memory(value).on_card.fits
+
+    def _memory(self, value: int) -> MemoryInfo:
+        if value not in self.reports:
+            self.reports[value] = self._analyse(value)
+        memory = self.reports[value].memory
+        assert memory is not None
+        return memory
+
+    def _analyse(self, value: int) -> Report:
+        what = f"{self.over.name}={value} on {self.request.gpu}"
+        try:
+            return run_analysis(
+                self.target,
+                self._request(value),
+                lambda message: self.progress(f"{what}: {message}"),
+            ).report
+        except InputError as error:
+            raise InputError(
+                f"with {self.over.name}={value}: {error}",
+                hint=error.hint,
+                user_traceback=error.user_traceback,
+            ) from error
+
+    def _request(self, value: int) -> Request:
+        if self.over.key is None:
+            changes = replace(self.request.changes, batch_size=value)
+            return replace(self.request, changes=changes)
+        settings = {**self.request.settings, self.over.key: str(value)}
+        return replace(self.request, settings=settings)
+
+    def _probe(self, value: int) -> Probe:
+        memory = self._memory(value)
+        return Probe(
+            value=value,
+            allocated=self.reports[value].peak.allocated,
+            reserved=memory.reserved,
+            fits=memory.on_card.fits,
+            within_estimate=memory.on_card.within_estimate,
+            cache_emptied=memory.on_card.cache_emptied,
+        )
+
+    def _refused(self, value: int) -> Refused | None:
+        refusal = self._memory(value).on_card.refused
+        if refusal is None:
+            return None
+        shared = {name: getattr(refusal, name) for name in Refused.__struct_fields__[1:]}
+        return Refused(value, **shared)
+
+
+def surprises(probes: Sequence[Probe], largest: int | None, name: str) -> Iterator[str]:
+    """Where a larger value takes less memory, or the answer is no border between two stretches."""
+    for smaller, larger in pairwise(probes):
+        if larger.reserved < smaller.reserved:
+            yield (
+                f"{name}={larger.value} reserves less than {name}={smaller.value}: "
+                f"{larger.reserved:,} and {smaller.reserved:,} bytes"
+            )
+    if largest is None:
+        return
+    for probe in probes:
+        if probe.fits and probe.value > largest:
+            yield f"{name}={probe.value} fits again, above one that does not"
+        if not probe.fits and probe.value < largest:
+            yield f"{name}={probe.value} does not fit, below one that does"
