@@ -14,6 +14,9 @@ from typing import Protocol
 from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
 
 
+MAIN_THREAD = "the main thread"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
     """One allocation of a kernel besides its outputs.
@@ -75,6 +78,12 @@ class OnlineRules(Protocol):
     def program_of(self, op: Op, thread: str) -> Program | None:
         """The program of the next operation of the process; None: it allocates its outputs."""
 
+    def take_blas_workspace(self, thread: str) -> Scratch | None:
+        """What a thread takes that asks for its cuBLAS handle; None where it has one."""
+
+    def forget_workspaces(self) -> None:
+        """The program has given every workspace of cuBLAS back."""
+
 
 def outputs_of(op: Op) -> Iterator[Output]:
     """The steps that allocate what an operation returns, in the order of the trace."""
@@ -101,7 +110,7 @@ def tick_of(op: Op, graph: StepGraph) -> int:
 def thread_of(graph: StepGraph, op: Op) -> str:
     """Which thread runs an operation, in words."""
     backward = graph.phases[op.phase].name is PhaseName.BACKWARD
-    return "the autograd thread" if backward else "the main thread"
+    return "the autograd thread" if backward else MAIN_THREAD
 
 
 def _storage(number: int, scratch: Scratch, op: Op, graph: StepGraph, is_freed: bool) -> Storage:

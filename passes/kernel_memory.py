@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain
 
-from graphmem.graph import Assumption, Op, StepGraph
-from graphmem.kernel_program import KernelMemory, Program, thread_of
+from graphmem.graph import Assumption, Op, OwnerKind, StepGraph
+from graphmem.kernel_program import KernelMemory, Program, Scratch, thread_of
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
@@ -78,6 +78,21 @@ class KernelRules:
         program = _program(rule, call)
         return None if program == tuple(call.outputs()) else program
 
+    def take_blas_workspace(self, thread: str) -> Scratch | None:
+        """What a thread takes that asks for its cuBLAS handle; None where it has one."""
+        return next(gemm.blas_workspace(thread, self._workspaces, self._runtime), None)
+
+    def know_workspaces(self, graph: StepGraph) -> None:
+        """The program has taken some workspaces by itself before it needed them."""
+        for storage in graph.storages:
+            owner = None if storage.op is not None else storage.owned_as(OwnerKind.WORKSPACE)
+            if owner is not None:
+                self._workspaces.cublas.add(owner.name.removeprefix(gemm.BLAS_WORKSPACE))
+
+    def forget_workspaces(self) -> None:
+        """The program has given every workspace of cuBLAS back (`clearCublasWorkspaces`)."""
+        self._workspaces = Workspaces()
+
     def assumptions(self) -> tuple[Assumption, ...]:
         """Where no rule knew what a kernel allocates, so far."""
         return tuple(
@@ -91,6 +106,7 @@ def find_kernel_memory(
 ) -> KernelMemory:
     """The program of each operation that allocates more than its outputs, or in another order."""
     rules = KernelRules(runtime)
+    rules.know_workspaces(graph)
     programs: dict[int, Program] = {}
     for op in graph.ops:
         program = rules.program_of(op, thread_of(graph, op))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from graphmem.allocator import Block, SegmentInfo
-from graphmem.graph import Op, Storage
-from graphmem.kernel_program import OnlineRules, Program, thread_of
+from graphmem.graph import Op, OwnerKind, Storage
+from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
 from graphmem.simulate import Change, Moment, Simulator, Timeline, changes_of
@@ -75,6 +75,8 @@ class LiveMachine:
         recorder.on_op = self._advance
         memory.settle = self.settle
         memory.block_of = self.block_of
+        memory.blas_handle = self._take_blas_workspace
+        memory.clear_blas_workspaces = self._clear_blas_workspaces
 
     def settle(self) -> None:
         """Apply what happened since the last operation."""
@@ -100,6 +102,21 @@ class LiveMachine:
         """What happened so far."""
         self.settle()
         return self._simulator.finish()
+
+    def _take_blas_workspace(self) -> None:
+        """The program asks for the main thread's cuBLAS handle."""
+        scratch = self._rules.take_blas_workspace(MAIN_THREAD)
+        if scratch is not None:
+            self._recorder.add_workspace(scratch.what, scratch.nbytes)
+            self.settle()
+
+    def _clear_blas_workspaces(self) -> None:
+        self._rules.forget_workspaces()
+        for storage, _ in self.alive():
+            owner = storage.owned_as(OwnerKind.WORKSPACE)
+            if owner is not None:
+                self._recorder.let_go(storage, owner)
+        self.settle()
 
     def _advance(self, op: Op) -> None:
         program = self._rules.program_of(op, thread_of(self._graph, op))

@@ -213,6 +213,22 @@ class Recorder:
         self.on_change(storage)
         return storage
 
+    def add_workspace(self, what: str, nbytes: int) -> None:
+        """A workspace that the program asked for, not an operation."""
+        tick = self.next_tick()
+        storage = Storage(
+            id=len(self.graph.storages),
+            nbytes=nbytes,
+            birth=tick,
+            op=None,
+            shape=(nbytes,),
+            dtype="uint8",
+            device=self.graph.device,
+            owners=[Owner(OwnerKind.WORKSPACE, what, tick)],
+        )
+        self.graph.storages.append(storage)
+        self.on_change(storage)
+
     def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
         """Let fresh fake memory stand for a storage that exists already."""
         memory = tensor.untyped_storage()

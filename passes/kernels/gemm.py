@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
-from graphmem.runtime import LtWorkspace
+from graphmem.runtime import LtWorkspace, Runtime
 
-from .call import Call, Rule, during
+from .call import Call, Rule, Workspaces, during
 from .layout import is_contiguous, is_dense, nbytes, numel
+
+BLAS_WORKSPACE = "cuBLAS workspace of "
 
 _LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 _LT_LOOKS_AT_BOTH_OPERANDS_SINCE = (2, 10)
@@ -86,12 +88,14 @@ def _matrix_vector(call: Call, matrix_name: str) -> Iterator[Step]:
 
 def cublas_workspace(call: Call) -> Iterator[Step]:
     """What asking for the thread's cuBLAS handle allocates."""
-    taken = call.workspaces.cublas
-    if call.thread in taken:
-        return
-    taken.add(call.thread)
-    nbytes = call.runtime.cublas_workspace_bytes
-    yield Take(Scratch(f"cuBLAS workspace of {call.thread}", nbytes))
+    yield from map(Take, blas_workspace(call.thread, call.workspaces, call.runtime))
+
+
+def blas_workspace(thread: str, taken: Workspaces, runtime: Runtime) -> Iterator[Scratch]:
+    """What a thread takes when it asks for its cuBLAS handle, once (`getCurrentCUDABlasHandle`)."""
+    if thread not in taken.cublas:
+        taken.cublas.add(thread)
+        yield Scratch(BLAS_WORKSPACE + thread, runtime.cublas_workspace_bytes)
 
 
 def _lt_workspace(call: Call) -> Iterator[Step]:
