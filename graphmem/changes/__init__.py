@@ -30,6 +30,7 @@ class Changes:
         activations: the activation functions to be replaced, by name, and what replaces each.
         batch: a factor for the first dimension of the inputs.
         batch_size: a size for it, in place of a factor.
+        dtype: "bf16" or "fp16": weights and inputs in it, without autocast.
     """
 
     freeze: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class Changes:
     activations: Mapping[str, str] = field(default_factory=dict)
     batch: float | None = None
     batch_size: int | None = None
+    dtype: str | None = None
 
 
 def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
@@ -48,6 +50,7 @@ def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
     from graphmem.changes.activations import exchange_activations
     from graphmem.changes.batch import resize_batch, scale_batch
     from graphmem.changes.checkpoint import checkpoint_modules
+    from graphmem.changes.precision import in_precision
 
     for pattern in changes.freeze:
         freeze(_model_of(step, "--freeze"), pattern)
@@ -57,6 +60,8 @@ def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
         step = replace(step, inputs=scale_batch(step, changes.batch))
     if changes.batch_size is not None:
         step = replace(step, inputs=resize_batch(step, changes.batch_size))
+    if changes.dtype is not None:
+        step = in_precision(step, changes.dtype)
     if changes.activations:
         step = exchange_activations(step, changes.activations)
     return step

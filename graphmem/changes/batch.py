@@ -63,16 +63,17 @@ def _resized_all(inputs: Any, new_size: Callable[[int], int]) -> Any:
         raise InputError("a batch needs inputs that are tensors")
     old = first.shape[0]
     new = new_size(old)
-    return _mapped(inputs, lambda tensor: _resized(tensor, old, new))
+    return mapped(inputs, lambda tensor: _resized(tensor, old, new))
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A nest of dicts, tuples and lists with every tensor changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(mapped(item, change) for item in value)
     return value
 
 

@@ -25,6 +25,7 @@ from graphmem.cli.formulas import formulas
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
+from graphmem.cli.plan import plan
 from graphmem.cli.render import render
 from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
 from graphmem.cli.run import run
@@ -42,6 +43,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     graph,
     gpus,
     init,
+    plan,
     render,
     verify,
     whatif,

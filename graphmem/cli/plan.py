@@ -1,0 +1,239 @@
+"""`graphmem plan`: what each rank holds when a step is split over many GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from graphmem.cli import options
+from graphmem.cli.output import console, progress, write_text
+from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from graphmem.parallel import Sharding
+
+DOES_NOT_FIT = 1
+
+
+def plan(
+    target: options.Target,
+    gpus: Annotated[
+        int, typer.Option("--gpus", min=1, metavar="N", help="How many of the card there are.")
+    ] = 1,
+    settings: options.Settings = None,
+    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    torch: options.TorchVersion = None,
+    env: options.Environment = None,
+    autocast: options.Autocast = None,
+    optimizer: options.Optimizer = None,
+    grads: options.Grads = "none",
+    steps: options.Steps = options.DEFAULT_STEPS,
+    dp: Annotated[
+        int | None,
+        typer.Option(
+            "--dp",
+            metavar="N",
+            help="Data parallel: replicas, each with a batch of its own.  "
+            "[default: what the other degrees leave of --gpus]",
+            show_default=False,
+        ),
+    ] = None,
+    tp: Annotated[
+        int, typer.Option("--tp", metavar="N", help="Tensor parallel: split heads and features.")
+    ] = 1,
+    pp: Annotated[
+        int, typer.Option("--pp", metavar="N", help="Pipeline parallel: split the blocks.")
+    ] = 1,
+    cp: Annotated[
+        int, typer.Option("--cp", metavar="N", help="Context parallel: split the sequence.")
+    ] = 1,
+    ep: Annotated[
+        int,
+        typer.Option(
+            "--ep", metavar="N", help="Expert parallel: split experts among N of the dp replicas."
+        ),
+    ] = 1,
+    zero: Annotated[
+        int | None,
+        typer.Option(
+            "--zero",
+            min=1,
+            max=3,
+            help="Shard over the replicas: 1 optimizer state, 2 gradients too, 3 parameters too.",
+            show_default=False,
+        ),
+    ] = None,
+    fsdp: Annotated[
+        bool, typer.Option("--fsdp", help="Shard as torch's fully_shard does, block by block.")
+    ] = False,
+    no_reshard: Annotated[
+        bool,
+        typer.Option("--no-reshard", help="FSDP: reshard_after_forward=False."),
+    ] = False,
+    bucket_view: Annotated[
+        bool, typer.Option("--bucket-view", help="DDP: gradient_as_bucket_view=True.")
+    ] = False,
+    sp: Annotated[
+        bool,
+        typer.Option(
+            "--sp", help="Sequence parallel: with --tp, split norms and dropouts as well."
+        ),
+    ] = False,
+    micro_batches: Annotated[
+        int,
+        typer.Option(
+            "--micro-batches", metavar="N", help="Cut the traced batch into N, one after the other."
+        ),
+    ] = 1,
+    schedule: Annotated[
+        Literal["gpipe", "1f1b", "interleaved"],
+        typer.Option("--schedule", help="In which order a pipeline runs its micro-batches."),
+    ] = "1f1b",
+    interleave: Annotated[
+        int, typer.Option("--interleave", metavar="N", help="Runs of blocks on each stage.")
+    ] = 1,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            "--stages",
+            metavar="N,N,…",
+            help="Blocks of each stage.  [default: balanced by bytes]",
+            show_default=False,
+        ),
+    ] = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option(
+            "--blocks",
+            metavar="NAME",
+            help="The list of modules that pipelines divide and FSDP wraps, such as layers.  "
+            "[default: the longest]",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, as 'h.*'; repeatable."
+        ),
+    ] = None,
+    precision: Annotated[
+        Literal["as-traced", "bf16-master"],
+        typer.Option(
+            "--precision",
+            help="As build() has it, or bf16 weights with fp32 master copies in the optimizer.",
+        ),
+    ] = "as-traced",
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            "--offload",
+            metavar="WHAT",
+            help="Keep on the host: optimizer, parameters, or both with a comma.",
+            show_default=False,
+        ),
+    ] = None,
+    output_format: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="For people or for machines.")
+    ] = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
+    ] = None,
+) -> None:
+    """Say what each rank holds when the step is split over many GPUs; exit 1 where it does not fit.
+
+    build() describes what one data-parallel replica runs on one device, unsplit. The degrees
+    multiply to --gpus: dp x tp x pp x cp. Micro-batches cut the traced batch.
+
+    Example: graphmem plan fixtures/llama.py:build --gpu h100 --gpus 64 --tp 8 --pp 2 --zero 1
+    --set batch=8 --micro-batches 8
+    """
+    from graphmem.analysis import Request
+    from graphmem.changes import Changes
+    from graphmem.parallel import Layout, Precision, Schedule
+    from graphmem.parallel.describe import describe
+    from graphmem.parallel.layout import check_degrees
+    from graphmem.parallel.text import as_text, print_plan
+    from graphmem.parallel.tracing import planner_for
+
+    layout = Layout(
+        data=_replicas(gpus, dp, tp * pp * cp),
+        tensor=tp,
+        pipeline=pp,
+        context=cp,
+        expert=ep,
+        sharding=_sharding(zero, fsdp),
+        sequence_parallel=sp,
+        micro_batches=micro_batches,
+        schedule=Schedule(schedule) if interleave == 1 else Schedule.INTERLEAVED,
+        interleave=interleave,
+        reshard_after_forward=not no_reshard,
+        bucket_view=bucket_view,
+        precision=Precision(precision),
+        offload=_offloaded(offload),
+        stages=_numbers(stages),
+    )
+    check_degrees(layout, gpus)
+    request = Request(
+        gpu=gpu,
+        torch=torch,
+        env=options.pairs(env, "--env"),
+        autocast=autocast,
+        optimizer=optimizer,
+        grads=grads,
+        steps=steps,
+        settings=options.pairs(settings, "--set"),
+        changes=Changes(checkpoint=tuple(checkpoint or ())),
+    )
+    with progress() as report_progress:
+        name, planner = planner_for(target, request, layout.precision, blocks, report_progress)
+        ranks = planner.plan(layout, report_progress)
+    found = describe(name, planner, layout, ranks, tuple(checkpoint or ()))
+    if output_format == "json":
+        _put(found.to_json(), output)
+    elif output:
+        write_text(output, as_text(lambda to: print_plan(found, str(layout), to)))
+    else:
+        print_plan(found, str(layout), console())
+    if not found.fits:
+        raise typer.Exit(DOES_NOT_FIT)
+
+
+def _put(text: str, output: Path | None) -> None:
+    write_text(output, text) if output else typer.echo(text, nl=False)
+
+
+def _replicas(gpus: int, dp: int | None, model: int) -> int:
+    """`--dp`, or what the other degrees leave; `check_degrees` tells where nothing does."""
+    return max(1, gpus // max(1, model)) if dp is None else dp
+
+
+def _sharding(zero: int | None, fsdp: bool) -> Sharding:
+    from graphmem.parallel import Sharding
+
+    if fsdp and zero is not None:
+        raise InputError("--fsdp and --zero are two ways of sharding", hint="take one of them")
+    if fsdp:
+        return Sharding.FSDP
+    return Sharding.REPLICATED if zero is None else Sharding(f"zero-{zero}")
+
+
+def _offloaded(text: str | None) -> frozenset[str]:
+    found = frozenset((text or "").replace(" ", "").split(",")) - {""}
+    unknown = found - {"optimizer", "parameters"}
+    if unknown:
+        raise InputError(
+            f"--offload {', '.join(sorted(unknown))} is unknown",
+            hint="optimizer, parameters, or optimizer,parameters",
+        )
+    return found
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in text.split(",")) if text else ()
+    except ValueError as error:
+        raise InputError(f"--stages {text!r} are not numbers", hint="such as 8,8,8,6") from error

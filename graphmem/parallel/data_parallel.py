@@ -1,0 +1,408 @@
+"""What data-parallel sharding makes of a rank's pieces: DDP, ZeRO 1 to 3, FSDP, offload.
+
+Clauses:
+  (1) *DDP* adds its buckets (`buckets`); with `gradient_as_bucket_view` a gradient dies when it has
+      been copied into its bucket;
+  (2) *ZeRO-1* keeps the optimizer state of this rank's share of the parameters. With weights as
+      traced it is `ZeroRedundancyOptimizer` on DDP: whole parameters, the largest first, each to
+      the rank that has least (torch/distributed/optim/zero_redundancy_optimizer.py,
+      `_partition_parameters`); the fullest rank is told. With bf16 weights it is Megatron-LM's
+      distributed optimizer: an even share of every parameter, filled up;
+  (3) *ZeRO-2* is DeepSpeed's stage 2: from the backward pass on a buffer of 5e8 elements
+      (`reduce_bucket_size`, deepspeed/runtime/zero/stage_1_and_2.py) takes the gradients in, and an
+      even share of each is kept;
+  (4) *ZeRO-3* and *FSDP* keep a share of the parameters as well and gather them by units, as
+      `fsdp` says;
+  (5) *bf16 weights with master copies* (DeepSpeed, Megatron-LM): the optimizer has fp32 copies of
+      its parameters and fp32 moments, and gradients are added up in fp32 buffers that stay
+      (`accumulate_allreduce_grads_in_fp32`), unless they are sharded;
+  (6) what is offloaded is on the host: pinned where it crosses over in each step.
+
+Shares are those of the first rank, which has the largest: `ceil(n / ranks)` of each parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from graphmem.graph import Category, OwnerKind, PhaseName
+from graphmem.parallel.buckets import first_buckets, rebuilt_buckets
+from graphmem.parallel.layout import Layout, Precision, Sharding
+from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank, parameter_of
+from graphmem.parallel.shares import expert_of
+
+REDUCE_BUCKET_ELEMENTS = 500_000_000
+"""DeepSpeed's `reduce_bucket_size` where the configuration does not say."""
+FP32_BYTES = 4
+BYTES_OF = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
+
+@dataclass
+class Host:
+    """Bytes on the host, for each rank. Pinned bytes are among them."""
+
+    optimizer_state: int = 0
+    parameters: int = 0
+    gradients: int = 0
+    pinned: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.optimizer_state + self.parameters + self.gradients
+
+
+@dataclass
+class Held:
+    """What a rank holds: its pieces, and what is on the host.
+
+    Attributes:
+        padding: bytes of shares that hold no parameter, gradient or state.
+    """
+
+    pieces: list[Piece]
+    host: Host = field(default_factory=Host)
+    padding: int = 0
+
+
+@dataclass
+class ParameterOnRank:
+    """One parameter of a rank, before data-parallel sharding.
+
+    Attributes:
+        shape: after tensor parallelism.
+        ranks: over how many it is shared.
+        gradients: the pieces of its gradients.
+        ready: when its gradient is complete, for each of those.
+    """
+
+    name: str
+    piece: Piece
+    shape: tuple[int, ...]
+    ranks: int
+    gradients: list[Piece] = field(default_factory=list)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of the parameter as traced."""
+        assert self.piece.storage is not None
+        return BYTES_OF.get(self.piece.storage.dtype, FP32_BYTES)
+
+    @property
+    def numel(self) -> int:
+        """Elements before data-parallel sharding."""
+        return self.piece.nbytes // self.element_bytes
+
+    @property
+    def share(self) -> int:
+        """Elements of an even share, filled up."""
+        return -(-self.numel // self.ranks)
+
+
+def kind_of(piece: Piece) -> OwnerKind | None:
+    """Parameter, gradient or optimizer state, or None for all else."""
+    if piece.storage is None:
+        return None
+    for kind in (OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE):
+        if piece.storage.owned_as(kind):
+            return kind
+    return None
+
+
+class DataParallel:
+    """Applies a layout's data parallelism, precision and offload to a rank's pieces.
+
+    Args:
+        rank: whose pieces they are.
+        pieces: after the other kinds of parallelism.
+        shapes: of each parameter on this rank, by name.
+    """
+
+    def __init__(self, rank: Rank, pieces: Iterable[Piece], shapes: dict[str, tuple[int, ...]]):
+        self._rank = rank
+        self._layout: Layout = rank.layout
+        self._pieces = list(pieces)
+        self._host = Host()
+        self._padding = 0
+        self.parameters = self._find_parameters(shapes)
+
+    def _find_parameters(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, ParameterOnRank]:
+        found = {}
+        for piece in self._pieces:
+            if kind_of(piece) is OwnerKind.PARAMETER:
+                name = piece.what
+                ranks = self._ranks_of(name)
+                found[name] = ParameterOnRank(name, piece, shapes[name], ranks)
+        for piece in self._pieces:
+            name = self.parameter_of(piece)
+            if kind_of(piece) is OwnerKind.GRADIENT and name in found:
+                found[name].gradients.append(piece)
+        return found
+
+    def _ranks_of(self, name: str) -> int:
+        """Ranks that hold the same expert are fewer than those that hold all else."""
+        layout = self._layout
+        is_expert = expert_of(name) is not None
+        return layout.sharding_ranks // (layout.expert if is_expert else 1)
+
+    def parameter_of(self, piece: Piece) -> str:
+        """The parameter that a piece belongs to, or nothing."""
+        if piece.storage is None:
+            return ""
+        own = parameter_of(piece.storage)
+        return own or self._rank.optimizer_parameters.get(piece.storage.id, "")
+
+    def apply(self) -> Held:
+        """What the rank holds."""
+        layout = self._layout
+        if layout.precision is Precision.BF16_MASTER:
+            self._keep_masters()
+        if layout.sharding_ranks > 1 or layout.sharding is not Sharding.REPLICATED:
+            if layout.sharding.shares_parameters:
+                from graphmem.parallel.fsdp import shard_fully
+
+                self._pieces = shard_fully(self._rank, self._pieces, self.parameters)
+            elif layout.sharding is Sharding.ZERO_2:
+                self._reduce_in_one_buffer()
+            elif layout.precision is Precision.TRACED:
+                self._add_ddp_buckets()
+            if layout.sharding.shares_optimizer:
+                self._shard_optimizer()
+        if layout.offload:
+            self._offload()
+        return Held(self._pieces, self._host, self._padding)
+
+    # Clause (5) ---------------------------------------------------------------------------------
+
+    def _keep_masters(self) -> None:
+        born = self._before_training
+        for piece in self._pieces:
+            if kind_of(piece) is OwnerKind.OPTIMIZER_STATE or self._is_optimizers(piece):
+                piece.nbytes = self._widened(piece)
+        for each in self.parameters.values():
+            if each.gradients:
+                self._pieces.append(
+                    Piece(
+                        each.numel * FP32_BYTES,
+                        born,
+                        None,
+                        each.name,
+                        category=Category.OPTIMIZER_STATE,
+                    )
+                )
+        if self._layout.sharding.shares_gradients:
+            return
+        for each in self.parameters.values():
+            if each.gradients:
+                buffer = Piece(
+                    each.numel * FP32_BYTES, born, None, each.name, category=Category.GRADIENT
+                )
+                self._pieces.append(buffer)
+            self._end_when_ready(each.gradients)
+
+    def _widened(self, piece: Piece) -> int:
+        assert piece.storage is not None
+        return piece.nbytes * FP32_BYTES // BYTES_OF.get(piece.storage.dtype, FP32_BYTES)
+
+    def _is_optimizers(self, piece: Piece) -> bool:
+        """Whether a piece is what the optimizer computes with, as large as a parameter."""
+        if piece.storage is None or piece.storage.op is None or kind_of(piece) is not None:
+            return False
+        phase = self._rank.graph.phases[self._rank.graph.ops[piece.storage.op].phase].name
+        return phase is PhaseName.OPTIMIZER and bool(self.parameter_of(piece))
+
+    # Clause (1) ---------------------------------------------------------------------------------
+
+    def _add_ddp_buckets(self) -> None:
+        trained = [each for each in self.parameters.values() if each.gradients]
+        ready = sorted(trained, key=lambda each: self.ready(each.gradients[0]))
+        sizes = [
+            (each.piece.storage.dtype, each.piece.nbytes)
+            for each in ready
+            if each.piece.storage is not None
+        ]
+        forwards = self._first_forwards()
+        if not forwards:
+            return
+        second = forwards[1] if len(forwards) > 1 else None
+        for nbytes in first_buckets(sizes):
+            self._pieces.append(
+                Piece(
+                    nbytes,
+                    forwards[0],
+                    second,
+                    "the first iteration's bucket",
+                    category=COMMUNICATION,
+                )
+            )
+        if second is not None:
+            for nbytes in rebuilt_buckets(sizes):
+                self._pieces.append(
+                    Piece(
+                        nbytes, _after(second), None, "bucket of gradients", category=COMMUNICATION
+                    )
+                )
+        if self._layout.bucket_view:
+            for each in trained:
+                self._end_when_ready(each.gradients)
+
+    def _first_forwards(self) -> list[Moment]:
+        """When each step's first forward pass begins."""
+        found: dict[int, Moment] = {}
+        for i, slot in enumerate(self._rank.slots):
+            traced = self._rank.traced.passes[slot.traced]
+            if traced.phase is PhaseName.FORWARD:
+                found.setdefault(traced.step, (i, traced.start - 0.75))
+        return list(found.values())
+
+    @property
+    def _before_training(self) -> Moment:
+        return _before(self._first_forwards()[0])
+
+    def ready(self, gradient: Piece) -> Moment:
+        """When a gradient has been computed and is handed to the parameter."""
+        assert gradient.storage is not None
+        return gradient.born[0], self._rank.handed_over(gradient.storage) - 0.5
+
+    def _end_when_ready(self, gradients: Iterable[Piece]) -> None:
+        for gradient in gradients:
+            gradient.dies = max(_after(gradient.born), self.ready(gradient))
+
+    # Clauses (2), (3) ---------------------------------------------------------------------------
+
+    def _shard_optimizer(self) -> None:
+        by_whole_parameters = (
+            self._layout.sharding is Sharding.ZERO_1 and self._layout.precision is Precision.TRACED
+        )
+        fullest = self._fullest_rank() if by_whole_parameters else set()
+        kept = []
+        for piece in self._pieces:
+            name = piece.what if piece.storage is None else self.parameter_of(piece)
+            parameter = self.parameters.get(name)
+            is_state = (
+                piece.category == Category.OPTIMIZER_STATE
+                or kind_of(piece) is OwnerKind.OPTIMIZER_STATE
+                or self._is_optimizers(piece)
+            )
+            if parameter is None or not is_state:
+                kept.append(piece)
+            elif not by_whole_parameters:
+                piece.nbytes = self._shared(piece.nbytes, parameter)
+                kept.append(piece)
+            elif name in fullest:
+                kept.append(piece)
+        self._pieces = kept
+
+    def _fullest_rank(self) -> set[str]:
+        """The parameters of the rank that has most (clause 2)."""
+        trained = [each for each in self.parameters.values() if each.gradients]
+        ranks: list[list[ParameterOnRank]] = [[] for _ in range(self._layout.sharding_ranks)]
+        filled = [0] * len(ranks)
+        for each in sorted(trained, key=lambda each: -each.numel):
+            emptiest = filled.index(min(filled))
+            ranks[emptiest].append(each)
+            filled[emptiest] += each.numel
+        return {each.name for each in ranks[filled.index(max(filled))]}
+
+    def _shared(self, nbytes: int, parameter: ParameterOnRank) -> int:
+        """An even share of what has as many elements as a parameter; scalars stay."""
+        if not parameter.numel or nbytes % parameter.numel:
+            return nbytes
+        element = nbytes // parameter.numel
+        self._padding += element * (parameter.share * parameter.ranks - parameter.numel)
+        return element * parameter.share
+
+    def _reduce_in_one_buffer(self) -> None:
+        dtypes = {}
+        for each in self.parameters.values():
+            if each.gradients and each.gradients[0].storage is not None:
+                dtypes[each.gradients[0].storage.dtype] = each.element_bytes
+        for i, slot in enumerate(self._rank.slots):
+            traced = self._rank.traced.passes[slot.traced]
+            if traced.phase is PhaseName.BACKWARD:
+                for dtype, element in dtypes.items():
+                    self._pieces.append(
+                        Piece(
+                            REDUCE_BUCKET_ELEMENTS * element,
+                            (i, traced.start - 0.75),
+                            (i, traced.end - 0.25),
+                            f"buffer of {dtype} gradients",
+                            category=COMMUNICATION,
+                        )
+                    )
+        self._pieces.extend(self._gradient_shares())
+        for each in self.parameters.values():
+            self._end_when_ready(each.gradients)
+
+    def _gradient_shares(self) -> Iterator[Piece]:
+        for each in self.parameters.values():
+            for gradient in each.gradients:
+                if gradient.micro:
+                    continue
+                wide = self._layout.precision is Precision.BF16_MASTER
+                element = FP32_BYTES if wide else each.element_bytes
+                yield Piece(
+                    self._shared(each.numel * element, each),
+                    self.ready(gradient),
+                    gradient.dies,
+                    each.name,
+                    category=Category.GRADIENT,
+                )
+
+    # Clause (6) ---------------------------------------------------------------------------------
+
+    def _offload(self) -> None:
+        layout = self._layout
+        kept = []
+        for piece in self._pieces:
+            kind = kind_of(piece)
+            category = piece.category or kind
+            if "optimizer" in layout.offload and (
+                category in (Category.OPTIMIZER_STATE, OwnerKind.OPTIMIZER_STATE)
+                or self._is_optimizers(piece)
+            ):
+                if not self._is_optimizers(piece) and piece.dies is None:
+                    self._host.optimizer_state += piece.nbytes
+                continue
+            if "parameters" in layout.offload and kind is OwnerKind.PARAMETER:
+                self._host.parameters += piece.nbytes
+                self._host.pinned += piece.nbytes
+                continue
+            kept.append(piece)
+        if "optimizer" in layout.offload:
+            self._offload_gradients(kept)
+        self._pieces = kept
+
+    def _offload_gradients(self, kept: list[Piece]) -> None:
+        """The optimizer on the host reads gradients there: they leave the device when complete."""
+        on_host: dict[str, int] = {}
+        for piece in kept:
+            is_gradient = Category.GRADIENT in (piece.category, kind_of(piece))
+            if is_gradient and (piece.dies is None or self._lives_into_optimizer(piece)):
+                name = piece.what if piece.storage is None else self.parameter_of(piece)
+                on_host[name] = max(on_host.get(name, 0), piece.nbytes)
+                moved = self.ready(piece) if piece.storage is not None else _after(piece.born)
+                piece.dies = max(_after(piece.born), moved)
+        self._host.gradients = sum(on_host.values())
+        self._host.pinned += self._host.gradients
+
+    def _lives_into_optimizer(self, piece: Piece) -> bool:
+        assert piece.dies is not None
+        slot = self._rank.slots[piece.dies[0]]
+        return self._rank.traced.passes[slot.traced].phase is PhaseName.OPTIMIZER
+
+
+def _after(moment: Moment) -> Moment:
+    return moment[0], moment[1] + 0.01
+
+
+def _before(moment: Moment) -> Moment:
+    return moment[0], moment[1] - 0.01

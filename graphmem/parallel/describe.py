@@ -1,0 +1,130 @@
+"""A plan as the report tells it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import graphmem
+from graphmem.parallel.dimensions import Dimensions
+from graphmem.parallel.layout import Layout, Precision, Sharding
+from graphmem.parallel.planner import Planner, RankPlan
+from graphmem.parallel.schema import HostInfo, LayoutInfo, Plan, StageInfo
+
+_NCCL = (
+    "NCCL: each communicator takes memory outside of PyTorch's allocator, which graphmem cannot "
+    "know: up to 4 MiB (NCCL_BUFFSIZE) for each channel, peer and direction"
+)
+
+
+def layout_info(layout: Layout, checkpoint: Sequence[str]) -> LayoutInfo:
+    """A layout, for the report."""
+    return LayoutInfo(
+        data=layout.data,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        sharding=layout.sharding,
+        sequence_parallel=layout.sequence_parallel,
+        micro_batches=layout.micro_batches,
+        schedule=layout.schedule,
+        interleave=layout.interleave,
+        precision=layout.precision,
+        offload=sorted(layout.offload),
+        checkpoint=list(checkpoint),
+    )
+
+
+def describe(
+    target: str,
+    planner: Planner,
+    layout: Layout,
+    ranks: Sequence[RankPlan],
+    checkpoint: Sequence[str] = (),
+) -> Plan:
+    """The report of a layout."""
+    gpu = planner.runtime.gpu
+    stages = [_stage(planner, each) for each in ranks]
+    return Plan(
+        graphmem=graphmem.__version__,
+        target=target,
+        gpu=gpu.title,
+        memory=gpu.memory_bytes,
+        context=gpu.context_bytes,
+        gpus=layout.ranks,
+        layout=layout_info(layout, checkpoint),
+        fits=all(stage.headroom >= 0 for stage in stages),
+        stages=stages,
+        padding=ranks[0].padding,
+        divided=list(divided(planner.dimensions)) if layout.tensor > 1 else [],
+        notes=list(notes(layout)),
+    )
+
+
+def _stage(planner: Planner, plan: RankPlan) -> StageInfo:
+    gpu, timeline, host = planner.runtime.gpu, plan.timeline, plan.host
+    return StageInfo(
+        stage=plan.rank,
+        blocks=plan.blocks,
+        in_flight=plan.in_flight,
+        most=dict(timeline.most),
+        peak=timeline.peak,
+        reserved=timeline.reserved,
+        at_peak=dict(timeline.at_peak),
+        phase=plan.phase,
+        step=plan.step,
+        headroom=gpu.memory_bytes - gpu.context_bytes - timeline.reserved,
+        host=HostInfo(host.optimizer_state, host.parameters, host.gradients, host.pinned),
+        traffic=list(plan.traffic),
+    )
+
+
+def divided(dimensions: Dimensions) -> Iterator[str]:
+    """What tensor parallelism divides, one line for each kind of axis."""
+    found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for column in dimensions.columns:
+        key = column.what, tuple(atom.size for atom in column.atoms)
+        found.setdefault(key, []).append(column.weight)
+    for (what, sizes), weights in found.items():
+        size = " x ".join(map(str, sizes))
+        more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
+        yield f"{size} {what}: {weights[0]}{more}"
+
+
+def notes(layout: Layout) -> Iterator[str]:
+    """What of a plan is exact and what is a model."""
+    split = layout.tensor * layout.context * layout.pipeline * layout.micro_batches
+    if layout.ranks == split == 1 and layout.precision is Precision.TRACED and not layout.offload:
+        yield "exact: one GPU, the same events as `graphmem analyze`"
+        return
+    yield (
+        "exact: the bytes and lifetimes of the traced step's storages, divided by the rules of "
+        "docs/parallel.md, and the allocator's blocks for them"
+    )
+    if layout.tensor * layout.context * layout.micro_batches > 1:
+        yield (
+            "a model: the scratch memory of kernels is divided as the kernel's result is; real "
+            "kernels choose theirs anew for the smaller shapes"
+        )
+    if layout.sharding_ranks > 1:
+        yield from _notes_on_sharding(layout)
+    if layout.pipeline > 1:
+        yield (
+            "a model: a stage frees what it sent when its pass ends, and receives when it begins"
+        )
+    if layout.ranks > 1:
+        yield _NCCL
+
+
+def _notes_on_sharding(layout: Layout) -> Iterator[str]:
+    if layout.sharding is Sharding.REPLICATED and layout.precision is Precision.TRACED:
+        yield "DDP: buckets as torch/csrc/distributed/c10d/reducer.cpp makes them"
+    elif layout.sharding is Sharding.ZERO_2:
+        yield "ZeRO-2: DeepSpeed's buffer of 5e8 gradients (reduce_bucket_size) is counted whole"
+    elif layout.sharding is Sharding.ZERO_3:
+        yield (
+            "ZeRO-3: gathered by blocks, as fully_shard does; DeepSpeed gathers by modules within "
+            "stage3_prefetch_bucket_size and stage3_max_live_parameters"
+        )
+    elif layout.sharding is Sharding.FSDP:
+        yield "FSDP: a unit for each block and one for the rest, as fully_shard gathers and reduces"

@@ -1,0 +1,428 @@
+"""What the axes of a traced step are: batch, positions, and those that tensor parallelism divides.
+
+The rules of `operators` are applied to every operation of the forward and the backward passes.
+
+Clauses:
+  (1) the *batch* axis is the first one of the first input; the *sequence* axis is the one over
+      which queries of attention run, or the rows of a batched product of activations where
+      attention is written out;
+  (2) an axis that an operator normalises or reduces over in the forward pass stays *whole*, except
+      the classes of a cross entropy (Megatron-LM computes that one in parts,
+      megatron/core/tensor_parallel/cross_entropy.py);
+  (3) going through the products with a weight in forward order: where the axis that is summed over
+      is divided, the weight is divided by *rows*, and what it makes is whole; else what is summed
+      over is whole, and what it makes is divided where it may be: the weight is divided by
+      *columns* (Shoeybi et al. 2019, arXiv:1909.08053, section 3);
+  (4) of an axis of several factors the leading ones of a batched product or of attention are
+      divided, the outermost first: heads, and key-value heads before the repeats of each; else
+      the outermost factor that does not merely count parts, as the 3 of fused q, k and v;
+  (5) the rows of the largest embedding that an input looks up are divided (VocabParallelEmbedding,
+      megatron/core/tensor_parallel/layers.py).
+
+Not covered: convolutions and recurrent layers are left whole by tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
+from graphmem.parallel.axes import Axis, unify
+from graphmem.parallel.operators import Axes, Learned, equate, fresh, relate
+
+_Key = tuple[int, tuple[int, ...], tuple[int, ...], int]
+_CASTS = frozenset({"aten._to_copy.default", "aten.t.default", "aten.detach.default"})
+_PRODUCTS = frozenset(
+    {
+        "aten.mm.default",
+        "aten.addmm.default",
+        "aten.bmm.default",
+        "aten.baddbmm.default",
+        "aten.linear.default",
+    }
+)
+_BATCHED = frozenset({"aten.bmm.default", "aten.baddbmm.default"})
+_SAME_SHAPE = frozenset({OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE, OwnerKind.AUTOCAST_CACHE})
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product with a weight in the forward pass.
+
+    Attributes:
+        op: index of the operation.
+        weight: the parameter's name.
+        sums_over, makes: axes of the weight.
+    """
+
+    op: int
+    weight: str
+    sums_over: Axis
+    makes: Axis
+
+
+@dataclass(frozen=True)
+class Column:
+    """An axis that tensor parallelism divides: its divisible atoms, the outermost first.
+
+    Attributes:
+        what: "heads", "features" or "vocabulary".
+        atoms: where more than one, the second is divided when the first is used up.
+        pads: an uneven share is filled up (Megatron-LM pads the vocabulary).
+    """
+
+    what: str
+    atoms: tuple[Axis, ...]
+    weight: str
+    pads: bool = False
+
+    @property
+    def size(self) -> int:
+        """By how much it could be divided."""
+        size = 1
+        for atom in self.atoms:
+            size *= atom.size
+        return size
+
+
+@dataclass
+class Dimensions:
+    """The axes of a step.
+
+    Attributes:
+        of_storage: by the storage's id; of the first tensor that lived in it.
+        batch, sequence: None where there is none.
+        columns: what tensor parallelism divides.
+        rows: by operation, the products whose sum runs over a divided axis.
+        whole: atoms that tensor parallelism leaves whole: what sequence parallelism may divide
+            along the sequence.
+        products: in forward order.
+        attentions: by operation, the storages of the keys and values of attention.
+        reads: by operation of the forward and backward passes, the storages of its arguments.
+    """
+
+    of_storage: dict[int, Axes] = field(default_factory=dict)
+    batch: Axis | None = None
+    sequence: Axis | None = None
+    columns: list[Column] = field(default_factory=list)
+    rows: set[int] = field(default_factory=set)
+    whole: set[Axis] = field(default_factory=set)
+    products: list[Product] = field(default_factory=list)
+    attentions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def divisible(self) -> set[Axis]:
+        """Every atom that tensor parallelism divides."""
+        return {atom.root for column in self.columns for atom in column.atoms}
+
+
+def find_dimensions(graph: StepGraph) -> Dimensions:
+    """Relate the axes of every tensor of a step, and say what they are."""
+    return _Finder(graph).run()
+
+
+class _Finder:
+    def __init__(self, graph: StepGraph) -> None:
+        self._graph = graph
+        self._axes: dict[tuple[Node, int], Axes] = {}
+        self._seen: dict[_Key, Axes] = {}
+        self._by_name: dict[str, Axes] = {}
+        self._homes: dict[Node, int] = {}
+        self._weights: dict[int, str] = {}
+        self._learned = Learned()
+        self._classes: list[Axis] = []
+        self._lookups: list[tuple[str, Axis]] = []
+        self._found = Dimensions()
+
+    def run(self) -> Dimensions:
+        for storage in self._graph.storages:
+            owner = storage.owned_as(OwnerKind.PARAMETER)
+            if owner is not None:
+                self._weights[storage.id] = owner.name
+                self._at_home(storage.id)
+        self._find_homes()
+        for op in self._graph.ops:
+            phase = self._graph.phases[op.phase].name
+            if phase in (PhaseName.FORWARD, PhaseName.BACKWARD):
+                self._relate(op, phase is PhaseName.FORWARD)
+        for storage in self._graph.storages:
+            axes = self._at_home(storage.id)
+            for owner in storage.owners:
+                if owner.kind in _SAME_SHAPE:
+                    self._like_parameter(owner.kind, owner.name, axes)
+        self._name_data_axes()
+        self._choose_columns()
+        return self._found
+
+    def _find_homes(self) -> None:
+        """Where parameters and buffers went that were made before they came to the device.
+
+        They keep their identity, and so the node that made them, while `model.to(device)` gives
+        them another storage.
+        """
+        moved = [
+            (op.node, op.outputs[0].storage)
+            for op in self._graph.ops
+            if self._graph.phases[op.phase].name is PhaseName.SETUP and op.outputs
+        ]
+        chains: list[tuple[Node, int]] = []
+        for node, storage in moved:
+            if storage is not None and node.args and isinstance(node.args[0], Node):
+                chains.append((node.args[0], storage))
+        while chains:
+            for node, storage in chains:
+                self._homes.setdefault(node, storage)
+            chains = [
+                (node.args[0], storage)
+                for node, storage in chains
+                if node.args and isinstance(node.args[0], Node)
+            ]
+
+    def _at_home(self, storage_id: int) -> Axes:
+        """The axes of the first tensor that lived in a storage; gradients are as parameters."""
+        found = self._found.of_storage
+        if storage_id in found:
+            return found[storage_id]
+        storage = self._graph.storages[storage_id]
+        axes = found[storage_id] = fresh(storage.shape)
+        owner = storage.owned_as(OwnerKind.PARAMETER)
+        if owner is not None:
+            self._by_name.setdefault(owner.name, axes)
+        return axes
+
+    def _like_parameter(self, kind: OwnerKind, name: str, axes: Axes) -> None:
+        if kind is not OwnerKind.AUTOCAST_CACHE:
+            name = name.rpartition(".")[0]
+        parameter = self._by_name.get(name, ())
+        if [axis.size for axis in parameter] == [axis.size for axis in axes]:
+            for mine, theirs in zip(axes, parameter, strict=True):
+                unify(mine, theirs)
+
+    def _relate(self, op: Op, forward: bool) -> None:
+        call = _Call(op, self._axes_of)
+        learned = self._learned if forward else Learned()
+        name = op.target.rpartition(".")[0]
+        self._found.reads[op.index] = self._storages_of(op.node.all_input_nodes)
+        results = relate(name, call, learned)
+        for i, (output, axes) in enumerate(zip(op.outputs, results, strict=True)):
+            if output.storage in op.births:
+                self._found.of_storage.setdefault(output.storage, axes)
+            self._axes[op.node, i] = self._remember(output, axes)
+        if forward:
+            self._note(op, name, call)
+        if op.target in _CASTS and op.outputs and op.outputs[0].storage is not None:
+            weight = self._weight_of(op.node.args[0])
+            if weight is not None:
+                self._weights.setdefault(op.outputs[0].storage, weight)
+
+    def _note(self, op: Op, name: str, call: _Call) -> None:
+        if name == "aten._log_softmax":
+            self._classes.append(self._learned.whole.pop())
+        elif name == "aten.embedding":
+            weight, indices = op.node.args[:2]
+            table = self._weight_of(weight)
+            if table is not None and self._is_input(indices):
+                self._lookups.append((table, call.tensors()[0][0]))
+        elif name.startswith("aten._scaled_dot_product"):
+            keys = [call.value(each) for each in ("key", "value")]
+            self._found.attentions[op.index] = self._storages_of(keys)
+        elif op.target in _PRODUCTS:
+            self._note_product(op)
+
+    def _note_product(self, op: Op) -> None:
+        nodes = [arg for arg in op.node.args if isinstance(arg, Node)]
+        one, other = nodes[:2] if op.target == "aten.linear.default" else nodes[-2:]
+        name, turned = self._weight_of(other), False
+        if name is None:
+            name, turned = self._weight_of(one), True
+        if name is None:
+            if op.target in _BATCHED:
+                self._learned.queries.append(self._axes_of(one)[-2])
+            return
+        left, right = self._axes_of(one), self._axes_of(other)
+        if op.target == "aten.linear.default":
+            sums_over, makes = right[1], right[0]
+        else:
+            sums_over, makes = (left[-1], left[-2]) if turned else (right[-2], right[-1])
+        self._found.products.append(Product(op.index, name, sums_over, makes))
+
+    def _remember(self, output: TensorOut, axes: Axes) -> Axes:
+        """Tensors of one storage with the same geometry have the same axes."""
+        if output.storage is None:
+            return axes
+        storage = self._graph.storages[output.storage]
+        key = (output.storage, output.shape, output.stride, output.offset)
+        known = self._seen.get(key)
+        if known is None and output.shape == storage.shape and _is_row_major(output):
+            known = self._at_home(output.storage)
+        if known is None:
+            self._seen[key] = axes
+            return axes
+        for mine, theirs in zip(axes, known, strict=True):
+            unify(mine, theirs)
+        self._seen[key] = known
+        return known
+
+    def _axes_of(self, node: Node) -> Axes:
+        place = (node, 0)
+        if node.op == "call_function" and "op" not in node.meta:
+            place = (node.args[0], node.args[1])  # type: ignore[assignment] # a getitem's
+        if place not in self._axes:
+            tensor = self._described(node)
+            shape = () if tensor is None else tensor.shape
+            axes = fresh(shape)
+            self._axes[place] = axes if tensor is None else self._remember(tensor, axes)
+        return self._axes[place]
+
+    def _weight_of(self, node: Any) -> str | None:
+        tensor = self._described(node) if isinstance(node, Node) else None
+        return None if tensor is None else self._weights.get(_storage_or(tensor))
+
+    def _described(self, node: Node) -> TensorOut | None:
+        op: Op | None = node.meta.get("op")
+        tensor: TensorOut | None = node.meta.get("tensor")
+        if op is not None and op.outputs:
+            tensor = op.outputs[0]
+        if tensor is not None and tensor.storage is None and node in self._homes:
+            return replace(tensor, storage=self._homes[node])
+        return tensor
+
+    def _storages_of(self, nodes: Sequence[Node]) -> tuple[int, ...]:
+        described = map(self._described, nodes)
+        return tuple(each.storage for each in described if each and each.storage is not None)
+
+    def _is_input(self, node: Any) -> bool:
+        tensor = self._described(node) if isinstance(node, Node) else None
+        if tensor is None or tensor.storage is None:
+            return False
+        return self._graph.storages[tensor.storage].owned_as(OwnerKind.INPUT) is not None
+
+    # What the axes are --------------------------------------------------------------------------
+
+    def _name_data_axes(self) -> None:
+        inputs = self._inputs_by_step()
+        for others in inputs[1:]:
+            for one, other in zip(inputs[0], others, strict=False):
+                equate(self._found.of_storage[one.id], self._found.of_storage[other.id])
+        if inputs:
+            atoms = self._found.of_storage[inputs[0][0].id][0].atoms()
+            self._found.batch = atoms[0] if len(atoms) == 1 else None
+        positions = (axis.atoms() for axis in self._learned.queries)
+        self._found.sequence = next((atoms[0] for atoms in positions if len(atoms) == 1), None)
+
+    def _inputs_by_step(self) -> list[list[Storage]]:
+        """Each step moves its inputs anew; those that are there before are the first step's."""
+        found: dict[int, list[Storage]] = {}
+        for storage in self._graph.storages:
+            if storage.shape and storage.owned_as(OwnerKind.INPUT):
+                op = self._graph.op_of(storage)
+                step = 0 if op is None else max(0, self._graph.phases[op.phase].step)
+                found.setdefault(step, []).append(storage)
+        return [found[step] for step in sorted(found)]
+
+    def _choose_columns(self) -> None:
+        found = self._found
+        found.whole = {atom for axis in self._learned.whole for atom in axis.atoms()}
+        batched = {atom for axis in self._learned.batched for atom in axis.atoms()}
+        classes = {atom for axis in self._classes for atom in axis.atoms()}
+        divided: set[Axis] = set()
+        if self._lookups:
+            table, rows = max(self._lookups, key=lambda lookup: lookup[1].size)
+            divided |= set(self._add_column("vocabulary", rows.atoms(), table, pads=True))
+        for product in found.products:
+            if any(atom in divided for atom in product.sums_over.atoms()):
+                found.rows.add(product.op)
+                found.whole |= set(product.makes.atoms())
+                continue
+            found.whole |= set(product.sums_over.atoms())
+            for what, atoms in _divisible(product.makes, batched, found.whole, classes):
+                if not divided.intersection(atoms):
+                    divided |= set(
+                        self._add_column(what, atoms, product.weight, pads=what == "vocabulary")
+                    )
+        found.whole -= {axis.root for axis in (found.batch, found.sequence) if axis is not None}
+
+    def _add_column(
+        self, what: str, atoms: Sequence[Axis], weight: str, *, pads: bool
+    ) -> tuple[Axis, ...]:
+        column = Column(what, tuple(atoms), weight, pads)
+        self._found.columns.append(column)
+        return column.atoms
+
+
+def _divisible(
+    axis: Axis, batched: set[Axis], whole: set[Axis], classes: set[Axis]
+) -> Iterator[tuple[str, list[Axis]]]:
+    """Clause (4): the divisible atoms of what a weight makes; of each part, where it has parts."""
+    if axis.root.parts:
+        for part in axis.root.parts:
+            yield from _divisible(part, batched, whole, classes)
+        return
+    atoms = axis.atoms()
+    heads = [atom for atom in atoms if atom in batched and not atom.counts_parts]
+    others = [atom for atom in atoms if not atom.counts_parts]
+    chosen = heads or others[:1]
+    if not chosen or any(atom in whole for atom in chosen):
+        return
+    what = "heads" if heads else "vocabulary" if chosen[0] in classes else "features"
+    yield what, chosen
+
+
+@dataclass(frozen=True)
+class _Call:
+    """An operation's arguments, as the rules of `operators` see them."""
+
+    op: Op
+    axes_of: Any
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        return [output.shape for output in self.op.outputs]
+
+    def value(self, name: str) -> Any:
+        node = self.op.node
+        if name in node.kwargs:
+            return node.kwargs[name]
+        position, default = _parameters(node.target).get(name, (len(node.args), None))
+        return node.args[position] if position < len(node.args) else default
+
+    def axes(self, name: str) -> Axes | None:
+        value = self.value(name)
+        return self.axes_of(value) if isinstance(value, Node) else None
+
+    def lists(self, name: str) -> list[Axes | None]:
+        value = self.value(name) or ()
+        return [self.axes_of(item) if isinstance(item, Node) else None for item in value]
+
+    def tensors(self) -> list[Axes]:
+        return [self.axes_of(node) for node in self.op.node.all_input_nodes]
+
+
+@cache
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    if not isinstance(target, torch._ops.OpOverload):
+        return {}
+    return {
+        argument.name: (position, argument.default_value)
+        for position, argument in enumerate(target._schema.arguments)
+    }
+
+
+def _is_row_major(tensor: TensorOut) -> bool:
+    """Whether a tensor lies in its storage from the beginning, the last dimension innermost."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return not tensor.offset
+
+
+def _storage_or(tensor: TensorOut) -> int:
+    return -1 if tensor.storage is None else tensor.storage

@@ -1,0 +1,230 @@
+"""`fully_shard`: parameters, gradients and optimizer state in shares, parameters gathered by units.
+
+The units are the model's blocks and the root, which has all that is in no block. Sources, of 2.13:
+torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _fsdp_param_group.py, _fsdp_collectives.py,
+_fsdp_state.py.
+
+Clauses:
+  (1) a parameter is cut along its first dimension into `ceil(d0 / ranks)` rows; every rank's share
+      is filled up to that (`padded_sharded_param_size`);
+  (2) to gather a unit takes one flat buffer for all its shares, then one tensor for each parameter
+      (`foreach_all_gather`, `foreach_all_gather_copy_out`). In the forward pass the flat buffer
+      stays until the next unit has been copied out (`AllGatherState`), the last one until the
+      root's forward pass ends; in the backward pass it goes at once, and the next unit's is taken
+      before this unit's gradients are computed (`_backward_prefetch`);
+  (3) after its forward pass a unit's gathered parameters are freed, with `reshard_after_forward`;
+      those of the root stay (`fully_shard`: "False for the root"); after its backward pass all are;
+  (4) when a unit's gradients are complete the previous unit's buffer is freed, a flat buffer is
+      filled with them, they are freed, and the share is received (`foreach_reduce`); the buffer
+      stays until the next unit's turn, the last one until the backward pass ends;
+  (5) the share of the gradients is one storage for each unit, and lives as the gradients would; a
+      later micro-batch's is added to it and freed.
+
+DeepSpeed's ZeRO-3 gathers smaller units, within limits of its own (`stage3_prefetch_bucket_size`,
+`stage3_max_live_parameters`); it is modelled by these clauses too, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from graphmem.graph import Category, PhaseName
+from graphmem.parallel.layout import Precision
+from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank
+
+if TYPE_CHECKING:
+    from graphmem.parallel.data_parallel import ParameterOnRank
+
+ROOT = -1
+
+
+@dataclass
+class Unit:
+    """What is gathered at once: a block, or the root."""
+
+    block: int
+    parameters: list[ParameterOnRank] = field(default_factory=list)
+
+    def gathered(self) -> int:
+        """Bytes of the flat buffer, and of the gathered parameters."""
+        return sum(each.ranks * share_bytes(each) for each in self.parameters)
+
+    def trained(self) -> list[ParameterOnRank]:
+        """Those that get gradients."""
+        return [each for each in self.parameters if each.gradients]
+
+
+def share_rows(shape: tuple[int, ...], ranks: int) -> int:
+    """Elements of a share, filled up (clause 1)."""
+    rows = shape[0] if shape else 1
+    inner = 1
+    for size in shape[1:]:
+        inner *= size
+    return -(-rows // ranks) * inner
+
+
+def share_bytes(parameter: ParameterOnRank) -> int:
+    """Bytes of a share as it is gathered, filled up."""
+    return share_rows(parameter.shape, parameter.ranks) * parameter.element_bytes
+
+
+def shard_fully(
+    rank: Rank, pieces: Iterable[Piece], parameters: Mapping[str, ParameterOnRank]
+) -> list[Piece]:
+    """The pieces of a rank under `fully_shard`.
+
+    Args:
+        rank: whose they are.
+        pieces: before; those of parameters and gradients are changed.
+        parameters: of the rank.
+    """
+    return _FullySharded(rank, list(pieces), parameters).run()
+
+
+class _FullySharded:
+    def __init__(
+        self, rank: Rank, pieces: list[Piece], parameters: Mapping[str, ParameterOnRank]
+    ) -> None:
+        self._rank = rank
+        self._pieces = pieces
+        self._units = self._find_units(parameters)
+        self._wide = rank.layout.precision is Precision.BF16_MASTER
+
+    def _find_units(self, parameters: Mapping[str, ParameterOnRank]) -> list[Unit]:
+        units: dict[int, Unit] = {ROOT: Unit(ROOT)}
+        for each in parameters.values():
+            block = self._rank.blocks.block_of(each.name)
+            units.setdefault(block, Unit(block)).parameters.append(each)
+        return [unit for unit in units.values() if unit.parameters]
+
+    def run(self) -> list[Piece]:
+        for i, slot in enumerate(self._rank.slots):
+            phase = self._rank.traced.passes[slot.traced].phase
+            if phase is PhaseName.FORWARD:
+                self._pieces += self._forward(i)
+            elif phase is PhaseName.BACKWARD:
+                self._pieces += self._backward(i)
+        for unit in self._units:
+            for each in unit.parameters:
+                each.piece.nbytes = share_bytes(each) * (2 if self._wide else 1)
+        if self._wide:  # the share is the master copy
+            masters = {id(each.piece) for unit in self._units for each in unit.parameters}
+            self._pieces = [
+                piece
+                for piece in self._pieces
+                if id(piece) in masters or not self._is_master(piece)
+            ]
+        return self._pieces
+
+    def _is_master(self, piece: Piece) -> bool:
+        return piece.storage is None and piece.category == Category.OPTIMIZER_STATE
+
+    # Forward ------------------------------------------------------------------------------------
+
+    def _spans(self, slot: int) -> list[tuple[Unit, Moment, Moment]]:
+        """The units that run in a slot, in order, with when each begins and ends."""
+        found = []
+        for unit in self._units:
+            span = self._rank.span(slot, unit.block)
+            if span is not None:
+                found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - 0.2)))
+        return sorted(found, key=lambda item: (item[1], item[0].block != ROOT))
+
+    def _forward(self, slot: int) -> Iterator[Piece]:
+        spans = self._spans(slot)
+        root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
+        for i, (unit, begins, ends) in enumerate(spans):
+            is_last = i + 1 == len(spans)
+            freed = root_ends if is_last else _later(spans[i + 1][1], 0.02)
+            yield Piece(unit.gathered(), begins, freed, "gathered, flat", category=COMMUNICATION)
+            for each in unit.parameters:
+                dies = self._resharded(unit, slot, ends)
+                yield Piece(
+                    each.ranks * share_bytes(each),
+                    _later(begins, 0.03),
+                    dies,
+                    each.name,
+                    category=COMMUNICATION,
+                )
+
+    def _resharded(self, unit: Unit, slot: int, ends: Moment) -> Moment:
+        if self._rank.layout.reshard_after_forward and unit.block != ROOT:
+            return ends
+        backward = self._rank.backward_of(slot)
+        if backward is None:
+            return ends
+        span = self._rank.span(backward, unit.block)
+        return ends if span is None else (backward, span[1] - 0.2)
+
+    def _stays(self, unit: Unit, slot: int) -> bool:
+        """Whether a unit is still gathered when its backward pass begins."""
+        forward = self._rank.forward_of(slot)
+        if forward is None or self._rank.span(forward, unit.block) is None:
+            return False
+        return unit.block == ROOT or not self._rank.layout.reshard_after_forward
+
+    # Backward -----------------------------------------------------------------------------------
+
+    def _backward(self, slot: int) -> Iterator[Piece]:
+        spans = self._spans(slot)
+        spans.sort(key=lambda item: item[2])
+        root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
+        for i, (unit, begins, ends) in enumerate(spans):
+            if not self._stays(unit, slot):
+                asked = _later(spans[i - 1][1], 0.1) if i and spans[i - 1][1] < begins else begins
+                yield Piece(
+                    unit.gathered(),
+                    asked,
+                    _later(begins, 0.05),
+                    "gathered, flat",
+                    category=COMMUNICATION,
+                )
+                for each in unit.parameters:
+                    yield Piece(
+                        each.ranks * share_bytes(each),
+                        _later(begins, 0.03),
+                        ends,
+                        each.name,
+                        category=COMMUNICATION,
+                    )
+            reduced = spans[i + 1][2] if i + 1 < len(spans) else root_ends
+            yield from self._reduced(unit, ends, _later(reduced, 0.01), slot)
+
+    def _reduced(self, unit: Unit, ends: Moment, buffer_ends: Moment, slot: int) -> Iterator[Piece]:
+        """Clauses (4) and (5)."""
+        trained = unit.trained()
+        if not trained:
+            return
+        element_factor = 2 if self._wide else 1
+        share = sum(share_bytes(each) for each in trained) * element_factor
+        whole = sum(each.ranks * share_bytes(each) for each in trained) * element_factor
+        yield Piece(
+            whole,
+            _later(ends, 0.02),
+            _later(buffer_ends, 0.0),
+            "gradients to reduce",
+            category=COMMUNICATION,
+        )
+        lives_until: Moment | None = None
+        micro = 0
+        for each in trained:
+            for gradient in each.gradients:
+                if gradient.born[0] == slot:
+                    micro = gradient.micro
+                    if not micro:
+                        lives_until = gradient.dies
+                    gradient.dies = max(_later(gradient.born, 0.01), _later(ends, 0.03))
+        born = _later(ends, 0.04)
+        yield Piece(
+            share,
+            born,
+            lives_until if not micro else _later(born, 0.01),
+            "share of gradients",
+            category=Category.GRADIENT,
+        )
+
+
+def _later(moment: Moment, by: float) -> Moment:
+    return moment[0], moment[1] + by

@@ -1,0 +1,185 @@
+"""A layout: over how many ranks each kind of parallelism splits a training step, and how.
+
+The degrees multiply to the number of ranks: `data * tensor * pipeline * context`. Expert
+parallelism divides the data-parallel ranks anew (Megatron-LM, megatron/core/parallel_state.py), so
+it is no factor of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from graphmem.errors import InputError
+
+
+class Sharding(enum.StrEnum):
+    """What data-parallel ranks keep but a share of."""
+
+    REPLICATED = "ddp"
+    """Nothing: every rank has all (`DistributedDataParallel`)."""
+    ZERO_1 = "zero-1"
+    """Optimizer state."""
+    ZERO_2 = "zero-2"
+    """Optimizer state and gradients."""
+    ZERO_3 = "zero-3"
+    """Optimizer state, gradients and parameters."""
+    FSDP = "fsdp"
+    """As ZeRO-3, in the manner of `torch.distributed.fsdp.fully_shard`."""
+
+    @property
+    def shares_gradients(self) -> bool:
+        """Whether a rank keeps but a share of the gradients."""
+        return self in (Sharding.ZERO_2, Sharding.ZERO_3, Sharding.FSDP)
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether a rank keeps but a share of the parameters."""
+        return self in (Sharding.ZERO_3, Sharding.FSDP)
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether a rank keeps but a share of the optimizer state."""
+        return self is not Sharding.REPLICATED
+
+
+class Schedule(enum.StrEnum):
+    """In which order a pipeline's stages run their micro-batches."""
+
+    GPIPE = "gpipe"
+    """All forward, then all backward (Huang et al. 2018, arXiv:1811.06965)."""
+    ONE_F_ONE_B = "1f1b"
+    """One forward, one backward in turn after a warm-up (PipeDream-Flush, arXiv:2006.09503)."""
+    INTERLEAVED = "interleaved"
+    """The same with several model chunks a rank (Narayanan et al. 2021, arXiv:2104.04473)."""
+
+
+class Precision(enum.StrEnum):
+    """What parameters, gradients and master weights are kept in."""
+
+    TRACED = "as-traced"
+    """As `build()` has it: fp32 weights, with autocast where it says so."""
+    BF16_MASTER = "bf16-master"
+    """bf16 weights; the optimizer keeps fp32 weights and moments, gradients are summed in fp32."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training step is split.
+
+    Attributes:
+        data, tensor, pipeline, context: degrees; they multiply to the number of ranks.
+        expert: degree of expert parallelism; it divides `data`.
+        sharding: what data-parallel ranks keep but a share of.
+        sequence_parallel: with tensor parallelism, split norms and dropouts along the sequence.
+        micro_batches: into how many parts the batch of one data-parallel rank is cut.
+        schedule: of the pipeline.
+        interleave: model chunks on each pipeline rank.
+        reshard_after_forward: free a unit's gathered parameters after its forward pass.
+        bucket_view: DDP's `gradient_as_bucket_view`.
+        precision: what is kept in which precision.
+        offload: "optimizer" and "parameters" may live on the host.
+        stages: the number of blocks of each pipeline stage; empty: balanced by bytes.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    sharding: Sharding = Sharding.REPLICATED
+    sequence_parallel: bool = False
+    micro_batches: int = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    interleave: int = 1
+    reshard_after_forward: bool = True
+    bucket_view: bool = False
+    precision: Precision = Precision.TRACED
+    offload: frozenset[str] = field(default_factory=frozenset)
+    stages: tuple[int, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """How many GPUs it takes."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def sharding_ranks(self) -> int:
+        """Over how many ranks ZeRO and FSDP share: those that hold the same weights.
+
+        Ranks of context parallelism see other tokens with the same weights, so they are replicas
+        as well (Megatron-LM's data-parallel-with-context-parallel group, parallel_state.py).
+        """
+        return self.data * self.context
+
+    def __str__(self) -> str:
+        """Such as `dp 8 · tp 8 · pp 4, zero-1, 8 micro-batches (1f1b)`."""
+        degrees = {
+            "dp": self.data,
+            "tp": self.tensor,
+            "pp": self.pipeline,
+            "cp": self.context,
+            "ep": self.expert,
+        }
+        parts = [" · ".join(f"{name} {n}" for name, n in degrees.items() if n > 1) or "one GPU"]
+        if self.sequence_parallel:
+            parts[0] += " + sp"
+        if self.sharding_ranks > 1:
+            parts.append(self.sharding)
+        if self.micro_batches > 1 or self.pipeline > 1:
+            how = f" ({self.schedule})" if self.pipeline > 1 else ""
+            parts.append(f"{self.micro_batches} micro-batches{how}")
+        if self.precision is not Precision.TRACED:
+            parts.append(self.precision)
+        if self.offload:
+            parts.append("offload " + "+".join(sorted(self.offload)))
+        return ", ".join(parts)
+
+
+def check_degrees(layout: Layout, ranks: int) -> None:
+    """See that a layout takes exactly the ranks that there are.
+
+    Raises:
+        InputError: it does not; the hint names the nearest that does.
+    """
+    for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batches", "interleave"):
+        if getattr(layout, name) < 1:
+            raise InputError(f"a degree of {getattr(layout, name)} ({name}) is less than one")
+    if layout.ranks != ranks:
+        model = layout.tensor * layout.pipeline * layout.context
+        degrees = f"dp {layout.data} x tp {layout.tensor} x pp {layout.pipeline} x "
+        degrees += f"cp {layout.context}"
+        raise InputError(
+            f"{degrees} are {layout.ranks} ranks, and there are {ranks}",
+            hint=_nearest_degrees(model, ranks),
+        )
+    if layout.data % layout.expert:
+        nearest = nearest_divisor(layout.data, layout.expert)
+        raise InputError(
+            f"expert parallelism {layout.expert} does not divide data parallelism {layout.data}",
+            hint=f"the nearest that does is --ep {nearest}",
+        )
+    if layout.interleave > 1 and layout.pipeline == 1:
+        raise InputError("--interleave needs a pipeline", hint="such as --pp 2")
+    if layout.schedule is Schedule.INTERLEAVED and layout.micro_batches % layout.pipeline:
+        raise InputError(
+            f"the interleaved schedule needs micro-batches in multiples of the {layout.pipeline} "
+            f"stages, not {layout.micro_batches}",
+            hint=f"--micro-batches {-(-layout.micro_batches // layout.pipeline) * layout.pipeline}",
+        )
+    if layout.sequence_parallel and layout.tensor == 1:
+        raise InputError("--sp splits along the tensor-parallel ranks", hint="add --tp 2 or more")
+
+
+def _nearest_degrees(model: int, ranks: int) -> str:
+    if ranks % model == 0:
+        return f"--dp {ranks // model} makes them {ranks}"
+    below, above = ranks // model * model, -(-ranks // model) * model
+    nearest = above if not below or above - ranks < ranks - below else below
+    return f"the nearest number of ranks is {nearest}, with --dp {nearest // model}"
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`, the smaller of two as near."""
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    return min(divisors, key=lambda each: (abs(each - wanted), each))

@@ -1,0 +1,143 @@
+"""From one trace of one device's step to what each rank of a layout holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphmem.graph import OwnerKind, StepGraph
+from graphmem.kernel_program import Program
+from graphmem.parallel.data_parallel import DataParallel, Held, Host
+from graphmem.parallel.dimensions import Dimensions, find_dimensions
+from graphmem.parallel.layout import Layout, check_degrees
+from graphmem.parallel.pieces import Rank, parameter_of
+from graphmem.parallel.schedule import in_flight
+from graphmem.parallel.schema import Traffic
+from graphmem.parallel.shares import Shares
+from graphmem.parallel.stages import Stages, divide
+from graphmem.parallel.timeline import RankTimeline, replay
+from graphmem.parallel.traced import Blocks, TracedPasses, find_blocks
+from graphmem.parallel.traffic import traffic_of
+from graphmem.runtime import Runtime
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What one pipeline rank holds; the ranks beside it in other dimensions hold as much or less.
+
+    Attributes:
+        rank: of the pipeline.
+        blocks: how many blocks it has.
+        in_flight: micro-batches whose backward pass is waited for, at most.
+        timeline: bytes over time.
+        phase, step: when the peak is.
+        host: bytes on the host.
+        padding: bytes on all ranks together that hold nothing.
+        traffic: what it sends in one step.
+    """
+
+    rank: int
+    blocks: int
+    in_flight: int
+    timeline: RankTimeline
+    phase: str
+    step: int
+    host: Host
+    padding: int
+    traffic: tuple[Traffic, ...]
+
+
+class Planner:
+    """Answers layouts from one trace.
+
+    Args:
+        graph: the trace of one data-parallel rank's step, unsplit.
+        programs: what kernels allocate.
+        runtime: the card, and the allocator's settings.
+        blocks: the list of modules that a pipeline divides and FSDP wraps; None: found.
+    """
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        programs: Mapping[int, Program],
+        runtime: Runtime,
+        blocks: str | None = None,
+    ) -> None:
+        self.graph = graph
+        self.runtime = runtime
+        self.traced = TracedPasses(graph, programs)
+        self.blocks: Blocks = find_blocks(graph, blocks)
+
+    @cached_property
+    def dimensions(self) -> Dimensions:
+        """The axes of the trace."""
+        return find_dimensions(self.graph)
+
+    @cached_property
+    def block_bytes(self) -> list[int]:
+        """Bytes of parameters of each block, with what is in no block at the ends."""
+        found = [0] * (self.blocks.count + 2)
+        first_read: dict[int, int] = {}
+        for index, storages in self.dimensions.reads.items():
+            for number in storages:
+                first_read.setdefault(number, self.blocks.of_op[index])
+        for storage in self.graph.storages:
+            if storage.owned_as(OwnerKind.PARAMETER):
+                found[first_read.get(storage.id, -1) + 1] += storage.nbytes
+        return found
+
+    def stages(self, layout: Layout) -> Stages:
+        """Which blocks each stage of a layout holds."""
+        return divide(self.blocks, self.block_bytes, layout)
+
+    def plan(self, layout: Layout, progress: Progress = lambda message: None) -> list[RankPlan]:
+        """What each pipeline rank holds under a layout, the allocator replayed for each.
+
+        Raises:
+            InputError: the layout cannot be; the hint names the nearest that can.
+        """
+        check_degrees(layout, layout.ranks)
+        stages = self.stages(layout)
+        plans = []
+        for number in range(layout.pipeline):
+            progress(f"simulating stage {number + 1} of {layout.pipeline}")
+            plans.append(self._plan_rank(layout, stages, number))
+        return plans
+
+    def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, Held]:
+        """A rank's pieces under a layout."""
+        shares = Shares(self.graph, self.dimensions, layout)
+        rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number)
+        pieces = rank.pieces(shares.nbytes)
+        shapes = self._shapes(shares)
+        return rank, DataParallel(rank, pieces, shapes).apply()
+
+    def _plan_rank(self, layout: Layout, stages: Stages, number: int) -> RankPlan:
+        rank, held = self.hold(layout, stages, number)
+        timeline = replay(rank, held.pieces, self.runtime.new_allocator())
+        traced = self.traced.passes[rank.slots[timeline.at[0]].traced]
+        return RankPlan(
+            rank=number,
+            blocks=sum(stages.sizes[number :: layout.pipeline]),
+            in_flight=in_flight(layout, number),
+            timeline=timeline,
+            phase=traced.phase,
+            step=traced.step,
+            host=held.host,
+            padding=held.padding,
+            traffic=tuple(traffic_of(rank, Shares(self.graph, self.dimensions, layout))),
+        )
+
+    def _shapes(self, shares: Shares) -> dict[str, tuple[int, ...]]:
+        """The shapes of parameters after tensor parallelism."""
+        found = {}
+        for storage in self.graph.storages:
+            if storage.owned_as(OwnerKind.PARAMETER):
+                name = parameter_of(storage)
+                assert name is not None
+                found[name] = shares.shape(storage)
+        return found

@@ -1,0 +1,224 @@
+"""What a layout leaves of each storage on one rank, by its axes.
+
+Clauses:
+  (1) tensor parallelism divides the divisible atoms of every storage (`dimensions`, clauses 3
+      to 5); a share that does not divide evenly is filled up where the column pads, else the layout
+      is refused;
+  (2) the batch axis is cut into micro-batches, the sequence axis over the context-parallel ranks,
+      on every storage that is no parameter, buffer, gradient or optimizer state;
+  (3) an axis that occurs twice in a storage is divided once, at its first place: attention's scores
+      keep all keys of the queries at hand (Llama 3, arXiv:2407.21783, section 3.3.2: keys and
+      values are gathered, queries are not);
+  (4) sequence parallelism divides along the sequence, over the tensor-parallel ranks, what tensor
+      parallelism leaves whole and carries a whole feature axis or a norm's statistics
+      (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
+  (5) what belongs to an expert is on one of the expert-parallel ranks, and with as many times the
+      tokens as there are of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+from graphmem.errors import InputError
+from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.parallel.axes import Axis
+from graphmem.parallel.dimensions import Column, Dimensions
+from graphmem.parallel.layout import Layout, nearest_divisor
+
+MODEL_KINDS = frozenset(
+    {
+        OwnerKind.PARAMETER,
+        OwnerKind.BUFFER,
+        OwnerKind.GRADIENT,
+        OwnerKind.OPTIMIZER_STATE,
+        OwnerKind.AUTOCAST_CACHE,
+    }
+)
+_NORM_STATISTICS = re.compile(r"aten\.(native_layer_norm|_fused_rms_norm)")
+_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)(?:\.|$)")
+
+
+class Shares:
+    """Says for each storage what one rank holds of it, before data-parallel sharding.
+
+    Raises:
+        InputError: the layout cannot be; the hint names the nearest that can.
+    """
+
+    def __init__(self, graph: StepGraph, dimensions: Dimensions, layout: Layout) -> None:
+        self._graph = graph
+        self._dimensions = dimensions
+        self._layout = layout
+        self._model_sizes = dict(_tensor_sizes(dimensions.columns, layout.tensor))
+        self._data_sizes = {**self._model_sizes, **self._token_sizes()}
+        self._divisible = dimensions.divisible()
+
+    def nbytes(self, storage: Storage) -> int:
+        """Bytes of a storage on the first rank of its stage, for one micro-batch."""
+        layout = self._layout
+        if layout.tensor * layout.context * layout.micro_batches * layout.expert == 1:
+            return storage.nbytes
+        if storage.id not in self._dimensions.of_storage:
+            return self._scratch(storage)
+        return self._of_expert(storage, self._by_axes(storage))
+
+    def gathered(self, storage: Storage) -> int:
+        """Bytes of a storage where the sequence is whole again on each tensor-parallel rank."""
+        ways = self._layout.tensor if self._layout.sequence_parallel else 1
+        axes = self._dimensions.of_storage[storage.id]
+        split = ways > 1 and self._is_split_along_sequence(storage, axes)
+        return self.nbytes(storage) * (ways if split else 1)
+
+    def shape(self, storage: Storage) -> tuple[int, ...]:
+        """The shape of a parameter on one rank."""
+        axes = self._dimensions.of_storage[storage.id]
+        return tuple(axis.local_size(self._model_sizes) for axis in axes)
+
+    def _scratch(self, storage: Storage) -> int:
+        """A kernel's scratch memory shrinks as its result does, else as its first argument.
+
+        What a library keeps, cuBLAS's workspace, is as large as ever.
+        """
+        if storage.death is None or storage.op is None:
+            return storage.nbytes
+        op = self._graph.ops[storage.op]
+        ids = (*op.births, *self._dimensions.reads.get(op.index, ()))
+        if not ids:
+            return storage.nbytes
+        like = self._graph.storages[ids[0]]
+        return -(-storage.nbytes * self.nbytes(like) // like.nbytes) if like.nbytes else 0
+
+    def _of_expert(self, storage: Storage, nbytes: int) -> int:
+        """Clause (5)."""
+        ways = self._layout.expert
+        expert = expert_of(self._module_of(storage)) if ways > 1 else None
+        if expert is None:
+            return nbytes
+        name, number = expert
+        count = self._experts[name]
+        if count % ways:
+            raise InputError(
+                f"{count} experts ({name}) do not divide over {ways} ranks",
+                hint=f"the nearest is --ep {nearest_divisor(count, ways)}",
+            )
+        if number >= count // ways:
+            return 0
+        return nbytes if is_of_model(storage) else nbytes * ways
+
+    @cached_property
+    def _experts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for module in self._graph.modules:
+            expert = expert_of(module)
+            if expert is not None:
+                found[expert[0]] = max(found.get(expert[0], 0), expert[1] + 1)
+        return found
+
+    def _module_of(self, storage: Storage) -> str:
+        for owner in storage.owners:
+            if owner.kind in MODEL_KINDS:
+                return owner.name
+        op = self._graph.op_of(storage)
+        return "" if op is None else op.module
+
+    def _by_axes(self, storage: Storage) -> int:
+        axes = self._dimensions.of_storage[storage.id]
+        whole = math.prod(axis.size for axis in axes)
+        if not whole or not axes:
+            return storage.nbytes
+        return -(-storage.nbytes * self._local_numel(storage, axes) // whole)
+
+    def _local_numel(self, storage: Storage, axes: tuple[Axis, ...]) -> int:
+        if is_of_model(storage):
+            return math.prod(axis.local_size(self._model_sizes) for axis in axes)
+        sizes = dict(self._data_sizes)
+        if self._is_split_along_sequence(storage, axes):
+            sequence = self._dimensions.sequence
+            assert sequence is not None
+            sizes[sequence.root] = -(-sizes[sequence.root] // self._layout.tensor)
+        numel = 1
+        for axis in axes:
+            numel *= axis.local_size(sizes)
+            for atom in axis.atoms():  # clause (3)
+                if self._dimensions.sequence is not None and atom is self._dimensions.sequence.root:
+                    sizes.pop(atom, None)
+        return numel
+
+    def _is_split_along_sequence(self, storage: Storage, axes: tuple[Axis, ...]) -> bool:
+        """Clause (4)."""
+        sequence = self._dimensions.sequence
+        if not self._layout.sequence_parallel or sequence is None:
+            return False
+        atoms = {atom for axis in axes for atom in axis.atoms()}
+        if sequence.root not in atoms or atoms & self._divisible:
+            return False
+        op = self._graph.op_of(storage)
+        is_statistics = op is not None and _NORM_STATISTICS.match(op.target) is not None
+        return is_statistics or bool(atoms & self._dimensions.whole)
+
+    def _token_sizes(self) -> dict[Axis, int]:
+        """Clause (2)."""
+        layout, dimensions = self._layout, self._dimensions
+        sizes: dict[Axis, int] = {}
+        if layout.micro_batches > 1:
+            batch = dimensions.batch
+            if batch is None or batch.size % layout.micro_batches:
+                size = 1 if batch is None else batch.size
+                raise InputError(
+                    f"the traced batch of {size} cannot be cut into {layout.micro_batches} "
+                    "micro-batches of whole samples",
+                    hint=f"the nearest is --micro-batches "
+                    f"{nearest_divisor(size, layout.micro_batches)}; build() may make a larger "
+                    "batch, see --set",
+                )
+            sizes[batch.root] = batch.size // layout.micro_batches
+        sequence = dimensions.sequence
+        if layout.context > 1 or layout.sequence_parallel:
+            ways = layout.context * (layout.tensor if layout.sequence_parallel else 1)
+            if sequence is None:
+                raise InputError(
+                    "no sequence axis was found to split: the step has no attention",
+                    hint="leave --cp and --sp out",
+                )
+            if sequence.size % ways:
+                raise InputError(
+                    f"a sequence of {sequence.size} does not divide into {ways} shares",
+                    hint=f"the nearest number that does is {nearest_divisor(sequence.size, ways)}",
+                )
+            sizes[sequence.root] = sequence.size // layout.context
+        return sizes
+
+
+def is_of_model(storage: Storage) -> bool:
+    """Whether a storage belongs to the model and not to the data that run through it."""
+    return any(owner.kind in MODEL_KINDS for owner in storage.owners)
+
+
+def _tensor_sizes(columns: Iterable[Column], degree: int) -> Iterable[tuple[Axis, int]]:
+    """Clause (1): the local size of each divided atom."""
+    for column in columns:
+        left = degree
+        for atom in column.atoms:
+            if column.pads:
+                yield atom.root, -(-atom.size // left)
+                left = 1
+                continue
+            ways = math.gcd(left, atom.size)
+            yield atom.root, atom.size // ways
+            left //= ways
+        if left > 1:
+            raise InputError(
+                f"{column.size} {column.what} ({column.weight}) do not divide by tensor "
+                f"parallelism {degree}",
+                hint=f"the nearest that divides is --tp {nearest_divisor(column.size, degree)}",
+            )
+
+
+def expert_of(module: str) -> tuple[str, int] | None:
+    """The list of experts that a module belongs to, and which of them it is."""
+    match = _EXPERT.match(module)
+    return None if match is None else (match[1], int(match[2]))

@@ -1,0 +1,101 @@
+"""Which blocks of a model each pipeline stage holds.
+
+A stage is a run of blocks; what comes before the first block (an embedding) is with the first
+stage, what comes behind the last (a norm, a head, the loss) with the last. With interleaving a rank
+holds several such runs, its chunks: rank r of p has the chunks r, r + p, r + 2p, ... of p * v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.errors import InputError
+from graphmem.parallel.layout import Layout
+from graphmem.parallel.traced import Blocks
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The chunks of a pipeline.
+
+    Attributes:
+        sizes: blocks of each chunk, in the order in which a micro-batch goes through them.
+        of_block: the chunk of each block; the first item is what comes before the first block, the
+            last what comes behind the last.
+    """
+
+    sizes: tuple[int, ...]
+    of_block: tuple[int, ...]
+
+    def of_op(self, blocks: Blocks) -> list[int]:
+        """The chunk of each operation."""
+        return [self.of_block[block + 1] for block in blocks.of_op]
+
+
+def divide(blocks: Blocks, weights: Sequence[int], layout: Layout) -> Stages:
+    """Divide blocks into stages: as the layout gives them, else so that the heaviest is lightest.
+
+    Args:
+        blocks: of the model.
+        weights: bytes of each block, with what comes before the first and behind the last at the
+            ends: `blocks.count + 2` numbers.
+        layout: its degree of pipeline parallelism.
+
+    Raises:
+        InputError: there are more stages than blocks, or the given ones are not all blocks.
+    """
+    count = layout.pipeline * layout.interleave
+    if count == 1:
+        return Stages((blocks.count,), (0,) * (blocks.count + 2))
+    if count > blocks.count:
+        what = f"{layout.pipeline} stages"
+        if layout.interleave > 1:
+            what += f" of {layout.interleave} chunks"
+        raise InputError(
+            f"{what} are more than the {blocks.count} blocks of {blocks.name or 'the model'}",
+            hint=f"the nearest is --pp {max(1, blocks.count // layout.interleave)}",
+        )
+    sizes = layout.stages or _balanced(weights, count)
+    if len(sizes) != count or sum(sizes) != blocks.count or min(sizes) < 1:
+        raise InputError(
+            f"stages of {', '.join(map(str, sizes))} blocks are not {count} stages of the "
+            f"{blocks.count} blocks of {blocks.name}",
+            hint="balanced by bytes they are " + ",".join(map(str, _balanced(weights, count))),
+        )
+    of_block = [chunk for chunk, size in enumerate(sizes) for _ in range(size)]
+    return Stages(tuple(sizes), (0, *of_block, count - 1))
+
+
+def _balanced(weights: Sequence[int], count: int) -> tuple[int, ...]:
+    """The runs of at least one block each whose heaviest is as light as can be.
+
+    By bisection over the weight that no run may exceed; within that, the first are the longest.
+    """
+    inner = list(weights[1:-1])
+    inner[0] += weights[0]
+    inner[-1] += weights[-1]
+    low, high = max(inner), sum(inner)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_greedy(inner, middle, count)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return tuple(_greedy(inner, low, count))
+
+
+def _greedy(weights: Sequence[int], limit: int, count: int) -> list[int]:
+    """Runs that do not exceed a limit, each as long as it leaves a block for those behind it."""
+    sizes = [0]
+    filled = 0
+    for i, weight in enumerate(weights):
+        left = len(weights) - i
+        too_full = filled + weight > limit
+        needed = count - len(sizes) >= left
+        if sizes[-1] and (too_full or needed):
+            sizes.append(0)
+            filled = 0
+        sizes[-1] += 1
+        filled += weight
+    return sizes

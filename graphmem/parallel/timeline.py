@@ -1,0 +1,148 @@
+"""Replay a rank's pieces through the caching allocator: its peak, and what is alive when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphmem.allocator import Block, CachingAllocator
+from graphmem.graph import PhaseName
+from graphmem.parallel.pieces import Moment, Piece, Rank
+
+ROUNDING = "rounding"
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """What a rank's device held.
+
+    Attributes:
+        peak: the most allocated bytes.
+        reserved: the most reserved bytes.
+        at: the moment of the peak.
+        at_peak: bytes by category then; they sum to `peak`.
+        most: for each category the most bytes at once: at the peak, or when a slot begins.
+    """
+
+    peak: int
+    reserved: int
+    at: Moment
+    at_peak: Mapping[str, int]
+    most: Mapping[str, int]
+
+
+def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> RankTimeline:
+    """Allocate and free a rank's pieces in order.
+
+    Args:
+        rank: whose pieces they are.
+        pieces: in any order.
+        allocator: an empty one.
+    """
+    events = _events(pieces)
+    blocks: dict[int, Block] = {}
+    peak, at, at_event = 0, (0, 0.0), -1
+    reserved = 0
+    for i, (moment, born, number) in enumerate(events):
+        if born:
+            blocks[number] = allocator.malloc(pieces[number].nbytes)
+        else:
+            allocator.free(blocks.pop(number))
+        stats = allocator.statistics
+        reserved = max(reserved, stats.reserved_bytes.current)
+        if stats.allocated_bytes.current > peak:
+            peak, at, at_event = stats.allocated_bytes.current, moment, i
+    categories = _Categories(rank)
+    at_peak = categories.sums([pieces[n] for n in _alive_after(events, at_event)], at)
+    rounding = peak - sum(at_peak.values())
+    most = _most(rank, pieces, events, categories)
+    for category, nbytes in at_peak.items():
+        most[category] = max(most.get(category, 0), nbytes)
+    return RankTimeline(peak, reserved, at, {**at_peak, ROUNDING: rounding}, most)
+
+
+_Event = tuple[Moment, bool, int]
+
+
+def _events(pieces: Sequence[Piece]) -> list[_Event]:
+    """Births and deaths in order; of those at one moment deaths come first."""
+    found: list[_Event] = []
+    for number, piece in enumerate(pieces):
+        if not piece.nbytes:
+            continue
+        found.append((piece.born, True, number))
+        if piece.dies is not None:
+            found.append((max(piece.dies, (piece.born[0], piece.born[1] + 1e-3)), False, number))
+    return sorted(found, key=lambda event: (event[0], event[1]))
+
+
+def _alive_after(events: Sequence[_Event], index: int) -> list[int]:
+    alive: dict[int, None] = {}
+    for _, born, number in events[: index + 1]:
+        if born:
+            alive[number] = None
+        else:
+            del alive[number]
+    return list(alive)
+
+
+def _most(
+    rank: Rank, pieces: Sequence[Piece], events: Sequence[_Event], categories: _Categories
+) -> dict[str, int]:
+    most: dict[str, int] = {}
+    alive: dict[int, None] = {}
+    slot = -1
+    for moment, born, number in events:
+        if moment[0] != slot:
+            slot = moment[0]
+            if rank.in_last_step(slot):
+                sums = categories.sums([pieces[each] for each in alive], (slot, moment[1] - 0.5))
+                for category, nbytes in sums.items():
+                    most[category] = max(most.get(category, 0), nbytes)
+        if born:
+            alive[number] = None
+        else:
+            del alive[number]
+    return most
+
+
+class _Categories:
+    """What pieces are for at a moment.
+
+    A micro-batch that waits between its forward and its backward pass is as its forward pass left
+    it, whatever the rank does meanwhile.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._ticks = [tick for tick, _, _ in rank.traced.changes]
+
+    def sums(self, pieces: Iterable[Piece], moment: Moment) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for piece in pieces:
+            category = self._of(piece, moment)
+            found[category] = found.get(category, 0) + piece.nbytes
+        return found
+
+    def _of(self, piece: Piece, moment: Moment) -> str:
+        if piece.category is not None:
+            return str(piece.category)
+        assert piece.storage is not None
+        return str(piece.storage.category_at(self._tick(self._place(piece, moment))))
+
+    def _place(self, piece: Piece, moment: Moment) -> float:
+        rank = self._rank
+        born = piece.born[0]
+        turn = rank.slots[born].turn
+        if turn is None or born == moment[0]:
+            return moment[1]
+        back = rank.backward_of(born) if turn.phase is PhaseName.FORWARD else born
+        if back == moment[0]:
+            return moment[1]
+        waits = back is not None and moment[0] < back
+        return rank.end_of(born if waits or back is None else back) - 0.5
+
+    def _tick(self, place: float) -> int:
+        """The tick when a place is over; between two places, that of the one before."""
+        whole = min(max(int(place), 0), len(self._ticks) - 1)
+        return self._ticks[whole]

@@ -1,0 +1,40 @@
+"""Trace a target for planning: as `analyze` does, or with bf16 weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from graphmem.analysis import Progress, Request, runtime_of, trace_target
+from graphmem.parallel.layout import Precision
+from graphmem.parallel.planner import Planner
+
+
+def planner_for(
+    target: str | Callable[[], Any],
+    request: Request,
+    precision: Precision = Precision.TRACED,
+    blocks: str | None = None,
+    progress: Progress = lambda message: None,
+) -> tuple[str, Planner]:
+    """The target's name, and a planner of its step.
+
+    Args:
+        target: as `graphmem.analyze` takes it.
+        request: how to trace.
+        precision: bf16 weights are traced as such, without autocast.
+        blocks: see `Planner`.
+        progress: told what is being done.
+
+    Raises:
+        InputError: the target cannot be traced.
+    """
+    from graphmem.pipeline import run_passes
+
+    if precision is Precision.BF16_MASTER:
+        request = replace(request, changes=replace(request.changes, dtype="bf16"))
+    runtime = runtime_of(request)
+    name, graph = trace_target(target, request, runtime, progress)
+    programs = run_passes(graph, runtime)["kernel_memory"].programs
+    return name, Planner(graph, programs, runtime, blocks)

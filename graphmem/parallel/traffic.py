@@ -1,0 +1,135 @@
+"""What a rank sends in one step, by collective.
+
+Bytes are what one rank sends in a ring, which is also the least that any algorithm can do
+(Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; NCCL tests, PERFORMANCE.md):
+
+- all-reduce of n bytes over r ranks: 2 (r - 1) / r * n
+- all-gather to n bytes, reduce-scatter of n bytes: (r - 1) / r * n
+- all-to-all of n bytes: (r - 1) / r * n
+- send to one neighbour: n
+
+How often: DDP reduces gradients once a step; ZeRO-1 and 2 reduce-scatter gradients and all-gather
+parameters; ZeRO-3 and FSDP gather parameters in the forward and in the backward pass and
+reduce-scatter gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each
+micro-batch. Tensor parallelism reduces once for each product divided by rows in the forward pass
+and once for each input of products divided by columns in the backward pass; sequence parallelism
+does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphmem.graph import OwnerKind
+from graphmem.parallel.data_parallel import BYTES_OF, FP32_BYTES
+from graphmem.parallel.layout import Layout, Precision, Sharding
+from graphmem.parallel.pieces import Rank
+from graphmem.parallel.schema import Traffic
+from graphmem.parallel.shares import Shares, expert_of
+
+
+def ring_all_reduce(nbytes: int, ranks: int) -> int:
+    """Bytes that one rank sends to sum n bytes over all ranks."""
+    return 2 * (ranks - 1) * nbytes // ranks
+
+
+def ring_gather(nbytes: int, ranks: int) -> int:
+    """Bytes that one rank sends in an all-gather to, or a reduce-scatter of, n bytes."""
+    return (ranks - 1) * nbytes // ranks
+
+
+def traffic_of(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    """What a pipeline rank sends in one step."""
+    yield from _of_data_parallelism(rank, shares)
+    yield from _of_tensor_parallelism(rank, shares)
+    yield from _of_context_parallelism(rank, shares)
+    yield from _of_pipeline(rank, shares)
+
+
+def _of_data_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    layout = rank.layout
+    ranks = layout.sharding_ranks
+    if ranks == 1:
+        return
+    parameters = gradients = 0
+    for storage in rank.graph.storages:
+        owner = storage.owned_as(OwnerKind.PARAMETER)
+        if owner is None or not rank.holds(owner.name) or expert_of(owner.name):
+            continue
+        nbytes = shares.nbytes(storage)
+        parameters += nbytes
+        if rank.graph.parameters.get(owner.name, True):
+            wide = layout.precision is Precision.BF16_MASTER
+            element = BYTES_OF.get(storage.dtype, FP32_BYTES)
+            gradients += nbytes * FP32_BYTES // element if wide else nbytes
+    if layout.sharding is Sharding.REPLICATED:
+        sent = ring_all_reduce(gradients, ranks)
+        yield Traffic(
+            "gradients", "all-reduce", ranks, sent, f"2({ranks}-1)/{ranks} x {gradients:,}"
+        )
+        return
+    times = layout.micro_batches if layout.sharding.shares_parameters else 1
+    sent = times * ring_gather(gradients, ranks)
+    yield Traffic(
+        "gradients", "reduce-scatter", ranks, sent, f"{times} x ({ranks}-1)/{ranks} x {gradients:,}"
+    )
+    if layout.sharding.shares_parameters:
+        times *= 2 if layout.reshard_after_forward else 1
+    sent = times * ring_gather(parameters, ranks)
+    yield Traffic(
+        "parameters", "all-gather", ranks, sent, f"{times} x ({ranks}-1)/{ranks} x {parameters:,}"
+    )
+
+
+def _of_tensor_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    layout = rank.layout
+    ranks = layout.tensor
+    if ranks == 1:
+        return
+    summed = sum(_whole(rank, shares, op) for op in rank.row_products())
+    times = 2 * layout.micro_batches  # forward, and backward for the columns before
+    sent = times * ring_all_reduce(summed, ranks)
+    how = "all-gather and reduce-scatter" if layout.sequence_parallel else "all-reduce"
+    yield Traffic(
+        "activations of tensor parallelism",
+        how,
+        ranks,
+        sent,
+        f"{times} x 2({ranks}-1)/{ranks} x {summed:,}",
+    )
+
+
+def _whole(rank: Rank, shares: Shares, op: int) -> int:
+    """Bytes of what a product divided by rows makes, before it is split along the sequence."""
+    return sum(shares.gathered(rank.graph.storages[born]) for born in rank.graph.ops[op].births)
+
+
+def _of_context_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    layout = rank.layout
+    ranks = layout.context
+    if ranks == 1:
+        return
+    keys = sum(shares.nbytes(rank.graph.storages[each]) for each in rank.keys_and_values())
+    times = 2 * layout.micro_batches
+    gathered = keys * ranks
+    yield Traffic(
+        "keys and values",
+        "all-gather and reduce-scatter",
+        ranks,
+        times * ring_gather(gathered, ranks),
+        f"{times} x ({ranks}-1)/{ranks} x {gathered:,}",
+    )
+
+
+def _of_pipeline(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    layout: Layout = rank.layout
+    if layout.pipeline == 1:
+        return
+    sent = rank.sent_bytes(shares.nbytes)
+    yield Traffic(
+        "activations and their gradients between stages",
+        "send",
+        2,
+        layout.micro_batches * sent,
+        f"{layout.micro_batches} x {sent:,}",
+    )
