@@ -434,9 +434,7 @@ class TestParallelTraining:
         assert table is not None
 
         whole, rank = (
-            dict(
-                zip(table.columns, table.rows[f"the traced step's own bytes, {which}"], strict=True)
-            )
+            dict(zip(table.columns, table.rows[f"the traced step, {which}"], strict=True))
             for which in ("the whole", "a rank")
         )
         bsh = 32 * 64

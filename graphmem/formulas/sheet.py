@@ -21,7 +21,7 @@ from graphmem.formulas.estimate import MOMENTS, Formula, Moment
 from graphmem.formulas.exact import Exact, exact_at
 from graphmem.formulas.find_terms import Found, find_terms
 from graphmem.formulas.tables import TABLES, Table, Tabled
-from graphmem.formulas.terms import LETTERS, Term, values
+from graphmem.formulas.terms import DEGREES, LETTERS, Term, values
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
@@ -171,6 +171,8 @@ def _table(
     tabled: Tabled, numbers: Mapping[str, int], found: Found, exact: Mapping[Moment, Exact]
 ) -> Section:
     missing = _missing(tabled.needs, found)
+    if tabled.of_degrees and not any(name in found.terms for name in DEGREES):
+        missing |= dict.fromkeys(DEGREES[:1], "no degree of parallelism is given")
     if missing:
         return Section(tabled.name, tabled.title, tabled.source, missing)
     filled = tabled.fill(numbers, exact)

@@ -43,6 +43,7 @@ class Tabled:
         needs: the terms without which it says nothing.
         fill: its text as the source prints it, or its figures; called with terms and the exact
             results, none without a target.
+        of_degrees: whether it says nothing without a degree of parallelism.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Tabled:
     source: str
     needs: tuple[str, ...]
     fill: Callable[[Mapping[str, int], Mapping[Moment, Exact]], str | Table]
+    of_degrees: bool = False
 
 
 def format_gigabytes(nbytes: Fraction, digits: int = 3) -> str:
@@ -115,18 +117,18 @@ def _llama_3(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> Table
     formula = parallel.memory_of(parallel.MIXED.estimate(numbers))
     printed = parallel.as_printed(formula, numbers)
     rows = {
-        "the whole, M_a with s for s² as the example prints it": layout.per_rank(printed, {}),
-        "a rank, as the example approximates it": layout.approximate(printed, degrees),
-        "M_a2 not over TP, its first stated error": layout.per_rank(printed, degrees),
+        "the whole, as the example prints it": layout.per_rank(printed, {}),
+        "a rank, as it approximates": layout.approximate(printed, degrees),
+        "a rank, M_a2 not over TP": layout.per_rank(printed, degrees),
     }
     if "kv_heads" in numbers:
         shared = parallel.without_shared_heads(printed, numbers)
-        rows["and keys and values of KVH heads, its second"] = layout.per_rank(shared, degrees)
-    rows["its formula, with s²"] = layout.per_rank(formula, degrees)
+        rows["a rank, and KVH heads of keys"] = layout.per_rank(shared, degrees)
+    rows["a rank, M_a with s²"] = layout.per_rank(formula, degrees)
     if exact:
         traced = parallel.traced(exact[Moment.STATES].by_role, exact[Moment.FORWARD].by_role)
-        rows["the traced step's own bytes, the whole"] = layout.per_rank(traced, {})
-        rows["the traced step's own bytes, a rank"] = layout.per_rank(traced, degrees)
+        rows["the traced step, the whole"] = layout.per_rank(traced, {})
+        rows["the traced step, a rank"] = layout.per_rank(traced, degrees)
     return replace(_rank_table(rows), notes=tuple(_as_the_example_says(printed, degrees)))
 
 
@@ -137,6 +139,9 @@ def _as_the_example_says(memory: parallel.Memory, degrees: Mapping[str, int]) ->
     model = format_gigabytes(rank["model"], digits=1)
     yield f"M_a as the example prints it: {format_exact(memory.activations)}"
     yield f"a rank in GB, as it approximates: {states} + {model} + {int(rank['inner'] / GB)}/MB"
+    yield "its first stated error: M_a2, of norms and dropout, is not divided by TP"
+    yield "its second: grouped-query attention has KVH heads of keys and values, not a"
+    yield "one that it does not state: M_a is printed with s where its formula says s²"
 
 
 def _degrees(numbers: Mapping[str, int]) -> dict[str, int]:
@@ -194,6 +199,7 @@ TABLES: Sequence[Tabled] = (
         parallel.SOURCE,
         ("parameters", *_BLOCKS),
         _layouts,
+        of_degrees=True,
     ),
     Tabled(
         "parallel-llama-3",
@@ -201,5 +207,6 @@ TABLES: Sequence[Tabled] = (
         parallel.SOURCE,
         ("parameters", *_BLOCKS),
         _llama_3,
+        of_degrees=True,
     ),
 )

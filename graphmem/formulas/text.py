@@ -57,7 +57,7 @@ def _lacking(sheet: Sheet) -> Iterator[RenderableType]:
             by_reason.setdefault(reason, []).append(f"{LETTERS[name]} ({name})")
         for reason, lacking in by_reason.items():
             yield Text(f"  lack {', '.join(lacking)}: {reason}")
-        yield Text("  give them as `--term h=768`", style="dim")
+        yield Text(f"  give them as `--term {LETTERS[missing[0][0]]}=…`", style="dim")
 
 
 def _terms(sheet: Sheet) -> Iterator[RenderableType]:
