@@ -24,6 +24,7 @@ from graphmem.runtime import Runtime
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_gpu.process_environment import ProcessEnvironment
 
 
 class VirtualGpu:
@@ -59,7 +60,7 @@ class VirtualGpu:
         Args:
             gpu: name of the card.
             torch_version: version whose CUDA rules apply; default: the one that is installed.
-            env: environment variables that PyTorch reads.
+            env: environment variables that PyTorch reads, in place of those of this process.
             assume: what a program reads off the device, as in `--assume`.
             max_steps: iterations after which the program is stopped by `EnoughSteps`.
             tell: called with a line of text whenever something is assumed for the first time.
@@ -69,8 +70,9 @@ class VirtualGpu:
             InputError: the card or an assumption is unknown.
         """
         version = torch_version or torch.__version__.partition("+")[0]
-        self.runtime = Runtime(find_gpu(gpu), version, dict(env or {}))
+        self.runtime = Runtime(find_gpu(gpu), version, ProcessEnvironment(env or {}))
         self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator())
+        self.memory.first_settings = lambda: self.runtime.allocator_settings
         self._name = name or self.runtime.gpu.name
         self._session = LiveSession(max_steps)
         recorder = self._session.recorder

@@ -20,7 +20,13 @@ from typing import Any
 
 import torch
 
-from graphmem.allocator import Block, CachingAllocator, OutOfMemory, parse_settings
+from graphmem.allocator import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+    parse_settings,
+)
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.device_clock import DeviceClock
@@ -72,6 +78,8 @@ class DeviceMemory:
             which takes a workspace if it has none (`getCurrentCUDABlasHandle`).
         clear_blas_workspaces: set by the live machine; every workspace is given back
             (`clearCublasWorkspaces`).
+        first_settings: set by the live machine; what the environment says when memory is first
+            asked for, which is when PyTorch reads it. None: the allocator has its settings.
         clock: the time of the device.
         history: what is recorded of it.
         conf: the text of the settings that hold (PYTORCH_CUDA_ALLOC_CONF).
@@ -84,6 +92,7 @@ class DeviceMemory:
         self.block_of: Callable[[torch.Tensor], Block | None] = _no_block
         self.blas_handle: Callable[[], None] = _nothing
         self.clear_blas_workspaces: Callable[[], None] = _nothing
+        self.first_settings: Callable[[], AllocatorSettings] | None = None
         self.clock = DeviceClock()
         self.history = MemoryHistory()
         self.conf = ""
@@ -122,6 +131,7 @@ class DeviceMemory:
         """
         origin = origin or self.origin()
         with self.history.caused_by(origin.stack):
+            self._read_environment()
             self._take_back_finished()
             try:
                 return self.allocator.malloc(requested_bytes, origin.stream)
@@ -142,6 +152,18 @@ class DeviceMemory:
         """A stream uses the block; its own does not count (`recordStream`)."""
         if stream != block.segment.stream:
             self._users.setdefault(block, set()).add(stream)
+
+    def _read_environment(self) -> None:
+        """`CUDAAllocatorConfig::instance`: once."""
+        read, self.first_settings = self.first_settings, None
+        if read is not None:
+            self._take_over(_accepted(read))
+
+    def _take_over(self, settings: AllocatorSettings) -> None:
+        fraction = self.allocator.settings.memory_fraction
+        if fraction is not None:
+            settings = replace(settings, memory_fraction=fraction)
+        self.allocator.configure(settings)
 
     def _take_back_finished(self) -> None:
         """`process_events`."""
@@ -196,13 +218,9 @@ class DeviceMemory:
         Raises:
             RuntimeError: PyTorch would refuse them, or they are not modelled.
         """
-        allocator = self.settled()
-        try:
-            settings = parse_settings(text)
-        except InputError as error:
-            raise RuntimeError(str(error)) from error
-        fraction = allocator.settings.memory_fraction
-        allocator.configure(replace(settings, memory_fraction=fraction))
+        self.settle()
+        self.first_settings = None
+        self._take_over(_accepted(lambda: parse_settings(text)))
         self.conf = text
 
     @property
@@ -225,3 +243,10 @@ class DeviceMemory:
     def observe_out_of_memory(self, observer: Observer) -> None:
         """Have a function called with device, bytes tried, bytes allowed, and bytes free."""
         self._observers.append(observer)
+
+
+def _accepted(read: Callable[[], AllocatorSettings]) -> AllocatorSettings:
+    try:
+        return read()
+    except InputError as error:
+        raise RuntimeError(str(error)) from error

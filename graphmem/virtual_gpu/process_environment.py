@@ -1,0 +1,45 @@
+"""The environment variables that PyTorch reads, while a program may still set them.
+
+A script sets `PYTORCH_CUDA_ALLOC_CONF` or `CUBLAS_WORKSPACE_CONFIG` in its first lines, and PyTorch
+reads them when it needs them. So they are those of this process, with what was asked for
+(`--env`) in place of what was there at the beginning.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+NAMES = (
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DISABLE_ADDMM_CUDA_LT",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+)
+"""What graphmem knows of; no other variable is looked at."""
+
+
+class ProcessEnvironment(Mapping[str, str]):
+    """Variables by name, as they are at the moment of asking."""
+
+    def __init__(self, asked_for: Mapping[str, str]) -> None:
+        """Begin with this process's variables, and those that were asked for before them."""
+        self._asked_for = dict(asked_for)
+        self._at_first = {name: os.environ.get(name) for name in NAMES}
+
+    def __getitem__(self, name: str) -> str:
+        now = os.environ.get(name) if name in self._at_first else None
+        if now == self._at_first.get(name) and name in self._asked_for:
+            return self._asked_for[name]
+        if now is None:
+            raise KeyError(name)
+        return now
+
+    def __iter__(self) -> Iterator[str]:
+        names = dict.fromkeys((*self._asked_for, *NAMES))
+        return (name for name in names if self.get(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
