@@ -2,7 +2,8 @@
 
 A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
 where the driver refuses. What the context takes is an estimate; the verdict is certain iff it is
-the same where the context takes `CONTEXT_UNCERTAINTY_BYTES` more, and less.
+the same where the context takes `CONTEXT_UNCERTAINTY_BYTES` less, and where it takes as much more
+and the driver leaves as little of the card as another one was seen to leave.
 
 Not covered: what cuDNN and cuBLAS do when their workspace is refused (they take a slower plan), and
 other processes on the card.
@@ -60,7 +61,7 @@ class Verdict:
 
     Attributes:
         replay: what happens there.
-        is_certain: whether it is the same for a context that takes more, or less.
+        is_certain: whether it is the same for a card that has less room, or more.
         capacity_bytes: what the allocator can have.
         margin_bytes: what is left where the most is reserved; negative where the step does not fit:
             how much more than the capacity it would reserve where there is no end of memory.
@@ -100,13 +101,14 @@ def judge(found: Sequence[Change], runtime: Runtime, unbounded: Timeline) -> Ver
     """
     whole = Replay(unbounded)
     estimate, uncertainty = runtime.gpu.context_bytes, CONTEXT_UNCERTAINTY_BYTES
+    spread = runtime.gpu.memory_spread_bytes
 
     def on_card(context_bytes: int) -> Replay:
         allocator = runtime.new_allocator(context_bytes=context_bytes)
         return whole if _never_full(allocator, whole.reserved_bytes) else replay(found, allocator)
 
     result = on_card(estimate)
-    others = [on_card(max(0, estimate - uncertainty)), on_card(estimate + uncertainty)]
+    others = [on_card(max(0, estimate - uncertainty)), on_card(estimate + uncertainty + spread)]
     fits = result.refused is None
     capacity = _capacity_of(runtime.new_allocator())
     return Verdict(

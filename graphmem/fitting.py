@@ -72,6 +72,7 @@ class CardFit(msgspec.Struct, frozen=True):
     capacity: int
     context: int
     context_uncertainty: int
+    memory_spread: int
     largest: int | None
     is_bounded: bool
     probes: list[Probe]
@@ -208,6 +209,7 @@ class _Search:
             capacity=card.capacity,
             context=card.context,
             context_uncertainty=card.context_uncertainty,
+            memory_spread=card.memory_spread,
             largest=largest,
             is_bounded=refused is not None,
             probes=(probes := [self._probe(value) for value in sorted(self.reports)]),

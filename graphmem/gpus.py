@@ -86,6 +86,7 @@ class Gpu:
         multiprocessors: streaming multiprocessors that a program sees.
         aliases: other names that `find_gpu` takes.
         memory_note: what is not exact in `memory_bytes`, or empty.
+        memory_spread_bytes: how much less of the card another driver was seen to leave.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Gpu:
     multiprocessors: int
     aliases: tuple[str, ...] = ()
     memory_note: str = ""
+    memory_spread_bytes: int = 0
 
     @property
     def max_threads_per_multiprocessor(self) -> int:
@@ -131,14 +133,28 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16_928_342_016, (7, 0), 80, ("v100",)),
     # deviceQuery 11.4
     Gpu("v100-32gb", "Tesla V100-SXM2-32GB", 34_089_730_048, (7, 0), 80),
-    # Google Colab, torch and CUDA 12.4 (ECC on)
-    Gpu("t4", "Tesla T4", 15_828_320_256, (7, 5), 40),
+    # Google Colab, torch and CUDA 12.4 (ECC on); with driver 580.82, in 2026, 15,637,086,208.
+    Gpu(
+        "t4",
+        "Tesla T4",
+        15_828_320_256,
+        (7, 5),
+        40,
+        memory_spread_bytes=15_828_320_256 - 15_637_086_208,
+    ),
     # deviceQuery 12.8
     Gpu("a10", "NVIDIA A10", 23_696_375_808, (8, 6), 72),
     # get_device_properties() of torch 2.15 (nightly): 22587MB and 80 multiprocessors
     Gpu("a10g", "NVIDIA A10G", 22_587 * _MIB, (8, 6), 80, memory_note=_READ_IN_MIB),
     # PyTorch's allocator's own warning: "total: 42405855232". Older drivers: 42,298,834,944.
-    Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 42_405_855_232, (8, 0), 108),
+    Gpu(
+        "a100-40gb",
+        "NVIDIA A100-SXM4-40GB",
+        42_405_855_232,
+        (8, 0),
+        108,
+        memory_spread_bytes=42_405_855_232 - 42_298_834_944,
+    ),
     # deviceQuery 12.5. A bare "a100" is this card, the default of graphmem.
     Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", 85_100_068_864, (8, 0), 108, ("a100",)),
     # deviceQuery 12.0

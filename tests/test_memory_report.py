@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,8 +73,8 @@ def changes_of(*sizes: int) -> list[Change]:
     return changes
 
 
-def verdict_on(changes: list[Change], **env: str) -> Verdict:
-    runtime = Runtime(TINY, "2.13.0", env)
+def verdict_on(changes: list[Change], gpu: Gpu = TINY, **env: str) -> Verdict:
+    runtime = Runtime(gpu, "2.13.0", env)
     unbounded = replay(changes, runtime.new_allocator(bounded=False))
     return judge(changes, runtime, unbounded.timeline)
 
@@ -96,6 +97,14 @@ def test_a_verdict_within_the_uncertainty_of_the_context_says_so(
 
     assert (fits, is_certain) == (verdict.fits, verdict.is_certain)
     assert (CAPACITY, (600 - mib) * MIB) == (verdict.capacity_bytes, verdict.margin_bytes)
+
+
+def test_a_verdict_that_another_driver_would_change_says_so() -> None:
+    """462 MiB fit beside the largest context, into 472; not where a driver leaves 20 less."""
+    other_drivers = replace(TINY, memory_spread_bytes=20 * MIB)
+
+    assert verdict_on(changes_of(462 * MIB)).is_certain
+    assert not verdict_on(changes_of(462 * MIB), other_drivers).is_certain
 
 
 def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:

@@ -191,7 +191,7 @@ def _footnotes(card: CardFit, name: str) -> Iterator[str]:
     if not card.surprises:
         yield f"assumed: a larger {name} takes no less memory; so it is among the values tried"
     context, uncertainty = format_bytes(card.context), format_bytes(card.context_uncertainty)
-    yield (
-        f"PyTorch can have {card.capacity:,} bytes, beside {context} ± {uncertainty} of CUDA "
-        "context (an estimate)"
-    )
+    room = f"{card.capacity:,} bytes"
+    yield f"PyTorch can have {room}, beside {context} ± {uncertainty} of CUDA context"
+    if card.memory_spread:
+        yield f"some drivers leave {format_bytes(card.memory_spread)} less of this card"

@@ -81,7 +81,7 @@ def _verdict(report: Report) -> Iterator[Text | Padding]:
         return
     card = report.memory.on_card
     title = report.runtime.title
-    doubt = ", within the estimate of the CUDA context" if card.within_estimate else ""
+    doubt = ", within the estimate of the card's room" if card.within_estimate else ""
     if card.refused is None:
         yield Text.assemble((f"fits on {title}", "bold green"), doubt)
         yield Text(
@@ -103,7 +103,13 @@ def _verdict(report: Report) -> Iterator[Text | Padding]:
 
 def _context(card: OnCard) -> str:
     uncertainty = format_bytes(card.context_uncertainty)
-    return f"{format_bytes(card.context)} ± {uncertainty} of CUDA context"
+    return f"{format_bytes(card.context)} ± {uncertainty} of CUDA context{_spread(card)}"
+
+
+def _spread(card: OnCard) -> str:
+    if not card.memory_spread:
+        return ""
+    return f" (some drivers leave {format_bytes(card.memory_spread)} less)"
 
 
 def _emptied(card: OnCard) -> Iterator[Text]:
