@@ -25,17 +25,21 @@ ROUND_LARGE = 2 * MIB  # kRoundLarge
 # Sixteen size classes, 1 MiB to 32 GiB and above: kRoundUpPowerOfTwoIntervals.
 DIVISION_CLASSES = 16
 
-_IGNORED = {
+_IGNORED_FLAGS = {
     "graph_capture_record_stream_reuse",
     "pinned_free_catch_all",
-    "pinned_max_cached_size_mb",
-    "pinned_max_round_threshold_mb",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
     "pinned_use_background_threads",
     "pinned_use_cuda_host_register",
     "release_lock_on_cudamalloc",
 }
+_IGNORED_NUMBERS = {
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_reserve_segment_size_mb",
+}
+_REGISTER_THREADS = "pinned_num_register_threads"
+_MAX_REGISTER_THREADS = 128  # pinned_max_register_threads
+_IGNORED = {*_IGNORED_FLAGS, *_IGNORED_NUMBERS, _REGISTER_THREADS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ def parse_settings(text: str) -> AllocatorSettings:
     if unknown is not None:
         known = ", ".join(sorted(_PARSERS))
         raise InputError(f"Allocator setting {unknown!r} is not known. Known are: {known}.")
+    for key in pairs.keys() & _IGNORED:
+        _check_ignored(key, pairs[key])
     settings = AllocatorSettings()
     for key, parse in _PARSERS.items():  # this order: large_segment_size_mb bounds others
         if key in pairs:
@@ -152,6 +158,22 @@ def _fraction(key: str, value: str) -> float:
         raise InputError(f"Allocator setting {key} must be a number, not {value!r}.") from None
 
 
+def _check_ignored(key: str, value: str) -> None:
+    """What changes no byte on the device must make sense all the same."""
+    if key in _IGNORED_FLAGS:
+        _truth(key, value)
+    elif key == _REGISTER_THREADS and _power_of_two(key, value) > _MAX_REGISTER_THREADS:
+        raise InputError(f"Allocator setting {key} must be at most 128, not {value}.")
+    else:
+        _whole(key, value)
+
+
+def _truth(key: str, value: str) -> bool:
+    if value not in ("True", "False"):
+        raise InputError(f"Allocator setting {key} must be True or False, not {value!r}.")
+    return value == "True"
+
+
 def _large_segment(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     size = _whole(key, value) * MIB
     if size <= MIN_LARGE_ALLOC:
@@ -190,9 +212,7 @@ def _memory_fraction(settings: AllocatorSettings, key: str, value: str) -> Alloc
 
 
 def _expandable(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
-    if value not in ("True", "False"):
-        raise InputError(f"Allocator setting {key} must be True or False, not {value!r}.")
-    return replace(settings, expandable_segments=value == "True")
+    return replace(settings, expandable_segments=_truth(key, value))
 
 
 def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.cuda.amp.common
+import torch.jit._builtins
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import _device_constructors
@@ -83,12 +84,24 @@ def _what_switches_itself_off() -> list[Replacement]:
 def _devices_by_number(pinned: PinnedMemory) -> list[Replacement]:
     """PyTorch resolves the number of a device with the accelerator's help."""
     parse_to = torch._C._nn._parse_to
+    factories = {name: _pinning(getattr(torch, name), pinned) for name in _FACTORIES}
     return [
         (torch.Tensor, "cuda", _tensor_cuda),
         (torch.Tensor, "to", _with_device(torch.Tensor.to, positions=(1,))),
         (torch._C._nn, "_parse_to", _with_device(parse_to, positions=(0,))),
-        *((torch, name, _pinning(getattr(torch, name), pinned)) for name in _FACTORIES),
+        *((torch, name, factory) for name, factory in factories.items()),
+        (torch.jit._builtins, "_builtin_table", _builtins_with(factories)),
     ]
+
+
+def _builtins_with(factories: dict[str, Callable[..., Any]]) -> dict[int, str]:
+    """What TorchScript takes for an operator of its own, by identity."""
+    table = torch.jit._builtins._get_builtin_table()
+    known = {name: table.get(id(getattr(torch, name))) for name in factories}
+    return {
+        **table,
+        **{id(each): known[name] for name, each in factories.items() if known[name] is not None},
+    }
 
 
 def _tensor_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
