@@ -64,6 +64,7 @@ class LiveMachine:
         """
         self._graph = recorder.graph
         self._recorder = recorder
+        self._memory = memory
         self._rules: OnlineRules = online_pass("kernel_memory", runtime)
         self._simulator = Simulator(memory.allocator, memory)
         self.refusals: list[Refusal] = []
@@ -71,12 +72,20 @@ class LiveMachine:
         self._changed: list[Storage] = []
         self._settled = 0
         self._scratch_ids = itertools.count(-1, -1)  # the graph's own storages count up from 0
-        recorder.on_change = self._changed.append
+        recorder.on_change = self._note_change
         recorder.on_op = self._advance
         memory.settle = self.settle
         memory.block_of = self.block_of
         memory.blas_handle = self._take_blas_workspace
         memory.clear_blas_workspaces = self._clear_blas_workspaces
+
+    def _note_change(self, storage: Storage) -> None:
+        """A storage was born or lost an owner; its death is applied later than it happens."""
+        self._changed.append(storage)
+        if self._memory.history.takes_stacks_of_frees:
+            block = self._simulator.block_of(storage)
+            if block is not None:
+                self._memory.expect_free(block)
 
     def settle(self) -> None:
         """Apply what happened since the last operation."""

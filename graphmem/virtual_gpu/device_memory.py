@@ -1,8 +1,7 @@
 """The memory of the virtual GPU: one allocator, fed while the program runs, and who may ask it.
 
-(1) The live machine feeds it: `malloc` at each birth, `free` at each death, in program order. Where
-it feeds late (a death is noticed when the next operation ends), it takes `origin()` at the moment
-itself and hands it over, so that stream and stack are those of the moment.
+(1) The live machine feeds it: `malloc` at each birth, `free` at each death, in program order. A
+death is applied when the next operation ends; `expect_free` remembers where it happened.
 (2) Whoever asks calls `settled()` first: the hook `settle` brings the allocator up to date, then
 the allocator is handed out.
 (3) A block that another stream uses (`record_stream`) stays active after `free` until that stream
@@ -98,6 +97,7 @@ class DeviceMemory:
         self.conf = ""
         self._stream = _CurrentStream()
         self._users: dict[Block, set[int]] = {}
+        self._freed_at: dict[Block, Origin] = {}
         self._pending: list[tuple[Block, float]] = []
         self._raw: dict[int, Block] = {}
         self._observers: list[Observer] = []
@@ -139,9 +139,13 @@ class DeviceMemory:
                 self._tell_observers(error)
                 raise torch.OutOfMemoryError(str(error)) from error
 
-    def free(self, block: Block, origin: Origin | None = None) -> None:
+    def expect_free(self, block: Block) -> None:
+        """The program lets go of a block now; `free` may come later."""
+        self._freed_at[block] = self.origin()
+
+    def free(self, block: Block) -> None:
         """Give a block back; what another stream does with it has to be waited for, clause (3)."""
-        origin = origin or self.origin()
+        origin = self._freed_at.pop(block, None) or self.origin()
         users = self._users.pop(block, None)
         with self.history.caused_by(origin.stack_of_free):
             self.allocator.free(block, still_used=bool(users))

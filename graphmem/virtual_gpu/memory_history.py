@@ -128,12 +128,17 @@ class MemoryHistory:
         room = max(1, max_entries if enabled == "all" else 1)
         self._entries = deque(kept, maxlen=min(room, sys.maxsize))
 
+    @property
+    def takes_stacks_of_frees(self) -> bool:
+        """Whether a free is remembered by where it happens."""
+        return self._level >= _LEVELS["all"]
+
     def stacks_here(self) -> tuple[Stack | None, Stack | None]:
         """The stack here for an allocation, and for a free; None where none is to be taken."""
         if not self._level:
             return None, None
         stack = stack_here()
-        return stack, stack if self._level >= _LEVELS["all"] else None
+        return stack, stack if self.takes_stacks_of_frees else None
 
     @contextmanager
     def caused_by(self, stack: Stack | None) -> Iterator[None]:
