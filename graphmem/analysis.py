@@ -98,10 +98,10 @@ def run_analysis(
     from graphmem.simulate import simulate
 
     runtime = runtime_of(request)
+    allocator = runtime.new_allocator(bounded=False)
     name, graph = trace_target(target, request, runtime, progress)
     progress("simulating the allocator")
     annotations = run_passes(graph, runtime)
-    allocator = runtime.new_allocator(bounded=False)
     timeline = simulate(graph, annotations["kernel_memory"].programs, allocator)
     memory = memory_info(runtime, graph, annotations, timeline)
     report = build_report(name, runtime, graph, annotations, timeline, memory)

@@ -63,7 +63,7 @@ class CardFit(msgspec.Struct, frozen=True):
         is_bounded: whether the next value does not fit; else the search ended at its largest value.
         probes: every value that was tried, in order of size.
         refused: what the next value asks for.
-        surprises: where the probes are not in order, in words.
+        surprises: what of the probes is not as expected, in words.
     """
 
     gpu: str
@@ -293,7 +293,15 @@ class _Search:
 
 
 def surprises(probes: Sequence[Probe], largest: int | None, name: str) -> Iterator[str]:
-    """Where a larger value takes less memory, or the answer is no border between two stretches."""
+    """Where a larger value takes less memory, or the answer is no border between two stretches.
+
+    Args:
+        probes: in order of size.
+        largest: the answer.
+        name: what is varied.
+    """
+    if len(probes) > 1 and len({probe.reserved for probe in probes}) == 1:
+        yield f"{name} does not change the reserved bytes, {probes[0].reserved:,} for each value"
     for smaller, larger in pairwise(probes):
         if larger.reserved < smaller.reserved:
             yield (

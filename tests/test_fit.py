@@ -175,6 +175,12 @@ def test_a_smaller_value_that_does_not_fit_is_named(report: Report) -> None:
     assert "batch=12 does not fit, below one that does" in found.surprises
 
 
+def test_a_value_that_changes_nothing_is_named(report: Report) -> None:
+    found = search(Fake(report, lambda value: 7, 1000), largest=8)
+
+    assert found.surprises == ["batch does not change the reserved bytes, 7 for each value"]
+
+
 def test_a_search_that_meets_its_end_says_so(report: Report) -> None:
     found = search(Fake(report, lambda value: value, 1000), largest=100)
 

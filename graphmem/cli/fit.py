@@ -187,9 +187,9 @@ def _where(card: CardFit, name: str) -> str:
 def _footnotes(card: CardFit, name: str) -> Iterator[str]:
     from graphmem.units import format_bytes
 
-    yield from (f"not in order: {each}" for each in card.surprises)
-    if not card.surprises:
-        yield f"assumed: a larger {name} takes no less memory; so it is among the values tried"
+    yield from (f"not as expected: {each}" for each in card.surprises)
+    if not card.surprises and card.largest is not None:
+        yield f"assumed: every smaller {name} fits as well"
     context, uncertainty = format_bytes(card.context), format_bytes(card.context_uncertainty)
     room = f"{card.capacity:,} bytes"
     yield f"PyTorch can have {room}, beside {context} ± {uncertainty} of CUDA context"
