@@ -184,6 +184,13 @@ class TestAttention:
 
         assert "aten.bmm.default" in targets(graph)
 
+    def test_no_fused_kernel_takes_bfloat16_before_ampere(self) -> None:
+        """The math path works in float32; 128 x 128 scores for 2 x 4 heads."""
+        graph = traced(attention(torch.bfloat16), "t4")
+        op = next(op for op in graph.ops if op.target == "aten.bmm.default")
+
+        assert (op.outputs[0].shape, op.outputs[0].dtype) == ((8, 128, 128), "float32")
+
     def test_random_state_of_efficient_attention_stays_on_the_host(self) -> None:
         graph = traced(attention(torch.float32))
         op = next(op for op in graph.ops if "efficient_attention" in op.target)

@@ -51,7 +51,7 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if _takes_flash(gpu, query, key, value, attn_mask, is_causal):
             return _flash(query, key, value, dropout_p, is_causal, scale)
-        if _takes_efficient(query, key, value, enable_gqa):
+        if _takes_efficient(gpu, query, key, value, enable_gqa):
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         output, _ = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -125,13 +125,14 @@ def _takes_flash(
 
 
 def _takes_efficient(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+    gpu: Gpu, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
 ) -> bool:
-    """`use_mem_efficient_attention`: aligned head sizes, equal head counts."""
+    """`can_use_mem_efficient_attention`: aligned head sizes, equal head counts, bf16 from sm80."""
     alignment = 8 if query.dtype in _HALF else 4
+    has_bf16 = gpu.compute_capability >= (8, 0)
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
-        and query.dtype in (*_HALF, torch.float32)
+        and query.dtype in (torch.float16, torch.float32, *([torch.bfloat16] if has_bf16 else []))
         and query.dim() == 4
         and not enable_gqa
         and query.shape[1] == key.shape[1] == value.shape[1]
