@@ -296,6 +296,7 @@ class StepGraph:
         modules: the class of every module by its qualified name.
         parameters: whether each parameter requires a gradient, by its qualified name.
         tied: further names of parameters that several modules share, each with the first one.
+        emptied: the ticks at which `torch.cuda.empty_cache()` was called.
     """
 
     fx: torch.fx.Graph
@@ -309,6 +310,7 @@ class StepGraph:
     modules: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, bool] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
+    emptied: list[int] = field(default_factory=list)
     end: int = 0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,7 +19,7 @@ _NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Moment:
-    """What the device held after one allocation or free, in bytes.
+    """What the device held after one allocation or free, or when its cache was emptied, in bytes.
 
     Several moments may share a tick: the steps of one kernel. `index` counts them all from 0.
     """
@@ -35,12 +36,15 @@ class Timeline:
     """The bytes of a device over the ticks of a trace.
 
     Attributes:
-        moments: one for each allocation and free, in order; the first, at tick 0, is empty.
+        moments: one for each allocation and free, and one for each time that the cache is emptied,
+            in order; the first, at tick 0, is empty.
         block_bytes: for each storage, by id, the bytes of the block that it got.
         births: for each moment, the storage that was born, or None.
         deaths: for each moment, the storage that died, or None.
         addresses: for each storage, by id, where its block begins.
         segments: what is reserved at the end, and what it holds.
+        given_back: for each moment, by index, at which the program emptied the cache, what the
+            driver got: `segment_free` or `segment_unmap`, address, bytes.
     """
 
     moments: list[Moment]
@@ -49,10 +53,11 @@ class Timeline:
     deaths: list[Storage | None] = field(default_factory=list)
     addresses: dict[int, int] = field(default_factory=dict)
     segments: tuple[SegmentInfo, ...] = ()
+    given_back: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 
     def at(self, tick: int) -> Moment:
         """What the device held when `tick` was over."""
-        return self.moments[self._index_at(tick)]
+        return self.moments[self.index_at(tick)]
 
     def peak(self, start: int = 0, end: int | None = None) -> tuple[Moment, Storage | None]:
         """The first moment of the most allocated bytes from tick `start` to tick `end`.
@@ -61,8 +66,8 @@ class Timeline:
             The moment, and the storage whose birth made it; None where the stretch begins at its
             peak.
         """
-        first = self._index_at(start)
-        last = len(self.moments) - 1 if end is None else self._index_at(end)
+        first = self.index_at(start)
+        last = len(self.moments) - 1 if end is None else self.index_at(end)
         index = max(range(first, last + 1), key=lambda i: (self.moments[i].allocated, -i))
         return self.moments[index], self.births[index]
 
@@ -77,7 +82,8 @@ class Timeline:
                 del alive[died.id]
         return list(alive.values())
 
-    def _index_at(self, tick: int) -> int:
+    def index_at(self, tick: int) -> int:
+        """The index of the last moment at `tick` or before; -1 before all time."""
         return bisect_right(self.moments, tick, key=lambda moment: moment.tick) - 1
 
 
@@ -126,9 +132,22 @@ class Simulator:
         else:
             _, block = self._alive.pop(storage.id)
             self._memory.free(block)
-        stats = self.allocator.statistics
-        timeline.births.append(storage if born else None)
-        timeline.deaths.append(None if born else storage)
+        self._note(tick, storage if born else None, None if born else storage)
+
+    def empty_cache(self, tick: int) -> None:
+        """Give back what nobody uses, as `torch.cuda.empty_cache()` does."""
+        given_back: list[tuple[str, int, int]] = []
+        listener = self.allocator.on_event
+        self.allocator.on_event = lambda *event: given_back.append(event[:3])
+        self.allocator.empty_cache()
+        self.allocator.on_event = listener
+        self.timeline.given_back[len(self.timeline.moments)] = given_back
+        self._note(tick, None, None)
+
+    def _note(self, tick: int, born: Storage | None, died: Storage | None) -> None:
+        timeline, stats = self.timeline, self.allocator.statistics
+        timeline.births.append(born)
+        timeline.deaths.append(died)
         timeline.moments.append(
             Moment(
                 len(timeline.moments),
@@ -169,8 +188,13 @@ def simulate(
         OutOfMemory: the allocator's device is too small.
     """
     simulator = Simulator(allocator or CachingAllocator())
+    emptied = deque(graph.emptied)
     for tick, born, storage in changes(graph, programs):
+        while emptied and emptied[0] < tick:
+            simulator.empty_cache(emptied.popleft())
         simulator.apply(tick, born, storage)
+    for tick in emptied:
+        simulator.empty_cache(tick)
     return simulator.finish()
 
 

@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import pyarrow.parquet
 import pytest
+import torch
 import torch.cuda._memory_viz as memory_viz
 
-from graphmem.analysis import Analysis
+from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.errors import InputError
 from graphmem.graph import PhaseName
 from graphmem.render import drawing
@@ -29,6 +30,7 @@ from graphmem.render.liveness import StorageGroup, View, liveness
 from graphmem.render.snapshot import snapshot, snapshot_bytes
 from graphmem.render.trace_events import trace
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
+from graphmem.training_step import TrainingStep
 from tests.conftest import Outcome
 from tests.rendered import HOSTILE_NAMES, SCRIPT, hostile_analysis, small_analysis
 
@@ -100,6 +102,25 @@ def test_the_events_of_the_snapshot_lead_to_its_segments() -> None:
     assert alive == active
     assert opened == sum(segment["total_size"] for segment in content["segments"])
     assert highest == small_analysis().report.peak.requested
+
+
+def test_an_emptied_cache_is_in_the_snapshot() -> None:
+    """Of one block of 64 MiB nothing is left; what comes afterwards opens a segment of 32 MiB."""
+
+    def step() -> None:
+        torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+        torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
+
+    content = snapshot(run_analysis(lambda: TrainingStep(step=step), Request(steps=1)))
+    segments = [
+        (entry["action"], entry["size"] >> 20)
+        for entry in content["device_traces"][0]
+        if entry["action"].startswith("segment")
+    ]
+
+    assert segments == [("segment_alloc", 64), ("segment_free", 64), ("segment_alloc", 32)]
+    assert [segment["total_size"] >> 20 for segment in content["segments"]] == [32]
 
 
 # Perfetto

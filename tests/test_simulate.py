@@ -60,6 +60,17 @@ def test_reserved_stays_when_blocks_are_freed() -> None:
     assert timeline.at(2).reserved == 20 * MIB
 
 
+def test_an_emptied_cache_gives_free_segments_back() -> None:
+    """20 MiB are free at tick 3; the small segment of 2 MiB holds a storage and stays."""
+    graph = graph_of(storage(0, 5 * MIB, 1, 3), storage(1, 512, 2, None), storage(2, MIB, 7, None))
+    graph.emptied.append(5)
+    timeline = simulate(graph)
+
+    assert [timeline.at(tick).reserved // MIB for tick in (2, 3, 5)] == [22, 22, 2]
+    assert timeline.at(5).allocated == 512
+    assert [timeline.index_at(tick) for tick in (3, 4, 5, 7)] == [3, 3, 4, 5]
+
+
 def test_storages_of_the_host_do_not_count() -> None:
     timeline = simulate(graph_of(storage(0, 1024, 1, None, device="cpu")))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from graphmem.allocator.segment_info import torch_snapshot
@@ -77,14 +78,23 @@ def _segments(analysis: Analysis, frames: dict[int, list[Frame]]) -> list[dict[s
 
 
 def _entries(analysis: Analysis, frames: dict[int, list[Frame]]) -> Iterator[Entry]:
-    """One event for each allocation, two for each free, and one for each segment that is opened."""
+    """One event for each allocation, two for each free, and one for each segment that is opened.
+
+    And one for each that is given back when the program empties the cache.
+    """
     timeline = analysis.timeline
-    starts = [segment.address for segment in timeline.segments]
+    given_back = chain.from_iterable(timeline.given_back.values())
+    closed = {address for action, address, _ in given_back if action == "segment_free"}
+    starts = sorted({segment.address for segment in timeline.segments} | closed)
     opened = dict.fromkeys(starts, 0)
     reserved = 0
     for moment, born, died in zip(timeline.moments, timeline.births, timeline.deaths, strict=True):
         storage = born or died
         if storage is None:
+            for action, address, size in timeline.given_back.get(moment.index, ()):
+                yield _given_back(action, address, size, moment.tick)
+                opened[starts[bisect_right(starts, address) - 1]] -= size
+            reserved = moment.reserved
             continue
         address = timeline.addresses[storage.id]
         entry = {"stream": 0, "time_us": moment.tick, "frames": frames[storage.id]}
@@ -97,3 +107,9 @@ def _entries(analysis: Analysis, frames: dict[int, list[Frame]]) -> Iterator[Ent
         actions = ("alloc",) if born else ("free_requested", "free_completed")
         for action in actions:
             yield {**entry, "action": action, "addr": address, "size": storage.nbytes}
+
+
+def _given_back(action: str, address: int, size: int, tick: int) -> Entry:
+    why = [_frame("why", "torch.cuda.empty_cache()")]
+    event = {"action": action, "addr": address, "size": size}
+    return {"stream": 0, "time_us": tick, "frames": why, **event}

@@ -96,6 +96,10 @@ class Recorder:
         """Note a moment of the iteration by name."""
         self.graph.marks.append(Mark(name=name, step=self.step, tick=self.next_tick()))
 
+    def empty_cache(self) -> None:
+        """The program tells the allocator to give back what nobody uses."""
+        self.graph.emptied.append(self.next_tick())
+
     def begin_iteration(self, step: int) -> None:
         """Begin an iteration with a forward phase."""
         self._begin_pending_phase()

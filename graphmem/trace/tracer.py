@@ -19,6 +19,7 @@ from graphmem.trace.naming import name_model
 from graphmem.trace.session import Session
 from graphmem.training_step import TrainingStep
 from graphmem.virtual_gpu import fake_cpu, virtual_cuda
+from graphmem.virtual_gpu.patching import replaced
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,17 @@ class _Tracer:
     def _device_context(self) -> AbstractContextManager[None]:
         if self._gpu is None:
             return fake_cpu(self._session.fake_mode)
-        return virtual_cuda(self._gpu, self._options.torch_release, self._session.fake_mode)
+        return self._card(self._gpu)
+
+    @contextmanager
+    def _card(self, gpu: Gpu) -> Iterator[None]:
+        empty_cache = self._recorder.empty_cache
+        names = ("_cuda_emptyCache", "_accelerator_emptyCache")
+        with (
+            virtual_cuda(gpu, self._options.torch_release, self._session.fake_mode),
+            replaced((torch._C, name, empty_cache) for name in names),
+        ):
+            yield
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         if step.model is not None:

@@ -47,10 +47,10 @@ class Prediction:
             start: the beginning of the window.
             last: the iteration or phase that ends it; None: it ends with the trace.
         """
-        # The first moment comes before all changes, so this one is the state before the window.
-        before = self._first_change(start)
-        end = None if last is None else 1 + self._changes_until(last.last_tick_in(self.graph))
-        moments = self._timeline.moments[before:end]
+        timeline = self._timeline
+        before = max(0, timeline.index_at(start.tick_in(self.graph) - 1))
+        end = None if last is None else 1 + timeline.index_at(last.last_tick_in(self.graph))
+        moments = timeline.moments[before:end]
         return Figures(
             base_allocated=moments[0].allocated,
             peak_allocated=max(moment.allocated for moment in moments),
@@ -68,11 +68,8 @@ class Prediction:
         return simulate(self.graph, self.programs, CachingAllocator(self.settings))
 
     def _first_change(self, start: Start) -> int:
-        return self._changes_until(start.tick_in(self.graph) - 1)
-
-    def _changes_until(self, tick: int) -> int:
-        """How many changes come at `tick` or before."""
-        return bisect_right(self._changes, tick, key=lambda change: change[0])
+        before = start.tick_in(self.graph) - 1
+        return bisect_right(self._changes, before, key=lambda change: change[0])
 
 
 def predict(
