@@ -13,7 +13,6 @@ from typing import Protocol
 
 from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
 
-
 MAIN_THREAD = "the main thread"
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.live.sizes import SizesFromData
 from graphmem.live.values import Values
-from graphmem.trace.dispatch import TraceMode, tensors_of
+from graphmem.trace.dispatch import tensors_of
 
 aten = torch.ops.aten
 
 
-class LiveMode(TraceMode):
+class LiveMode(SizesFromData):
     """Records what happens on the device, and lets the CPU do its work.
 
     Attributes:
@@ -80,8 +81,8 @@ class LiveMode(TraceMode):
         target.copy_(assumed)
         return target
 
+    def _fraction(self) -> float:
+        return self.values.fraction()
+
     def _scalar(self, tensor: FakeTensor) -> Any:
         return self.values.scalar(tensor)
-
-    def _are_equal(self, tensor: torch.Tensor) -> bool:
-        return self.values.are_equal(tensor)

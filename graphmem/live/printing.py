@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,7 +20,8 @@ def replacements(values: Values) -> list[Replacement]:
     def represent(tensor: FakeTensor, *, tensor_contents: Any = None) -> str:
         text = repr(to_host(tensor.detach()))
         device = f", device='{tensor.fake_device}'" if tensor.fake_device.type != "cpu" else ""
-        return f"{text[:-1]}{device}{_origin(tensor)})"
+        kind = "Parameter containing:\n" if getattr(tensor, "_is_param", False) else ""
+        return f"{kind}{text[:-1]}{device}{_origin(tensor)})"
 
     def to_list(tensor: FakeTensor) -> Any:
         return to_host(tensor).tolist()
@@ -28,7 +29,17 @@ def replacements(values: Values) -> list[Replacement]:
     return [
         (FakeTensor, "__repr__", represent),
         (FakeTensor, "tolist", to_list),
+        (FakeTensor, "numpy", _refuse_numpy),
+        (FakeTensor, "__array__", _refuse_numpy),
     ]
+
+
+def _refuse_numpy(tensor: FakeTensor, *args: Any, **options: Any) -> NoReturn:
+    """In the words of `tensor_to_numpy` (torch/csrc/utils/tensor_numpy.cpp)."""
+    raise TypeError(
+        f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to copy "
+        "the tensor to host memory first."
+    )
 
 
 def _origin(tensor: torch.Tensor) -> str:

@@ -3,9 +3,10 @@
 No arithmetic is done on the virtual GPU, so what a program reads off it is assumed:
 
 (1) what `--assume` says for that variable or that line;
-(2) one number: 1.0, the integer 0, False; but True for what `all()` and `equal()` say, so that
-    checks pass, and 0.0 for GradScaler's `found_inf`, so that its steps are taken;
-(3) several numbers at once, as in `.cpu()` or `print`: zeros.
+(2) one number: 1.0, the integer 0, False; but True for what `all()` and `isfinite()` say, so
+    that checks pass, and 0.0 for GradScaler's `found_inf`, so that its steps are taken;
+(3) several numbers at once, as in `.cpu()` or `print`: zeros;
+(4) how many elements a mask selects: all of them, the bound.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WHY = "the device does no arithmetic"
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _WORDS = {"true": 1.0, "false": 0.0}
 _GRAMMAR = "write NAME=NUMBER or FILE:LINE=NUMBER, such as loss=2.5 or train.py:120=0"
-_PASSING = frozenset({"aten.all", "aten.equal", "aten.isfinite"})
+_PASSING = frozenset({"aten.all", "aten.isfinite"})
 _ITEM = re.compile(r"\[['\"](\w+)['\"]\]")
 
 
@@ -116,14 +117,6 @@ class Values:
         self._assume(name or "a value", str(number), name, source)
         return number
 
-    def are_equal(self, tensor: torch.Tensor) -> bool:
-        """What `torch.equal` says of a tensor."""
-        source, name = self._location.source(), self._name(tensor)
-        chosen = self._choices.find(name, source)
-        equal = True if chosen is None else bool(chosen)
-        self._assume(f"whether {name or 'a tensor'} equals another", str(equal), name, source)
-        return equal
-
     def on_host(self, tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
         """A tensor of the host with the looks of `tensor`, a copy of `copied`."""
         source, name = self._location.source(), self._name(copied)
@@ -153,10 +146,14 @@ class Values:
         self._recorder.assume(what, value, "what the compiled program takes is not known", source)
         self._say((what, source), f"{what} is {value}: what the compiled program takes is unknown")
 
-    def count(self, selected: int, of: int, what: str) -> None:
-        """Note how many elements a mask or an operation with a result of unknown size selects."""
+    def fraction(self) -> float:
+        """The share of elements that a mask selects, from 0 to 1; chosen by line or `nonzero`."""
         source = self._location.source()
-        self._assume(what, f"{selected:,} of {of:,}", None, source)
+        chosen = self._choices.find("nonzero", source)
+        share = 1.0 if chosen is None else min(max(chosen, 0.0), 1.0)
+        text = f"a size that depends on data is taken as {share:g} of its bound"
+        self._say((text, source), f"{text}; choose with --assume {source or 'nonzero'}=…")
+        return share
 
     def _is_autograd(self) -> bool:
         """Whether autograd moves a gradient, which the program does not see."""

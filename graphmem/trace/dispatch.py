@@ -8,7 +8,7 @@ large ones are fake too. What a real run would read off the device is assumed, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -280,10 +280,6 @@ class TraceMode(TorchDispatchMode):
     def _equal(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._stays_real(func, args, kwargs):
             return func(*args, **kwargs)
-        return self._are_equal(args[0])
-
-    def _are_equal(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor without data equals another."""
         self._refuse_branch()
 
     def _refuse_branch(self) -> NoReturn:
@@ -294,13 +290,11 @@ class TraceMode(TorchDispatchMode):
         )
 
     def _nonzero(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        (tensor,) = args
+        tensor = args[0]
         if not isinstance(tensor, FakeTensor):
             return func(*args, **kwargs)
-        tick = self._recorder.begin_op()
-        result = self._new_empty((self._count_nonzero(tensor), tensor.dim()), tensor)
-        self._record(func, args, kwargs, result, tick)
-        return result
+        shape = self._count_nonzero(tensor.numel()), tensor.dim()
+        return self._record_made(func, args, kwargs, self._new_empty(shape, tensor, torch.int64))
 
     def _index(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Indexing by a mask selects as many elements as `nonzero` is assumed to find."""
@@ -310,22 +304,36 @@ class TraceMode(TorchDispatchMode):
         positions: list[Any] = []
         for index in indices:
             if _is_fake_mask(index):
-                count = self._count_nonzero(index)
-                positions += [self._new_empty((count,), index) for _ in range(index.dim())]
+                shape = (self._count_nonzero(index.numel()),)
+                positions += [
+                    self._new_empty(shape, index, torch.int64) for _ in range(index.dim())
+                ]
             else:
                 positions.append(index)
         return self._run(func, types, (tensor, positions), kwargs)
 
-    def _count_nonzero(self, tensor: torch.Tensor) -> int:
-        count = round(self._nonzero_fraction * tensor.numel())
-        bound = "the bound" if self._nonzero_fraction == 1.0 else f"at most {tensor.numel():,}"
+    def _count_nonzero(self, numel: int) -> int:
+        return self._count("how many elements a mask selects", numel)
+
+    def _count(self, what: str, numel: int) -> int:
+        """How many of `numel` elements are in a result whose size depends on data."""
+        fraction = self._fraction()
+        bound = "the bound" if fraction == 1.0 else f"at most {numel:,}"
         self._recorder.assume(
-            "how many elements a mask selects",
-            f"{self._nonzero_fraction:g} of them ({bound})",
+            what,
+            f"{fraction:g} of them ({bound})",
             "the route depends on data",
             self._location.source(),
         )
-        return count
+        return round(fraction * numel)
+
+    def _fraction(self) -> float:
+        """The share of elements in results whose size depends on data."""
+        return self._nonzero_fraction
+
+    def _record_made(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> Any:
+        self._record(func, args, kwargs, result, self._recorder.begin_op())
+        return result
 
     def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, target = args[:2]
@@ -364,9 +372,9 @@ class TraceMode(TorchDispatchMode):
             return tensor
         return self._run(func, types, args, kwargs)
 
-    def _new_empty(self, shape: tuple[int, ...], like: FakeTensor) -> FakeTensor:
+    def _new_empty(self, shape: Sequence[int], like: FakeTensor, dtype: torch.dtype) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
-            memory = torch.empty(shape, dtype=torch.int64, device="meta")
+            memory = torch.empty(shape, dtype=dtype, device="meta")
         return FakeTensor(self._fake_mode, memory, like.fake_device)
 
     def _explain(self, error: Exception, func: Any) -> InputError:
