@@ -12,9 +12,11 @@ from torch import nn
 import graphmem
 from graphmem import Report, TrainingStep
 from graphmem.allocator import BlockInfo, SegmentInfo
+from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.capacity import Verdict, judge, replay
 from graphmem.gpus import Gpu
 from graphmem.graph import Storage
+from graphmem.render.page import page
 from graphmem.report.memory import fragmentation_of, pools_of
 from graphmem.report.schema import Fragmentation, PoolInfo
 from graphmem.report.text import report_as_text
@@ -161,8 +163,13 @@ def six_gib(rows: int = ROWS) -> TrainingStep:
 
 
 @pytest.fixture(scope="module")
-def refused() -> Report:
-    return graphmem.analyze(six_gib, gpu="t4", steps=1)
+def analysis() -> Analysis:
+    return run_analysis(six_gib, Request(gpu="t4", steps=1))
+
+
+@pytest.fixture
+def refused(analysis: Analysis) -> Report:
+    return analysis.report
 
 
 def test_a_step_that_runs_out_names_the_operation_and_the_message(refused: Report) -> None:
@@ -212,6 +219,13 @@ def test_the_text_says_it_first(refused: Report) -> None:
     assert verdict.startswith("runs out on Tesla T4\n")
     assert "in the optimizer phase of step 0 at aten.zeros_like" in verdict
     assert "CUDA out of memory. Tried to allocate 6.00 GiB." in verdict
+
+
+def test_the_page_says_it_too(analysis: Analysis) -> None:
+    text = page(analysis)
+
+    assert "It <b>runs out</b> on Tesla T4, in the optimizer phase of step 0" in text
+    assert "CUDA out of memory. Tried to allocate 6.00 GiB." in text
 
 
 def test_a_step_that_fits_says_how_much_is_left() -> None:
