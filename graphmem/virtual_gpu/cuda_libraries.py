@@ -145,6 +145,10 @@ def library_replacements(
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_getCurrentBlasHandle": blas_handle,
         "_cuda_clearCublasWorkspaces": clear_workspaces,
+        "_cuda_resetCublasWorkspaceSize": _nothing,
+        "_cuda_resetCublasLtWorkspaceSize": _nothing,
+        "_cuda_setCublasWorkspaceSize": _refusing("a workspace of another size"),
+        "_cuda_setCublasLtWorkspaceSize": _refusing("a workspace of another size"),
         "_cuda_getCurrentSolverHandle": lambda: _SOLVER_HANDLE,
         **_Settings(memory.gpu.cublas_workspace_bytes(torch.__version__)).functions(),
         "_cuda_customAllocator": _refusing("an allocator of the program's own"),
@@ -161,6 +165,10 @@ def library_replacements(
         (torch.cuda.graphs, "graph_pool_handle", no_graphs),
         (torch.cuda.MemPool, "__new__", staticmethod(_refusing("a memory pool"))),
     ]
+
+
+def _nothing() -> None:
+    return None
 
 
 def _refusing(what: str) -> Callable[..., NoReturn]:

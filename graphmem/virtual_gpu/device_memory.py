@@ -134,10 +134,13 @@ class DeviceMemory:
             self._read_environment()
             self._take_back_finished()
             try:
-                return self.allocator.malloc(requested_bytes, origin.stream)
+                block = self.allocator.malloc(requested_bytes, origin.stream)
             except OutOfMemory as error:
                 self._tell_observers(error)
                 raise torch.OutOfMemoryError(str(error)) from error
+        if block.prev is None and block.next is not None:
+            self.history.forget_segment(block.address)
+        return block
 
     def expect_free(self, block: Block) -> None:
         """The program lets go of a block now; `free` may come later."""

@@ -181,6 +181,14 @@ class MemoryHistory:
             first = self._segments.pop(address, None)
         return first if cause is None else cause
 
+    def forget_segment(self, address: int) -> None:
+        """The first block of a segment was cut off the rest.
+
+        The stack of the segment stays with the rest, which is never the first block again
+        (`alloc_found_block`, `try_merge_blocks`), so nobody is shown it any more.
+        """
+        self._segments.pop(address, None)
+
     def entries(self) -> list[dict[str, Any]]:
         """The events, oldest first."""
         return [

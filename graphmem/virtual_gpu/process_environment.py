@@ -2,12 +2,16 @@
 
 A script sets `PYTORCH_CUDA_ALLOC_CONF` or `CUBLAS_WORKSPACE_CONFIG` in its first lines, and PyTorch
 reads them when it needs them. So they are those of this process, with what was asked for
-(`--env`) in place of what was there at the beginning.
+(`--env`) in place of what was there at the beginning. A `CUBLAS_WORKSPACE_CONFIG` that PyTorch
+cannot read is none, and a warning (`parseChosenWorkspaceSize`, aten/src/ATen/cuda/
+CublasHandlePool.cpp).
 """
 
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 
 NAMES = (
@@ -19,6 +23,9 @@ NAMES = (
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
 )
 """What graphmem knows of; no other variable is looked at."""
+
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 class ProcessEnvironment(Mapping[str, str]):
@@ -33,7 +40,7 @@ class ProcessEnvironment(Mapping[str, str]):
         now = os.environ.get(name) if name in self._at_first else None
         if now == self._at_first.get(name) and name in self._asked_for:
             return self._asked_for[name]
-        if now is None:
+        if now is None or (name == _CUBLAS and not _is_understood(now)):
             raise KeyError(name)
         return now
 
@@ -43,3 +50,10 @@ class ProcessEnvironment(Mapping[str, str]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _is_understood(config: str) -> bool:
+    if re.fullmatch(r"(:\d+:\d+)+", config):
+        return True
+    warnings.warn(f"Could not parse {_CUBLAS}, using default workspace size", stacklevel=2)
+    return False
