@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from graphmem.graph import Category, OwnerKind, PhaseName
 from graphmem.parallel.buckets import first_buckets, rebuilt_buckets
 from graphmem.parallel.layout import Layout, Precision, Sharding
-from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank, parameter_of
+from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank
 from graphmem.parallel.shares import expert_of
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
@@ -155,10 +155,7 @@ class DataParallel:
 
     def parameter_of(self, piece: Piece) -> str:
         """The parameter that a piece belongs to, or nothing."""
-        if piece.storage is None:
-            return ""
-        own = parameter_of(piece.storage)
-        return own or self._rank.optimizer_parameters.get(piece.storage.id, "")
+        return "" if piece.storage is None else self._rank.of_parameter.get(piece.storage.id, "")
 
     def apply(self) -> Held:
         """What the rank holds."""

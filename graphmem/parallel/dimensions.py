@@ -48,6 +48,7 @@ _PRODUCTS = frozenset(
     }
 )
 _BATCHED = frozenset({"aten.bmm.default", "aten.baddbmm.default"})
+_NAMED_AFTER = frozenset({OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
 _SAME_SHAPE = frozenset({OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE, OwnerKind.AUTOCAST_CACHE})
 
 
@@ -104,6 +105,8 @@ class Dimensions:
             along the sequence.
         products: in forward order.
         attentions: by operation, the storages of the keys and values of attention.
+        of_parameter: by storage, the parameter that it is, or is the gradient or the optimizer's
+            state of, or that the optimizer made it for.
         reads: by operation of the forward and backward passes, the storages of its arguments.
     """
 
@@ -115,6 +118,7 @@ class Dimensions:
     whole: set[Axis] = field(default_factory=set)
     products: list[Product] = field(default_factory=list)
     attentions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    of_parameter: dict[int, str] = field(default_factory=dict)
     reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def divisible(self) -> set[Axis]:
@@ -156,6 +160,7 @@ class _Finder:
             for owner in storage.owners:
                 if owner.kind in _SAME_SHAPE:
                     self._like_parameter(owner.kind, owner.name, axes)
+        self._follow_optimizer()
         self._name_data_axes()
         self._choose_columns()
         return self._found
@@ -199,6 +204,9 @@ class _Finder:
     def _like_parameter(self, kind: OwnerKind, name: str, axes: Axes) -> None:
         if kind is not OwnerKind.AUTOCAST_CACHE:
             name = name.rpartition(".")[0]
+        self._as_parameter(name, axes)
+
+    def _as_parameter(self, name: str, axes: Axes) -> None:
         parameter = self._by_name.get(name, ())
         if [axis.size for axis in parameter] == [axis.size for axis in axes]:
             for mine, theirs in zip(axes, parameter, strict=True):
@@ -220,6 +228,34 @@ class _Finder:
             weight = self._weight_of(op.node.args[0])
             if weight is not None:
                 self._weights.setdefault(op.outputs[0].storage, weight)
+
+    def _follow_optimizer(self) -> None:
+        """What the optimizer computes for a parameter has the parameter's axes.
+
+        A result of a `_foreach` operation belongs to the parameter at its position in the list;
+        any other result to the first argument that belongs to one.
+        """
+        known = self._found.of_parameter
+        for storage in self._graph.storages:
+            name = parameter_of(storage)
+            if name is not None:
+                known[storage.id] = name
+        for op in self._graph.ops:
+            if self._graph.phases[op.phase].name is PhaseName.OPTIMIZER:
+                for made, name in self._made_for(op):
+                    known.setdefault(made, name)
+                    self._as_parameter(name, self._found.of_storage[made])
+
+    def _made_for(self, op: Op) -> Iterator[tuple[int, str]]:
+        lists = [arg for arg in op.node.args if isinstance(arg, (list, tuple))]
+        first = lists[0] if lists and op.target.startswith("aten._foreach") else None
+        for i, output in enumerate(op.outputs):
+            nodes: Sequence[Any] = op.node.all_input_nodes if first is None else first[i : i + 1]
+            read = self._storages_of([node for node in nodes if isinstance(node, Node)])
+            names = (self._found.of_parameter.get(each) for each in read)
+            name = next((name for name in names if name is not None), None)
+            if name is not None and output.storage is not None:
+                yield output.storage, name
 
     def _note(self, op: Op, name: str, call: _Call) -> None:
         if name == "aten._log_softmax":
@@ -412,6 +448,15 @@ def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
         argument.name: (position, argument.default_value)
         for position, argument in enumerate(target._schema.arguments)
     }
+
+
+def parameter_of(storage: Storage) -> str | None:
+    """The parameter that a storage is, or is the gradient or the optimizer state of."""
+    for owner in storage.owners:
+        if owner.kind in _NAMED_AFTER:
+            is_itself = owner.kind is OwnerKind.PARAMETER
+            return owner.name if is_itself else owner.name.rpartition(".")[0]
+    return None
 
 
 def _is_row_major(tensor: TensorOut) -> bool:

@@ -348,6 +348,23 @@ def _convolution(call: Named, learned: Learned) -> list[Axes]:
     return [(one[0], weight[0], *fresh(call.shapes[0][2:]))]
 
 
+def _class_loss(call: Named, learned: Learned) -> list[Axes]:
+    """Scores of shape (rows, classes), and a target for each row."""
+    *_, scores = sorted(call.tensors(), key=len)
+    for axes in call.tensors():
+        if len(axes) == 1 and axes[0].size == scores[0].size:
+            unify(axes[0], scores[0])
+    return [scores if len(shape) == len(scores) else fresh(shape) for shape in call.shapes]
+
+
+def _loss(call: Named, learned: Learned) -> list[Axes]:
+    """What is compared has one shape."""
+    first, *others = call.tensors()
+    for axes in others:
+        equate(axes, first)
+    return [first if len(shape) == len(first) else fresh(shape) for shape in call.shapes]
+
+
 def _pool(call: Named, learned: Learned) -> list[Axes]:
     """Only the last two dimensions change."""
     axes = _first(call)
@@ -422,6 +439,18 @@ RULES: Mapping[str, Rule] = {
             "aten.upsample_bilinear2d",
         ),
         _pool,
+    ),
+    **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss_backward"), _class_loss),
+    **dict.fromkeys(
+        (
+            "aten.mse_loss",
+            "aten.l1_loss",
+            "aten.smooth_l1_loss",
+            "aten.huber_loss",
+            "aten.binary_cross_entropy",
+            "aten.binary_cross_entropy_with_logits",
+        ),
+        _loss,
     ),
     "aten.index": _index,
     **dict.fromkeys(("aten.topk", "aten.sort"), _last_changes),

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphmem.graph import Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
-from graphmem.parallel.dimensions import Dimensions
+from graphmem.graph import Owner, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.parallel.dimensions import Dimensions, parameter_of
 from graphmem.parallel.layout import Layout
 from graphmem.parallel.schedule import Turn, turns
 from graphmem.parallel.stages import Stages
@@ -38,7 +38,6 @@ Moment = tuple[int, float]
 """A slot of the rank, and a place of the trace in it; fractions are between places."""
 
 COMMUNICATION = "communication"
-_NAMED_AFTER = frozenset({OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
@@ -99,6 +98,7 @@ class Rank:
         self.rank = rank
         self.blocks = blocks
         self._reads = dimensions.reads
+        self.of_parameter = dimensions.of_parameter
         self._rows = sorted(dimensions.rows)
         self._attentions = dimensions.attentions
         self._chunk_of_op = stages.of_op(blocks)
@@ -472,52 +472,7 @@ class Rank:
         return found
 
     def _parameter_of_op(self, storage: Storage) -> str | None:
-        return self.optimizer_parameters.get(storage.id)
-
-    @cached_property
-    def optimizer_parameters(self) -> Mapping[int, str]:
-        """By storage that the optimizer allocates, the parameter that it belongs to.
-
-        A result of a `_foreach` operation belongs to the parameter at its position in the list;
-        any other result to the first argument that belongs to one.
-        """
-        found: dict[int, str] = {}
-        for storage in self.graph.storages:
-            name = parameter_of(storage)
-            if name is not None:
-                found[storage.id] = name
-        for op in self.graph.ops:
-            if self.graph.phases[op.phase].name is PhaseName.OPTIMIZER:
-                for born, name in _named_results(op, found):
-                    found.setdefault(born, name)
-        return found
-
-
-def _named_results(op: Op, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
-    lists = [arg for arg in op.node.args if isinstance(arg, (list, tuple))]
-    first = lists[0] if lists and op.target.startswith("aten._foreach") else None
-    for i, output in enumerate(op.outputs):
-        nodes = op.node.all_input_nodes if first is None else first[i : i + 1]
-        names = (known.get(_storage_of(node)) for node in nodes)
-        name = next((name for name in names if name is not None), None)
-        if name is not None and output.storage is not None:
-            yield output.storage, name
-
-
-def _storage_of(node: object) -> int:
-    meta = getattr(node, "meta", {})
-    op: Op | None = meta.get("op")
-    tensor = op.outputs[0] if op is not None and op.outputs else meta.get("tensor")
-    return -1 if tensor is None or tensor.storage is None else tensor.storage
-
-
-def parameter_of(storage: Storage) -> str | None:
-    """The parameter that a storage is, or is the gradient or the optimizer state of."""
-    for owner in storage.owners:
-        if owner.kind in _NAMED_AFTER:
-            is_itself = owner.kind is OwnerKind.PARAMETER
-            return owner.name if is_itself else owner.name.rpartition(".")[0]
-    return None
+        return self.of_parameter.get(storage.id)
 
 
 def name_of(storage: Storage) -> str:

@@ -9,9 +9,9 @@ from functools import cached_property
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.kernel_program import Program
 from graphmem.parallel.data_parallel import DataParallel, Held, Host
-from graphmem.parallel.dimensions import Dimensions, find_dimensions
+from graphmem.parallel.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
-from graphmem.parallel.pieces import Rank, parameter_of
+from graphmem.parallel.pieces import Rank
 from graphmem.parallel.schedule import in_flight
 from graphmem.parallel.schema import Traffic
 from graphmem.parallel.shares import Shares
