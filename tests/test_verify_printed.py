@@ -32,6 +32,19 @@ printed = [{{ value = "98816" }}, {{ value = "96.5 KiB", settings = {{ variant =
 """98,816 bytes are what fairscale's test asserts, 96.5 KiB."""
 
 
+FULL_CASE = f"""
+source = "arithmetic"
+target = "{FIXTURES}/printed_small.py:build_linears"
+settings = {{ layers = 60 }}
+gpu = "v100"
+torch = "2.4"
+printed = [
+  {{ figure = "allocated when full at 2 MiB", value = "2088960" }},
+  {{ figure = "unallocated when full at 2 MiB", value = "8.0 KiB" }},
+]
+"""
+
+
 def case_from(folder: Path, text: str = CASE) -> PrintedCase:
     path = folder / "case.toml"
     path.write_text(text)
@@ -120,6 +133,20 @@ class TestTheSuite:
         assert (row["error"], row["known_error"], row["gap"]) == (512, error, "a reason")
         assert row["failed"] == (error != 512)
         assert outcome.exit_code == (error != 512)
+
+    def test_a_full_card_is_a_moment(self, tmp_path: Path, run_graphmem: Run) -> None:
+        """A segment of 2 MiB holds 51 layers of 40,448 + 512 bytes, and 8,192 bytes are left."""
+        outcome = run_case(run_graphmem, tmp_path, FULL_CASE, "--format", "json")
+
+        rows = json.loads(outcome.stdout)["printed"]
+        assert [row["predicted"] for row in rows] == [51 * 40_960, 8_192]
+        assert outcome.exit_code == 0
+
+    def test_a_card_that_is_never_full_is_refused(self, tmp_path: Path, run_graphmem: Run) -> None:
+        outcome = run_case(run_graphmem, tmp_path, FULL_CASE.replace("at 2 MiB", "at 4 MiB"))
+
+        assert outcome.exit_code == 2
+        assert "nothing fails for want of memory with 4 MiB" in outcome.stderr
 
     def test_a_moment_that_is_not_there_names_the_case(
         self, tmp_path: Path, run_graphmem: Run

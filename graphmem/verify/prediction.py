@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from graphmem.allocator import AllocatorSettings, CachingAllocator
+from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, MemoryState, OutOfMemory
 from graphmem.analysis import Request, runtime_of, trace_target
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
@@ -58,6 +58,19 @@ class Prediction:
             peak_reserved=max(moment.reserved for moment in moments),
             end_reserved=moments[-1].reserved,
         )
+
+    def shortage(self, room_bytes: int) -> MemoryState | None:
+        """What the memory holds when a request fails; None: all fits.
+
+        Args:
+            room_bytes: what the card has for the allocator.
+        """
+        allocator = CachingAllocator(self.settings, device=Device(room_bytes))
+        try:
+            simulate(self.graph, self.programs, allocator)
+        except OutOfMemory as error:
+            return error.state
+        return None
 
     @cached_property
     def _changes(self) -> list[tuple[int, bool, Storage]]:

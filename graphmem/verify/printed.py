@@ -5,7 +5,9 @@ A *figure* is named by a statistic and moments in the words of graphmem/verify/w
       the driver, when the moment M began or was over;
   (2) `max allocated in M`, `max reserved in M`: the most of it while M lasted, as after
       `reset_peak_memory_stats` at its beginning;
-  (3) `max allocated from M`, `max reserved from M`: the same to the end of the trace.
+  (3) `max allocated from M`, `max reserved from M`: the same to the end of the trace;
+  (4) `allocated when full at N GiB`, `unallocated when full at N GiB`: what is in use, and what is
+      held besides, when a request fails because the allocator may have no more than that.
 
 A *quantity* is what was printed. A prediction agrees with it if it would have been printed alike:
 with as many digits, or, where the number went through a float32, as the same float32.
@@ -34,6 +36,7 @@ _STATISTICS = {
     "max reserved from": "peak_reserved",
 }
 _FIGURE = re.compile(rf"(?P<statistic>{'|'.join(_STATISTICS)}) (?P<moment>.+)")
+_SHORTAGE = re.compile(r"(?P<statistic>allocated|unallocated) when full at (?P<room>.+)")
 _QUANTITY = re.compile(r"(?P<whole>\d+)(?:\.(?P<decimals>\d+))?(?: (?P<unit>[A-Za-z]+))?")
 
 
@@ -60,17 +63,45 @@ class Figure:
         return nbytes
 
 
-def parse_figure(text: str) -> Figure:
+@dataclass(frozen=True)
+class Shortage:
+    """One number of the message that a request failed, such as `allocated when full at 78 GiB`."""
+
+    statistic: str
+    room: str
+
+    def __str__(self) -> str:
+        return f"{self.statistic} when full at {self.room}"
+
+    def of(self, prediction: Prediction) -> int:
+        """The bytes that are predicted.
+
+        Raises:
+            InputError: no request fails.
+        """
+        state = prediction.shortage(parse_bytes(self.room))
+        if state is None:
+            raise InputError(f"nothing fails for want of memory with {self.room}")
+        if self.statistic == "allocated":
+            return state.allocated_bytes
+        return state.reserved_bytes - state.allocated_bytes
+
+
+def parse_figure(text: str) -> Figure | Shortage:
     """The figure that a text names.
 
     Raises:
         InputError: it names none.
     """
+    shortage = _SHORTAGE.fullmatch(text)
+    if shortage is not None:
+        return Shortage(shortage["statistic"], shortage["room"])
     match = _FIGURE.fullmatch(text)
     if match is None:
         raise InputError(
             f"{text!r} is not a figure",
-            hint=f"write one of {', '.join(_STATISTICS)}, then a moment such as `step 1`",
+            hint=f"write one of {', '.join(_STATISTICS)}, then a moment such as `step 1`; or "
+            "allocated when full at 78 GiB, unallocated when full at 78 GiB",
         )
     return Figure(match["statistic"], parse_start(match["moment"]))
 
@@ -134,7 +165,7 @@ class PrintedFigure:
         gap: why; empty where it must be equal.
     """
 
-    figure: Figure
+    figure: Figure | Shortage
     printed: Quantity
     settings: Mapping[str, str]
     known_error: int
