@@ -1,9 +1,13 @@
 """graphmem: how many bytes a PyTorch training step takes on a GPU, told without one.
 
-`import graphmem` does not import torch; `graphmem.analyze` does when it is called.
+`import graphmem` does not import torch; `graphmem.analyze` does when it is called, and
+`graphmem.virtual_gpu` when it is looked at.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from graphmem.analysis import analyze
 from graphmem.errors import GraphmemError, InputError
@@ -11,5 +15,24 @@ from graphmem.fitting import fit
 from graphmem.report import Report
 from graphmem.training_step import TrainingStep
 
+if TYPE_CHECKING:
+    from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - a package to be called
+
 __version__ = "0.1.0"
-__all__ = ["GraphmemError", "InputError", "Report", "TrainingStep", "__version__", "analyze", "fit"]
+__all__ = [
+    "GraphmemError",
+    "InputError",
+    "Report",
+    "TrainingStep",
+    "__version__",
+    "analyze",
+    "fit",
+    "virtual_gpu",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`graphmem.virtual_gpu` is a package that imports torch, so it is not imported before."""
+    if name == "virtual_gpu":
+        return import_module("graphmem.virtual_gpu")
+    raise AttributeError(f"module 'graphmem' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""pytest: a fixture `graphmem` and the mark `max_gpu_memory`, installed with the package.
+"""pytest: fixtures `graphmem` and `virtual_gpu` and the mark `max_gpu_memory`, of this package.
 
     @pytest.mark.max_gpu_memory("20 GiB", target="model.py:build", gpu="a100-40gb")
     def test_the_training_step_stays_small() -> None: ...
@@ -8,15 +8,22 @@
         assert graphmem("model.py:build", settings={"batch": "8"}).peak.step == 1
         graphmem(build_other)
 
+    @pytest.mark.max_gpu_memory("20 GiB")
+    def test_training(virtual_gpu) -> None:
+        gpu = virtual_gpu("h100")
+        train()
+        assert gpu.allocated == 0
+
 With `target` the mark analyses it before the test; in any case no report that the test asks the
 fixture for may exceed the limit. Options are those of `graphmem.analyze`; paths are relative to
-pytest's root folder.
+pytest's root folder. A virtual GPU is on until its test ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,11 +32,13 @@ from graphmem.errors import InputError
 from graphmem.units import format_bytes, format_exact, parse_bytes
 
 if TYPE_CHECKING:
+    from graphmem.live.gpu import VirtualGpu
     from graphmem.report import Report
 
 _MARK = "max_gpu_memory"
 _LISTED = 3
 _reports = pytest.StashKey[list["Report"]]()
+_devices = pytest.StashKey[list["VirtualGpu"]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +61,22 @@ def graphmem(request: pytest.FixtureRequest) -> Callable[..., Report]:
     return analyze
 
 
+@pytest.fixture
+def virtual_gpu(request: pytest.FixtureRequest) -> Iterator[Callable[..., VirtualGpu]]:
+    """`virtual_gpu(name, **options)`: a device that is on until the test ends."""
+    from graphmem.live.gpu import VirtualGpu
+
+    with contextlib.ExitStack() as stack:
+
+        def switch_on(*args: Any, **options: Any) -> VirtualGpu:
+            device = VirtualGpu(*args, **options).enter(sys._getframe(1).f_back)
+            stack.push(device)
+            request.node.stash.setdefault(_devices, []).append(device)
+            return device
+
+        yield switch_on
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Hold a marked test's target, and every report it asked for, against its limits."""
@@ -63,9 +88,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         if target is not None:
             _hold(_analyze(item, target, options), limit)
     result = yield
-    for report in item.stash.get(_reports, []):
+    reports = [*item.stash.get(_reports, []), *_reports_of_devices(item, limits)]
+    for report in reports:
         _hold(report, min(limits, default=report.peak.allocated))
     return result
+
+
+def _reports_of_devices(item: pytest.Item, limits: list[int]) -> list[Report]:
+    return [device.report() for device in item.stash.get(_devices, [])] if limits else []
 
 
 def _limit(mark: pytest.Mark) -> int:

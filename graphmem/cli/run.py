@@ -88,7 +88,7 @@ def run(
 
     device = VirtualGpu(
         gpu,
-        torch_version=torch,
+        torch=torch,
         env=options.pairs(env, "--env"),
         assume=assume or (),
         max_steps=max_steps,

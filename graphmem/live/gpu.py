@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-import torch
-
-from graphmem.analysis import Analysis
-from graphmem.gpus import DEFAULT_GPU, find_gpu
+from graphmem.analysis import Analysis, Request, runtime_of
+from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import addresses, printing, serialization, surroundings
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
@@ -20,7 +19,6 @@ from graphmem.live.values import Choices, Values
 from graphmem.pipeline import run_passes
 from graphmem.report import Report
 from graphmem.report.build import build_report
-from graphmem.runtime import Runtime
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.patching import replaced
@@ -48,7 +46,7 @@ class VirtualGpu:
         self,
         gpu: str = DEFAULT_GPU,
         *,
-        torch_version: str | None = None,
+        torch: str | None = None,
         env: Mapping[str, str] | None = None,
         assume: Sequence[str] = (),
         max_steps: int | None = None,
@@ -59,7 +57,7 @@ class VirtualGpu:
 
         Args:
             gpu: name of the card.
-            torch_version: version whose CUDA rules apply; default: the one that is installed.
+            torch: version whose CUDA rules apply; default: the one that is installed.
             env: environment variables that PyTorch reads, in place of those of this process.
             assume: what a program reads off the device, as in `--assume`.
             max_steps: iterations after which the program is stopped by `EnoughSteps`.
@@ -69,8 +67,8 @@ class VirtualGpu:
         Raises:
             InputError: the card or an assumption is unknown.
         """
-        version = torch_version or torch.__version__.partition("+")[0]
-        self.runtime = Runtime(find_gpu(gpu), version, ProcessEnvironment(env or {}))
+        runtime = runtime_of(Request(gpu=gpu, torch=torch))
+        self.runtime = replace(runtime, env=ProcessEnvironment(env or {}))
         self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator())
         self.memory.first_settings = lambda: self.runtime.allocator_settings
         self._name = name or self.runtime.gpu.name

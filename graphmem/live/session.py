@@ -104,4 +104,5 @@ class LiveSession(Session):
     def optimizer_stepped(self) -> None:
         """An optimizer's step has just ended, and with it the iteration."""
         super().optimizer_stepped()
+        self.recorder.mark("optimizer.step")
         self._is_complete = True

@@ -121,8 +121,11 @@ def _runtime(runtime: Runtime) -> RuntimeInfo:
 
 
 def _model(graph: StepGraph) -> ModelInfo:
+    steps = (mark.tick for mark in graph.marks if mark.name == "optimizer.step")
+    now = max(steps, default=graph.end)  # at the end of a whole program its model may be gone
+
     def held_as(kind: OwnerKind) -> list[Storage]:
-        alive = (each for each in graph.storages if each.death is None)
+        alive = (each for each in graph.storages if each.birth <= now and each.owners_at(now))
         return [each for each in alive if each.owned_as(kind) and each.device == graph.device]
 
     def nbytes(kind: OwnerKind) -> int:

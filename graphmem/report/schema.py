@@ -202,7 +202,7 @@ class StepInfo(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the model and the optimizer keep, requested bytes at the end of the trace."""
+    """What the model and the optimizer keep, requested bytes after the last optimizer step."""
 
     parameters: int
     parameter_bytes: int

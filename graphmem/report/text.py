@@ -11,10 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
-from graphmem.report.schema import Holder, OnCard, Peak, Refusal, Report
+from graphmem.report.schema import Holder, OnCard, Peak, Refusal, Report, StepInfo
 from graphmem.units import format_bytes, format_exact
 
 LARGEST = 5
+MOST_STEPS = 8
+FIRST_STEPS = 3
+LAST_STEPS = 2
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = ("", *"▏▎▍▌▋▊▉█")
 _BAR_WIDTH = 24
@@ -156,7 +159,10 @@ def _steps(report: Report) -> Iterator[Text | Table]:
     table.add_column("phase")
     for column in ("start", "peak", "end"):
         table.add_column(column, justify="right", no_wrap=True)
-    for step in report.steps:
+    shown = _shown_steps(report)
+    for before, step in zip([None, *shown], shown, strict=False):
+        if before is not None and step.step != before.step + 1:
+            table.add_row("…")
         for i, phase in enumerate(step.phases):
             table.add_row(
                 str(step.step) if not i else "",
@@ -165,6 +171,14 @@ def _steps(report: Report) -> Iterator[Text | Table]:
             )
     yield table
     yield Text()
+
+
+def _shown_steps(report: Report) -> list[StepInfo]:
+    """All steps, or where they are many, the first, the last and that of the peak."""
+    if len(report.steps) <= MOST_STEPS:
+        return report.steps
+    shown = {*range(FIRST_STEPS), report.peak.step, *range(len(report.steps))[-LAST_STEPS:]}
+    return [step for step in report.steps if step.step in shown]
 
 
 def _both(nbytes: int) -> str:

@@ -278,9 +278,9 @@ class TraceMode(TorchDispatchMode):
         return zero
 
     def _equal(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if self._stays_real(func, args, kwargs):
-            return func(*args, **kwargs)
-        self._refuse_branch()
+        if not self._stays_real(func, args, kwargs):
+            self._refuse_branch()
+        return func(*args, **kwargs)
 
     def _refuse_branch(self) -> NoReturn:
         where = _at(self._location.source())

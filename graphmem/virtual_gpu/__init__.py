@@ -1,9 +1,16 @@
-"""The virtual GPU: PyTorch believes in one CUDA device of a named kind, and none is there."""
+"""The virtual GPU: PyTorch believes in one CUDA device of a named kind, and none is there.
+
+The package can be called: `with graphmem.virtual_gpu("h100") as gpu:` switches a device on for a
+stretch of a program, as `graphmem.live.gpu.VirtualGpu` tells.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +22,9 @@ from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
 from graphmem.virtual_gpu.patching import replaced
+
+if TYPE_CHECKING:
+    from graphmem.live.gpu import VirtualGpu
 
 
 @contextmanager
@@ -66,3 +76,15 @@ def fake_cpu(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
     with replaced([*parameters.moved_by_data(), *parameters.fake_from_birth(fake_mode)]):
         yield
+
+
+class _CallablePackage(ModuleType):
+    """This package, which shares its name with what it does."""
+
+    def __call__(self, *args: Any, **options: Any) -> VirtualGpu:
+        from graphmem.live.gpu import VirtualGpu
+
+        return VirtualGpu(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage
