@@ -6,6 +6,7 @@ Each probe is a whole analysis, so its verdict is exact. The search:
       straight line through the reserved bytes of both meets the capacity, and the middle;
   (3) the answer fits and the next value does not; the one before and the second after are probed as
       well.
+Values are multiples of one number, so "next" is the next multiple.
 That all smaller values fit too is assumed; a probe that says otherwise is named in `surprises`.
 """
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SCHEMA = "graphmem.fit/1"
 BATCH = "the first dimension of the inputs"
 DEFAULT_LARGEST = 65_536
+_MULTIPLES = "--multiple-of tries only values that build() takes, --max ends the search before"
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -102,16 +104,36 @@ class Range:
     Attributes:
         key: an argument of `build`; None: the first dimension of the inputs.
         smallest, largest: values to try, both included.
+        multiple_of: only multiples of it are tried.
     """
 
     key: str | None = None
     smallest: int = 1
     largest: int = DEFAULT_LARGEST
+    multiple_of: int = 1
 
     @property
     def name(self) -> str:
         """What is varied, for people."""
         return self.key or "batch"
+
+    @property
+    def first(self) -> int:
+        """The smallest value that is tried."""
+        return -(-self.smallest // self.multiple_of) * self.multiple_of
+
+    @property
+    def last(self) -> int:
+        """The largest value that is tried."""
+        return self.rounded(self.largest)
+
+    def rounded(self, value: int) -> int:
+        """The largest multiple that is no more than a value."""
+        return value // self.multiple_of * self.multiple_of
+
+    def has(self, value: int) -> bool:
+        """Whether a multiple lies between both ends."""
+        return self.first <= value <= self.last
 
 
 def fit(
@@ -121,6 +143,7 @@ def fit(
     vary: str | None = None,
     smallest: int = 1,
     largest: int = DEFAULT_LARGEST,
+    multiple_of: int = 1,
     progress: Progress = lambda message: None,
     **options: Any,
 ) -> Fit:
@@ -133,6 +156,7 @@ def fit(
             inputs.
         smallest: where to begin.
         largest: where to stop.
+        multiple_of: try multiples of it only.
         progress: told what is being done.
         options: the fields of `graphmem.analysis.Request`, without `gpu`.
 
@@ -142,7 +166,8 @@ def fit(
     Example:
         >>> graphmem.fit("model.py:build", gpus=["t4", "a100-40gb"]).cards[0].largest
     """
-    return find_fit(target, Request(**options), gpus, Range(vary, smallest, largest), progress)
+    over = Range(vary, smallest, largest, multiple_of)
+    return find_fit(target, Request(**options), gpus, over, progress)
 
 
 def find_fit(
@@ -168,9 +193,10 @@ def find_fit(
 
 
 def _check(request: Request, over: Range) -> None:
-    if not 1 <= over.smallest <= over.largest:
+    if over.multiple_of < 1 or not 1 <= over.smallest <= over.first <= over.last:
+        unit = f" multiple of {over.multiple_of}" if over.multiple_of != 1 else " whole number"
         raise InputError(
-            f"there is no whole number from {over.smallest} to {over.largest} to try",
+            f"there is no{unit} from {over.smallest} to {over.largest} to try",
             hint="the smallest is at least 1, and the largest no less",
         )
     if over.key is not None and over.key in request.settings:
@@ -197,8 +223,9 @@ class _Search:
     def run(self) -> CardFit:
         largest, refused = self._boundary()
         if largest is not None:
-            for neighbour in (largest - 1, largest + 2):
-                if self.over.smallest <= neighbour <= self.over.largest:
+            unit = self.over.multiple_of
+            for neighbour in (largest - unit, largest + 2 * unit):
+                if self.over.has(neighbour):
                     self._memory(neighbour)
         report = self.any_report
         card = self._memory(next(iter(self.reports))).on_card
@@ -219,17 +246,18 @@ class _Search:
 
     def _boundary(self) -> tuple[int | None, int | None]:
         """The largest that fits and the next; None where there is no such value."""
-        low, high = None, self.over.smallest
+        over = self.over
+        low, high = None, over.first
         while self._fits(high):
             low = high
-            if low == self.over.largest:
+            if low == over.last:
                 return low, None
-            high = min(2 * low, self.over.largest)
+            high = min(2 * low, over.last)
         if low is None:
             return None, high
         by_line = True
-        while high - low > 1:
-            middle = self._on_the_line(low, high) if by_line else (low + high) // 2
+        while high - low > over.multiple_of:
+            middle = self._on_the_line(low, high) if by_line else over.rounded((low + high) // 2)
             by_line = not by_line
             low, high = (middle, high) if self._fits(middle) else (low, middle)
         return low, high
@@ -239,7 +267,9 @@ class _Search:
         least, most = (self._memory(value) for value in (low, high))
         growth = most.reserved - least.reserved
         share = (least.on_card.capacity - least.reserved) / growth if growth > 0 else 0.5
-        return min(max(low + int(share * (high - low)), low + 1), high - 1)
+        unit = self.over.multiple_of
+        met = self.over.rounded(low + int(share * (high - low)))
+        return min(max(met, low + unit), high - unit)
 
     def _fits(self, value: int) -> bool:
         return self._memory(value).on_card.fits
@@ -262,7 +292,7 @@ class _Search:
         except InputError as error:
             raise InputError(
                 f"with {self.over.name}={value}: {error}",
-                hint=error.hint,
+                hint=error.hint or _MULTIPLES,
                 user_traceback=error.user_traceback,
             ) from error
 

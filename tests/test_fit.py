@@ -117,10 +117,10 @@ def report() -> Report:
     return graphmem.analyze(lambda: relu(1), inference=True, steps=1)
 
 
-def search(fake: Fake, largest: int = fitting.DEFAULT_LARGEST) -> CardFit:
+def search(fake: Fake, largest: int = fitting.DEFAULT_LARGEST, unit: int = 1) -> CardFit:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fitting, "run_analysis", fake)
-        return graphmem.fit(relu, gpus=["t4"], largest=largest).cards[0]
+        return graphmem.fit(relu, gpus=["t4"], largest=largest, multiple_of=unit).cards[0]
 
 
 @given(base=st.integers(0, 10**6), slope=st.integers(1, 10**5), capacity=st.integers(10**6, 10**8))
@@ -135,6 +135,16 @@ def test_the_border_of_a_line_is_found(
     assert (largest or None) == found.largest
     assert found.surprises == []
     assert len(fake.values) == len(set(fake.values)) == len(found.probes)
+
+
+@given(unit=st.integers(1, 64), slope=st.integers(1, 1000), capacity=st.integers(64_000, 10**7))
+def test_only_multiples_are_tried(report: Report, unit: int, slope: int, capacity: int) -> None:
+    fake = Fake(report, lambda value: slope * value, capacity)
+
+    found = search(fake, largest=10**9, unit=unit)
+
+    assert capacity // slope // unit * unit == found.largest
+    assert all(value % unit == 0 for value in fake.values)
 
 
 @given(power=st.floats(0.2, 3), capacity=st.integers(10, 10**6))
@@ -209,6 +219,13 @@ class TestCommand:
         )
         assert "batch=30 runs out in the forward phase of step 0 at aten.relu" in outcome.stdout
 
+    def test_the_help_names_what_is_taken_by_default(self, run_graphmem: Run) -> None:
+        """rich takes brackets for markup; they are kept."""
+        words = " ".join(run_graphmem("fit", "--help").stdout.replace("│", " ").split())
+
+        assert "[default: a100-80gb]" in words
+        assert "[default: the batch, the first dimension of the inputs]" in words
+
     def test_json_into_a_file(self, run_graphmem: Run, target: str, tmp_path: Path) -> None:
         file = tmp_path / "fit.json"
         options = ("--gpu", "t4", "--inference", "--steps", "1", "--vary", "batch", "--min", "28")
@@ -233,6 +250,7 @@ class TestCommand:
             (("--vary", "batch", "--set", "batch=2"), "batch is varied, and set to 2 as well"),
             (("--gpu", "t44"), "unknown GPU 't44'"),
             (("--min", "0"), "no whole number from 0"),
+            (("--min", "9", "--max", "15", "--multiple-of", "8"), "no multiple of 8 from 9 to 15"),
             (("--env", "PYTORCH_CUDA_ALLOC_CONF=max_split:1"), "max_split"),
         ],
     )

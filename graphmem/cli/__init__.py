@@ -78,8 +78,17 @@ def _build_program() -> typer.core.TyperGroup:
     # `graphmem gpus --debug` means the same as `graphmem --debug gpus`.
     debug = next(option for option in program.params if option.name == "debug")
     for subprogram in program.commands.values():
+        for option in subprogram.params:
+            _keep_brackets(option)
         subprogram.params.append(debug)
     return program
+
+
+def _keep_brackets(option: Any) -> None:
+    """Have rich print `[default: …]` in the help of an option; it takes brackets for markup."""
+    text = getattr(option, "help", None)
+    if text:
+        option.help = text.replace("[default:", r"\[default:")
 
 
 def _set_debug(context: typer.Context, value: bool) -> None:

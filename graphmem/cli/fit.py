@@ -49,6 +49,9 @@ def fit(
     largest: Annotated[
         int, typer.Option("--max", metavar="N", help="The value at which the search ends.")
     ] = DEFAULT_LARGEST,
+    multiple_of: Annotated[
+        int, typer.Option("--multiple-of", metavar="N", help="Try multiples of N only.")
+    ] = 1,
     torch: options.TorchVersion = None,
     env: options.Environment = None,
     autocast: options.Autocast = None,
@@ -89,7 +92,7 @@ def fit(
         changes=Changes(freeze=tuple(freeze or ())),
     )
     cards = gpus or [options.DEFAULT_GPU_NAME]
-    over = Range(vary, smallest, largest)
+    over = Range(vary, smallest, largest, multiple_of)
     with progress() as report_progress:
         found = find_fit(target, request, cards, over, report_progress)
     if output_format == "json":
@@ -166,8 +169,12 @@ def _answer(card: CardFit, name: str) -> str:
     if card.largest is None:
         return f"not even {name}={card.probes[0].value:,} fits on {card.title}"
     if not card.is_bounded:
-        return f"every {name} that was tried fits, up to {card.largest:,} (--max)"
-    return f"the largest {name} that fits on {card.title}: {card.largest:,}"
+        return f"every {_value_of(name)} that was tried fits, up to {card.largest:,} (--max)"
+    return f"the largest {_value_of(name)} that fits on {card.title}: {card.largest:,}"
+
+
+def _value_of(name: str) -> str:
+    return name if name.startswith("batch") else f"value of {name}"
 
 
 def _where(card: CardFit, name: str) -> str:
@@ -189,7 +196,7 @@ def _footnotes(card: CardFit, name: str) -> Iterator[str]:
 
     yield from (f"not as expected: {each}" for each in card.surprises)
     if not card.surprises and card.largest is not None:
-        yield f"assumed: every smaller {name} fits as well"
+        yield f"assumed: every smaller {_value_of(name)} fits as well"
     context, uncertainty = format_bytes(card.context), format_bytes(card.context_uncertainty)
     room = f"{card.capacity:,} bytes"
     yield f"PyTorch can have {room}, beside {context} ± {uncertainty} of CUDA context"
