@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphmem.errors import InputError
@@ -11,6 +12,9 @@ from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
 from graphmem.formulas.roles import ROUNDING, Role, Roles
 from graphmem.graph import Category, Phase, PhaseName, Storage
+from graphmem.parallel import Layout
+from graphmem.parallel.dimensions import find_dimensions
+from graphmem.parallel.shares import Shares
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
@@ -32,50 +36,88 @@ class Exact:
     by_role: Mapping[Role, int]
 
 
-def exact_at(analysis: Analysis, blocks: Blocks) -> dict[Moment, Exact]:
-    """The exact result at each moment.
+@dataclass(frozen=True)
+class Traced:
+    """The exact result of a traced step, at every moment.
 
-    Raises:
-        InputError: the step has no backward pass.
+    Attributes:
+        analysis: of the step.
+        blocks: where its blocks are.
     """
-    graph, timeline = analysis.graph, analysis.timeline
-    roles = Roles.of(graph, analysis.annotations, blocks)
-    forward = _last_phase(analysis, PhaseName.FORWARD)
-    backward = _last_phase(analysis, PhaseName.BACKWARD)
-    before = timeline.at(forward.start - 1)
-    after = timeline.at(forward.end)
-    ended = timeline.at(backward.end)
-    peak, _ = timeline.peak()
-    steady = timeline.alive_at(before)
-    held = {storage.id for storage in steady}
-    made = [storage for storage in timeline.alive_at(after) if storage.id not in held]
-    states = [
-        storage
-        for storage in timeline.alive_at(ended)
-        if storage.category_at(ended.tick) in _STATES
-    ]
-    at = {
-        Moment.STEADY: (steady, before.tick),
-        Moment.FORWARD: (made, forward.end),
-        Moment.STATES: (states, ended.tick),
-        Moment.PEAK: (timeline.alive_at(peak), peak.tick),
-    }
-    return {
-        moment: _exact(storages, tick, timeline, roles) for moment, (storages, tick) in at.items()
-    }
+
+    analysis: Analysis
+    blocks: Blocks
+
+    @cached_property
+    def moments(self) -> Mapping[Moment, Exact]:
+        """The exact result at each moment.
+
+        Raises:
+            InputError: the step has no backward pass.
+        """
+        timeline = self.analysis.timeline
+        forward, backward = map(self._last, (PhaseName.FORWARD, PhaseName.BACKWARD))
+        before, ended = timeline.at(forward.start - 1), timeline.at(backward.end)
+        peak, _ = timeline.peak()
+        states = [
+            storage
+            for storage in timeline.alive_at(ended)
+            if storage.category_at(ended.tick) in _STATES
+        ]
+        at = {
+            Moment.STEADY: (timeline.alive_at(before), before.tick),
+            Moment.FORWARD: (self._made_in(forward), forward.end),
+            Moment.STATES: (states, ended.tick),
+            Moment.PEAK: (timeline.alive_at(peak), peak.tick),
+        }
+        return {
+            moment: _exact(storages, tick, timeline, self._roles)
+            for moment, (storages, tick) in at.items()
+        }
+
+    def under_tensor_parallelism(self, ranks: int) -> tuple[int, int]:
+        """Bytes of the blocks' activations that tensor parallelism divides, and that it does not.
+
+        By the dimensions of the traced tensors (graphmem/parallel/dimensions.py).
+
+        Raises:
+            InputError: the step cannot be split over so many ranks.
+        """
+        forward = self._last(PhaseName.FORWARD)
+        graph = self.analysis.graph
+        shares = Shares(graph, find_dimensions(graph), Layout(tensor=ranks))
+        divided = whole = 0
+        for storage in self._made_in(forward):
+            if not self._roles.role(storage, forward.end).in_block:
+                continue
+            if shares.nbytes(storage) < storage.nbytes:
+                divided += storage.nbytes
+            else:
+                whole += storage.nbytes
+        return divided, whole
+
+    @cached_property
+    def _roles(self) -> Roles:
+        return Roles.of(self.analysis.graph, self.analysis.annotations, self.blocks)
+
+    def _made_in(self, phase: Phase) -> list[Storage]:
+        """What a phase allocates and leaves alive."""
+        timeline = self.analysis.timeline
+        held = {storage.id for storage in timeline.alive_at(timeline.at(phase.start - 1))}
+        alive = timeline.alive_at(timeline.at(phase.end))
+        return [storage for storage in alive if storage.id not in held]
+
+    def _last(self, name: PhaseName) -> Phase:
+        found = [phase for phase in self.analysis.graph.phases if phase.name is name]
+        if not found:
+            raise InputError(
+                f"the step has no {name} phase, and published formulas are of training steps",
+                hint="without a target, `--term` gives them what they need",
+            )
+        return found[-1]
 
 
 def _exact(storages: list[Storage], tick: int, timeline: Timeline, roles: Roles) -> Exact:
     by_role = roles.bytes_by_role(storages, tick)
     allocated = sum(timeline.block_bytes[storage.id] for storage in storages)
     return Exact(allocated, by_role | {Role(ROUNDING): allocated - sum(by_role.values())})
-
-
-def _last_phase(analysis: Analysis, name: PhaseName) -> Phase:
-    found = [phase for phase in analysis.graph.phases if phase.name is name]
-    if not found:
-        raise InputError(
-            f"the step has no {name} phase, and published formulas are of training steps",
-            hint="without a target, `--term` gives them what they need",
-        )
-    return found[-1]

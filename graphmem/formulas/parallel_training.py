@@ -111,12 +111,8 @@ def _layout(
     return Layout(name, degrees, degrees, degrees, tuple(inner), tuple(outer))
 
 
-OUTER = in_blocks(Saved.NORM_INPUT, Saved.NORM_STATISTICS, Saved.DROPOUT_MASK)
+OUTER = in_blocks(Saved.NORM_INPUT, Saved.DROPOUT_MASK)
 """What tensor parallelism does not divide, in the article's view."""
-
-WHOLE = OUTER | in_blocks(Saved.NORMED_INPUT)
-"""What it does not divide: what enters attention and MLP is whole on every rank as well
-(Korthikanti et al., section 4.2.1)."""
 
 _MODEL = ("tp", "pp")
 _INNER = ("tp", "pp", "micro_batches", "cp")
@@ -149,23 +145,25 @@ def memory_of(parts: Sequence[Part]) -> Memory:
     return Memory(model.bytes, optimizer.bytes, gradients.bytes, inner, outer)
 
 
-def traced(states: Mapping[Role, int], forward: Mapping[Role, int]) -> Memory:
+def memory_of_states(
+    states: Mapping[Role, int], forward: Mapping[Role, int], *, inner: int, outer: int
+) -> Memory:
     """The five summands as a traced step on one device has them.
 
     Args:
         states: parameters, gradients and optimizer state by role.
-        forward: what the forward pass leaves alive by role; what is outside of blocks, for which
-            the article has no summand, is left out.
+        forward: what the forward pass leaves alive by role, of which autocast's copies are M_m.
+        inner: activations of the blocks that tensor parallelism divides.
+        outer: those that it does not.
     """
     copies = forward.get(Role(Category.AUTOCAST_CACHE), 0)
     weights = states.get(Role(Category.PARAMETER), 0)
-    blocks = {role: nbytes for role, nbytes in forward.items() if role.in_block}
-    outer = sum(nbytes for role, nbytes in blocks.items() if role in WHOLE)
+    optimizer = states.get(Role(Category.OPTIMIZER_STATE), 0)
     return Memory(
         model=copies or weights,
-        optimizer=states.get(Role(Category.OPTIMIZER_STATE), 0) + (weights if copies else 0),
+        optimizer=optimizer + (weights if copies else 0),
         gradients=states.get(Role(Category.GRADIENT), 0),
-        inner=sum(blocks.values()) - outer,
+        inner=inner,
         outer=outer,
     )
 

@@ -46,6 +46,7 @@ class Saved(enum.StrEnum):
     INDICES = "indices"
     PRODUCT = "operands of elementwise products"
     OTHER = "other saved tensors"
+    """Named after the node that holds them."""
 
 
 _ORDER = list(Saved)
@@ -59,7 +60,7 @@ class Role(NamedTuple):
     in_block: bool = False
 
     def __str__(self) -> str:
-        if not isinstance(self.what, Saved):
+        if self.what in CATEGORY_NAMES:
             return CATEGORY_NAMES[self.what]
         return f"{self.what}{', blocks' if self.in_block else ', outside of blocks'}"
 
@@ -129,11 +130,15 @@ class Roles:
         if category is not Category.ACTIVATION:
             return Role(category)
         found = [
-            (self._of_one(held, storage), self._in_block(held.op))
+            (_ORDER.index(self._of_one(held, storage)), held)
             for held in self.saved.holding(storage.id, tick)
         ]
-        first = min(found, key=lambda each: _ORDER.index(each[0]), default=(Saved.OTHER, False))
-        return Role(*first)
+        if not found:
+            return Role(Saved.OTHER)
+        first, held = min(found, key=lambda each: each[0])
+        what = _ORDER[first]
+        in_block = self._in_block(held.op)
+        return Role(f"what {held.name} holds" if what is Saved.OTHER else what, in_block)
 
     def _in_block(self, op: int | None) -> bool:
         return op is not None and self.blocks.contain(self.graph.ops[op].module)

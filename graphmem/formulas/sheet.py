@@ -17,8 +17,8 @@ from graphmem.formulas import deepspeed, korthikanti, nanogpt
 from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.blocks import find_blocks
 from graphmem.formulas.comparison import Comparison, compare
-from graphmem.formulas.estimate import MOMENTS, Formula, Moment
-from graphmem.formulas.exact import Exact, exact_at
+from graphmem.formulas.estimate import MOMENTS, Formula
+from graphmem.formulas.exact import Traced
 from graphmem.formulas.find_terms import Found, find_terms
 from graphmem.formulas.tables import TABLES, Table, Tabled
 from graphmem.formulas.terms import DEGREES, LETTERS, Term, values
@@ -106,9 +106,12 @@ def formulas_of(
     """
     blocks = find_blocks(analysis.graph)
     found = find_terms(analysis.graph, blocks)
-    exact = exact_at(analysis, blocks)
     terms = found.terms | dict(given or {})
-    return Sheet(analysis.report.target, terms, _sections(Found(terms, found.unknown), exact, only))
+    return Sheet(
+        analysis.report.target,
+        terms,
+        _sections(Found(terms, found.unknown), Traced(analysis, blocks), only),
+    )
 
 
 def formulas_for(given: Mapping[str, Term], only: Sequence[str] = ()) -> Sheet:
@@ -117,7 +120,7 @@ def formulas_for(given: Mapping[str, Term], only: Sequence[str] = ()) -> Sheet:
     Raises:
         InputError: no section has that name, or none has all its terms.
     """
-    sections = _sections(Found(dict(given), {}), {}, only)
+    sections = _sections(Found(dict(given), {}), None, only)
     if all(section.missing for section in sections):
         name, lacking = min(
             ((section.name, section.missing) for section in sections), key=lambda each: len(each[1])
@@ -135,9 +138,7 @@ def section_names() -> tuple[str, ...]:
     return (*(formula.name for formula in FORMULAS), *(table.name for table in TABLES))
 
 
-def _sections(
-    found: Found, exact: Mapping[Moment, Exact], only: Sequence[str]
-) -> Sequence[Section]:
+def _sections(found: Found, traced: Traced | None, only: Sequence[str]) -> Sequence[Section]:
     for name in only:
         if name not in section_names():
             raise InputError(
@@ -145,21 +146,23 @@ def _sections(
             )
     numbers = values(found.terms.values())
     filled = [
-        *(_formula(formula, numbers, found, exact) for formula in FORMULAS),
-        *(_table(table, numbers, found, exact) for table in TABLES),
+        *(_formula(formula, numbers, found, traced) for formula in FORMULAS),
+        *(_table(table, numbers, found, traced) for table in TABLES),
     ]
     return [section for section in filled if not only or section.name in only]
 
 
 def _formula(
-    formula: Formula, numbers: Mapping[str, int], found: Found, exact: Mapping[Moment, Exact]
+    formula: Formula, numbers: Mapping[str, int], found: Found, traced: Traced | None
 ) -> Section:
     missing = _missing(formula.needs, found)
     if missing:
         return Section(formula.name, formula.title, formula.source, missing)
     parts = formula.estimate(numbers)
-    at = exact.get(formula.moment)
-    comparison = Comparison(formula, parts) if at is None else compare(formula, parts, at)
+    if traced is None:
+        comparison = Comparison(formula, parts)
+    else:
+        comparison = compare(formula, parts, traced.moments[formula.moment])
     return Section(formula.name, formula.title, formula.source, comparison=comparison)
 
 
@@ -168,14 +171,14 @@ def _missing(needs: Sequence[str], found: Found) -> dict[str, str]:
 
 
 def _table(
-    tabled: Tabled, numbers: Mapping[str, int], found: Found, exact: Mapping[Moment, Exact]
+    tabled: Tabled, numbers: Mapping[str, int], found: Found, traced: Traced | None
 ) -> Section:
     missing = _missing(tabled.needs, found)
     if tabled.of_degrees and not any(name in found.terms for name in DEGREES):
         missing |= dict.fromkeys(DEGREES[:1], "no degree of parallelism is given")
     if missing:
         return Section(tabled.name, tabled.title, tabled.source, missing)
-    filled = tabled.fill(numbers, exact)
+    filled = tabled.fill(numbers, traced)
     if isinstance(filled, str):
         return Section(tabled.name, tabled.title, tabled.source, printed=filled)
     return Section(tabled.name, tabled.title, tabled.source, table=filled)

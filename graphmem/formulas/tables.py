@@ -10,7 +10,7 @@ from graphmem.errors import InputError
 from graphmem.formulas import deepspeed, korthikanti
 from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.estimate import Moment
-from graphmem.formulas.exact import Exact
+from graphmem.formulas.exact import Traced
 from graphmem.formulas.terms import DEGREES
 from graphmem.units import format_exact
 
@@ -41,8 +41,8 @@ class Tabled:
         title: one line.
         source: who published it.
         needs: the terms without which it says nothing.
-        fill: its text as the source prints it, or its figures; called with terms and the exact
-            results, none without a target.
+        fill: its text as the source prints it, or its figures; called with terms and the traced
+            step, None without a target.
         of_degrees: whether it says nothing without a degree of parallelism.
     """
 
@@ -50,7 +50,7 @@ class Tabled:
     title: str
     source: str
     needs: tuple[str, ...]
-    fill: Callable[[Mapping[str, int], Mapping[Moment, Exact]], str | Table]
+    fill: Callable[[Mapping[str, int], Traced | None], str | Table]
     of_degrees: bool = False
 
 
@@ -75,22 +75,22 @@ def hardware_of(numbers: Mapping[str, int]) -> deepspeed.Hardware:
     return deepspeed.Hardware(gpus // nodes, nodes)
 
 
-def _zero2(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> str:
+def _zero2(numbers: Mapping[str, int], traced: Traced | None) -> str:
     hardware = hardware_of(numbers)
     return deepspeed.zero2_table(numbers["parameters"], hardware)
 
 
-def _zero2_current(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> str:
+def _zero2_current(numbers: Mapping[str, int], traced: Traced | None) -> str:
     release = deepspeed.Release.CURRENT
     return deepspeed.zero2_table(numbers["parameters"], hardware_of(numbers), release=release)
 
 
-def _zero3(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> str:
+def _zero3(numbers: Mapping[str, int], traced: Traced | None) -> str:
     hardware = hardware_of(numbers)
     return deepspeed.zero3_table(numbers["parameters"], numbers["largest_layer"], hardware)
 
 
-def _zero3_cases(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> str:
+def _zero3_cases(numbers: Mapping[str, int], traced: Traced | None) -> str:
     gpus = hardware_of(numbers).gpus
     return deepspeed.zero3_cases(numbers["parameters"], numbers["largest_layer"], gpus)
 
@@ -98,21 +98,21 @@ def _zero3_cases(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> s
 _BLOCKS = ("batch", "sequence", "hidden", "heads", "layers")
 
 
-def _recomputation(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> Table:
+def _recomputation(numbers: Mapping[str, int], traced: Traced | None) -> Table:
     rows = korthikanti.per_rank(
         **{name: numbers[name] for name in _BLOCKS}, tp=numbers.get("tp", 1)
     )
     return Table(("activations",), {name: (nbytes,) for name, nbytes in rows.items()})
 
 
-def _layouts(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> Table:
+def _layouts(numbers: Mapping[str, int], traced: Traced | None) -> Table:
     memory = parallel.memory_of(parallel.MIXED.estimate(numbers))
     degrees = _degrees(numbers)
     rows = {layout.name: layout.per_rank(memory, degrees) for layout in parallel.LAYOUTS}
     return _rank_table(rows)
 
 
-def _llama_3(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> Table:
+def _llama_3(numbers: Mapping[str, int], traced: Traced | None) -> Table:
     layout, degrees = parallel.LLAMA_3, _degrees(numbers)
     formula = parallel.memory_of(parallel.MIXED.estimate(numbers))
     printed = parallel.as_printed(formula, numbers)
@@ -125,11 +125,23 @@ def _llama_3(numbers: Mapping[str, int], exact: Mapping[Moment, Exact]) -> Table
         shared = parallel.without_shared_heads(printed, numbers)
         rows["a rank, and KVH heads of keys"] = layout.per_rank(shared, degrees)
     rows["a rank, M_a with s²"] = layout.per_rank(formula, degrees)
-    if exact:
-        traced = parallel.traced(exact[Moment.STATES].by_role, exact[Moment.FORWARD].by_role)
-        rows["the traced step, the whole"] = layout.per_rank(traced, {})
-        rows["the traced step, a rank"] = layout.per_rank(traced, degrees)
-    return replace(_rank_table(rows), notes=tuple(_as_the_example_says(printed, degrees)))
+    notes = list(_as_the_example_says(printed, degrees))
+    if traced is not None:
+        try:
+            memory = _of_traced(traced, degrees["tp"])
+            rows["the traced step, the whole"] = layout.per_rank(memory, {})
+            rows["the traced step, a rank"] = layout.per_rank(memory, degrees)
+        except InputError as error:
+            notes.append(f"the traced step cannot be split so: {error}")
+    return replace(_rank_table(rows), notes=tuple(notes))
+
+
+def _of_traced(traced: Traced, tensor: int) -> parallel.Memory:
+    """The article's summands as the traced step has them; without TP, as two ranks would."""
+    moments = traced.moments
+    divided, whole = traced.under_tensor_parallelism(max(tensor, 2))
+    states, forward = moments[Moment.STATES].by_role, moments[Moment.FORWARD].by_role
+    return parallel.memory_of_states(states, forward, inner=divided, outer=whole)
 
 
 def _as_the_example_says(memory: parallel.Memory, degrees: Mapping[str, int]) -> Iterator[str]:
