@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +14,11 @@ from graphmem.cli.output import console, progress, write_text
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
-    from graphmem.parallel import Sharding
+    from rich.console import Console
+
+    from graphmem.analysis import Request
+    from graphmem.parallel import Layout, Sharding
+    from graphmem.parallel.hunting import Hunt
 
 DOES_NOT_FIT = 1
 
@@ -41,20 +47,21 @@ def plan(
         ),
     ] = None,
     tp: Annotated[
-        int, typer.Option("--tp", metavar="N", help="Tensor parallel: split heads and features.")
-    ] = 1,
+        int | None,
+        typer.Option("--tp", metavar="N", help="Tensor parallel: split heads and features."),
+    ] = None,
     pp: Annotated[
-        int, typer.Option("--pp", metavar="N", help="Pipeline parallel: split the blocks.")
-    ] = 1,
+        int | None, typer.Option("--pp", metavar="N", help="Pipeline parallel: split the blocks.")
+    ] = None,
     cp: Annotated[
-        int, typer.Option("--cp", metavar="N", help="Context parallel: split the sequence.")
-    ] = 1,
+        int | None, typer.Option("--cp", metavar="N", help="Context parallel: split the sequence.")
+    ] = None,
     ep: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--ep", metavar="N", help="Expert parallel: split experts among N of the dp replicas."
         ),
-    ] = 1,
+    ] = None,
     zero: Annotated[
         int | None,
         typer.Option(
@@ -82,11 +89,11 @@ def plan(
         ),
     ] = False,
     micro_batches: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--micro-batches", metavar="N", help="Cut the traced batch into N, one after the other."
         ),
-    ] = 1,
+    ] = None,
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved"],
         typer.Option("--schedule", help="In which order a pipeline runs its micro-batches."),
@@ -135,6 +142,33 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="List layouts that fit; what is given here stays, all else is tried.",
+        ),
+    ] = False,
+    sort: Annotated[
+        Literal["headroom", "traffic"],
+        typer.Option("--sort", help="What a search puts first: most memory left, or least sent."),
+    ] = "headroom",
+    top: Annotated[
+        int, typer.Option("--top", min=1, metavar="N", help="How many layouts a search shows.")
+    ] = 10,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            "--dask",
+            metavar="ADDRESS",
+            help="Search on a Dask cluster; further targets of a sweep with --also.",
+            show_default=False,
+        ),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--also", metavar="TARGET", help="Search this model as well; repeatable."),
+    ] = None,
     output_format: Annotated[
         Literal["text", "json"], typer.Option("--format", help="For people or for machines.")
     ] = "text",
@@ -148,27 +182,30 @@ def plan(
     build() describes what one data-parallel replica runs on one device, unsplit. The degrees
     multiply to --gpus: dp x tp x pp x cp. Micro-batches cut the traced batch.
 
+    With --search it lists layouts that fit instead; without --checkpoint it tries checkpoints of
+    every block as well.
+
     Example: graphmem plan fixtures/llama.py:build --gpu h100 --gpus 64 --tp 8 --pp 2 --zero 1
     --set batch=8 --micro-batches 8
     """
     from graphmem.analysis import Request
     from graphmem.changes import Changes
     from graphmem.parallel import Layout, Precision, Schedule
-    from graphmem.parallel.describe import describe
+    from graphmem.parallel.hunting import Hunt
     from graphmem.parallel.layout import check_degrees
-    from graphmem.parallel.text import as_text, print_plan
-    from graphmem.parallel.tracing import planner_for
+    from graphmem.parallel.search import SEARCHED, Wanted
 
+    several = interleave > 1 or schedule == "interleaved"
     layout = Layout(
-        data=_replicas(gpus, dp, tp * pp * cp),
-        tensor=tp,
-        pipeline=pp,
-        context=cp,
-        expert=ep,
+        data=_replicas(gpus, dp, (tp or 1) * (pp or 1) * (cp or 1)),
+        tensor=tp or 1,
+        pipeline=pp or 1,
+        context=cp or 1,
+        expert=ep or 1,
         sharding=_sharding(zero, fsdp),
         sequence_parallel=sp,
-        micro_batches=micro_batches,
-        schedule=Schedule(schedule) if interleave == 1 else Schedule.INTERLEAVED,
+        micro_batches=micro_batches or 1,
+        schedule=Schedule.INTERLEAVED if several else Schedule(schedule),
         interleave=interleave,
         reshard_after_forward=not no_reshard,
         bucket_view=bucket_view,
@@ -176,7 +213,6 @@ def plan(
         offload=_offloaded(offload),
         stages=_numbers(stages),
     )
-    check_degrees(layout, gpus)
     request = Request(
         gpu=gpu,
         torch=torch,
@@ -188,22 +224,78 @@ def plan(
         settings=options.pairs(settings, "--set"),
         changes=Changes(checkpoint=tuple(checkpoint or ())),
     )
+    out = _Out(output_format, output)
+    if search:
+        wanted = Wanted(
+            base=layout,
+            data=dp,
+            tensor=tp,
+            pipeline=pp,
+            context=cp,
+            expert=ep,
+            micro_batches=micro_batches,
+            sequence_parallel=True if sp else None,
+            shardings=(layout.sharding,) if fsdp or zero else SEARCHED,
+        )
+        hunts = [
+            Hunt(each, request, gpus, wanted, blocks, by=sort, top=top)
+            for each in (target, *(also or ()))
+        ]
+        _search(hunts, dask, out)
+        return
+    if dask or also:
+        raise InputError("--dask and --also are for searches", hint="add --search")
+    check_degrees(layout, gpus)
+    _plan(target, request, layout, blocks, out)
+
+
+@dataclass(frozen=True)
+class _Out:
+    """Where to write, and how."""
+
+    form: str
+    file: Path | None
+
+    def put(self, json: str, show: Callable[[Console], None]) -> None:
+        """Write one of two forms."""
+        from graphmem.parallel.text import as_text
+
+        if self.form == "json":
+            write_text(self.file, json) if self.file else typer.echo(json, nl=False)
+        elif self.file:
+            write_text(self.file, as_text(show))
+        else:
+            show(console())
+
+
+def _plan(target: str, request: Request, layout: Layout, blocks: str | None, out: _Out) -> None:
+    from graphmem.parallel.describe import describe
+    from graphmem.parallel.text import print_plan
+    from graphmem.parallel.tracing import planner_for
+
     with progress() as report_progress:
         name, planner = planner_for(target, request, layout.precision, blocks, report_progress)
         ranks = planner.plan(layout, report_progress)
-    found = describe(name, planner, layout, ranks, tuple(checkpoint or ()))
-    if output_format == "json":
-        _put(found.to_json(), output)
-    elif output:
-        write_text(output, as_text(lambda to: print_plan(found, str(layout), to)))
-    else:
-        print_plan(found, str(layout), console())
+    found = describe(name, planner, layout, ranks, request.changes.checkpoint)
+    out.put(found.to_json(), lambda to: print_plan(found, str(layout), to))
     if not found.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _put(text: str, output: Path | None) -> None:
-    write_text(output, text) if output else typer.echo(text, nl=False)
+def _search(hunts: list[Hunt], dask: str | None, out: _Out) -> None:
+    from graphmem.parallel.hunting import run_hunts, searches_json
+    from graphmem.parallel.text import print_search
+
+    with progress() as report_progress:
+        found = run_hunts(hunts, dask, report_progress)
+
+    def show(to: Console) -> None:
+        for each in found:
+            print_search(each, to)
+
+    out.put(searches_json(found), show)
+    if not all(each.fitting for each in found):
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 def _replicas(gpus: int, dp: int | None, model: int) -> int:

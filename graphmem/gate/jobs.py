@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,17 @@ def dask_cluster(address: str) -> Iterator[Submit]:
     """Run jobs on the workers of a Dask cluster.
 
     Raises:
+        InputError: as `dask_executor`.
+    """
+    with dask_executor(address) as executor:
+        yield lambda job: executor.submit(perform, job)
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """The workers of a Dask cluster, as the executors of the standard library are used.
+
+    Raises:
         InputError: Dask is not installed, or no scheduler answers at the address.
     """
     try:
@@ -151,5 +162,4 @@ def dask_cluster(address: str) -> Iterator[Submit]:
     except (OSError, ValueError) as error:
         raise InputError(f"no Dask scheduler at {address}: {error}") from error
     with client:
-        executor = client.get_executor(pure=False)
-        yield lambda job: executor.submit(perform, job)
+        yield client.get_executor(pure=False)

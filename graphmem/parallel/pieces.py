@@ -425,21 +425,19 @@ class Rank:
         is_last = phase.step == self.graph.steps - 1 and phase.name is PhaseName.FORWARD
         return is_last and self._chunk_of_op[index] in self._mine
 
-    def sent_bytes(self, nbytes: Callable[[Storage], int]) -> int:
-        """What one micro-batch makes here and another stage reads, in both directions."""
+    def sent_storages(self) -> list[int]:
+        """What one micro-batch makes here and another stage reads, once for each, both ways."""
         last = self.graph.steps - 1
-        sent = 0
+        sent = []
         for number, readers in self._readers.items():
-            storage = self.graph.storages[number]
-            if storage.op is None or self._chunk_of_op[storage.op] not in self._mine:
+            made_by = self.graph.op_of(self.graph.storages[number])
+            if made_by is None or self._chunk_of_op[made_by.index] not in self._mine:
                 continue
-            made_in = self.graph.phases[self.graph.ops[storage.op].phase]
-            if made_in.step != last or made_in.name not in _WALKED:
-                continue
-            here = self._chunk_of_op[storage.op]
-            index = self.graph.ops[storage.op].phase
-            others = {chunk for at, chunk in readers if chunk != here and at == index}
-            sent += nbytes(storage) * len(others)
+            made_in = self.graph.phases[made_by.phase]
+            if made_in.step == last and made_in.name in _WALKED:
+                here = self._chunk_of_op[made_by.index]
+                others = {at for phase, at in readers if at != here and phase == made_by.phase}
+                sent += [number] * len(others)
         return sent
 
     # Who has what of the model ------------------------------------------------------------------

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from graphmem.errors import InputError
@@ -65,6 +65,15 @@ class Shares:
         if storage.id not in self._dimensions.of_storage:
             return self._scratch(storage)
         return self._of_expert(storage, self._by_axes(storage))
+
+    def describe(self, storage: Storage) -> tuple[object, ...]:
+        """What besides bytes and axes decides about a storage's share."""
+        op = self._graph.op_of(storage)
+        is_statistics = op is not None and _NORM_STATISTICS.match(op.target) is not None
+        scratch_like: tuple[object, ...] = ()
+        if storage.id not in self._dimensions.of_storage:
+            scratch_like = (storage.id,)
+        return is_statistics, expert_of(self._module_of(storage)), *scratch_like
 
     def gathered(self, storage: Storage) -> int:
         """Bytes of a storage where the sequence is whole again on each tensor-parallel rank."""
@@ -198,24 +207,32 @@ def is_of_model(storage: Storage) -> bool:
     return any(owner.kind in MODEL_KINDS for owner in storage.owners)
 
 
-def _tensor_sizes(columns: Iterable[Column], degree: int) -> Iterable[tuple[Axis, int]]:
+def _tensor_sizes(columns: Sequence[Column], degree: int) -> Iterator[tuple[Axis, int]]:
     """Clause (1): the local size of each divided atom."""
     for column in columns:
-        left = degree
-        for atom in column.atoms:
-            if column.pads:
-                yield atom.root, -(-atom.size // left)
-                left = 1
-                continue
-            ways = math.gcd(left, atom.size)
-            yield atom.root, atom.size // ways
-            left //= ways
-        if left > 1:
+        if not _divides(column, degree):
+            able = range(1, column.size + 1)
+            possible = [each for each in able if all(_divides(c, each) for c in columns)]
+            nearest = min(possible, key=lambda each: (abs(each - degree), each))
             raise InputError(
                 f"{column.size} {column.what} ({column.weight}) do not divide by tensor "
                 f"parallelism {degree}",
-                hint=f"the nearest that divides is --tp {nearest_divisor(column.size, degree)}",
+                hint=f"the nearest that divides all is --tp {nearest}",
             )
+        left = degree
+        for atom in column.atoms:
+            ways = left if column.pads else math.gcd(left, atom.size)
+            yield atom.root, -(-atom.size // ways)
+            left //= ways
+
+
+def _divides(column: Column, degree: int) -> bool:
+    """Whether each rank can have a share: whole heads, whole features, or a padded vocabulary."""
+    if column.pads:
+        return degree <= column.size
+    for atom in column.atoms:
+        degree //= math.gcd(degree, atom.size)
+    return degree == 1
 
 
 def expert_of(module: str) -> tuple[str, int] | None:

@@ -125,7 +125,7 @@ def _of_pipeline(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     layout: Layout = rank.layout
     if layout.pipeline == 1:
         return
-    sent = rank.sent_bytes(shares.nbytes)
+    sent = sum(shares.nbytes(rank.graph.storages[each]) for each in rank.sent_storages())
     yield Traffic(
         "activations and their gradients between stages",
         "send",

@@ -1,0 +1,85 @@
+"""Searches as jobs: of one model here, or of many on a Dask cluster.
+
+On Dask the same function runs on the workers, which see the same files at the same paths, as
+`graphmem check --dask` has it (graphmem/gate/jobs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from graphmem.analysis import Request
+from graphmem.parallel.schema import Search
+from graphmem.parallel.search import Searcher, Wanted, search
+from graphmem.parallel.tracing import planner_for
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Hunt:
+    """A search of one target.
+
+    Attributes:
+        target, request: what to trace.
+        gpus, wanted, by, top: see `search`.
+        blocks: see `Planner`.
+    """
+
+    target: str
+    request: Request
+    gpus: int
+    wanted: Wanted
+    blocks: str | None
+    by: str
+    top: int
+
+
+def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
+    """Trace a target and search its layouts.
+
+    Where nothing is said about checkpoints, a second trace checkpoints every block.
+
+    Raises:
+        InputError: the target cannot be traced.
+    """
+    precision = hunt.wanted.base.precision
+    name, planner = planner_for(hunt.target, hunt.request, precision, hunt.blocks, progress)
+    given = hunt.request.changes.checkpoint
+    searchers = [Searcher(planner, given)]
+    if not given and planner.blocks.count > 1:
+        pattern = (f"{planner.blocks.name}.[0-9]*",)
+        changes = replace(hunt.request.changes, checkpoint=pattern)
+        request = replace(hunt.request, changes=changes)
+        _, other = planner_for(hunt.target, request, precision, hunt.blocks, progress)
+        searchers.append(Searcher(other, pattern))
+    return search(
+        name, searchers, hunt.gpus, hunt.wanted, by=hunt.by, top=hunt.top, progress=progress
+    )
+
+
+def run_hunts(
+    hunts: Sequence[Hunt], dask: str | None, progress: Progress = lambda message: None
+) -> list[Search]:
+    """Search every target, here or on the workers of a Dask cluster.
+
+    Raises:
+        InputError: a target cannot be traced, or no scheduler answers at the address.
+    """
+    if dask is None:
+        return [perform(hunt, progress) for hunt in hunts]
+    from graphmem.gate.jobs import dask_executor
+
+    with dask_executor(dask) as executor:
+        futures: list[Future[Search]] = [executor.submit(perform, hunt) for hunt in hunts]
+        return [future.result() for future in futures]
+
+
+def searches_json(found: Sequence[Search]) -> str:
+    """One search as it is, several as a list."""
+    encoded = msgspec.json.encode(found[0] if len(found) == 1 else list(found))
+    return msgspec.json.format(encoded, indent=2).decode() + "\n"

@@ -1,0 +1,262 @@
+"""Find the layouts of a number of GPUs under which a step fits.
+
+Every way of splitting is sketched (`sketch`), hundreds in a second; what is shown is then replayed
+through the allocator like any other plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+
+import graphmem
+from graphmem.errors import InputError
+from graphmem.parallel.describe import layout_info
+from graphmem.parallel.layout import Layout, Sharding, check_degrees
+from graphmem.parallel.pieces import Rank
+from graphmem.parallel.planner import Planner, RankPlan
+from graphmem.parallel.schema import Candidate, Search
+from graphmem.parallel.shares import Shares, expert_of
+from graphmem.parallel.sketch import Groups, Sketch
+
+Progress = Callable[[str], None]
+_NOTE = (
+    "the layouts shown were replayed through the allocator, as `graphmem plan` does; the others "
+    "were sketched, blocks rounded to 512 bytes"
+)
+
+
+SEARCHED = (Sharding.REPLICATED, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
+"""What a search chooses from; ZeRO-3 is modelled as FSDP is."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a search is free to choose; None and empty mean anything.
+
+    Attributes:
+        base: what it is not free to choose: precision, offload, schedule.
+        tensor, pipeline, context, expert, data, micro_batches: fixed degrees.
+        shardings: to choose from.
+        sequence_parallel: fixed, or both.
+    """
+
+    base: Layout = field(default_factory=Layout)
+    data: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    context: int | None = None
+    expert: int | None = None
+    micro_batches: int | None = None
+    shardings: tuple[Sharding, ...] = SEARCHED
+    sequence_parallel: bool | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout with the sketch's figures for its fullest and its busiest stage."""
+
+    layout: Layout
+    checkpoint: tuple[str, ...]
+    peak: int
+    traffic: int
+
+
+class Searcher:
+    """Sketches layouts of one trace.
+
+    Args:
+        planner: of the trace.
+        checkpoint: what is checkpointed in it.
+    """
+
+    def __init__(self, planner: Planner, checkpoint: tuple[str, ...] = ()) -> None:
+        self.planner = planner
+        self.checkpoint = checkpoint
+        self._sketches: dict[tuple[int, int], list[Sketch]] = {}
+
+    @cached_property
+    def _groups(self) -> Groups:
+        shares = Shares(self.planner.graph, self.planner.dimensions, Layout())
+        storages = list(self.planner.traced.storages.values())
+        return Groups(self.planner.dimensions, shares, storages)
+
+    def look_at(self, layout: Layout) -> Found:
+        """The sketch of a layout.
+
+        Raises:
+            InputError: it cannot be.
+        """
+        check_degrees(layout, layout.ranks)
+        shares = Shares(self.planner.graph, self.planner.dimensions, layout)
+        nbytes = self._groups.nbytes(shares)
+        sketches = self._stages(layout)
+        return Found(
+            layout,
+            self.checkpoint,
+            max(sketch.peak(layout, nbytes) for sketch in sketches),
+            max(sketch.traffic(layout, nbytes) for sketch in sketches),
+        )
+
+    def _stages(self, layout: Layout) -> list[Sketch]:
+        key = layout.pipeline, layout.interleave
+        if key not in self._sketches:
+            one = Layout(
+                pipeline=layout.pipeline,
+                interleave=layout.interleave,
+                micro_batches=layout.pipeline if layout.interleave > 1 else 1,
+            )
+            self._sketches[key] = list(self._sketch(replace(one, stages=layout.stages)))
+        return self._sketches[key]
+
+    def _sketch(self, layout: Layout) -> Iterator[Sketch]:
+        planner = self.planner
+        stages = planner.stages(layout)
+        for number in range(layout.pipeline):
+            rank = Rank(planner.traced, planner.dimensions, layout, planner.blocks, stages, number)
+            pieces = list(rank.pieces(lambda storage: storage.nbytes))
+            yield Sketch(rank, self._groups, pieces)
+
+    def layouts(self, gpus: int, wanted: Wanted) -> Iterator[Layout]:
+        """Every layout of so many GPUs that is wanted; some of them cannot be."""
+        dimensions = self.planner.dimensions
+        longest = self.planner.blocks.count
+        sequence = dimensions.sequence.size if dimensions.sequence is not None else 1
+        batch = dimensions.batch.size if dimensions.batch is not None else 1
+        tensor = max((column.size for column in dimensions.columns), default=1)
+        for degrees in product(
+            _choices(wanted.tensor, gpus, tensor),
+            _choices(wanted.pipeline, gpus, max(1, longest)),
+            _choices(wanted.context, gpus, sequence),
+        ):
+            tp, pp, cp = degrees
+            if gpus % (tp * pp * cp):
+                continue
+            dp = gpus // (tp * pp * cp)
+            if wanted.data not in (None, dp):
+                continue
+            base = replace(wanted.base, data=dp, tensor=tp, pipeline=pp, context=cp)
+            yield from self._variants(base, wanted, batch)
+
+    def _variants(self, base: Layout, wanted: Wanted, batch: int) -> Iterator[Layout]:
+        shardings = wanted.shardings if base.sharding_ranks > 1 else (Sharding.REPLICATED,)
+        along = [False, True] if base.tensor > 1 else [False]
+        if wanted.sequence_parallel is not None and base.tensor > 1:
+            along = [wanted.sequence_parallel]
+        experts = _choices(wanted.expert, base.data, self._experts)
+        counts = [wanted.micro_batches] if wanted.micro_batches else _divisors(batch)
+        for sharding, sp, expert, count in product(shardings, along, experts, counts):
+            yield replace(
+                base, sharding=sharding, sequence_parallel=sp, expert=expert, micro_batches=count
+            )
+
+    @cached_property
+    def _experts(self) -> int:
+        found = [expert_of(module) for module in self.planner.graph.modules]
+        return max((expert[1] + 1 for expert in found if expert is not None), default=1)
+
+
+def _choices(fixed: int | None, ranks: int, limit: int) -> list[int]:
+    if fixed is not None:
+        return [fixed]
+    return [each for each in _divisors(ranks) if each <= limit]
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def search(
+    target: str,
+    searchers: Sequence[Searcher],
+    gpus: int,
+    wanted: Wanted,
+    *,
+    by: str,
+    top: int,
+    progress: Progress = lambda message: None,
+) -> Search:
+    """The layouts that fit.
+
+    Args:
+        target: its name.
+        searchers: one for each trace, such as with and without checkpoints.
+        gpus: how many there are.
+        wanted: what is free to choose.
+        by: "headroom" or "traffic".
+        top: how many to show.
+        progress: told what is being done.
+    """
+    gpu = searchers[0].planner.runtime.gpu
+    room = gpu.memory_bytes - gpu.context_bytes
+    started = time.perf_counter()
+    found: list[tuple[Found, Searcher]] = []
+    tried = impossible = 0
+    for searcher in searchers:
+        for layout in searcher.layouts(gpus, wanted):
+            try:
+                seen = searcher.look_at(layout)
+            except InputError:
+                impossible += 1
+                continue
+            tried += 1
+            if tried % 100 == 0:
+                progress(f"{tried} layouts tried")
+            if seen.peak <= room:
+                found.append((seen, searcher))
+    seconds = time.perf_counter() - started
+    found.sort(key=_order(by))
+    fitting = list(_replayed(found, room, top, progress))
+    fitting.sort(key=lambda each: each.traffic if by == "traffic" else -each.headroom)
+    return Search(
+        graphmem=graphmem.__version__,
+        target=target,
+        gpu=gpu.title,
+        memory=gpu.memory_bytes,
+        context=gpu.context_bytes,
+        gpus=gpus,
+        tried=tried,
+        impossible=impossible,
+        seconds=seconds,
+        fitting=fitting,
+        notes=[
+            _NOTE,
+        ],
+    )
+
+
+def _order(by: str) -> Callable[[tuple[Found, Searcher]], tuple[int, int]]:
+    if by == "traffic":
+        return lambda item: (item[0].traffic, item[0].peak)
+    return lambda item: (item[0].peak, item[0].traffic)
+
+
+def _replayed(
+    found: Iterable[tuple[Found, Searcher]], room: int, top: int, progress: Progress
+) -> Iterator[Candidate]:
+    shown = 0
+    for seen, searcher in found:
+        if shown == top:
+            return
+        progress(f"replaying {seen.layout}")
+        ranks = searcher.planner.plan(seen.layout)
+        candidate = _candidate(seen, ranks, room)
+        if candidate.headroom >= 0:
+            shown += 1
+            yield candidate
+
+
+def _candidate(seen: Found, ranks: Sequence[RankPlan], room: int) -> Candidate:
+    title = str(seen.layout)
+    if seen.checkpoint:
+        title += ", checkpoint " + ", ".join(seen.checkpoint)
+    return Candidate(
+        layout=layout_info(seen.layout, seen.checkpoint),
+        title=title,
+        peak=max(each.timeline.peak for each in ranks),
+        headroom=room - max(each.timeline.reserved for each in ranks),
+        traffic=max(sum(item.bytes for item in each.traffic) for each in ranks),
+    )

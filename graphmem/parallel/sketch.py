@@ -1,0 +1,282 @@
+"""A pipeline stage's step as arrays, so that a layout's peak is a few sums: for the search.
+
+A sketch is made once for each way of cutting the model into stages, from the pieces of one
+micro-batch in the last traced step. What storages of equal sizes and equal axes have in common is
+computed once: their *group*. A layout gives each group its bytes; the peak is the largest partial
+sum.
+
+Where it is less than the replay of `planner`: blocks are rounded to 512 bytes and otherwise not
+modelled, so neither are reserved bytes; of `micro_batches` only the number in flight counts; FSDP's
+buffers are three times the largest unit besides the root; ZeRO-1's shares are even. The search
+replays what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graphmem.graph import OwnerKind, PhaseName, Storage
+from graphmem.parallel.axes import Axis
+from graphmem.parallel.data_parallel import FP32_BYTES, REDUCE_BUCKET_ELEMENTS, kind_of
+from graphmem.parallel.dimensions import Dimensions
+from graphmem.parallel.fsdp import ROOT
+from graphmem.parallel.layout import Layout, Precision, Sharding
+from graphmem.parallel.pieces import Moment, Piece, Rank
+from graphmem.parallel.schedule import in_flight
+from graphmem.parallel.shares import Shares, expert_of, is_of_model
+from graphmem.parallel.traffic import ring_all_reduce, ring_gather
+
+Bytes = NDArray[np.int64]
+_BLOCK = 512
+
+
+class Groups:
+    """Storages whose share is the same under every layout.
+
+    Attributes:
+        of_storage: the group of each storage, by its id.
+        representatives: one storage of each.
+    """
+
+    def __init__(self, dimensions: Dimensions, shares: Shares, storages: Sequence[Storage]) -> None:
+        self._names = _atom_names(dimensions)
+        self.of_storage: dict[int, int] = {}
+        self.representatives: list[Storage] = []
+        found: dict[Hashable, int] = {}
+        for storage in storages:
+            key = (
+                storage.nbytes,
+                is_of_model(storage),
+                storage.dtype,
+                shares.describe(storage),
+                tuple(map(self._named, dimensions.of_storage.get(storage.id, ()))),
+            )
+            number = found.setdefault(key, len(found))
+            if number == len(self.representatives):
+                self.representatives.append(storage)
+            self.of_storage[storage.id] = number
+
+    def _named(self, axis: Axis) -> Hashable:
+        root = axis.root
+        if root in self._names:
+            return self._names[root]
+        below = root.factors or root.parts
+        if below:
+            return (bool(root.parts), *map(self._named, below))
+        if root.cut_from is not None:
+            return root.size, root.cut_from.size, self._named(root.cut_from)
+        return root.size
+
+    def nbytes(self, shares: Shares) -> Bytes:
+        """The bytes of each group under a layout."""
+        return np.array([shares.nbytes(each) for each in self.representatives], dtype=np.int64)
+
+
+def _atom_names(dimensions: Dimensions) -> dict[Axis, Hashable]:
+    """Atoms with equal names are divided alike."""
+    names: dict[Axis, Hashable] = {atom: ("whole", atom.size) for atom in dimensions.whole}
+    for column in dimensions.columns:
+        sizes = tuple(atom.size for atom in column.atoms)
+        for position, atom in enumerate(column.atoms):
+            names[atom.root] = (column.pads, sizes, position)
+    for what, axis in (("batch", dimensions.batch), ("sequence", dimensions.sequence)):
+        if axis is not None:
+            names[axis.root] = what
+    return names
+
+
+@dataclass(frozen=True)
+class Events:
+    """Births and deaths of groups in one step, in order.
+
+    Attributes:
+        signs: 1 for a birth, -1 for a death.
+        groups: of each.
+        standing: how many of the first are what is there before the step begins.
+        turned: how many there are until the forward pass ends.
+    """
+
+    signs: Bytes
+    groups: Bytes
+    standing: int
+    turned: int
+
+    def held(self, blocks: Bytes) -> tuple[int, int, int]:
+        """What stands, what waits for the backward pass besides, and the most at once."""
+        sums = np.cumsum(self.signs * blocks[self.groups])
+        if not len(sums):
+            return 0, 0, 0
+        stands = int(sums[self.standing - 1]) if self.standing else 0
+        turned = int(sums[self.turned - 1]) if self.turned else 0
+        return stands, turned - stands, int(sums.max())
+
+
+class Sketch:
+    """One stage.
+
+    Args:
+        rank: a pipeline rank of one micro-batch.
+        groups: of the trace.
+        pieces: of the rank, before data-parallel sharding.
+    """
+
+    def __init__(self, rank: Rank, groups: Groups, pieces: Sequence[Piece]) -> None:
+        self._number = rank.rank
+        self._groups = groups
+        of_kind: dict[OwnerKind | None, list[Piece]] = {}
+        for piece in pieces:
+            of_kind.setdefault(kind_of(piece), []).append(piece)
+        parameters = of_kind.get(OwnerKind.PARAMETER, [])
+        gradients = [
+            piece
+            for piece in of_kind.get(OwnerKind.GRADIENT, [])
+            if rank.in_last_step(piece.born[0])
+        ]
+        trained = {rank.of_parameter[p.storage.id] for p in gradients if p.storage is not None}
+        self._weights = self._groups_of(parameters)
+        self._trained = np.array([p.what in trained for p in parameters], dtype=bool)
+        self._experts = np.array([expert_of(p.what) is not None for p in parameters], dtype=bool)
+        self._units = np.array([rank.blocks.block_of(p.what) for p in parameters], dtype=np.int64)
+        self._states = self._groups_of(
+            [p for p in of_kind.get(OwnerKind.OPTIMIZER_STATE, []) if p.dies is None]
+        )
+        others = of_kind.get(None, [])
+        passing = [replace(p, dies=_handed_over(rank, p)) for p in gradients]
+        self._events = {
+            True: _events(rank, groups, [*others, *gradients], *_WALKED),
+            False: _events(rank, groups, [*others, *passing], *_WALKED),
+        }
+        self._stepping = _events(rank, groups, others, PhaseName.OPTIMIZER)
+        ops = rank.graph.ops
+        self._rows = self._numbers(born for op in rank.row_products() for born in ops[op].births)
+        self._keys = self._numbers(rank.keys_and_values())
+        self._sent = self._numbers(rank.sent_storages())
+
+    def _numbers(self, storages: Iterable[int]) -> Bytes:
+        return np.array([self._groups.of_storage[each] for each in storages], dtype=np.int64)
+
+    def _groups_of(self, pieces: Iterable[Piece]) -> Bytes:
+        return self._numbers(p.storage.id for p in pieces if p.storage is not None)
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def peak(self, layout: Layout, nbytes: Bytes) -> int:
+        """The most bytes that the stage holds at once."""
+        blocks = -(-nbytes // _BLOCK) * _BLOCK
+        grows = layout.micro_batches == 1 and not layout.sharding.shares_gradients
+        grows = grows and layout.precision is Precision.TRACED and not layout.offload
+        _, waits, most = self._events[grows].held(blocks)
+        flight = in_flight(layout, self._number)
+        states, gradients = self._states_and_gradients(layout, nbytes)
+        walking = most + (flight - 1) * max(0, waits) + (0 if grows else gradients)
+        steps_stand, _, stepping = self._stepping.held(blocks)
+        shares = layout.sharding_ranks if layout.sharding.shares_optimizer else 1
+        on_host = "optimizer" in layout.offload
+        stepping = steps_stand + (0 if on_host else -(-(stepping - steps_stand) // shares))
+        return max(walking, stepping + gradients) + states
+
+    def _states_and_gradients(self, layout: Layout, nbytes: Bytes) -> tuple[int, int]:
+        """What a rank keeps from step to step with its buffers, and its gradients."""
+        weights = nbytes[self._weights]
+        ranks = np.where(
+            self._experts, layout.sharding_ranks // layout.expert, layout.sharding_ranks
+        )
+        sharding = layout.sharding
+        wide = 2 if layout.precision is Precision.BF16_MASTER else 1
+        kept = -(-weights // ranks) * wide if sharding.shares_parameters else weights
+        each = weights[self._trained] * wide
+        shared = -(-each // ranks[self._trained])
+        gradients = int((shared if sharding.shares_gradients else each).sum())
+        states = int(nbytes[self._states].sum()) * wide
+        if wide == 2 and not sharding.shares_parameters:
+            states += int(each.sum())
+        if sharding.shares_optimizer:
+            states = -(-states // layout.sharding_ranks)
+        total = 0 if "parameters" in layout.offload else int(kept.sum())
+        total += 0 if "optimizer" in layout.offload else states
+        return total + self._buffers(layout, weights, wide), gradients
+
+    def _buffers(self, layout: Layout, weights: Bytes, wide: int) -> int:
+        if layout.sharding.shares_parameters:
+            units: dict[int, int] = {}
+            for unit, nbytes in zip(self._units.tolist(), weights.tolist(), strict=True):
+                units[unit] = units.get(unit, 0) + nbytes
+            root = units.pop(ROOT, 0)
+            return root + (2 + wide) * max(units.values(), default=root)
+        if layout.sharding_ranks == 1:
+            return 0
+        if layout.sharding is Sharding.ZERO_2:
+            return REDUCE_BUCKET_ELEMENTS * (FP32_BYTES // wide)
+        return 0 if wide == 2 else int(weights[self._trained].sum())
+
+    # Traffic ------------------------------------------------------------------------------------
+
+    def traffic(self, layout: Layout, nbytes: Bytes) -> int:
+        """Bytes that a rank of the stage sends in one step; as `traffic` counts them."""
+        weights = nbytes[self._weights][~self._experts]
+        wide = 2 if layout.precision is Precision.BF16_MASTER else 1
+        gradients = int(nbytes[self._weights][self._trained & ~self._experts].sum()) * wide
+        sent = traffic_of_weights(layout, int(weights.sum()), gradients)
+        whole = layout.tensor if layout.sequence_parallel else 1
+        rows = int(nbytes[self._rows].sum()) * whole
+        sent += 2 * layout.micro_batches * ring_all_reduce(rows, layout.tensor)
+        keys = int(nbytes[self._keys].sum()) * layout.context
+        sent += 2 * layout.micro_batches * ring_gather(keys, layout.context)
+        return sent + layout.micro_batches * int(nbytes[self._sent].sum())
+
+
+_WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
+
+
+def traffic_of_weights(layout: Layout, parameters: int, gradients: int) -> int:
+    """What data parallelism sends in one step."""
+    ranks = layout.sharding_ranks
+    if layout.sharding is Sharding.REPLICATED:
+        return ring_all_reduce(gradients, ranks)
+    times = layout.micro_batches if layout.sharding.shares_parameters else 1
+    gathers = times
+    if layout.sharding.shares_parameters:
+        gathers *= 2 if layout.reshard_after_forward else 1
+    return times * ring_gather(gradients, ranks) + gathers * ring_gather(parameters, ranks)
+
+
+def _handed_over(rank: Rank, gradient: Piece) -> Moment:
+    assert gradient.storage is not None
+    return gradient.born[0], rank.handed_over(gradient.storage) - 0.5
+
+
+def _events(rank: Rank, groups: Groups, pieces: Iterable[Piece], *phases: PhaseName) -> Events:
+    """The events of the last step's slots of some phases; what stands before comes first."""
+    slots = [
+        i
+        for i, slot in enumerate(rank.slots)
+        if rank.in_last_step(i) and rank.traced.passes[slot.traced].phase in phases
+    ]
+    if not slots:
+        return Events(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
+    begins, ends = (slots[0], -np.inf), (slots[-1], np.inf)
+    found: list[tuple[Moment, int, int]] = []
+    for piece in pieces:
+        dies = ends if piece.dies is None else piece.dies
+        if piece.storage is None or dies < begins or piece.born > ends:
+            continue
+        group = groups.of_storage[piece.storage.id]
+        found.append((max(piece.born, begins), 1, group))
+        if dies < ends:
+            found.append((dies, -1, group))
+    found.sort(key=lambda event: event[0])
+    standing = sum(event[0] == begins for event in found)
+    forward = [
+        i for i in slots if rank.traced.passes[rank.slots[i].traced].phase is PhaseName.FORWARD
+    ]
+    turned = sum(event[0] <= (forward[-1], np.inf) for event in found) if forward else 0
+    return Events(
+        np.array([event[1] for event in found], dtype=np.int64),
+        np.array([event[2] for event in found], dtype=np.int64),
+        standing,
+        turned,
+    )
