@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from graphmem.analysis import Analysis, Request, run_analysis
@@ -158,6 +160,31 @@ case3 gpu memory:    477MB"""
         assert [row.gpu for row in documented] == [2 * 8000, 4 * 8000 + 16 * 1000]
         assert [row.gpu for row in current] == [2 * 8000, 2 * 8000 + 18 * 1000]
         assert [row.cpu for row in documented] == [row.cpu for row in current]
+
+    @given(
+        parameters=st.integers(1, 10**11),
+        largest=st.integers(1, 10**9),
+        gpus=st.integers(1, 1024),
+    )
+    def test_the_parts_sum_to_the_tables(self, parameters: int, largest: int, gpus: int) -> None:
+        hardware = deepspeed.Hardware(gpus)
+        zero2 = deepspeed.zero2(parameters, hardware, release=deepspeed.Release.CURRENT)
+        zero3 = deepspeed.zero3(parameters, largest, hardware)
+
+        assert total(deepspeed.zero2_parts(parameters=parameters, gpus=gpus)) == zero2[-1].gpu
+        zero3_parts = deepspeed.zero3_parts(parameters=parameters, largest_layer=largest, gpus=gpus)
+        assert total(zero3_parts) == zero3[-1].gpu
+
+    def test_beside_one_of_eight_gpus(self, gpt2: Analysis) -> None:
+        """As `graphmem plan` splits the traced step, whose parameters are fp32 and whole."""
+        found = formulas_of(gpt2, given_terms({"GPUs": "8"}), ["deepspeed-zero2"])
+        exact = {row.name: row.exact for row in comparison(found, "deepspeed-zero2").rows}
+        parameters = 124_373_760
+
+        assert exact["fp32 parameters"] == 4 * parameters
+        assert exact["16-bit and fp32 gradients"] == 4 * parameters // 8
+        assert exact["communication buffers"] == 4 * 500_000_000  # reduce_bucket_size
+        assert "one of 8 GPUs" in comparison(found, "deepspeed-zero2").of
 
     def test_several_machines(self) -> None:
         """stage_1_and_2.py takes all GPUs for the first row, those of a machine for the second."""

@@ -36,11 +36,13 @@ class Comparison:
         formula: which.
         parts: its values.
         rows: part by part, then what it leaves out, largest first; empty without a target.
+        of: what is estimated, in words.
     """
 
     formula: Formula
     parts: Sequence[Part]
-    rows: Sequence[Row] = ()
+    rows: Sequence[Row]
+    of: str
 
     @property
     def estimate(self) -> int:
@@ -58,8 +60,17 @@ class Comparison:
         return sum(row.difference for row in self.rows) if self.rows else None
 
 
-def compare(formula: Formula, parts: Sequence[Part], exact: Exact) -> Comparison:
-    """Hold a formula's parts against the exact result at its moment."""
+def compare(formula: Formula, parts: Sequence[Part], exact: Exact | None, of: str) -> Comparison:
+    """Hold a formula's parts against the exact result, where there is one.
+
+    Args:
+        formula: which.
+        parts: its values.
+        exact: what it estimates.
+        of: that in words.
+    """
+    if exact is None:
+        return Comparison(formula, parts, (), of)
     claimed = frozenset[object]().union(*(part.roles for part in parts))
     rows = [
         Row(
@@ -76,4 +87,4 @@ def compare(formula: Formula, parts: Sequence[Part], exact: Exact) -> Comparison
         if role not in claimed and nbytes
     ]
     rows += sorted(left_out, key=lambda row: -abs(row.exact))
-    return Comparison(formula, parts, rows)
+    return Comparison(formula, parts, rows, of)

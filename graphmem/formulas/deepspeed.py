@@ -28,8 +28,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphmem.formulas.estimate import Formula, Moment, Part
-from graphmem.formulas.roles import of
+from graphmem.formulas.roles import Role, of
 from graphmem.graph import Category
+from graphmem.parallel import Sharding
+from graphmem.parallel.pieces import COMMUNICATION
 
 if TYPE_CHECKING:
     import torch
@@ -230,40 +232,57 @@ def _table(hardware: Hardware, model: str, rows: Sequence[Estimate]) -> str:
     )
 
 
-def zero2_parts(*, parameters: int) -> list[Part]:
-    """ZeRO-2 from 0.14.3 without offloading, on one GPU: 20 bytes a parameter."""
-    return [
-        Part("16-bit parameters", "2·P", 2 * parameters, of(Category.AUTOCAST_CACHE)),
-        Part("fp32 parameters", "4·P/G", 4 * parameters, of(Category.PARAMETER)),
-        Part("16-bit and fp32 gradients", "6·P/G", 6 * parameters, of(Category.GRADIENT)),
-        Part("two moments of Adam", "8·P/G", 8 * parameters, of(Category.OPTIMIZER_STATE)),
-    ]
+def zero2_parts(*, parameters: int, gpus: int = 1) -> list[Part]:
+    """ZeRO-2 from 0.14.3 without offloading, one of `gpus`: 2·P + 18·P/G."""
+    everywhere = Part("16-bit parameters", "2·P", 2 * parameters, of(Category.AUTOCAST_CACHE))
+    shared = (
+        ("fp32 parameters", 4, of(Category.PARAMETER)),
+        ("16-bit and fp32 gradients", 6, of(Category.GRADIENT)),
+        ("two moments of Adam", 8, of(Category.OPTIMIZER_STATE)),
+    )
+    return [everywhere, *_shares(shared, parameters, gpus)]
 
 
-def zero3_parts(*, parameters: int, largest_layer: int) -> list[Part]:
-    """ZeRO-3 without offloading, on one GPU: 18 bytes a parameter, and the largest layer."""
-    return [
-        Part("the largest layer, gathered", "4·P_l", 4 * largest_layer),
-        Part("16-bit parameters", "2·P/G", 2 * parameters, of(Category.AUTOCAST_CACHE)),
-        Part("fp32 parameters", "4·P/G", 4 * parameters, of(Category.PARAMETER)),
-        Part("fp32 gradients", "4·P/G", 4 * parameters, of(Category.GRADIENT)),
-        Part("two moments of Adam", "8·P/G", 8 * parameters, of(Category.OPTIMIZER_STATE)),
-    ]
+def zero3_parts(*, parameters: int, largest_layer: int, gpus: int = 1) -> list[Part]:
+    """ZeRO-3 without offloading, one of `gpus`: 4·P_l + 18·P/G."""
+    gathered = frozenset({Role(COMMUNICATION)})
+    largest = Part("the largest layer, gathered", "4·P_l", 4 * largest_layer, gathered)
+    shared = (
+        ("16-bit parameters", 2, of(Category.AUTOCAST_CACHE)),
+        ("fp32 parameters", 4, of(Category.PARAMETER)),
+        ("fp32 gradients", 4, of(Category.GRADIENT)),
+        ("two moments of Adam", 8, of(Category.OPTIMIZER_STATE)),
+    )
+    return [largest, *_shares(shared, parameters, gpus)]
+
+
+def _shares(
+    parts: Sequence[tuple[str, int, frozenset[Role]]], parameters: int, gpus: int
+) -> Iterator[Part]:
+    """Parts of so many bytes a parameter; DeepSpeed cuts the fraction of their sum off."""
+    multiple = before = 0
+    for name, each, roles in parts:
+        multiple += each
+        up_to = multiple * parameters // gpus
+        yield Part(name, f"{each}·P/G", up_to - before, roles)
+        before = up_to
 
 
 ZERO2 = Formula(
     name="deepspeed-zero2",
-    title="Model states under ZeRO-2, on one GPU",
+    title="Model states under ZeRO-2, nothing offloaded",
     expression="2·P + 18·P/G",
     source=SOURCE,
     moment=Moment.STATES,
     parts=zero2_parts,
+    sharding=Sharding.ZERO_2,
 )
 ZERO3 = Formula(
     name="deepspeed-zero3",
-    title="Model states under ZeRO-3, on one GPU",
+    title="Model states under ZeRO-3, nothing offloaded",
     expression="4·P_l + 18·P/G",
     source=SOURCE,
     moment=Moment.STATES,
     parts=zero3_parts,
+    sharding=Sharding.ZERO_3,
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from graphmem.formulas.roles import Role
+from graphmem.parallel import Sharding
 
 
 class Moment(enum.StrEnum):
@@ -68,6 +69,8 @@ class Formula:
         source: who published it, and where.
         moment: what it estimates.
         parts: its summands; the names of its keyword arguments are terms of terms.py.
+        sharding: how several GPUs share what it is about, as `graphmem plan` calls it; None for
+            formulas of one device.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Formula:
     source: str
     moment: Moment
     parts: Callable[..., Sequence[Part]]
+    sharding: Sharding | None = None
 
     @property
     def needs(self) -> tuple[str, ...]:

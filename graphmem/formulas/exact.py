@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from graphmem.analysis import Request, runtime_of
 from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
 from graphmem.formulas.roles import ROUNDING, Role, Roles
 from graphmem.graph import Category, Phase, PhaseName, Storage
-from graphmem.parallel import Layout
+from graphmem.parallel import Layout, Sharding
 from graphmem.parallel.dimensions import find_dimensions
+from graphmem.parallel.pieces import COMMUNICATION
+from graphmem.parallel.planner import Planner
 from graphmem.parallel.shares import Shares
 
 if TYPE_CHECKING:
@@ -74,6 +77,23 @@ class Traced:
             moment: _exact(storages, tick, timeline, self._roles)
             for moment, (storages, tick) in at.items()
         }
+
+    def on_one_of(self, gpus: int, sharding: Sharding) -> Exact:
+        """The most that one of several data-parallel ranks holds of the model's states.
+
+        As `graphmem plan` splits the step, with the buffers that this takes.
+
+        Raises:
+            InputError: the step cannot be split so.
+        """
+        graph, told = self.analysis.graph, self.analysis.report.runtime
+        runtime = runtime_of(Request(gpu=told.gpu, torch=told.torch, env=told.env))
+        programs = self.analysis.annotations["kernel_memory"].programs
+        layout = Layout(data=gpus, sharding=sharding)
+        most = Planner(graph, programs, runtime).plan(layout)[0].timeline.most
+        categories = (*_STATES, COMMUNICATION)
+        by_role = {Role(category): most.get(category, 0) for category in categories}
+        return Exact(sum(by_role.values()), by_role)
 
     def under_tensor_parallelism(self, ranks: int) -> tuple[int, int]:
         """Bytes of the blocks' activations that tensor parallelism divides, and that it does not.

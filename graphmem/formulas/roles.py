@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphmem.formulas.blocks import Blocks
 from graphmem.graph import Category, Op, StepGraph, Storage
+from graphmem.parallel.pieces import COMMUNICATION
 from graphmem.report.categories import CATEGORY_NAMES
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Saved(enum.StrEnum):
 
 _ORDER = list(Saved)
 ROUNDING = "rounding"
+_NAMES = {**CATEGORY_NAMES, COMMUNICATION: "communication buffers"}
 
 
 class Role(NamedTuple):
@@ -60,8 +62,8 @@ class Role(NamedTuple):
     in_block: bool = False
 
     def __str__(self) -> str:
-        if self.what in CATEGORY_NAMES:
-            return CATEGORY_NAMES[self.what]
+        if self.what in _NAMES:
+            return _NAMES[self.what]
         return f"{self.what}{', blocks' if self.in_block else ', outside of blocks'}"
 
 

@@ -18,7 +18,7 @@ from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.blocks import find_blocks
 from graphmem.formulas.comparison import Comparison, compare
 from graphmem.formulas.estimate import MOMENTS, Formula
-from graphmem.formulas.exact import Traced
+from graphmem.formulas.exact import Exact, Traced
 from graphmem.formulas.find_terms import Found, find_terms
 from graphmem.formulas.tables import TABLES, Table, Tabled
 from graphmem.formulas.terms import DEGREES, LETTERS, Term, values
@@ -159,11 +159,23 @@ def _formula(
     if missing:
         return Section(formula.name, formula.title, formula.source, missing)
     parts = formula.estimate(numbers)
-    if traced is None:
-        comparison = Comparison(formula, parts)
-    else:
-        comparison = compare(formula, parts, traced.moments[formula.moment])
+    exact, of = _exact(formula, numbers.get("gpus", 1), traced)
+    comparison = compare(formula, parts, exact, of)
     return Section(formula.name, formula.title, formula.source, comparison=comparison)
+
+
+def _exact(formula: Formula, gpus: int, traced: Traced | None) -> tuple[Exact | None, str]:
+    """What a formula estimates, exact where there is a traced step, and in words."""
+    if formula.sharding is None or gpus == 1:
+        of = MOMENTS[formula.moment]
+        return (traced.moments[formula.moment] if traced else None), of
+    of = f"the most that one of {gpus} GPUs holds of parameters, gradients, optimizer state"
+    if traced is None:
+        return None, of
+    try:
+        return traced.on_one_of(gpus, formula.sharding), of
+    except InputError as error:
+        return None, f"{of}; the traced step cannot be split so: {error}"
 
 
 def _missing(needs: Sequence[str], found: Found) -> dict[str, str]:
@@ -209,7 +221,7 @@ def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     formula = comparison.formula
     found: dict[str, Any] = {
         "expression": formula.expression,
-        "estimates": MOMENTS[formula.moment],
+        "estimates": comparison.of,
         "bytes": comparison.estimate,
         "parts": [
             {"name": part.name, "expression": part.expression, "bytes": part.bytes}

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.formulas.comparison import Comparison
-from graphmem.formulas.estimate import MOMENTS
 from graphmem.formulas.sheet import Section, Sheet
 from graphmem.formulas.tables import format_gigabytes
 from graphmem.formulas.terms import LETTERS, MEANINGS
@@ -78,8 +77,7 @@ def _overview(sheet: Sheet) -> Iterator[RenderableType]:
         figures = [format_bytes(comparison.estimate)]
         if comparison.exact is not None and comparison.difference is not None:
             figures += [format_bytes(comparison.exact), _signed(comparison.difference)]
-        formula = comparison.formula
-        table.add_row(formula.name, *figures, MOMENTS[formula.moment])
+        table.add_row(comparison.formula.name, *figures, comparison.of)
     yield table
     yield Text()
 
