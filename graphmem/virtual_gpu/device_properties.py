@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 from graphmem.gpus import Gpu
 
@@ -54,7 +55,7 @@ _L2_CACHE_BYTES = MappingProxyType(
     }
 )
 
-_NO_UUID = "00000000-0000-0000-0000-000000000000"
+_NO_UUID = UUID(int=0)
 
 
 class DeviceProperties:

@@ -65,13 +65,13 @@ def unanswered_bindings(gpu: Gpu) -> dict[str, Callable[..., Any]]:
     What only forgets, or gives back, does nothing.
     """
     names = memory_bindings(DeviceMemory(gpu, CachingAllocator()))
-    return {name: _nothing if name in _HARMLESS else refuse_to_tell for name in names}
+    answers = {name: _nothing if name in _HARMLESS else refuse_to_tell for name in names}
+    return {**answers, "_accelerator_isAllocatorInitialized": lambda: True}
 
 
 _HARMLESS = frozenset(
     {
         "_accelerator_emptyCache",
-        "_accelerator_isAllocatorInitialized",
         "_accelerator_resetAccumulatedStats",
         "_accelerator_resetPeakStats",
         "_cuda_emptyCache",
