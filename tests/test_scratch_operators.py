@@ -459,6 +459,32 @@ class TestOthers:
 
         assert program == ["out0", "out1", 80_000, storage, -storage, -80_000]
 
+    def test_many_long_rows_are_sorted_each(self) -> None:
+        """2,048 rows of 8,192 floats: all positions, then second buffers of keys and positions and
+        255 bytes (Liger's rows of sparsemax need the last 512-byte block)."""
+        program = Calls().call(aten.sort.default, tensor(2048, 8192), 1)
+        count = 2048 * 8192
+
+        positions, storage = count * 8, count * 4 + count * 8 + 255
+        assert program == ["out0", "out1", positions, storage, -storage, -positions]
+
+    def test_a_few_long_rows_are_sorted_at_once(self) -> None:
+        """Ten rows of 10,000 floats: rows and positions twice, keys, and CUB's storage, which has
+        ceil(100000 / 3072) = 33 tiles of 256*4 and second buffers of keys and pairs."""
+        program = Calls("a100").call(aten.sort.default, tensor(10, 10_000), 1)
+        storage = 800_000 + 400_128 + 4 * 2048 + 33 * 1024 + 256 + 255
+
+        taken = [800_000, 800_000, 400_000, storage]
+        assert program == ["out0", "out1", *taken, *(-nbytes for nbytes in reversed(taken))]
+
+    def test_columns_are_copied_before_they_are_sorted(self) -> None:
+        """The input, its sorted values and their positions, with a column side by side."""
+        program = Calls().call(aten.sort.default, tensor(8192, 2048), 0)
+        count = 2048 * 8192
+
+        assert program[:5] == ["out0", "out1", count * 4, count * 4, count * 8]
+        assert program[5:7] == [count * 8, count * 12 + 255]
+
     def test_a_running_sum_of_bools_converts_them(self) -> None:
         mask = tensor(10, 100, dtype=torch.bool)
 

@@ -62,6 +62,21 @@ def sort_pairs_bytes(
     return sum(_ceil(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
 
 
+def segmented_sort_pairs_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+    """Temporary storage of `DeviceSegmentedRadixSort::SortPairs`: second buffers of both.
+
+    `DispatchSegmentedRadixSort::InvokePasses` and `AliasTemporaries`; Liger's rows of sparsemax
+    (fixtures/cases/liger_sparsemax.toml) show three sizes.
+
+    Args:
+        count: how many pairs.
+        key_bytes: of one key.
+        value_bytes: of one value.
+    """
+    parts = (count * key_bytes, count * value_bytes)
+    return sum(_ceil(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
+
+
 def key_bits(largest: int) -> int:
     """`get_num_bits` (aten/src/ATen/cuda/cub.cuh): bits of the largest key, at least one."""
     return max(1, largest.bit_length())
