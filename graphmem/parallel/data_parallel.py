@@ -299,15 +299,15 @@ class DataParallel:
         self._pieces = kept
 
     def _fullest_rank(self) -> set[str]:
-        """The parameters of the rank that has most (clause 2)."""
+        """The parameters of the rank that has most (clause 2).
+
+        Experts are shared among fewer ranks than all else, and so by themselves.
+        """
         trained = [each for each in self.parameters.values() if each.gradients]
-        ranks: list[list[ParameterOnRank]] = [[] for _ in range(self._layout.sharding_ranks)]
-        filled = [0] * len(ranks)
-        for each in sorted(trained, key=lambda each: -each.numel):
-            emptiest = filled.index(min(filled))
-            ranks[emptiest].append(each)
-            filled[emptiest] += each.numel
-        return {each.name for each in ranks[filled.index(max(filled))]}
+        found: set[str] = set()
+        for count in {each.ranks for each in trained}:
+            found |= _fullest([each for each in trained if each.ranks == count], count)
+        return found
 
     def _shared(self, nbytes: int, parameter: ParameterOnRank) -> int:
         """An even share of what has as many elements as a parameter; scalars stay."""
@@ -395,6 +395,17 @@ class DataParallel:
         assert piece.dies is not None
         slot = self._rank.slots[piece.dies[0]]
         return self._rank.traced.passes[slot.traced].phase is PhaseName.OPTIMIZER
+
+
+def _fullest(parameters: Iterable[ParameterOnRank], count: int) -> set[str]:
+    """Of so many ranks, what the one gets that gets most."""
+    ranks: list[set[str]] = [set() for _ in range(count)]
+    filled = [0] * count
+    for each in sorted(parameters, key=lambda each: -each.numel):
+        emptiest = filled.index(min(filled))
+        ranks[emptiest].add(each.name)
+        filled[emptiest] += each.numel
+    return ranks[filled.index(max(filled))]
 
 
 def _after(moment: Moment) -> Moment:

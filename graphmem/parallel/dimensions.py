@@ -104,6 +104,7 @@ class Dimensions:
         whole: atoms that tensor parallelism leaves whole: what sequence parallelism may divide
             along the sequence.
         products: in forward order.
+        all_products: operations of the forward and backward passes that multiply matrices.
         attentions: by operation, the storages of the keys and values of attention.
         of_parameter: by storage, the parameter that it is, or is the gradient or the optimizer's
             state of, or that the optimizer made it for.
@@ -117,6 +118,7 @@ class Dimensions:
     rows: set[int] = field(default_factory=set)
     whole: set[Axis] = field(default_factory=set)
     products: list[Product] = field(default_factory=list)
+    all_products: list[int] = field(default_factory=list)
     attentions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     of_parameter: dict[int, str] = field(default_factory=dict)
     reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -222,6 +224,11 @@ class _Finder:
             if output.storage in op.births:
                 self._found.of_storage.setdefault(output.storage, axes)
             self._axes[op.node, i] = self._remember(output, axes)
+        if op.target in _PRODUCTS:
+            self._found.all_products.append(op.index)
+        if name.startswith("aten._scaled_dot_product"):
+            keys = [call.value(each) for each in ("key", "value")]
+            self._found.attentions[op.index] = self._storages_of(keys)
         if forward:
             self._note(op, name, call)
         if op.target in _CASTS and op.outputs and op.outputs[0].storage is not None:
@@ -265,9 +272,6 @@ class _Finder:
             table = self._weight_of(weight)
             if table is not None and self._is_input(indices):
                 self._lookups.append((table, call.tensors()[0][0]))
-        elif name.startswith("aten._scaled_dot_product"):
-            keys = [call.value(each) for each in ("key", "value")]
-            self._found.attentions[op.index] = self._storages_of(keys)
         elif op.target in _PRODUCTS:
             self._note_product(op)
 

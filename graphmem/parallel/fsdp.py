@@ -221,7 +221,7 @@ class _FullySharded:
             share,
             born,
             lives_until if not micro else _later(born, 0.01),
-            "share of gradients",
+            f"gradients of {'the root' if unit.block == ROOT else f'block {unit.block}'}",
             category=Category.GRADIENT,
         )
 

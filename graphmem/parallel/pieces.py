@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphmem.graph import Owner, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.graph import Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.parallel.dimensions import Dimensions, parameter_of
 from graphmem.parallel.layout import Layout
 from graphmem.parallel.schedule import Turn, turns
@@ -169,6 +169,11 @@ class Rank:
 
     def _chunk(self, turn: Turn) -> int:
         return self._mine[turn.chunk]
+
+    def chunks_of(self, op: Op) -> tuple[int, ...]:
+        """The rank's chunk that runs an operation of a forward or backward pass, if one does."""
+        chunk = self._chunk_of_op[op.index]
+        return (chunk,) if chunk in self._mine else ()
 
     def moment(self, index: int, chunk: int, micro: int, place: float) -> Moment:
         """A place of a pass, when a micro-batch goes through one of the rank's chunks."""

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.kernel_program import Program
+from graphmem.parallel.collectives import buffers
 from graphmem.parallel.data_parallel import DataParallel, Held, Host
 from graphmem.parallel.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
@@ -112,7 +113,10 @@ class Planner:
         """A rank's pieces under a layout."""
         shares = Shares(self.graph, self.dimensions, layout)
         rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number)
-        pieces = rank.pieces(shares.nbytes)
+        pieces = [
+            *rank.pieces(shares.nbytes),
+            *buffers(rank, self.dimensions, shares),
+        ]
         shapes = self._shapes(shares)
         return rank, DataParallel(rank, pieces, shapes).apply()
 

@@ -75,12 +75,20 @@ class Shares:
             scratch_like = (storage.id,)
         return is_statistics, expert_of(self._module_of(storage)), *scratch_like
 
-    def gathered(self, storage: Storage) -> int:
+    def is_divided(self, number: int) -> bool:
+        """Whether a storage has an axis that tensor parallelism divides."""
+        axes = self._dimensions.of_storage[number]
+        return any(atom in self._divisible for axis in axes for atom in axis.atoms())
+
+    def is_along_sequence(self, number: int) -> bool:
+        """Whether sequence parallelism divides a storage."""
+        axes = self._dimensions.of_storage[number]
+        return self._is_split_along_sequence(self._graph.storages[number], axes)
+
+    def gathered(self, number: int) -> int:
         """Bytes of a storage where the sequence is whole again on each tensor-parallel rank."""
-        ways = self._layout.tensor if self._layout.sequence_parallel else 1
-        axes = self._dimensions.of_storage[storage.id]
-        split = ways > 1 and self._is_split_along_sequence(storage, axes)
-        return self.nbytes(storage) * (ways if split else 1)
+        ways = self._layout.tensor if self.is_along_sequence(number) else 1
+        return self.nbytes(self._graph.storages[number]) * ways
 
     def shape(self, storage: Storage) -> tuple[int, ...]:
         """The shape of a parameter on one rank."""

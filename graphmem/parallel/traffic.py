@@ -101,7 +101,7 @@ def _of_tensor_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
 
 def _whole(rank: Rank, shares: Shares, op: int) -> int:
     """Bytes of what a product divided by rows makes, before it is split along the sequence."""
-    return sum(shares.gathered(rank.graph.storages[born]) for born in rank.graph.ops[op].births)
+    return sum(shares.gathered(born) for born in rank.graph.ops[op].births)
 
 
 def _of_context_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:

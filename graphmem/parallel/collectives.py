@@ -1,0 +1,74 @@
+"""The buffers of tensor, sequence and context parallelism: what operations need whole for a moment.
+
+Clauses:
+  (1) tensor parallelism alone sums in place: no buffer;
+  (2) with sequence parallelism, a product that has a divided axis has its other operands gathered
+      along the sequence, and makes a whole result that is then reduced and scattered; both are
+      freed after the product (Megatron-LM, megatron/core/tensor_parallel/layers.py,
+      `LinearWithGradAccumulationAndAsyncCommunication`, gathers the input again in the backward
+      pass and keeps but its share);
+  (3) with context parallelism, attention has the keys and values of all positions gathered for as
+      long as it runs, and their gradients whole before they are scattered (Llama 3,
+      arXiv:2407.21783, section 3.3.2). Ring attention would have those of two ranks at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphmem.graph import Op, PhaseName
+from graphmem.parallel.dimensions import Dimensions
+from graphmem.parallel.pieces import COMMUNICATION, Piece, Rank
+from graphmem.parallel.shares import Shares
+
+
+def buffers(rank: Rank, dimensions: Dimensions, shares: Shares) -> Iterator[Piece]:
+    """The pieces that collectives add to a rank's own.
+
+    Args:
+        rank: whose they are.
+        dimensions: of the trace.
+        shares: of the rank's layout.
+    """
+    if rank.layout.sequence_parallel:
+        for index in dimensions.all_products:
+            op = rank.graph.ops[index]
+            yield from _during(rank, op, _gathered_along_sequence(op, dimensions, shares), "whole")
+    if rank.layout.context > 1:
+        for index, storages in dimensions.attentions.items():
+            op = rank.graph.ops[index]
+            yield from _during(
+                rank, op, _all_positions(op, storages, rank, shares), "keys and values"
+            )
+
+
+def _gathered_along_sequence(op: Op, dimensions: Dimensions, shares: Shares) -> int:
+    """Clause (2)."""
+    touched = dict.fromkeys((*dimensions.reads.get(op.index, ()), *op.births))
+    if not any(shares.is_divided(each) for each in touched):
+        return 0
+    return sum(shares.gathered(each) for each in touched if shares.is_along_sequence(each))
+
+
+def _all_positions(op: Op, keys: tuple[int, ...], rank: Rank, shares: Shares) -> int:
+    """Clause (3)."""
+    gathered = sum(shares.nbytes(rank.graph.storages[each]) for each in keys)
+    backward = rank.graph.phases[op.phase].name is PhaseName.BACKWARD
+    return gathered * rank.layout.context * (2 if backward else 1)
+
+
+def _during(rank: Rank, op: Op, nbytes: int, what: str) -> Iterator[Piece]:
+    if not nbytes:
+        return
+    place = rank.traced.place_of(op)
+    ends = max((rank.traced.birth[each] for each in op.births), default=place)
+    for chunk in rank.chunks_of(op):
+        for micro in range(rank.layout.micro_batches):
+            yield Piece(
+                nbytes,
+                rank.moment(op.phase, chunk, micro, place - 0.3),
+                rank.moment(op.phase, chunk, micro, ends + 0.3),
+                what,
+                category=COMMUNICATION,
+                micro=micro,
+            )
