@@ -550,6 +550,22 @@ class TestTerms:
         )
         assert found.terms["heads"].value == 2
 
+    def test_blocks_without_modules_are_not_counted(self) -> None:
+        """An exported program has one module, whatever it was made of."""
+
+        class Flat(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for _ in range(3):
+                    x = nn.functional.scaled_dot_product_attention(x, x, x)
+                return x
+
+        found = terms_of(lambda: (Flat(), torch.randn(2, 4, 8, 16, requires_grad=True)))
+
+        assert found.terms["heads"].value == 4
+        assert found.unknown["layers"] == (
+            "3 attention operations, and no numbered modules around them"
+        )
+
     def test_terms_given_by_hand_win(self, gpt2: Analysis) -> None:
         found = formulas_of(
             gpt2, given_terms({"L": "1", "heads": "24"}), ["eleutherai-activations"]

@@ -143,7 +143,11 @@ class _Finder:
         if len(stacks) > 1:
             listed = ", ".join(f"{stack} ({count})" for stack, count in stacks.items())
             raise _UnknownError(f"several stacks of blocks, where formulas know one: {listed}")
-        first = self._blocks.paths[0]
+        first, count = self._blocks.paths[0], len(self._blocks.attention)
+        if not first and count > 1:
+            raise _UnknownError(
+                f"{count} attention operations, and no numbered modules around them"
+            )
         where = (
             f"modules {first} to {self._blocks.paths[-1]}" if first else "the model is one block"
         )
