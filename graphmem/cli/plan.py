@@ -16,8 +16,7 @@ from graphmem.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from graphmem.analysis import Request
-    from graphmem.parallel import Layout, Sharding
+    from graphmem.parallel import Sharding
     from graphmem.parallel.hunting import Hunt
 
 DOES_NOT_FIT = 1
@@ -115,8 +114,17 @@ def plan(
         typer.Option(
             "--blocks",
             metavar="NAME",
-            help="The list of modules that pipelines divide and FSDP wraps, such as layers.  "
+            help="The list of modules that a pipeline divides, such as layers.  "
             "[default: the longest]",
+            show_default=False,
+        ),
+    ] = None,
+    wrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--wrap",
+            metavar="PATTERN",
+            help="Modules that FSDP wraps; repeatable.  [default: the blocks]",
             show_default=False,
         ),
     ] = None,
@@ -191,9 +199,12 @@ def plan(
     from graphmem.analysis import Request
     from graphmem.changes import Changes
     from graphmem.parallel import Layout, Precision, Schedule
+    from graphmem.parallel.describe import describe
     from graphmem.parallel.hunting import Hunt
     from graphmem.parallel.layout import check_degrees
     from graphmem.parallel.search import SEARCHED, Wanted
+    from graphmem.parallel.text import print_plan
+    from graphmem.parallel.tracing import planner_for
 
     several = interleave > 1 or schedule == "interleaved"
     layout = Layout(
@@ -246,7 +257,15 @@ def plan(
     if dask or also:
         raise InputError("--dask and --also are for searches", hint="add --search")
     check_degrees(layout, gpus)
-    _plan(target, request, layout, blocks, out)
+    with progress() as report_progress:
+        name, planner = planner_for(
+            target, request, layout.precision, blocks, tuple(wrap or ()), report_progress
+        )
+        ranks = planner.plan(layout, report_progress)
+    found = describe(name, planner, layout, ranks, request.changes.checkpoint)
+    out.put(found.to_json(), lambda to: print_plan(found, str(layout), to))
+    if not found.fits:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 @dataclass(frozen=True)
@@ -266,20 +285,6 @@ class _Out:
             write_text(self.file, as_text(show))
         else:
             show(console())
-
-
-def _plan(target: str, request: Request, layout: Layout, blocks: str | None, out: _Out) -> None:
-    from graphmem.parallel.describe import describe
-    from graphmem.parallel.text import print_plan
-    from graphmem.parallel.tracing import planner_for
-
-    with progress() as report_progress:
-        name, planner = planner_for(target, request, layout.precision, blocks, report_progress)
-        ranks = planner.plan(layout, report_progress)
-    found = describe(name, planner, layout, ranks, request.changes.checkpoint)
-    out.put(found.to_json(), lambda to: print_plan(found, str(layout), to))
-    if not found.fits:
-        raise typer.Exit(DOES_NOT_FIT)
 
 
 def _search(hunts: list[Hunt], dask: str | None, out: _Out) -> None:

@@ -1,6 +1,7 @@
 """`fully_shard`: parameters, gradients and optimizer state in shares, parameters gathered by units.
 
-The units are the model's blocks and the root, which has all that is in no block. Sources, of 2.13:
+The units are the wrapped modules, where nothing is said the model's blocks, and the root, which has
+all that is in none of them. Sources, of 2.13:
 torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _fsdp_param_group.py, _fsdp_collectives.py,
 _fsdp_state.py.
 
@@ -37,14 +38,14 @@ from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank
 if TYPE_CHECKING:
     from graphmem.parallel.data_parallel import ParameterOnRank
 
-ROOT = -1
+ROOT = ""
 
 
 @dataclass
 class Unit:
-    """What is gathered at once: a block, or the root."""
+    """What is gathered at once: a wrapped module without those in it, or the root."""
 
-    block: int
+    name: str
     parameters: list[ParameterOnRank] = field(default_factory=list)
 
     def gathered(self) -> int:
@@ -93,11 +94,11 @@ class _FullySharded:
         self._wide = rank.layout.precision is Precision.BF16_MASTER
 
     def _find_units(self, parameters: Mapping[str, ParameterOnRank]) -> list[Unit]:
-        units: dict[int, Unit] = {ROOT: Unit(ROOT)}
+        units: dict[str, Unit] = {}
         for each in parameters.values():
-            block = self._rank.blocks.block_of(each.name)
-            units.setdefault(block, Unit(block)).parameters.append(each)
-        return [unit for unit in units.values() if unit.parameters]
+            name = self._rank.unit_of(each.name)
+            units.setdefault(name, Unit(name)).parameters.append(each)
+        return list(units.values())
 
     def run(self) -> list[Piece]:
         for i, slot in enumerate(self._rank.slots):
@@ -127,10 +128,10 @@ class _FullySharded:
         """The units that run in a slot, in order, with when each begins and ends."""
         found = []
         for unit in self._units:
-            span = self._rank.span(slot, unit.block)
+            span = self._rank.span(slot, unit.name)
             if span is not None:
                 found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - 0.2)))
-        return sorted(found, key=lambda item: (item[1], item[0].block != ROOT))
+        return sorted(found, key=lambda item: (item[1], item[0].name != ROOT))
 
     def _forward(self, slot: int) -> Iterator[Piece]:
         spans = self._spans(slot)
@@ -150,20 +151,20 @@ class _FullySharded:
                 )
 
     def _resharded(self, unit: Unit, slot: int, ends: Moment) -> Moment:
-        if self._rank.layout.reshard_after_forward and unit.block != ROOT:
+        if self._rank.layout.reshard_after_forward and unit.name != ROOT:
             return ends
         backward = self._rank.backward_of(slot)
         if backward is None:
             return ends
-        span = self._rank.span(backward, unit.block)
+        span = self._rank.span(backward, unit.name)
         return ends if span is None else (backward, span[1] - 0.2)
 
     def _stays(self, unit: Unit, slot: int) -> bool:
         """Whether a unit is still gathered when its backward pass begins."""
         forward = self._rank.forward_of(slot)
-        if forward is None or self._rank.span(forward, unit.block) is None:
+        if forward is None or self._rank.span(forward, unit.name) is None:
             return False
-        return unit.block == ROOT or not self._rank.layout.reshard_after_forward
+        return unit.name == ROOT or not self._rank.layout.reshard_after_forward
 
     # Backward -----------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class _FullySharded:
             share,
             born,
             lives_until if not micro else _later(born, 0.01),
-            f"gradients of {'the root' if unit.block == ROOT else f'block {unit.block}'}",
+            f"gradients of {unit.name or 'the root'}",
             category=Category.GRADIENT,
         )
 

@@ -48,14 +48,16 @@ def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
         InputError: the target cannot be traced.
     """
     precision = hunt.wanted.base.precision
-    name, planner = planner_for(hunt.target, hunt.request, precision, hunt.blocks, progress)
+    name, planner = planner_for(
+        hunt.target, hunt.request, precision, hunt.blocks, progress=progress
+    )
     given = hunt.request.changes.checkpoint
     searchers = [Searcher(planner, given)]
     if not given and planner.blocks.count > 1:
         pattern = (f"{planner.blocks.name}.[0-9]*",)
         changes = replace(hunt.request.changes, checkpoint=pattern)
         request = replace(hunt.request, changes=changes)
-        _, other = planner_for(hunt.target, request, precision, hunt.blocks, progress)
+        _, other = planner_for(hunt.target, request, precision, hunt.blocks, progress=progress)
         searchers.append(Searcher(other, pattern))
     return search(
         name, searchers, hunt.gpus, hunt.wanted, by=hunt.by, top=hunt.top, progress=progress

@@ -81,6 +81,7 @@ class Rank:
         layout: its pipeline and micro-batches count here.
         blocks, stages: of the model.
         rank: of the pipeline.
+        units: names of the modules that FSDP wraps; the blocks where there are none.
     """
 
     def __init__(
@@ -91,18 +92,18 @@ class Rank:
         blocks: Blocks,
         stages: Stages,
         rank: int,
+        units: frozenset[str] = frozenset(),
     ) -> None:
         self.traced = traced
         self.graph: StepGraph = traced.graph
         self.layout = layout
         self.rank = rank
-        self.blocks = blocks
+        self._units = units or frozenset(blocks.names)
         self._reads = dimensions.reads
         self.of_parameter = dimensions.of_parameter
         self._rows = sorted(dimensions.rows)
         self._attentions = dimensions.attentions
         self._chunk_of_op = stages.of_op(blocks)
-        self._chunk_of_block = stages.of_block
         self._mine = range(rank, layout.pipeline * layout.interleave, layout.pipeline)
         self._is_whole = layout.pipeline == layout.micro_batches == 1
         if not self._is_whole:
@@ -211,45 +212,54 @@ class Rank:
             )
         return found
 
-    def span(self, slot: int, block: int) -> tuple[int, int] | None:
-        """The places of a slot in which a block runs; of what is in no block, all of the slot.
+    def span(self, slot: int, unit: str) -> tuple[int, int] | None:
+        """The places of a slot in which a wrapped module runs; of the root, all of the slot.
 
         None where the slot does not run it.
         """
         each = self.slots[slot]
-        if each.turn is None:
-            chunk, part = (
-                None,
-                (self.traced.passes[each.traced].start, self.traced.passes[each.traced].end),
-            )
-        else:
-            chunk = self._chunk(each.turn)
-            part = self.part(each.traced, chunk)
-        if block < 0:
+        traced = self.traced.passes[each.traced]
+        part = traced.start, traced.end
+        if each.turn is not None:
+            part = self.part(each.traced, self._chunk(each.turn))
+        if not unit:
             return part
-        return (
-            self._block_spans.get((each.traced, block))
-            if (chunk is None or self._chunk_of_block[block + 1] == chunk)
-            else None
-        )
+        found = self._unit_spans.get((each.traced, unit))
+        return found if found is not None and part[0] <= found[0] < part[1] else None
+
+    def unit_of(self, name: str) -> str:
+        """The innermost wrapped module that a module or parameter is in; the root's is empty."""
+        return next(reversed(self._units_around(name)), "")
+
+    def _units_around(self, name: str) -> list[str]:
+        """The wrapped modules that a module or parameter is in, the outermost first."""
+        ends = [*(i for i, letter in enumerate(name) if letter == "."), len(name)]
+        return [name[:end] for end in ends if name[:end] in self._units]
 
     @cached_property
-    def _block_spans(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """By pass and block, the place of its first operation and of the one behind its last."""
-        firsts: dict[tuple[int, int], int] = {}
-        lasts: dict[tuple[int, int], int] = {}
+    def _unit_spans(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """By pass and unit, the place of its first operation and of the one behind its last.
+
+        Operations outside of any module, such as autograd's sums, belong to what ran before.
+        """
+        firsts: dict[tuple[int, str], int] = {}
+        lasts: dict[tuple[int, str], int] = {}
         ops = self.graph.ops
+        running: list[str] = []
         for op, following in zip(ops, [*ops[1:], None], strict=True):
-            key = op.phase, self.blocks.of_op[op.index]
-            firsts.setdefault(key, self.traced.place_of(op))
-            is_end = following is None or following.phase != op.phase
-            end = self.traced.passes[op.phase].end
-            lasts[key] = end if is_end or following is None else self.traced.place_of(following)
+            running = self._units_around(op.module) if op.module else running
+            if following is None or following.phase != op.phase:
+                end = self.traced.passes[op.phase].end
+            else:
+                end = self.traced.place_of(following)
+            for unit in running:
+                firsts.setdefault((op.phase, unit), self.traced.place_of(op))
+                lasts[op.phase, unit] = end
         return {key: (first, lasts[key]) for key, first in firsts.items()}
 
     def end_of(self, slot: int) -> int:
         """The place behind a slot's last."""
-        span = self.span(slot, -1)
+        span = self.span(slot, "")
         assert span is not None
         return span[1]
 

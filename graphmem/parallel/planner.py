@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 
+from graphmem.errors import InputError
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.kernel_program import Program
 from graphmem.parallel.collectives import buffers
@@ -58,7 +60,11 @@ class Planner:
         graph: the trace of one data-parallel rank's step, unsplit.
         programs: what kernels allocate.
         runtime: the card, and the allocator's settings.
-        blocks: the list of modules that a pipeline divides and FSDP wraps; None: found.
+        blocks: the list of modules that a pipeline divides; None: found.
+        wrap: patterns of the modules that FSDP wraps; the blocks where there are none.
+
+    Raises:
+        InputError: there is no such list, or no such module.
     """
 
     def __init__(
@@ -67,11 +73,13 @@ class Planner:
         programs: Mapping[int, Program],
         runtime: Runtime,
         blocks: str | None = None,
+        wrap: Sequence[str] = (),
     ) -> None:
         self.graph = graph
         self.runtime = runtime
         self.traced = TracedPasses(graph, programs)
         self.blocks: Blocks = find_blocks(graph, blocks)
+        self._units = frozenset(_wrapped(graph, wrap))
 
     @cached_property
     def dimensions(self) -> Dimensions:
@@ -112,7 +120,7 @@ class Planner:
     def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, Held]:
         """A rank's pieces under a layout."""
         shares = Shares(self.graph, self.dimensions, layout)
-        rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number)
+        rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self._units)
         pieces = [
             *rank.pieces(shares.nbytes),
             *buffers(rank, self.dimensions, shares),
@@ -145,3 +153,15 @@ class Planner:
                 assert name is not None
                 found[name] = shares.shape(storage)
         return found
+
+
+def _wrapped(graph: StepGraph, patterns: Sequence[str]) -> Iterator[str]:
+    for pattern in patterns:
+        found = [name for name in graph.modules if name and fnmatchcase(name, pattern)]
+        if not found:
+            raise InputError(
+                f"no module is called {pattern!r}",
+                hint="the outermost are "
+                + ", ".join(name for name in graph.modules if name and "." not in name),
+            )
+        yield from found

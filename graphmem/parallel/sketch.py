@@ -140,7 +140,7 @@ class Sketch:
         self._weights = self._groups_of(parameters)
         self._trained = np.array([p.what in trained for p in parameters], dtype=bool)
         self._experts = np.array([expert_of(p.what) is not None for p in parameters], dtype=bool)
-        self._units = np.array([rank.blocks.block_of(p.what) for p in parameters], dtype=np.int64)
+        self._units = [rank.unit_of(p.what) for p in parameters]
         self._states = self._groups_of(
             [p for p in of_kind.get(OwnerKind.OPTIMIZER_STATE, []) if p.dies is None]
         )
@@ -202,8 +202,8 @@ class Sketch:
 
     def _buffers(self, layout: Layout, weights: Bytes, wide: int) -> int:
         if layout.sharding.shares_parameters:
-            units: dict[int, int] = {}
-            for unit, nbytes in zip(self._units.tolist(), weights.tolist(), strict=True):
+            units: dict[str, int] = {}
+            for unit, nbytes in zip(self._units, weights.tolist(), strict=True):
                 units[unit] = units.get(unit, 0) + nbytes
             root = units.pop(ROOT, 0)
             return root + (2 + wide) * max(units.values(), default=root)

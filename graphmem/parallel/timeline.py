@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphmem.allocator import Block, CachingAllocator
@@ -22,6 +22,7 @@ class RankTimeline:
         at: the moment of the peak.
         at_peak: bytes by category then; they sum to `peak`.
         most: for each category the most bytes at once: at the peak, or when a slot begins.
+        after: allocated bytes when each slot of the rank has ended.
     """
 
     peak: int
@@ -29,6 +30,7 @@ class RankTimeline:
     at: Moment
     at_peak: Mapping[str, int]
     most: Mapping[str, int]
+    after: tuple[int, ...]
 
 
 def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> RankTimeline:
@@ -43,6 +45,7 @@ def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> 
     blocks: dict[int, Block] = {}
     peak, at, at_event = 0, (0, 0.0), -1
     reserved = 0
+    after = [0] * len(rank.slots)
     for i, (moment, born, number) in enumerate(events):
         if born:
             blocks[number] = allocator.malloc(pieces[number].nbytes)
@@ -50,6 +53,7 @@ def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> 
             allocator.free(blocks.pop(number))
         stats = allocator.statistics
         reserved = max(reserved, stats.reserved_bytes.current)
+        after[moment[0]] = stats.allocated_bytes.current
         if stats.allocated_bytes.current > peak:
             peak, at, at_event = stats.allocated_bytes.current, moment, i
     categories = _Categories(rank)
@@ -58,7 +62,17 @@ def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> 
     most = _most(rank, pieces, events, categories)
     for category, nbytes in at_peak.items():
         most[category] = max(most.get(category, 0), nbytes)
-    return RankTimeline(peak, reserved, at, {**at_peak, ROUNDING: rounding}, most)
+    return RankTimeline(
+        peak, reserved, at, {**at_peak, ROUNDING: rounding}, most, tuple(_filled(after))
+    )
+
+
+def _filled(after: Sequence[int]) -> Iterator[int]:
+    """A slot in which nothing happens ends as the one before."""
+    last = 0
+    for nbytes in after:
+        last = nbytes or last
+        yield last
 
 
 _Event = tuple[Moment, bool, int]

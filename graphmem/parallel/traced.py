@@ -111,10 +111,11 @@ class Blocks:
     count: int
     of_op: Sequence[int]
 
-    def block_of(self, name: str) -> int:
-        """The block that a module or a parameter is in, -1 where it is in none."""
-        block = _block(name, self.name) if self.count else None
-        return -1 if block is None else block
+    @property
+    def names(self) -> list[str]:
+        """The qualified names of the blocks."""
+        prefix = f"{self.name}." if self.name else ""
+        return [f"{prefix}{number}" for number in range(self.count)]
 
 
 def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ def planner_for(
     request: Request,
     precision: Precision = Precision.TRACED,
     blocks: str | None = None,
+    wrap: Sequence[str] = (),
     progress: Progress = lambda message: None,
 ) -> tuple[str, Planner]:
     """The target's name, and a planner of its step.
@@ -25,6 +26,7 @@ def planner_for(
         request: how to trace.
         precision: bf16 weights are traced as such, without autocast.
         blocks: see `Planner`.
+        wrap: see `Planner`.
         progress: told what is being done.
 
     Raises:
@@ -37,4 +39,4 @@ def planner_for(
     runtime = runtime_of(request)
     name, graph = trace_target(target, request, runtime, progress)
     programs = run_passes(graph, runtime)["kernel_memory"].programs
-    return name, Planner(graph, programs, runtime, blocks)
+    return name, Planner(graph, programs, runtime, blocks, wrap)
