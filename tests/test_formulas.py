@@ -292,6 +292,26 @@ class TestDifferences:
             assert sum(row.difference for row in found.rows) == found.exact - found.estimate
             assert sum(row.estimate for row in found.rows) == total(found.parts)
 
+    @pytest.mark.parametrize(
+        ("fixture", "settings"),
+        [
+            ("llama", {"vocab": "50", "seq": "8", "layers": "2", "checkpoint": "non-reentrant"}),
+            ("moe", {"vocab": "50", "seq": "8", "layers": "2", "experts": "4"}),
+            ("vit", {"image": "16", "patch": "8", "batch": "2", "layers": "2"}),
+            ("lstm", {"vocab": "50", "batch": "2", "seq": "5"}),
+        ],
+    )
+    def test_they_sum_to_the_reports_peak(self, fixture: str, settings: dict[str, str]) -> None:
+        """Whatever the model is: every byte at the peak is in one row."""
+        analysis = analyzed_file(f"{FIXTURES / fixture}.py:build", **settings)
+        given = given_terms(dict.fromkeys(("b", "s", "h", "a", "L", "v"), "3"))
+        found = formulas_of(analysis, given)
+
+        for name in ("nanogpt-peak", "parallel-regular", "parallel-mixed"):
+            peak = comparison(found, name)
+            assert peak.exact == analysis.report.peak.allocated
+            assert peak.difference == analysis.report.peak.allocated - peak.estimate
+
     def test_no_storage_is_counted_twice(self) -> None:
         terms = dict.fromkeys(("parameters", "largest_layer", "buffers", "vocabulary"), 1)
         for formula in FORMULAS:

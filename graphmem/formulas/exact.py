@@ -11,13 +11,9 @@ from graphmem.analysis import Request, runtime_of
 from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
-from graphmem.formulas.roles import ROUNDING, Role, Roles
+from graphmem.formulas.roles import COMMUNICATION, ROUNDING, Role, Roles
 from graphmem.graph import Category, Phase, PhaseName, Storage
 from graphmem.parallel import Layout, Sharding
-from graphmem.parallel.dimensions import find_dimensions
-from graphmem.parallel.pieces import COMMUNICATION
-from graphmem.parallel.planner import Planner
-from graphmem.parallel.shares import Shares
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
@@ -86,6 +82,8 @@ class Traced:
         Raises:
             InputError: the step cannot be split so.
         """
+        from graphmem.parallel.planner import Planner
+
         graph, told = self.analysis.graph, self.analysis.report.runtime
         runtime = runtime_of(Request(gpu=told.gpu, torch=told.torch, env=told.env))
         programs = self.analysis.annotations["kernel_memory"].programs
@@ -103,6 +101,9 @@ class Traced:
         Raises:
             InputError: the step cannot be split over so many ranks.
         """
+        from graphmem.parallel.dimensions import find_dimensions
+        from graphmem.parallel.shares import Shares
+
         forward = self._last(PhaseName.FORWARD)
         graph = self.analysis.graph
         shares = Shares(graph, find_dimensions(graph), Layout(tensor=ranks))

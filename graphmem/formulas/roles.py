@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphmem.formulas.blocks import Blocks
 from graphmem.graph import Category, Op, StepGraph, Storage
-from graphmem.parallel.pieces import COMMUNICATION
 from graphmem.report.categories import CATEGORY_NAMES
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ class Saved(enum.StrEnum):
 
 _ORDER = list(Saved)
 ROUNDING = "rounding"
+COMMUNICATION = "communication"
+"""As graphmem/parallel/pieces.py calls buffers for other ranks; that module needs torch."""
 _NAMES = {**CATEGORY_NAMES, COMMUNICATION: "communication buffers"}
 
 
