@@ -116,7 +116,7 @@ def formula(
         )
     text = FORMATS[output_format](form)
     write_text(output, text) if output else typer.echo(text, nl=False)
-    if not form.check.is_equal:
+    if not form.is_checked:
         raise typer.Exit(1)
 
 

@@ -5,45 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fractions import Fraction
 from functools import cached_property
 from keyword import iskeyword
 from typing import Any
 
 from graphmem.analysis import Progress, Request
 from graphmem.errors import InputError
-from graphmem.symbolic.interpolation import Fit, Index, interpolate
 from graphmem.symbolic.observation import Held, Subject, folded
 from graphmem.symbolic.polynomial import Polynomial
-from graphmem.symbolic.sizes import Nodes, NoFitError, Own, Sizes, Traces, choose_nodes, moved
+from graphmem.symbolic.search import Check, Found, search
+from graphmem.symbolic.sizes import Nodes, Own, Sizes, Traces, moved
 from graphmem.symbolic.terms import Group, Line, groups, sum_of
 
 # Of the arguments of `build` that are whole numbers, smaller ones count things other than sizes.
 SMALLEST_NAMED = 8
-
-
-@dataclass(frozen=True)
-class Check:
-    """A size that was not used to find the formula, traced and compared.
-
-    Attributes:
-        sizes: of the symbols.
-        predicted, found: requested bytes of all that was thought a polynomial.
-        compared: how many storages, or kinds of them, were compared.
-        keys: those whose bytes are not what was predicted.
-        is_peak: whether the moment is the peak there.
-    """
-
-    sizes: Sizes
-    predicted: int
-    found: int
-    compared: int
-    keys: frozenset[Hashable]
-    is_peak: bool
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether every storage has the bytes that were predicted."""
-        return not self.keys
 
 
 @dataclass(frozen=True)
@@ -64,7 +40,8 @@ class ClosedForm:
         confirmed: those of them at which every storage was as the others predicted.
         check: a size that was not used.
         nodes: the sizes that each symbol may have.
-        elsewhere: the traced sizes at which another moment has more requested bytes, and how many.
+        others: moments that are the peak at other sizes, in words, each with all its bytes.
+        elsewhere: the traced sizes at which the peak is above all of these, and by how many bytes.
         constants: what the arguments of `build` call a whole number.
         names: letters for constants, as the user wants them.
     """
@@ -82,6 +59,7 @@ class ClosedForm:
     confirmed: tuple[Sizes, ...]
     check: Check
     nodes: tuple[Nodes, ...]
+    others: tuple[tuple[str, Polynomial], ...]
     elsewhere: Mapping[Sizes, int]
     constants: Mapping[int, tuple[str, ...]]
     names: Mapping[int, str]
@@ -102,8 +80,15 @@ class ClosedForm:
         """What is no polynomial; its bytes at the own size belong to `requested`."""
         return [line for line in self.lines if line.polynomial is None]
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether every storage had the bytes that were predicted for the check."""
+        return not self.check.differing
+
     def bytes_at(self, **sizes: int) -> int:
         """Requested bytes at other sizes, by keyword of `build` or by letter.
+
+        For a peak, the most of this moment and the others.
 
         Raises:
             InputError: a symbol is missing or unknown, or a part is no polynomial.
@@ -114,7 +99,12 @@ class ClosedForm:
         given = {by_letter.get(name, name): size for name, size in sizes.items()}
         if given.keys() != self.symbols.keys():
             raise InputError(f"the formula is in {', '.join(self.symbols)}")
-        return int(self.polynomial.at([given[key] for key in self.symbols]))
+        return int(self.value_at(tuple(given[key] for key in self.symbols)))
+
+    def value_at(self, sizes: Sizes) -> Fraction:
+        """The same for sizes in the order of the symbols; what is no polynomial is left out."""
+        others = (polynomial for _, polynomial in self.others)
+        return max(each.at(sizes) for each in (self.polynomial, *others))
 
 
 def closed_form(
@@ -153,30 +143,26 @@ def closed_form(
     _refuse_unknown(symbols, {"--sizes": sizes or {}, "--check": check or {}})
     traces = Traces(target, Request(**options), tuple(symbols), of, progress)
     own = traces.start()
-    nodes, irregular = choose_nodes(traces, own, sizes or {})
-    traces.settled = True
-    fit = _fit(traces, nodes, irregular)
-    used = traces.traced()
-    found = _check(traces, fit, _unused(traces, nodes, own, check))
-    fit.irregular |= found.keys
+    found = search(traces, own, sizes or {}, check)
     return ClosedForm(
         target=target if isinstance(target, str) else getattr(target, "__name__", "a callable"),
         subject=of,
         moment=own.moment,
         symbols=dict(symbols),
         sizes=own.sizes,
-        lines=tuple(_lines(traces, own, fit)),
+        lines=tuple(_lines(traces, own, found)),
         counting=tuple(
             traces.differs_in_structure(moved(own.sizes, axis, each.at(1)))
-            for axis, each in enumerate(nodes)
+            for axis, each in enumerate(found.nodes)
         ),
         requested=own.observed.requested,
         allocated=own.allocated,
-        traced=tuple(used),
-        confirmed=tuple(_point(nodes, index) for index in fit.confirmed()),
-        check=found,
-        nodes=tuple(nodes),
-        elsewhere=_elsewhere(traces, own) if of == "peak" else {},
+        traced=tuple(found.used),
+        confirmed=tuple(found.point(index) for index in found.fit.confirmed()),
+        check=found.check,
+        nodes=found.nodes,
+        others=tuple((str(place.kind), each) for place, each in found.others.items()),
+        elsewhere=_elsewhere(traces, own, found) if of == "peak" else {},
         constants=_constants(traces),
         names=dict(names or {}),
     )
@@ -205,86 +191,42 @@ def _refuse_unknown(
             )
 
 
-def _fit(traces: Traces, nodes: Sequence[Nodes], irregular: set[Hashable]) -> Fit[Hashable]:
-    return interpolate(
-        len(nodes),
-        lambda axis, place: nodes[axis].at(place),
-        lambda index: traces.values(_point(nodes, index)),
-        irregular,
-    )
-
-
-def _point(nodes: Sequence[Nodes], index: Index) -> Sizes:
-    return tuple(each.at(place) for each, place in zip(nodes, index, strict=True))
-
-
-def _unused(
-    traces: Traces, nodes: Sequence[Nodes], own: Own, wanted: Mapping[str, int] | None
-) -> Sizes:
-    """A size for the check: the one that is wanted, else the first that can be traced."""
-    if wanted is not None:
-        sizes = tuple(
-            wanted.get(key, size) for key, size in zip(traces.keys, own.sizes, strict=True)
-        )
-        if sizes in traces.traced():
-            raise InputError(f"{traces.named(sizes)} was used to find the formula")
-        traces.at(sizes)
-        return sizes
-    candidates = zip(*(each.unused() for each in nodes), strict=False)
-    error: NoFitError | None = None
-    for sizes in candidates:
-        if sizes in traces.traced():
-            continue
-        try:
-            traces.at(sizes)
-        except NoFitError as reason:
-            error = error or reason
-            continue
-        return sizes
-    raise error or NoFitError(
-        "every size was used to find the formula", hint="give one for the check: --check KEY=N,…"
-    )
-
-
-def _check(traces: Traces, fit: Fit[Hashable], sizes: Sizes) -> Check:
-    observed = traces.at(sizes)
-    values = traces.values(sizes)
-    keys = ({key for found in fit.coefficients.values() for key in found} | values.keys()) - (
-        fit.irregular
-    )
-    predicted = {key: fit.polynomial(key).at(sizes) for key in keys}
-    return Check(
-        sizes=sizes,
-        predicted=int(sum(predicted.values())),
-        found=sum(values.get(key, 0) for key in keys),
-        compared=len(keys),
-        keys=frozenset(key for key in keys if predicted[key] != values.get(key, 0)),
-        is_peak=observed.requested == observed.highest,
-    )
-
-
-def _lines(traces: Traces, own: Own, fit: Fit[Hashable]) -> Iterator[Line]:
+def _lines(traces: Traces, own: Own, found: Found) -> Iterator[Line]:
     matched: dict[Hashable, list[Held]] = {}
     for held in own.observed.held:
-        matched.setdefault(held.kind if traces.by_kind else held.position, []).append(held)
+        matched.setdefault(traces.key_of(held), []).append(held)
     for key, members in matched.items():
-        first = members[0]
-        yield Line(
-            polynomial=None if key in fit.irregular else fit.polynomial(key),
-            nbytes=sum(each.nbytes for each in members),
-            itemsize=first.itemsize,
-            category=first.category,
-            module=folded(first.module) if traces.by_kind else first.module,
-            what=folded(first.what) if traces.by_kind else first.what,
-        )
+        yield _line(traces, found, key, members, sum(each.nbytes for each in members))
+    for sizes in (*found.used, found.check.sizes):
+        for held in traces.at(sizes).held:
+            key = traces.key_of(held)
+            if key not in matched:  # what the own size does not have at all
+                matched[key] = [held]
+                yield _line(traces, found, key, [held], 0)
 
 
-def _elsewhere(traces: Traces, own: Own) -> dict[Sizes, int]:
-    return {
-        sizes: seen.highest - seen.requested
-        for sizes, seen in traces.traced().items()
-        if seen.highest > seen.requested and sizes != own.sizes
-    }
+def _line(
+    traces: Traces, found: Found, key: Hashable, members: Sequence[Held], nbytes: int
+) -> Line:
+    first = members[0]
+    return Line(
+        polynomial=found.fit.polynomial(key) if found.is_polynomial(key) else None,
+        nbytes=nbytes,
+        itemsize=first.itemsize,
+        category=first.category,
+        module=folded(first.module) if traces.by_kind else first.module,
+        what=folded(first.what) if traces.by_kind else first.what,
+    )
+
+
+def _elsewhere(traces: Traces, own: Own, found: Found) -> dict[Sizes, int]:
+    above = {}
+    for sizes in (*found.used, found.check.sizes):
+        seen = traces.at(sizes)
+        known = max([seen.requested, *seen.requested_at(found.others).values()])
+        if seen.highest > known and sizes != own.sizes:
+            above[sizes] = seen.highest - known
+    return above
 
 
 def _constants(traces: Traces) -> dict[int, tuple[str, ...]]:

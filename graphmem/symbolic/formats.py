@@ -62,8 +62,12 @@ def as_json(form: ClosedForm) -> str:
             "predicted": form.check.predicted,
             "found": form.check.found,
             "compared": form.check.compared,
-            "differing": len(form.check.keys),
+            "differing": len(form.check.differing),
         },
+        "other_moments": [
+            {"moment": moment, "formula": notation.polynomial(polynomial)}
+            for moment, polynomial in form.others
+        ],
         "elsewhere": [
             {"sizes": _named(form, sizes), "more": more} for sizes, more in form.elsewhere.items()
         ],
@@ -183,32 +187,38 @@ def _evidence_lines(form: ClosedForm) -> Iterator[str]:
     )
     check = form.check
     where = f"at {_in_words(form, check.sizes)}, which was not used"
-    if check.is_equal:
+    if form.is_checked:
         yield (
             f"checked {where}: {format_exact(check.found)} predicted and found, "
             f"all {check.compared:,} of {check.compared:,} storages equal"
         )
     else:
         yield (
-            f"NOT confirmed {where}: {len(check.keys):,} of {check.compared:,} storages differ, "
-            f"{check.predicted:,} bytes predicted, {check.found:,} found"
+            f"NOT confirmed {where}: {len(check.differing):,} of {check.compared:,} storages "
+            f"differ, {check.predicted:,} bytes predicted, {check.found:,} found"
         )
     yield from (f"holds for {each}" for each in _conditions(form))
     if form.subject == "peak":
-        yield from _elsewhere_lines(form)
+        yield from _peak_lines(form)
 
 
-def _elsewhere_lines(form: ClosedForm) -> Iterator[str]:
+def _peak_lines(form: ClosedForm) -> Iterator[str]:
+    notation = Notation(_letters(form), form.names)
+    if form.others:
+        yield (
+            "the peak moves: from 1/64 to 64 times the own size it is the greatest of this formula "
+            "and, at other moments,"
+        )
+    for moment, polynomial in form.others:
+        yield f"   {notation.polynomial(polynomial)}   {moment}"
     sizes = len({*form.traced, form.check.sizes})
     if not form.elsewhere:
-        yield f"at all {sizes} sizes the peak is at this moment"
+        which = "that is the peak" if form.others else "the peak is at this moment"
+        yield f"at all {sizes} sizes traced {which}"
         return
-    yield (
-        f"at {len(form.elsewhere)} of {sizes} sizes another moment holds more; there the peak is "
-        "above this formula:"
-    )
-    for each, more in form.elsewhere.items():
-        yield f"   {_in_words(form, each)}: {format_exact(more)} more"
+    yield f"at {len(form.elsewhere)} of {sizes} sizes traced the peak is higher:"
+    for sizes_above, more in form.elsewhere.items():
+        yield f"   {_in_words(form, sizes_above)}: {format_exact(more)} more"
 
 
 def _constant_lines(form: ClosedForm) -> Iterator[str]:
@@ -239,7 +249,7 @@ def _condition(key: str, nodes: Nodes) -> str:
         return ""
     if nodes.own % step == 0:
         return f"{key} that is a multiple of {step}"
-    return f"{key} {nodes.own} and multiples of {step} more or less"
+    return f"{key} = {nodes.own} plus or minus multiples of {step}"
 
 
 def _seen(form: ClosedForm, axis: int) -> str:

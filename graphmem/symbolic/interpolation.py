@@ -13,12 +13,13 @@ are chosen on the way:
   (3) what still changes at the power `HIGHEST + 1` of one symbol is no polynomial: it is irregular
       and is followed no further.
 
-Not covered: polynomials of a higher power than `HIGHEST` in one symbol. Attention has the 2nd.
+Not covered: polynomials of a higher power than `HIGHEST` in one symbol. Attention over the pixels
+of an image has the 4th power of its edge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import prod
@@ -26,10 +27,11 @@ from typing import Generic, TypeVar
 
 from graphmem.symbolic.polynomial import Polynomial, constant, total
 
-HIGHEST = 3
+HIGHEST = 4
 
 Index = tuple[int, ...]
 Key = TypeVar("Key", bound=Hashable)
+Other = TypeVar("Other", bound=Hashable)
 
 
 @dataclass
@@ -53,6 +55,26 @@ class Fit(Generic[Key]):
             for index, found in self.coefficients.items()
             if key in found
         )
+
+    @property
+    def keys(self) -> set[Key]:
+        """Everything that was seen."""
+        return {key for found in self.coefficients.values() for key in found}
+
+    def total(self, keys: Iterable[Key]) -> Polynomial:
+        """The sum of some polynomials."""
+        return total(self.polynomial(key) for key in keys)
+
+    def of_the_same_points(self, sample: Callable[[Index], Mapping[Other, int]]) -> Fit[Other]:
+        """Other values fitted to the points that were sampled for this."""
+        fit = Fit[Other](self.nodes)
+        for index in self.coefficients:
+            fit._add(index, sample(index))
+        return fit
+
+    def news(self, indices: Iterable[Index]) -> set[Key]:
+        """Everything that is not at these points as the others predict."""
+        return {key for index in indices for key in self.coefficients[index]}
 
     def confirmed(self) -> list[Index]:
         """The points at which nothing was new: every value there was predicted by the others."""

@@ -1,26 +1,27 @@
 """What one trace holds at one moment, in a form that traces of other sizes can be matched with.
 
 Clauses:
-  (1) traces have the same structure when they ran the same operations in the same modules, in the
-      same order, with as many allocations each; then storages are matched one by one, by position;
-  (2) else they have the same kinds of structure when they ran the same set of operations, where
-      modules that differ by their number alone (`h.0`, `h.1`) count as one; then storages are
-      matched by what they are, and their bytes are added;
+  (1) traces have the same structure when the operations that allocate are the same, in the same
+      modules, in the same order, with as many allocations each; then storages are matched one by
+      one, by position;
+  (2) else they have the same kinds of structure when they are the same set, where modules that
+      differ by their number alone (`h.0`, `h.1`) count as one; then storages are matched by what
+      they are, and their bytes are added;
   (3) else they cannot be matched.
-  (4) The moment of the peak is the allocation that made it. In another trace it is the same one
-      among the allocations of its kind: as many come before it, or as many after it, whichever are
-      fewer. The last block of a deeper model is still the last one.
+  (4) A moment is the allocation that begins it. In another trace it is the same one among the
+      allocations of its kind, counted from the first or from the last, whichever is nearer. The
+      last block of a deeper model is still the last one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.report.build import module_of
@@ -56,34 +57,101 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The allocation that made the peak, by clause (4)."""
+class BirthKind:
+    """What allocations have in common that clause (4) counts together.
 
-    kind: Hashable
-    before: int
+    Attributes:
+        scratch: what it is for, where it is a kernel's scratch memory.
+    """
+
+    step: int
+    phase: str
+    module: str
+    target: str
+    scratch: str | None
+
+    def __str__(self) -> str:
+        phase = f"the {self.phase} phase of step {self.step}" if self.step >= 0 else "setup"
+        where = f" in {self.module}" if self.module else ""
+        return f"in {phase} at {self.target.removesuffix('.default')}{where}"
+
+
+class Birth(NamedTuple):
+    """One allocation: its bytes, and all requested bytes after it."""
+
+    kind: BirthKind
+    nbytes: int
     after: int
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One trace at the moment asked for.
+class Place:
+    """A moment by clause (4).
 
     Attributes:
-        operations: target, module and number of allocations of each operation.
+        number: among those of its kind, from 0; from the last, -1, where that is nearer.
+    """
+
+    kind: BirthKind
+    number: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One trace.
+
+    Attributes:
+        operations: target, module and number of allocations of each operation that allocates.
         storages: the bytes of each storage that the trace allocated.
-        held: what is alive at the moment.
-        highest: the most requested bytes at any moment of the trace.
+        held: what is alive at the moment asked for.
+        births: the allocations on the device, in order.
     """
 
     operations: tuple[tuple[str, str, int], ...]
     storages: tuple[int, ...]
     held: tuple[Held, ...]
-    highest: int
+    births: tuple[Birth, ...]
 
     @property
     def requested(self) -> int:
         """Requested bytes at the moment."""
         return sum(each.nbytes for each in self.held)
+
+    @cached_property
+    def highest(self) -> int:
+        """The most requested bytes at any moment."""
+        return max((birth.after for birth in self.births), default=0)
+
+    @property
+    def highest_place(self) -> Place:
+        """The first moment that has them."""
+        number = next(i for i, birth in enumerate(self.births) if birth.after == self.highest)
+        return self.places[number]
+
+    @cached_property
+    def born(self) -> dict[Hashable, int]:
+        """The bytes of all allocations of each kind, without scratch memory."""
+        found: dict[Hashable, int] = {}
+        for birth in self.births:
+            if birth.kind.scratch is None:
+                found[birth.kind] = found.get(birth.kind, 0) + birth.nbytes
+        return found
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Every moment, in order."""
+        return _places([birth.kind for birth in self.births])
+
+    def requested_at(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Requested bytes at moments, without those that this trace does not have."""
+        totals: dict[BirthKind, list[int]] = {}
+        for birth in self.births:
+            totals.setdefault(birth.kind, []).append(birth.after)
+        return {
+            place: totals[place.kind][place.number]
+            for place in places
+            if -len(totals.get(place.kind, ())) <= place.number < len(totals.get(place.kind, ()))
+        }
 
     def has_structure_of(self, other: Observed) -> bool:
         """Clause (1)."""
@@ -111,28 +179,26 @@ def folded(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def peak_place(graph: StepGraph, replayed: Sequence[Change], born: Storage) -> Place:
-    """Where another trace has the moment at which the storage `born` was allocated."""
-    kind = _birth_kind(born, graph)
-    births = [storage.id for storage in _births(graph, replayed, kind)]
-    before = births.index(born.id)
-    return Place(kind, before, len(births) - 1 - before)
+def place_of(graph: StepGraph, replayed: Sequence[Change], born: Storage) -> Place:
+    """The moment at which the storage `born` is allocated."""
+    births = [storage for _, is_born, storage in replayed if is_born]
+    number = next(i for i, storage in enumerate(births) if storage.id == born.id)
+    return _places([_birth_kind(storage, graph) for storage in births])[number]
 
 
 def observe(
-    graph: StepGraph, replayed: Sequence[Change], subject: Subject, place: Place | None
+    graph: StepGraph, replayed: Sequence[Change], subject: Subject, place: Place
 ) -> Observed | None:
-    """What a trace holds; None where it has no allocation of the kind of `place`.
+    """What a trace holds; None where it has no moment like `place`.
 
     Args:
         graph: the trace.
         replayed: its changes, as `graphmem.simulate.changes` orders them.
         subject: which bytes.
-        place: the moment of the peak; for other subjects it is not read.
+        place: the moment of the peak; other subjects have their own.
     """
     if subject == "peak":
-        assert place is not None
-        born = _find(list(_births(graph, replayed, place.kind)), place)
+        born = _find(graph, replayed, place)
         if born is None:
             return None
         tick, alive = _alive_after_birth(replayed, born)
@@ -143,31 +209,49 @@ def observe(
     if subject == "parameters":
         alive = [each for each in alive if each.owned_as(OwnerKind.PARAMETER)]
     return Observed(
-        operations=tuple((op.target, op.module, len(op.births)) for op in graph.ops),
+        operations=tuple((op.target, op.module, len(op.births)) for op in graph.ops if op.births),
         storages=tuple(storage.nbytes for storage in graph.storages),
         held=tuple(_held(alive, tick, graph)),
-        highest=_highest(replayed),
+        births=tuple(_births(graph, replayed)),
     )
 
 
-def _births(graph: StepGraph, replayed: Sequence[Change], kind: Hashable) -> Iterable[Storage]:
-    for _, is_born, storage in replayed:
-        if is_born and _birth_kind(storage, graph) == kind:
-            yield storage
+def _places(kinds: Sequence[BirthKind]) -> list[Place]:
+    """Clause (4) for each allocation."""
+    counts = Counter(kinds)
+    seen: Counter[BirthKind] = Counter()
+    places = []
+    for kind in kinds:
+        before, after = seen[kind], counts[kind] - 1 - seen[kind]
+        places.append(Place(kind, before if before <= after else -1 - after))
+        seen[kind] += 1
+    return places
 
 
-def _birth_kind(storage: Storage, graph: StepGraph) -> Hashable:
+def _birth_kind(storage: Storage, graph: StepGraph) -> BirthKind:
     op = graph.op_of(storage)
     scratch = storage.owners[0].name if storage.id >= len(graph.storages) else None
     if op is None:
-        return (scratch,)
+        return BirthKind(-1, "", "", "", scratch)
     phase = graph.phases[op.phase]
-    return (phase.step, phase.name, folded(op.module), op.target, scratch)
+    return BirthKind(phase.step, phase.name, folded(op.module), op.target, scratch)
 
 
-def _find(births: list[Storage], place: Place) -> Storage | None:
-    at = place.before if place.before <= place.after else len(births) - 1 - place.after
-    return births[at] if 0 <= at < len(births) else None
+def _births(graph: StepGraph, replayed: Sequence[Change]) -> Iterator[Birth]:
+    now = 0
+    for _, is_born, storage in replayed:
+        now += storage.nbytes if is_born else -storage.nbytes
+        if is_born:
+            yield Birth(_birth_kind(storage, graph), storage.nbytes, now)
+
+
+def _find(graph: StepGraph, replayed: Sequence[Change], place: Place) -> Storage | None:
+    births = [
+        storage
+        for _, is_born, storage in replayed
+        if is_born and _birth_kind(storage, graph) == place.kind
+    ]
+    return births[place.number] if -len(births) <= place.number < len(births) else None
 
 
 def _alive_after_birth(replayed: Sequence[Change], last: Storage) -> tuple[int, list[Storage]]:
@@ -205,24 +289,16 @@ def _saved(graph: StepGraph) -> tuple[int, list[Storage]]:
     return tick, held
 
 
-def _highest(replayed: Sequence[Change]) -> int:
-    now = highest = 0
-    for _, is_born, storage in replayed:
-        now += storage.nbytes if is_born else -storage.nbytes
-        highest = max(highest, now)
-    return highest
-
-
-def _held(alive: list[Storage], tick: int, graph: StepGraph) -> Iterable[Held]:
-    seen: Counter[Hashable] = Counter()
+def _held(alive: Iterable[Storage], tick: int, graph: StepGraph) -> Iterator[Held]:
+    seen: Counter[str] = Counter()
     for storage in alive:
         category = storage.category_at(tick)
         module = "" if category is Category.WORKSPACE else module_of(storage, graph)
         what = _what(storage, tick, graph)
         position: Hashable = storage.id
         if storage.id >= len(graph.storages):  # scratch memory has no lasting number
-            position = (storage.op, what, seen[storage.op, what])
-            seen[storage.op, what] += 1
+            position = (what, seen[what])
+            seen[what] += 1
         yield Held(
             position=position,
             kind=(category, folded(module), folded(what), storage.dtype),

@@ -38,6 +38,11 @@ class Polynomial:
         }
         return Polynomial(raised) + self * -node
 
+    def dominates(self, other: Polynomial) -> bool:
+        """Whether every coefficient is as great, so that its value is at no sizes less."""
+        keys = self.terms.keys() | other.terms.keys()
+        return all(self.terms.get(key, 0) >= other.terms.get(key, 0) for key in keys)
+
     def at(self, sizes: Sequence[int]) -> Fraction:
         """Its value where the symbols are `sizes`."""
         return sum(

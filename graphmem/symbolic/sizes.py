@@ -3,16 +3,18 @@
 A trace takes as long for large tensors as for small ones, for they hold no data. So sizes are taken
 next to the user's own: there the same kernels run. Clauses:
   (1) a symbol's sizes are its own, own + step, own + 2·step, …;
-  (2) steps are tried in the order of `_steps`: 1 first, then one that keeps the alignment of the
-      own size, then downward, then multiples of the own size;
+  (2) steps are tried in this order: 1, one that keeps the alignment of the own size, the same
+      downward, the own size itself;
   (3) a step is no good where `build` or the step fails, or the graph has another structure;
   (4) of the first two good steps, the one with fewer bytes that are no polynomial; a storage
-      padded to multiples of 32 is a polynomial for multiples of 64.
+      padded to multiples of 32 is a polynomial for multiples of 64;
+  (5) a storage that is padded may look constant next to an own size that is not aligned. Then the
+      check fails, and sizes are chosen again in steps of `ALIGNMENT`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import gcd
@@ -21,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 from graphmem.analysis import Progress, Request, runtime_of, trace_target
 from graphmem.errors import InputError
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
-from graphmem.symbolic.observation import Observed, Place, Subject, observe, peak_place
+from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
 from graphmem.target import load_target
 
 if TYPE_CHECKING:
+    from graphmem.graph import StepGraph, Storage
+    from graphmem.kernel_program import Program
     from graphmem.simulate import Timeline
 
 ALIGNMENT = 64
@@ -92,7 +96,7 @@ class Traces:
         _, born = timeline.peak()
         if born is None:
             raise InputError(f"{name} allocates nothing on the device")
-        place = peak_place(graph, replayed, born)
+        place = place_of(graph, replayed, born)
         observed = observe(graph, replayed, self.subject, place)
         assert observed is not None
         self._own = observed
@@ -103,7 +107,7 @@ class Traces:
             place,
             observed,
             _allocated(timeline, self.subject),
-            _in_words(graph, born, self.subject),
+            _in_words(graph, born, place, self.subject),
         )
 
     def at(self, sizes: Sizes) -> Observed:
@@ -133,9 +137,21 @@ class Traces:
         """The bytes at `sizes` of everything that is matched."""
         found: dict[Hashable, int] = {}
         for held in self.at(sizes).held:
-            key = held.kind if self.by_kind else held.position
+            key = self.key_of(held)
             found[key] = found.get(key, 0) + held.nbytes
         return found
+
+    def followed(self, sizes: Sizes) -> dict[Hashable, int]:
+        """The same, and for a peak the bytes of everything else that is allocated, by kind.
+
+        The peak of other sizes may be made of what the moment does not hold.
+        """
+        born = self.at(sizes).born if self.subject == "peak" else {}
+        return {**self.values(sizes), **born}
+
+    def key_of(self, held: Held) -> Hashable:
+        """What a storage is matched by."""
+        return held.kind if self.by_kind else held.position
 
     def traced(self) -> dict[Sizes, Observed]:
         """Every size that was traced."""
@@ -170,7 +186,7 @@ class Traces:
             raise NoFitError(f"{name} has no moment like the peak at {self.named(sizes)}")
         return found
 
-    def _trace(self, sizes: Sizes) -> tuple[str, Any, Any]:
+    def _trace(self, sizes: Sizes) -> tuple[str, StepGraph, Mapping[int, Program]]:
         from graphmem.pipeline import installed_passes, run_passes
 
         self.progress(f"tracing {self.named(sizes)} ({len(self._known) + 1})")
@@ -272,32 +288,51 @@ Nodes = Stepping | Listed
 
 
 def choose_nodes(
-    traces: Traces, own: Own, given: Mapping[str, Sequence[int]]
-) -> tuple[list[Nodes], set[Hashable]]:
+    traces: Traces,
+    own: Own,
+    given: Mapping[str, Sequence[int]],
+    aligned: Collection[int] = (),
+) -> tuple[tuple[Nodes, ...], set[Hashable]]:
     """For each symbol its sequence of sizes, and what is no polynomial along them.
+
+    Args:
+        traces: of the target.
+        own: the own size.
+        given: the sizes to trace, by keyword, where the user said so.
+        aligned: positions of symbols that go in steps of `ALIGNMENT`.
 
     Raises:
         NoFitError: no step is good.
         InputError: a symbol changes nothing.
     """
     try:
-        return _choose_all(traces, own, given)
+        return _choose_all(traces, own, given, aligned)
     except _OtherModulesError:
         traces.by_kind = True
-        return _choose_all(traces, own, given)
+        return _choose_all(traces, own, given, aligned)
 
 
 def _choose_all(
-    traces: Traces, own: Own, given: Mapping[str, Sequence[int]]
-) -> tuple[list[Nodes], set[Hashable]]:
+    traces: Traces, own: Own, given: Mapping[str, Sequence[int]], aligned: Collection[int]
+) -> tuple[tuple[Nodes, ...], set[Hashable]]:
     chosen = []
     irregular: set[Hashable] = set()
     for axis, key in enumerate(traces.keys):
-        nodes, found = _choose(traces, own, axis, given.get(key))
+        nodes, found = _choose(
+            traces, own, axis, _sequences(own.sizes[axis], given.get(key), axis in aligned)
+        )
         _refuse_idle(traces, own, axis, nodes)
         chosen.append(nodes)
         irregular |= found
-    return chosen, irregular
+    return tuple(chosen), irregular
+
+
+def _sequences(size: int, given: Sequence[int] | None, is_aligned: bool) -> list[Nodes]:
+    if given is not None:
+        return [Listed(tuple(dict.fromkeys((size, *given))))]
+    alignment = gcd(size, ALIGNMENT)
+    steps = (ALIGNMENT, -ALIGNMENT) if is_aligned else (1, alignment, -1, -alignment)
+    return [Stepping(size, step) for step in dict.fromkeys((*steps, size))]
 
 
 def moved(sizes: Sizes, axis: int, size: int) -> Sizes:
@@ -306,12 +341,8 @@ def moved(sizes: Sizes, axis: int, size: int) -> Sizes:
 
 
 def _choose(
-    traces: Traces, own: Own, axis: int, given: Sequence[int] | None
+    traces: Traces, own: Own, axis: int, sequences: Iterable[Nodes]
 ) -> tuple[Nodes, set[Hashable]]:
-    size = own.sizes[axis]
-    sequences: list[Nodes] = [Stepping(size, step) for step in _steps(size)]
-    if given is not None:
-        sequences = [Listed(tuple(dict.fromkeys((size, *given))))]
     good: list[tuple[int, Nodes, set[Hashable]]] = []
     errors = []
     for nodes in sequences:
@@ -329,16 +360,11 @@ def _choose(
     return nodes, irregular
 
 
-def _steps(size: int) -> Iterator[int]:
-    aligned = gcd(size, ALIGNMENT)
-    yield from dict.fromkeys((1, aligned, -1, -aligned, size))
-
-
 def _irregular_alone(traces: Traces, own: Own, axis: int, nodes: Nodes) -> set[Hashable]:
     """What is no polynomial in one symbol, the others at their own sizes."""
 
     def sample(index: Index) -> dict[Hashable, int]:
-        return traces.values(moved(own.sizes, axis, nodes.at(index[0])))
+        return traces.followed(moved(own.sizes, axis, nodes.at(index[0])))
 
     return interpolate(1, lambda _, place: nodes.at(place), sample).irregular
 
@@ -364,16 +390,10 @@ def _allocated(timeline: Timeline, subject: Subject) -> int | None:
     return timeline.moments[-1].allocated if subject == "steady" else None
 
 
-def _in_words(graph: Any, born: Any, subject: Subject) -> str:
+def _in_words(graph: StepGraph, born: Storage, place: Place, subject: Subject) -> str:
     if subject == "saved":
         return "what autograd holds when the last forward pass ends, without parameters"
     if subject != "peak":
         return "when the last iteration is over"
     op = graph.op_of(born)
-    if op is None:
-        return "before the first operation"
-    phase = graph.phases[op.phase]
-    where = f" in {op.module}" if op.module else ""
-    line = f" ({op.source})" if op.source else ""
-    when = f"the {phase.name} phase of step {phase.step}" if phase.step >= 0 else "setup"
-    return f"in {when} at {op.target.removesuffix('.default')}{where}{line}"
+    return f"{place.kind} ({op.source})" if op is not None and op.source else str(place.kind)

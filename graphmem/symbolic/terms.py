@@ -7,7 +7,7 @@ Clauses:
       the most frequent one of which it is a small multiple;
   (2) modules that differ by one number alone, `h.0` to `h.11`, are one group where their terms are
       equal, and the group is multiplied by how many they are;
-  (3) where a symbol counts modules, it is in the terms instead, and is put before the bracket.
+  (3) where a symbol counts modules, it is in the terms of `h.*` instead, before the bracket.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _group(
 ) -> Group:
     terms = list(terms)
     common = tuple(
-        min((term.powers[axis] for term in terms), default=0) if counts else 0
+        min(term.powers[axis] for term in terms) if counts and "*" in name and terms else 0
         for axis, counts in enumerate(counting)
     )
     inside = [

@@ -1,0 +1,260 @@
+"""Choose sizes, find the polynomials, check them, and look for other moments that may be the peak.
+
+Clauses:
+  (1) polynomials are found from sizes next to the own one (`sizes`, `interpolation`);
+  (2) they are checked at a size that was not used. What is wrong there is no polynomial in those
+      sizes: sizes of one alignment are tried, symbol by symbol, where a padded storage is one;
+  (3) if that does not help, it is named as no polynomial, and the rest is checked at another size;
+  (4) a peak moves with the sizes. The bytes at every other moment are fitted to the same points,
+      and those moments are kept that are the peak somewhere between an eighth and eight times the
+      own size. The peak is the greatest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import product
+
+from graphmem.errors import InputError
+from graphmem.symbolic.interpolation import Fit, Index, interpolate
+from graphmem.symbolic.observation import BirthKind, Place
+from graphmem.symbolic.polynomial import Polynomial
+from graphmem.symbolic.sizes import Nodes, NoFitError, Own, Sizes, Traces, choose_nodes, moved
+
+# The grid: own sizes times 2^-6 to 2^6, each symbol for itself; coarser with more symbols.
+WIDEST = 6
+COARSEST = 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """A size that was not used to find the formula, traced and compared.
+
+    Attributes:
+        sizes: of the symbols.
+        predicted, found: requested bytes of all that was thought a polynomial.
+        compared: how many storages, or kinds of them, were compared.
+        differing: those whose bytes are not what was predicted.
+    """
+
+    sizes: Sizes
+    predicted: int
+    found: int
+    compared: int
+    differing: frozenset[Hashable]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search led to.
+
+    Attributes:
+        nodes: the sizes of each symbol.
+        fit: the polynomials of what is held by the keys of storages, of all that is allocated by
+            kind.
+        check: of those.
+        others: other moments that are the peak at some sizes, and their bytes.
+    """
+
+    nodes: tuple[Nodes, ...]
+    fit: Fit[Hashable]
+    check: Check
+    others: Mapping[Place, Polynomial] = field(default_factory=dict)
+
+    @property
+    def used(self) -> list[Sizes]:
+        """The sizes that the polynomials were found from."""
+        return [self.point(index) for index in self.fit.coefficients]
+
+    def point(self, index: Index) -> Sizes:
+        """The sizes at an index."""
+        return _point(self.nodes, index)
+
+    def is_polynomial(self, key: Hashable) -> bool:
+        """Whether it has one, and the check did not refute it."""
+        return key not in self.fit.irregular and key not in self.check.differing
+
+
+def search(
+    traces: Traces, own: Own, given: Mapping[str, Sequence[int]], wanted: Mapping[str, int] | None
+) -> Found:
+    """Find the polynomials of everything that the traces hold at the moment asked for.
+
+    Args:
+        traces: of the target.
+        own: its own size.
+        given: the sizes to trace, by keyword, where the user says so.
+        wanted: the size for the check, where the user says so.
+
+    Raises:
+        InputError: sizes cannot be traced or matched, or a symbol changes nothing.
+    """
+    found = _attempt(traces, own, given, wanted)
+    if found.check.differing and wanted is None:
+        found = _without_differing(traces, own, given, found)
+    if traces.subject != "peak":
+        return found
+    return replace(found, others=_other_moments(traces, own, found))
+
+
+def _attempt(
+    traces: Traces,
+    own: Own,
+    given: Mapping[str, Sequence[int]],
+    wanted: Mapping[str, int] | None,
+    aligned: Collection[int] = (),
+) -> Found:
+    nodes, irregular = choose_nodes(traces, own, given, aligned)
+    traces.settled = True
+    fit = interpolate(
+        len(nodes),
+        lambda axis, place: nodes[axis].at(place),
+        lambda index: traces.followed(_point(nodes, index)),
+        irregular,
+    )
+    used = {_point(nodes, index) for index in fit.coefficients}
+    sizes = next(_unused(traces, nodes, used)) if wanted is None else _wanted(traces, wanted, used)
+    return Found(nodes, fit, _check(traces, fit, sizes))
+
+
+def _without_differing(
+    traces: Traces, own: Own, given: Mapping[str, Sequence[int]], found: Found
+) -> Found:
+    """Clauses (2) and (3)."""
+    aligned: tuple[int, ...] = ()
+    for axis in _axes_that_differ(traces, own, found):
+        other = _attempt(traces, own, given, None, (*aligned, axis))
+        if _bytes_without(traces, own, other) < _bytes_without(traces, own, found):
+            found, aligned = other, (*aligned, axis)
+    if not found.check.differing:
+        return found
+    used = {*found.used, found.check.sizes}
+    found.fit.irregular |= found.check.differing
+    for sizes in _unused(traces, found.nodes, used, is_needed=False):
+        return replace(found, check=_check(traces, found.fit, sizes))
+    return found
+
+
+def _bytes_without(traces: Traces, own: Own, found: Found) -> int:
+    """Bytes at the own size that have no polynomial."""
+    values = traces.values(own.sizes)
+    return sum(nbytes for key, nbytes in values.items() if not found.is_polynomial(key))
+
+
+def _axes_that_differ(traces: Traces, own: Own, found: Found) -> list[int]:
+    """The symbols along which what the check found wrong is wrong alone, or all of them."""
+    alone = []
+    for axis, size in enumerate(found.check.sizes):
+        check = _check(traces, found.fit, moved(own.sizes, axis, size))
+        if check.differing & found.check.differing:
+            alone.append(axis)
+    return alone or list(range(len(own.sizes)))
+
+
+def _other_moments(traces: Traces, own: Own, found: Found) -> dict[Place, Polynomial]:
+    """Clause (4), without moments whose bytes are no polynomial."""
+    known = _moments(traces, own, found)
+    here = found.fit.total(key for key in traces.values(own.sizes) if found.is_polynomial(key))
+    front = _not_dominated(known, here, own.sizes)
+    winners: dict[Place, Polynomial] = {}
+    for sizes in (*_grid(own.sizes), *found.used, found.check.sizes):
+        best = max(front, key=lambda place: front[place].at(sizes), default=None)
+        if best is not None and front[best].at(sizes) > here.at(sizes):
+            winners[best] = front[best]
+    return winners
+
+
+def _grid(own: Sizes) -> Iterator[Sizes]:
+    powers = range(-WIDEST, WIDEST + 1, min(len(own), COARSEST))
+    for chosen in product(powers, repeat=len(own)):
+        yield tuple(
+            max(1, int(size * Fraction(2) ** power))
+            for size, power in zip(own, chosen, strict=True)
+        )
+
+
+def _moments(traces: Traces, own: Own, found: Found) -> dict[Place, Polynomial]:
+    """The bytes at every moment that is found in all traces and is a polynomial.
+
+    Where the number of modules changes, a moment in the middle of them is in none of the others.
+    """
+    seen = {sizes: traces.at(sizes) for sizes in (*found.used, found.check.sizes)}
+    places = own.observed.places
+    if traces.by_kind:
+        places = [place for place in places if place.number in (0, -1)]
+    places = list(dict.fromkeys([*places, *(each.highest_place for each in seen.values())]))
+    totals = {sizes: each.requested_at(places) for sizes, each in seen.items()}
+    everywhere = [at for at in places if all(at in each for each in totals.values())]
+    fit = found.fit.of_the_same_points(lambda index: totals[found.point(index)])
+    at_check = totals[found.check.sizes]
+    news = fit.news(found.fit.confirmed())
+    polynomials = {place: fit.polynomial(place) for place in everywhere if place not in news}
+    return {
+        place: each
+        for place, each in polynomials.items()
+        if each.at(found.check.sizes) == at_check[place]
+    }
+
+
+def _not_dominated(
+    moments: Mapping[Place, Polynomial], here: Polynomial, sizes: Sizes
+) -> dict[Place, Polynomial]:
+    """The moments of which no other, and not this one, has as much in every term."""
+    front: dict[Place, Polynomial] = {}
+    for place in sorted(moments, key=lambda place: -moments[place].at(sizes)):
+        if not any(each.dominates(moments[place]) for each in (here, *front.values())):
+            front[place] = moments[place]
+    return front
+
+
+def _check(traces: Traces, fit: Fit[Hashable], sizes: Sizes) -> Check:
+    values = traces.values(sizes)
+    storages = {key for key in fit.keys if not isinstance(key, BirthKind)}
+    keys = (storages | values.keys()) - fit.irregular
+    predicted = {key: fit.polynomial(key).at(sizes) for key in keys}
+    return Check(
+        sizes=sizes,
+        predicted=int(sum(predicted.values())),
+        found=sum(values.get(key, 0) for key in keys),
+        compared=len(keys),
+        differing=frozenset(key for key in keys if predicted[key] != values.get(key, 0)),
+    )
+
+
+def _point(nodes: Sequence[Nodes], index: Index) -> Sizes:
+    return tuple(each.at(place) for each, place in zip(nodes, index, strict=True))
+
+
+def _wanted(traces: Traces, wanted: Mapping[str, int], used: Collection[Sizes]) -> Sizes:
+    """The size that the user wants checked; a symbol that is not named has its own size."""
+    own = next(iter(traces.traced()))
+    sizes = tuple(wanted.get(key, size) for key, size in zip(traces.keys, own, strict=True))
+    if sizes in used:
+        raise InputError(
+            f"{traces.named(sizes)} was used to find the formula",
+            hint="give another size for the check",
+        )
+    traces.at(sizes)
+    return sizes
+
+
+def _unused(
+    traces: Traces, nodes: Sequence[Nodes], used: Collection[Sizes], *, is_needed: bool = True
+) -> Iterator[Sizes]:
+    """Sizes for a check that can be traced; an error where there is none and one is needed."""
+    error = NoFitError(
+        "every size was used to find the formula", hint="give one for the check: --check KEY=N,…"
+    )
+    for sizes in zip(*(each.unused() for each in nodes), strict=False):
+        if sizes in used:
+            continue
+        try:
+            traces.at(sizes)
+        except NoFitError as reason:
+            error = reason
+            continue
+        yield sizes
+    if is_needed:
+        raise error
