@@ -21,6 +21,7 @@ from graphmem.report import Report
 from graphmem.report.build import build_report
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
 
@@ -77,6 +78,7 @@ class VirtualGpu:
         self._machine = LiveMachine(self.runtime, self.memory, recorder)
         self._values = Values(recorder, self._session.location, Choices.parse(assume), tell)
         self._session.mode.values = self._values
+        self._session.mode.streams = NodeStreams(self.memory)
         self._observer = Observer(self._session, self._machine)
         self._stack = ExitStack()
         self._finished = False

@@ -80,7 +80,7 @@ class Growth:
         self._graph = graph
         self._holders_of = holders_of
         self._block_bytes = block_bytes
-        self._next_search = FEWEST_ITERATIONS + 1
+        self._next_search = FEWEST_ITERATIONS + 2
         self.starts: list[Start] = []
         self.leaks: list[Leak] = []
 
@@ -92,10 +92,18 @@ class Growth:
             alive: which storages.
         """
         self.starts.append(start)
-        if start.iteration < self._next_search or not self._has_grown():
-            return
-        self._next_search = start.iteration * 3 // 2
-        self.leaks = list(self._leaks(alive))
+        if start.iteration >= self._next_search and self._has_grown():
+            self._next_search = start.iteration * 3 // 2
+            self._search(alive)
+
+    def finish(self, alive: list[Storage]) -> None:
+        """The program has ended, and its globals are still there."""
+        if len(self.starts) > FEWEST_ITERATIONS + 1 and self._has_grown():
+            self._search(alive)
+
+    def _search(self, alive: list[Storage]) -> None:
+        found = list(self._leaks(alive))
+        self.leaks = found or self.leaks
 
     def report_lines(self) -> Iterator[str]:
         """What the report says."""

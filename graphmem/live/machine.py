@@ -114,7 +114,7 @@ class LiveMachine:
 
     def _take_blas_workspace(self) -> None:
         """The program asks for the main thread's cuBLAS handle."""
-        scratch = self._rules.take_blas_workspace(MAIN_THREAD)
+        scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
             self._recorder.add_workspace(scratch.what, scratch.nbytes)
             self.settle()
@@ -128,8 +128,13 @@ class LiveMachine:
         self.settle()
 
     def _advance(self, op: Op) -> None:
-        program = self._rules.program_of(op, thread_of(self._graph, op))
+        program = self._rules.program_of(op, self._on_stream(thread_of(self._graph, op)))
         self._apply(self._changes({} if program is None else {op.index: program}), op)
+
+    def _on_stream(self, thread: str) -> str:
+        """Each thread and stream has a workspace of cuBLAS (`getCurrentCUDABlasHandle`)."""
+        stream = self._memory.current_stream
+        return f"{thread}, stream {stream:#x}" if stream else thread
 
     def _changes(self, programs: dict[int, Program]) -> list[Change]:
         known = len(self._changed)  # the collector may add more at any moment

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.graph import Op
 from graphmem.live.sizes import SizesFromData
 from graphmem.live.values import Values
 from graphmem.trace.dispatch import tensors_of
+from graphmem.virtual_gpu.node_streams import NodeStreams
 
 aten = torch.ops.aten
 
@@ -20,9 +22,11 @@ class LiveMode(SizesFromData):
 
     Attributes:
         values: what the program reads off the device; to be set before anything runs.
+        streams: on which each operation runs; likewise.
     """
 
     values: Values
+    streams: NodeStreams
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
@@ -50,6 +54,11 @@ class LiveMode(SizesFromData):
         if isinstance(result, FakeTensor) and result.fake_device.type == "cpu":
             return self._on_host(result, args[0])
         return result
+
+    def _record(self, *args: Any) -> Op:
+        op = super()._record(*args)
+        self.streams.note(op)
+        return op
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)

@@ -39,6 +39,7 @@ class Observer:
     def finish(self) -> None:
         """The program has ended, and its globals are still there."""
         name_variables(self._session.recorder, self._session.location)
+        self._growth.finish([storage for storage, _ in self._machine.alive()])
         self._look_at_segments()
 
     def _begin_iteration(self, number: int) -> None:

@@ -95,6 +95,14 @@ class LiveSession(Session):
             self.recorder.step += 1
         super().begin_backward()
 
+    def run_node(self, node: Any) -> None:
+        """Operations that follow belong to this autograd node, and run on its stream."""
+        super().run_node(node)
+        if node is None:
+            self.mode.streams.leave()
+        else:
+            self.mode.streams.enter(self.mode.forward_of(node))
+
     def leave_backward(self) -> None:
         """Without an optimizer, a backward pass is all that there is to an iteration."""
         super().leave_backward()

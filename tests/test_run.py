@@ -1,0 +1,341 @@
+"""`graphmem run`: whole scripts on a virtual GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).resolve().parents[1]
+SEEDS = Path(os.environ.get("GRAPHMEM_SEED_SCRIPTS", ROOT.parent / "shared" / "seeds" / "scripts"))
+MIB = 1 << 20
+FORWARD = "Memory consumed after forward pass (activations stored, depends on batch size)"
+BACKWARD = "After backward pass (activations released, grad stored)"
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`graphmem run ARGUMENTS…` in a folder."""
+
+    def call(*arguments: str | Path, cwd: Path = ROOT) -> Outcome:
+        monkeypatch.chdir(cwd)
+        return run_graphmem("run", *map(str, arguments))
+
+    return call
+
+
+@contextmanager
+def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """`graphmem run ARGUMENTS…` in a process of its own."""
+    command = [sys.executable, "-m", "graphmem", "run", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as started:
+        yield started
+
+
+def report_of(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def findings_of(report: dict, name: str) -> list[str]:
+    return [
+        line for each in report["findings"] if each["found_by"] == name for line in each["lines"]
+    ]
+
+
+class TestArticles:
+    """The articles' own scripts print what a card printed (EXPECTED.md beside them)."""
+
+    @pytest.mark.parametrize(
+        ("script", "lines"),
+        [
+            (
+                "cublas_workspace.py",
+                [
+                    "Starting mem: 0",
+                    "Mem usage after allocating a: 512",
+                    "Mem usage after matmul: 8520704",
+                    "Mem usage allocating gradient: 8521216",
+                    "Mem usage after backwards: 17041408",
+                ],
+            ),
+            (
+                "backprop_memory.py",
+                [
+                    f"2: {FORWARD}: 46,616,576 change:  5,171,200",
+                    f"3: {BACKWARD} 49,580,544 change: 2,963,968",
+                    "4: After optimizer step (moments stored at first time): 49,580,544 change: 0 ",
+                    "5: After zero_grad step (grads released): 41,445,376 change: -8,135,168 ",
+                ],
+            ),
+            (
+                "activation_memory.py",
+                [
+                    "mem.delta={'allocated': 3072, 'current': 1024, 'freed': 2048, 'peak': 2048}",
+                    "ReLU bytes: 83886080",
+                    "GELU bytes: 150994944",
+                    "ReLU/GeLU act mem ratio: 0.5555555555555556",
+                ],
+            ),
+        ],
+    )
+    def test_an_articles_script_prints_what_its_card_printed(
+        self, run: Run, script: str, lines: list[str]
+    ) -> None:
+        if not (SEEDS / script).exists():
+            pytest.skip(f"no {script} in {SEEDS} (set GRAPHMEM_SEED_SCRIPTS)")
+
+        done = run("--gpu", "a100-80gb", script, cwd=SEEDS)
+
+        assert done.exit_code == 0
+        printed = done.stdout.splitlines()
+        assert [line for line in printed if line][-len(lines) :] == lines
+
+
+class TestLinearStack:
+    """Which activations a stack of linear layers keeps, said by the derivative of a product."""
+
+    activation = 64 * 128 * 4
+
+    @pytest.mark.parametrize(
+        ("variant", "kept"),
+        [
+            # each of 51 products keeps its input for its weight's gradient
+            ([], 51),
+            # a frozen product keeps none; the first one trains
+            (["frozen"], 1),
+            # 50 results of ReLU, of which all but the last are inputs of products, and two inputs
+            (["relu"], 52),
+            # frozen again, but ReLU's derivative wants its result
+            (["frozen", "relu"], 51),
+        ],
+    )
+    def test_the_variants_keep_what_their_derivatives_want(
+        self, run: Run, variant: list[str], kept: int
+    ) -> None:
+        done = run("--gpu", "a100-80gb", SCRIPTS / "linear_stack.py", *variant)
+
+        moments_made_in_the_second_step = 0
+        assert done.stdout == f"{kept * self.activation} {moments_made_in_the_second_step}\n"
+
+
+class TestTraining:
+    """A script of the usual kind."""
+
+    def test_it_runs_with_workers_and_checkpoints(self, run: Run, tmp_path: Path) -> None:
+        arguments = ["--workers", "2", "--save", str(tmp_path / "model.pt")]
+        done = run(SCRIPTS / "training.py", "--epochs", "1", *arguments)
+
+        assert done.stdout.splitlines() == [
+            # 64 rows; the sums of two batches are read as 1.0 each
+            f"epoch 0 loss 1.00 eval {2 / 64:.4f}",
+            "the CPU is real: True",
+            "cuda:0 True",
+            "cpu 0.0",
+        ]
+        assert done.exit_code == 0
+
+    def test_iterations_and_evaluations_are_found(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        run("--format", "json", "-o", output, SCRIPTS / "training.py", "--epochs", "2")
+
+        report = report_of(output)
+        phases = [[phase["name"] for phase in step["phases"]] for step in report["steps"]]
+        training = ["forward", "backward", "optimizer"]
+        assert phases == [training, [*training, "evaluation"]] * 2
+        assert report["model"]["parameters"] == 16 * 64 + 64 + 64 * 4 + 4
+        assert report["model"]["optimizer_state_bytes"] == 2 * report["model"]["parameter_bytes"]
+
+    def test_max_steps_cuts_before_the_next_iteration(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        where = ["--max-steps", "3", "--format", "json", "-o", output]
+        done = run(*where, SCRIPTS / "training.py", "--epochs", "1000000")
+
+        assert done.exit_code == 0
+        assert "stopped by --max-steps" in done.stderr
+        assert len(report_of(output)["steps"]) == 3
+
+    def test_what_is_assumed_is_told_once_and_can_be_chosen(self, run: Run) -> None:
+        chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
+        done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
+
+        # the evaluation reads 6.4 twice, for 64 rows
+        assert "epoch 1 loss 2.50 eval 0.2000" in done.stdout
+        told = [line for line in done.stderr.splitlines() if line.startswith("graphmem: ")]
+        assert len([line for line in told if "loss is taken as 2.5" in line]) == 1
+        listed = re.search(r"assumed or left out(.*)", done.stderr, re.S)
+        assert listed
+        assert "loss: 2.5" in listed[1]
+
+    def test_a_branch_follows_what_is_assumed(self, run: Run) -> None:
+        done = run("--assume", "training.py:46=true", SCRIPTS / "training.py")
+
+        assert done.exit_code == 1
+        assert "diverged\n" in done.stderr
+
+    def test_an_assumption_of_another_form_is_told(self, run: Run) -> None:
+        done = run("--assume", "loss", SCRIPTS / "training.py")
+
+        assert done.exit_code == 2
+        assert "cannot assume 'loss'" in done.stderr
+        assert "write NAME=NUMBER or FILE:LINE=NUMBER" in done.stderr
+
+
+class TestFindings:
+    """What goes wrong is named with its line and its owner."""
+
+    def test_a_list_that_keeps_graphs_is_a_leak(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        run("--gpu", "h100", "--format", "json", "-o", output, SCRIPTS / "leaking.py")
+
+        # input 128 x 256, ReLU's result 128 x 1024, the difference 128 x 256, a loss of one block
+        each = 4 * (128 * 256 + 128 * 1024 + 128 * 256) + 512
+        first, *_ = findings_of(report_of(output), "memory that grows")
+        assert f"({each:,} bytes) more every iteration" in first
+        assert "held by `losses`" in first
+        assert "leaking.py:18)" in first
+        assert "with the graph that autograd keeps" in first
+
+    def test_what_pins_segments_is_named(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "h100", "--format", "json", "-o", output]
+        done = run(*arguments, SCRIPTS / "fragmenting.py")
+
+        assert done.stdout == "80 800\n"
+        total, line, *_ = findings_of(report_of(output), "fragmentation")
+        assert f"({40 * 18 * MIB:,} bytes) of 800.0 MiB reserved" in total
+        assert "40 segments" in line
+        assert "fragmenting.py:10, held by `kept`" in line
+
+    def test_a_script_that_runs_out_goes_on_as_on_a_card(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
+        done = run(*arguments, SCRIPTS / "running_out.py")
+
+        # 2^20 rows of 16 GiB: input, hidden, GELU's result and output fit into 79 GiB, but not the
+        # workspace and weights beside a fifth for the output's gradient
+        assert done.stdout.splitlines() == [
+            "no room for 1048576 1",
+            "left over: True",
+            "room for 524288",
+        ]
+        assert done.exit_code == 1
+        assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 60.00 GiB. GPU 0" in (
+            done.stderr
+        )
+        lines = findings_of(report_of(output), "out of memory")
+        refused = [line for line in lines if "Tried to allocate" in line]
+        assert "running_out.py:11): Tried to allocate 16.00 GiB" in refused[0]
+        assert "running_out.py:28): Tried to allocate 60.00 GiB" in refused[1]
+        assert "held by the variable hoard[0]" in "\n".join(lines)
+
+
+class TestMeaningOfEnds:
+    """A script ends as it does under python."""
+
+    @pytest.mark.parametrize(
+        ("code", "exit_code", "stderr"),
+        [
+            ("print('fine')", 0, ""),
+            ("import sys; sys.exit(7)", 7, ""),
+            ("import sys; sys.exit('no data')", 1, "no data\n"),
+            ("import sys; sys.exit(None)", 0, ""),
+            ("raise SystemExit", 0, ""),
+        ],
+    )
+    def test_exit_codes(
+        self, run: Run, code: str, exit_code: int, stderr: str, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+
+        done = run(script)
+
+        assert done.exit_code == exit_code
+        assert done.stderr.startswith(stderr)
+
+    def test_an_exception_is_printed_as_python_prints_it(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import torch\n"
+            "def fail():\n"
+            "    x = torch.ones(2, 3, device='cuda')\n"
+            "    return x @ x\n"
+            "fail()\n"
+        )
+
+        done = run(script)
+
+        assert done.exit_code == 1
+        printed = done.stderr.partition("graphmem: ")[0]
+        assert printed.startswith("Traceback (most recent call last):\n")
+        assert f'File "{script}", line 5, in <module>' in printed
+        assert f'File "{script}", line 4, in fail' in printed
+        assert "graphmem/" not in printed
+
+    def test_interrupted_it_reports_what_it_has(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import time, torch\n"
+            "x = torch.ones(1 << 20, device='cuda')\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        with process(script) as started:
+            assert started.stdout is not None
+            assert started.stdout.readline() == "ready\n"
+            started.send_signal(signal.SIGINT)
+            _, stderr = started.communicate(timeout=60)
+
+        assert started.returncode == 130
+        assert "graphmem: interrupted" in stderr
+        assert f"({4 << 20:,} bytes)" in stderr
+
+    def test_a_script_finds_what_python_gives_it(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "beside.py").write_text("WORD = 'found'\n")
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import os, sys, beside, __main__\n"
+            "print(__name__, __file__, sys.argv[1:], beside.WORD, os.getcwd())\n"
+            "print(__main__.__dict__ is globals(), sys.path[0])\n"
+        )
+
+        done = run("script.py", "--gpu", "mine", "-m", "-o", "x", cwd=tmp_path)
+
+        assert done.stdout.splitlines() == [
+            f"__main__ script.py ['--gpu', 'mine', '-m', '-o', 'x'] found {tmp_path}",
+            f"True {tmp_path}",
+        ]
+
+    def test_a_module_runs_as_with_python_m(self, run: Run, tmp_path: Path) -> None:
+        package = tmp_path / "package"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        (package / "word.py").write_text("WORD = 'found'\n")
+        (package / "__main__.py").write_text(
+            "import sys\nfrom .word import WORD\nprint(__package__, WORD, sys.argv[1:])\n"
+        )
+
+        done = run("-m", "package", "--epochs", "3", cwd=tmp_path)
+
+        assert done.stdout == "package found ['--epochs', '3']\n"
+
+    @pytest.mark.parametrize("arguments", [["nowhere.py"], ["-m", "no.such.module"]])
+    def test_what_is_not_there_is_exit_code_2(self, run: Run, arguments: list[str]) -> None:
+        done = run(*arguments)
+
+        assert done.exit_code == 2
+        assert "Traceback" not in done.stderr
