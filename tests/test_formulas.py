@@ -622,6 +622,9 @@ class TestCommand:
         assert found["schema"] == "graphmem.formulas/1"
         assert [each["name"] for each in found["formulas"]] == list(section_names())
         for each in found["formulas"]:
+            if each["name"] == "deepspeed-zero3-table":
+                assert [len(each["rows"]), set(each["rows"][0])] == [6, {"cpu", "gpu", "options"}]
+                assert each["printed"] in printed.stdout
             if "exact" in each:
                 assert sum(row["difference"] for row in each["rows"]) == each["difference"]
                 assert f"{each['difference']:+,}" in printed.stdout

@@ -20,7 +20,7 @@ from graphmem.formulas.comparison import Comparison, compare
 from graphmem.formulas.estimate import MOMENTS, Formula
 from graphmem.formulas.exact import Exact, Traced
 from graphmem.formulas.find_terms import Found, find_terms
-from graphmem.formulas.tables import TABLES, Table, Tabled
+from graphmem.formulas.tables import TABLES, Printed, Table, Tabled
 from graphmem.formulas.terms import DEGREES, LETTERS, Term, values
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Section:
     source: str
     missing: Mapping[str, str] = field(default_factory=dict)
     comparison: Comparison | None = None
-    printed: str | None = None
+    printed: Printed | None = None
     table: Table | None = None
 
 
@@ -191,7 +191,7 @@ def _table(
     if missing:
         return Section(tabled.name, tabled.title, tabled.source, missing)
     filled = tabled.fill(numbers, traced)
-    if isinstance(filled, str):
+    if isinstance(filled, Printed):
         return Section(tabled.name, tabled.title, tabled.source, printed=filled)
     return Section(tabled.name, tabled.title, tabled.source, table=filled)
 
@@ -207,7 +207,10 @@ def _as_json(section: Section) -> dict[str, Any]:
     if section.comparison is not None:
         found |= _comparison_as_json(section.comparison)
     if section.printed is not None:
-        found["printed"] = section.printed
+        found["printed"] = section.printed.text
+        found["rows"] = [
+            {"cpu": row.cpu, "gpu": row.gpu, "options": row.options} for row in section.printed.rows
+        ]
     if section.table is not None:
         found["notes"] = list(section.table.notes)
         found["columns"] = list(section.table.columns)

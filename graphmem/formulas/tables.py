@@ -33,6 +33,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Printed:
+    """What a source's own program prints, and the rows of its table where it has one."""
+
+    text: str
+    rows: tuple[deepspeed.Estimate, ...] = ()
+
+
+@dataclass(frozen=True)
 class Tabled:
     """What a source has besides single formulas.
 
@@ -50,7 +58,7 @@ class Tabled:
     title: str
     source: str
     needs: tuple[str, ...]
-    fill: Callable[[Mapping[str, int], Traced | None], str | Table]
+    fill: Callable[[Mapping[str, int], Traced | None], Printed | Table]
     of_degrees: bool = False
 
 
@@ -75,24 +83,30 @@ def hardware_of(numbers: Mapping[str, int]) -> deepspeed.Hardware:
     return deepspeed.Hardware(gpus // nodes, nodes)
 
 
-def _zero2(numbers: Mapping[str, int], traced: Traced | None) -> str:
-    hardware = hardware_of(numbers)
-    return deepspeed.zero2_table(numbers["parameters"], hardware)
+def _zero2(numbers: Mapping[str, int], traced: Traced | None) -> Printed:
+    return _zero2_of(deepspeed.Release.DOCUMENTED, numbers)
 
 
-def _zero2_current(numbers: Mapping[str, int], traced: Traced | None) -> str:
-    release = deepspeed.Release.CURRENT
-    return deepspeed.zero2_table(numbers["parameters"], hardware_of(numbers), release=release)
+def _zero2_current(numbers: Mapping[str, int], traced: Traced | None) -> Printed:
+    return _zero2_of(deepspeed.Release.CURRENT, numbers)
 
 
-def _zero3(numbers: Mapping[str, int], traced: Traced | None) -> str:
-    hardware = hardware_of(numbers)
-    return deepspeed.zero3_table(numbers["parameters"], numbers["largest_layer"], hardware)
+def _zero2_of(release: deepspeed.Release, numbers: Mapping[str, int]) -> Printed:
+    asked = numbers["parameters"], hardware_of(numbers)
+    return Printed(
+        deepspeed.zero2_table(*asked, release=release),
+        tuple(deepspeed.zero2(*asked, release=release)),
+    )
 
 
-def _zero3_cases(numbers: Mapping[str, int], traced: Traced | None) -> str:
+def _zero3(numbers: Mapping[str, int], traced: Traced | None) -> Printed:
+    asked = numbers["parameters"], numbers["largest_layer"], hardware_of(numbers)
+    return Printed(deepspeed.zero3_table(*asked), tuple(deepspeed.zero3(*asked)))
+
+
+def _zero3_cases(numbers: Mapping[str, int], traced: Traced | None) -> Printed:
     gpus = hardware_of(numbers).gpus
-    return deepspeed.zero3_cases(numbers["parameters"], numbers["largest_layer"], gpus)
+    return Printed(deepspeed.zero3_cases(numbers["parameters"], numbers["largest_layer"], gpus))
 
 
 _BLOCKS = ("batch", "sequence", "hidden", "heads", "layers")

@@ -89,7 +89,7 @@ def _section(section: Section) -> Iterator[RenderableType]:
         yield from _comparison(section.comparison)
     if section.printed is not None:
         yield Text()
-        yield section.printed
+        yield section.printed.text
     if section.table is not None:
         yield from _tabled(section)
     yield Text()
