@@ -380,6 +380,40 @@ class TestStreams:
 
         assert on_card(512).data_ptr() == address
 
+    def test_a_node_runs_on_the_stream_of_its_forward_operation(self) -> None:
+        """`test_streaming_backwards_sync` of PyTorch's test/test_cuda.py."""
+        side, other = torch.cuda.Stream(), torch.cuda.Stream()
+        seen = []
+
+        class Multiply(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @staticmethod
+            def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+                seen.append(torch.cuda.current_stream())
+                return gradient * 2
+
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        with torch.cuda.stream(side):
+            y = Multiply.apply(x)
+        with torch.cuda.stream(other):
+            y.sum().backward()
+            assert torch.cuda.current_stream() == other
+
+        assert seen == [side]
+
+    def test_each_stream_has_a_workspace_of_cublas(self) -> None:
+        """`getCurrentCUDABlasHandle`: by handle and stream; 8.125 MiB on an A100."""
+        matrix = torch.empty(16, 16, device="cuda")
+        matrix @ matrix
+        with torch.cuda.stream(torch.cuda.Stream()):
+            matrix @ matrix
+            matrix @ matrix
+
+        assert torch.cuda.memory_allocated() == 1024 + 2 * 8_519_680
+
     def test_numbers_and_priorities(self) -> None:
         """`makeStreamId` of c10/cuda/CUDAStream.cpp."""
         torch_stream: Any = torch.cuda.Stream
