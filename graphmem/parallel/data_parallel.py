@@ -28,21 +28,14 @@ from dataclasses import dataclass, field
 
 from graphmem.graph import Category, OwnerKind, PhaseName
 from graphmem.parallel.buckets import first_buckets, rebuilt_buckets
+from graphmem.parallel.fsdp import padding, shard_fully, share_rows
 from graphmem.parallel.layout import Layout, Precision, Sharding
+from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
 from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank
 from graphmem.parallel.shares import expert_of
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's `reduce_bucket_size` where the configuration does not say."""
-FP32_BYTES = 4
-BYTES_OF = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 
 
 @dataclass
@@ -71,40 +64,6 @@ class Held:
     pieces: list[Piece]
     host: Host = field(default_factory=Host)
     padding: int = 0
-
-
-@dataclass
-class ParameterOnRank:
-    """One parameter of a rank, before data-parallel sharding.
-
-    Attributes:
-        shape: after tensor parallelism.
-        ranks: over how many it is shared.
-        gradients: the pieces of its gradients.
-        ready: when its gradient is complete, for each of those.
-    """
-
-    name: str
-    piece: Piece
-    shape: tuple[int, ...]
-    ranks: int
-    gradients: list[Piece] = field(default_factory=list)
-
-    @property
-    def element_bytes(self) -> int:
-        """Of the parameter as traced."""
-        assert self.piece.storage is not None
-        return BYTES_OF.get(self.piece.storage.dtype, FP32_BYTES)
-
-    @property
-    def numel(self) -> int:
-        """Elements before data-parallel sharding."""
-        return self.piece.nbytes // self.element_bytes
-
-    @property
-    def share(self) -> int:
-        """Elements of an even share, filled up."""
-        return -(-self.numel // self.ranks)
 
 
 def kind_of(piece: Piece) -> OwnerKind | None:
@@ -164,8 +123,7 @@ class DataParallel:
             self._keep_masters()
         if layout.sharding_ranks > 1 or layout.sharding is not Sharding.REPLICATED:
             if layout.sharding.shares_parameters:
-                from graphmem.parallel.fsdp import shard_fully
-
+                self._padding += padding(self.parameters.values(), layout)
                 self._pieces = shard_fully(self._rank, self._pieces, self.parameters)
             elif layout.sharding is Sharding.ZERO_2:
                 self._reduce_in_one_buffer()
@@ -292,7 +250,8 @@ class DataParallel:
             if parameter is None or not is_state:
                 kept.append(piece)
             elif not by_whole_parameters:
-                piece.nbytes = self._shared(piece.nbytes, parameter)
+                stays = not self._is_optimizers(piece)
+                piece.nbytes = self._shared(piece.nbytes, parameter, stays=stays)
                 kept.append(piece)
             elif name in fullest:
                 kept.append(piece)
@@ -309,13 +268,27 @@ class DataParallel:
             found |= _fullest([each for each in trained if each.ranks == count], count)
         return found
 
-    def _shared(self, nbytes: int, parameter: ParameterOnRank) -> int:
-        """An even share of what has as many elements as a parameter; scalars stay."""
+    def _shared(self, nbytes: int, parameter: ParameterOnRank, *, stays: bool) -> int:
+        """This rank's share of what has as many elements as a parameter; scalars stay whole.
+
+        Args:
+            nbytes: of all of it.
+            parameter: that it belongs to.
+            stays: whether it is kept from step to step, so that its padding counts.
+        """
         if not parameter.numel or nbytes % parameter.numel:
             return nbytes
         element = nbytes // parameter.numel
-        self._padding += element * (parameter.share * parameter.ranks - parameter.numel)
-        return element * parameter.share
+        share = self._share(parameter)
+        if stays:
+            self._padding += element * (share * parameter.ranks - parameter.numel)
+        return element * share
+
+    def _share(self, parameter: ParameterOnRank) -> int:
+        """Elements of a share, filled up: of rows under FSDP, else of the flat parameter."""
+        if self._layout.sharding.shares_parameters:
+            return share_rows(parameter.shape, parameter.ranks)
+        return -(-parameter.numel // parameter.ranks)
 
     def _reduce_in_one_buffer(self) -> None:
         dtypes = {}
@@ -347,7 +320,7 @@ class DataParallel:
                 wide = self._layout.precision is Precision.BF16_MASTER
                 element = FP32_BYTES if wide else each.element_bytes
                 yield Piece(
-                    self._shared(each.numel * element, each),
+                    self._shared(each.numel * element, each, stays=gradient is each.gradients[0]),
                     self.ready(gradient),
                     gradient.dies,
                     each.name,

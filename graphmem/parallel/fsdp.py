@@ -29,14 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from graphmem.graph import Category, PhaseName
-from graphmem.parallel.layout import Precision
+from graphmem.parallel.layout import Layout, Precision
+from graphmem.parallel.parameters import FP32_BYTES, ParameterOnRank
 from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank
-
-if TYPE_CHECKING:
-    from graphmem.parallel.data_parallel import ParameterOnRank
 
 ROOT = ""
 
@@ -69,6 +66,16 @@ def share_rows(shape: tuple[int, ...], ranks: int) -> int:
 def share_bytes(parameter: ParameterOnRank) -> int:
     """Bytes of a share as it is gathered, filled up."""
     return share_rows(parameter.shape, parameter.ranks) * parameter.element_bytes
+
+
+def padding(parameters: Iterable[ParameterOnRank], layout: Layout) -> int:
+    """Bytes with which the shares of parameters and gradients are filled up, on all ranks."""
+    found = 0
+    for each in parameters:
+        kept = FP32_BYTES if layout.precision is Precision.BF16_MASTER else each.element_bytes
+        filled = share_rows(each.shape, each.ranks) * each.ranks - each.numel
+        found += filled * kept * (2 if each.gradients else 1)
+    return found
 
 
 def shard_fully(

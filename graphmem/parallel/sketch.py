@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from graphmem.graph import OwnerKind, PhaseName, Storage
 from graphmem.parallel.axes import Axis
-from graphmem.parallel.data_parallel import FP32_BYTES, REDUCE_BUCKET_ELEMENTS, kind_of
+from graphmem.parallel.data_parallel import REDUCE_BUCKET_ELEMENTS, kind_of
 from graphmem.parallel.dimensions import Dimensions
 from graphmem.parallel.fsdp import ROOT
 from graphmem.parallel.layout import Layout, Precision, Sharding
+from graphmem.parallel.parameters import FP32_BYTES
 from graphmem.parallel.pieces import Moment, Piece, Rank
 from graphmem.parallel.schedule import in_flight
 from graphmem.parallel.shares import Shares, expert_of, is_of_model

@@ -1,0 +1,46 @@
+"""A parameter as one rank has it, with its gradients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from graphmem.parallel.pieces import Piece
+
+FP32_BYTES = 4
+BYTES_OF = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
+
+@dataclass
+class ParameterOnRank:
+    """One parameter of a rank, before data-parallel sharding.
+
+    Attributes:
+        shape: after tensor parallelism.
+        ranks: over how many it is shared.
+        gradients: the pieces of its gradients.
+    """
+
+    name: str
+    piece: Piece
+    shape: tuple[int, ...]
+    ranks: int
+    gradients: list[Piece] = field(default_factory=list)
+
+    @property
+    def element_bytes(self) -> int:
+        """Of the parameter as traced."""
+        assert self.piece.storage is not None
+        return BYTES_OF.get(self.piece.storage.dtype, FP32_BYTES)
+
+    @property
+    def numel(self) -> int:
+        """Elements before data-parallel sharding."""
+        return math.prod(self.shape)
