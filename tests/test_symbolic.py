@@ -330,9 +330,10 @@ class TestCommand:
 
         names: dict[str, Any] = {}
         exec(file.read_text(), names)
-        settings = {"batch": "20", "width": "33"}
-        peak = graphmem.analyze(target, settings=settings).peak
-        assert names["peak_bytes"](B=20, width=33) == peak.requested
+        for batch, width in ((6, 10), (20, 33), (300, 10), (2, 300)):
+            settings = {"batch": str(batch), "width": str(width)}
+            peak = graphmem.analyze(target, settings=settings).peak
+            assert names["peak_bytes"](B=batch, width=width) == peak.requested
 
     def test_json_sums_to_what_analyze_says(
         self, run_graphmem: Callable[..., Any], target: str

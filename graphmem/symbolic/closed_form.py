@@ -41,6 +41,7 @@ class ClosedForm:
         check: a size that was not used.
         nodes: the sizes that each symbol may have.
         others: moments that are the peak at other sizes, in words, each with all its bytes.
+        left_out: how many moments have bytes that are no polynomial, and are not among them.
         elsewhere: the traced sizes at which the peak is above all of these, and by how many bytes.
         constants: what the arguments of `build` call a whole number.
         names: letters for constants, as the user wants them.
@@ -60,6 +61,7 @@ class ClosedForm:
     check: Check
     nodes: tuple[Nodes, ...]
     others: tuple[tuple[str, Polynomial], ...]
+    left_out: int
     elsewhere: Mapping[Sizes, int]
     constants: Mapping[int, tuple[str, ...]]
     names: Mapping[int, str]
@@ -162,6 +164,7 @@ def closed_form(
         check=found.check,
         nodes=found.nodes,
         others=tuple((str(place.kind), each) for place, each in found.others.items()),
+        left_out=found.left_out,
         elsewhere=_elsewhere(traces, own, found) if of == "peak" else {},
         constants=_constants(traces),
         names=dict(names or {}),

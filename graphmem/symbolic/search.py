@@ -56,12 +56,14 @@ class Found:
             kind.
         check: of those.
         others: other moments that are the peak at some sizes, and their bytes.
+        left_out: how many moments have bytes that are no polynomial.
     """
 
     nodes: tuple[Nodes, ...]
     fit: Fit[Hashable]
     check: Check
     others: Mapping[Place, Polynomial] = field(default_factory=dict)
+    left_out: int = 0
 
     @property
     def used(self) -> list[Sizes]:
@@ -96,7 +98,8 @@ def search(
         found = _without_differing(traces, own, given, found)
     if traces.subject != "peak":
         return found
-    return replace(found, others=_other_moments(traces, own, found))
+    known, left_out = _moments(traces, own, found)
+    return replace(found, others=_winners(traces, own, found, known), left_out=left_out)
 
 
 def _attempt(
@@ -153,9 +156,10 @@ def _axes_that_differ(traces: Traces, own: Own, found: Found) -> list[int]:
     return alone or list(range(len(own.sizes)))
 
 
-def _other_moments(traces: Traces, own: Own, found: Found) -> dict[Place, Polynomial]:
-    """Clause (4), without moments whose bytes are no polynomial."""
-    known = _moments(traces, own, found)
+def _winners(
+    traces: Traces, own: Own, found: Found, known: Mapping[Place, Polynomial]
+) -> dict[Place, Polynomial]:
+    """The moments that are the peak somewhere."""
     here = found.fit.total(key for key in traces.values(own.sizes) if found.is_polynomial(key))
     front = _not_dominated(known, here, own.sizes)
     winners: dict[Place, Polynomial] = {}
@@ -175,10 +179,10 @@ def _grid(own: Sizes) -> Iterator[Sizes]:
         )
 
 
-def _moments(traces: Traces, own: Own, found: Found) -> dict[Place, Polynomial]:
-    """The bytes at every moment that is found in all traces and is a polynomial.
+def _moments(traces: Traces, own: Own, found: Found) -> tuple[dict[Place, Polynomial], int]:
+    """The bytes at every moment, and how many moments were left out: their bytes are no polynomial.
 
-    Where the number of modules changes, a moment in the middle of them is in none of the others.
+    Where the number of modules changes, only their first and last moments are in every trace.
     """
     seen = {sizes: traces.at(sizes) for sizes in (*found.used, found.check.sizes)}
     places = own.observed.places
@@ -191,11 +195,12 @@ def _moments(traces: Traces, own: Own, found: Found) -> dict[Place, Polynomial]:
     at_check = totals[found.check.sizes]
     news = fit.news(found.fit.confirmed())
     polynomials = {place: fit.polynomial(place) for place in everywhere if place not in news}
-    return {
+    known = {
         place: each
         for place, each in polynomials.items()
         if each.at(found.check.sizes) == at_check[place]
     }
+    return known, len(places) - len(known)
 
 
 def _not_dominated(
