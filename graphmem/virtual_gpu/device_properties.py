@@ -71,7 +71,7 @@ class DeviceProperties:
     pci_bus_id = pci_device_id = pci_domain_id = 0
 
     def __init__(self, gpu: Gpu) -> None:
-        self.name = gpu.title
+        self.name = self.gcnArchName = gpu.title
         self.major, self.minor = gpu.compute_capability
         self.total_memory = gpu.memory_bytes
         self.multi_processor_count = gpu.multiprocessors

@@ -181,6 +181,8 @@ class CudaStreamBase(GenericStream):
         """The handle."""
         return int(self.stream_id)
 
+    native_handle = cuda_stream
+
     @property
     def priority(self) -> int:
         """0, or less for what goes first."""
@@ -190,6 +192,10 @@ class CudaStreamBase(GenericStream):
     def priority_range() -> tuple[int, int]:
         """The least and the greatest priority."""
         return 0, 1 - _PRIORITIES
+
+    def is_capturing(self) -> bool:
+        """Graphs are not captured."""
+        return False
 
     def query(self) -> bool:
         """Whether nothing is left to do."""
