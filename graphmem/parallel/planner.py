@@ -130,7 +130,7 @@ class Planner:
 
     def _plan_rank(self, layout: Layout, stages: Stages, number: int) -> RankPlan:
         rank, held = self.hold(layout, stages, number)
-        timeline = replay(rank, held.pieces, self.runtime.new_allocator())
+        timeline = replay(rank, held.pieces, self.runtime.new_allocator(bounded=False))
         traced = self.traced.passes[rank.slots[timeline.at[0]].traced]
         return RankPlan(
             rank=number,
