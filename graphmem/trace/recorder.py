@@ -166,7 +166,12 @@ class Recorder:
     # Storages ----------------------------------------------------------------------------------
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        """The storage that holds `tensor`, or None when it is unknown, empty or off the device."""
+        """The storage that holds `tensor`, or None when it is unknown, empty or off the device.
+
+        A sparse tensor has none of its own: those of its indices and values are alive.
+        """
+        if tensor.layout is not torch.strided:
+            return None
         return self.storage_in(tensor.untyped_storage())
 
     def storage_in(self, memory: torch.UntypedStorage) -> Storage | None:
@@ -386,13 +391,17 @@ class Recorder:
             for position, item in enumerate(result):
                 if isinstance(item, torch.Tensor):
                     self._record_output(op, item, (node, position))
+                elif isinstance(item, (tuple, list)):  # the weights' gradients of a cuDNN layer
+                    several = self._nodes.item(node, position)
+                    for number, tensor in enumerate(item):
+                        self._record_output(op, tensor, (several, number))
         self.on_op(op)
         return op
 
     def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
         self._nodes.remember(tensor, node)
         storage, new = None, False
-        if self.is_on_device(tensor):
+        if tensor.layout is torch.strided and self.is_on_device(tensor):
             storage, new = self.observe(tensor, op.index)
         if storage is not None and new:
             op.births.append(storage.id)
@@ -407,7 +416,7 @@ class Recorder:
         self._nodes.remember(tensor, node)
 
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
-        storage = self.storage_of(tensor) if tensor.layout is torch.strided else None
+        storage = self.storage_of(tensor)
         # A tensor on the host has one if autograd saved it before.
         is_counted = storage is not None and storage.device == self.graph.device
         return _described(tensor, storage if is_counted else None)

@@ -23,6 +23,21 @@ def moved_by_data() -> list[Replacement]:
     return [(torch.nn.Module, "_apply", _apply)]
 
 
+def data_across_devices() -> list[Replacement]:
+    """The attributes to replace so that `parameter.data = other` may come from the device."""
+    data: Any = torch.Tensor.data
+
+    def assign(tensor: torch.Tensor, new: torch.Tensor) -> None:
+        if isinstance(tensor, FakeTensor) == isinstance(new, FakeTensor):
+            data.__set__(tensor, new)
+        else:
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            kind = torch.nn.Parameter if is_parameter else torch.Tensor.requires_grad_
+            _become(tensor, kind(new.detach(), tensor.requires_grad))
+
+    return [(torch.Tensor, "data", property(data.__get__, assign))]
+
+
 def fake_from_birth(fake_mode: FakeTensorMode) -> list[Replacement]:
     """The attributes to replace so that parameters take no memory on the CPU either."""
     original_new = torch.nn.Parameter.__new__
