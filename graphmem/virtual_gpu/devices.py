@@ -18,8 +18,8 @@ from graphmem.virtual_gpu.patching import Replacement
 
 _DEVICE = 0
 
-# The CUDA that the wheel of a release on PyPI is built with, and what it has kernels for: read in the
-# wheel of 2.13.0, else RELEASE.md and .ci/manywheel/build_cuda.sh of the releases.
+# The CUDA that the wheel of a release on PyPI is built with, and what it has kernels for: read in
+# the wheel of 2.13.0, else RELEASE.md and .ci/manywheel/build_cuda.sh of the releases.
 _CUDA_OF_RELEASE: tuple[tuple[tuple[int, int], str, str], ...] = (
     ((2, 11), "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
     ((2, 9), "12.8", "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"),
@@ -75,18 +75,20 @@ def check_device(index: int) -> None:
         raise torch.AcceleratorError(f"CUDA error: invalid device ordinal\n{_help()}\n")
 
 
+_OUT_OF_RANGE = "GPU device may be out of range, do you have enough GPUs?"
+_ASYNCHRONOUS = (
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the "
+    "stacktrace below might be incorrect.\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+)
+_ASSERTIONS = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+
+
 def _help() -> str:
     """`get_cuda_error_help`, `get_cuda_check_suffix` (c10/cuda/CUDAMiscFunctions.cpp)."""
-    lines = ["GPU device may be out of range, do you have enough GPUs?"]
-    if os.environ.get("CUDA_LAUNCH_BLOCKING") != "1":
-        lines += [
-            "CUDA kernel errors might be asynchronously reported at some other API call, so the "
-            "stacktrace below might be incorrect.",
-            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
-        ]
-    return "\n".join(
-        [*lines, "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."]
-    )
+    is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
+    lines = [_OUT_OF_RANGE, *([] if is_blocking else [_ASYNCHRONOUS]), _ASSERTIONS]
+    return "\n".join(lines)
 
 
 def _exchange(index: int) -> int:
