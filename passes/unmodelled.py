@@ -4,8 +4,8 @@ Each clause lists itself as an assumption where the graph meets it, so that no r
 approximate:
   (1) cuDNN chooses the workspace of a convolution at run time; a plan whose workspace cannot be
       allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp);
-  (2) on a card LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space and
-      workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp); here they run as cells;
+  (2) LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space, dropout state and
+      workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp);
   (3) operations for which a rule of `kernel_memory` lacks the layout of an operand.
 """
 
@@ -17,7 +17,7 @@ from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.", "aten.cudnn_convolution")
-_RNN_CELLS = ("aten._thnn_fused_lstm_cell.", "aten._thnn_fused_gru_cell.", "aten.rnn_tanh_cell.")
+_RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
 
 
 def find_unmodelled(
@@ -33,10 +33,16 @@ def find_unmodelled(
             "cuDNN chooses it at run time, up to what is left on the card",
         ),
         _assumption(
-            _matching(graph, _RNN_CELLS),
-            "cuDNN's recurrent layers",
-            "run cell by cell",
-            "the size of cuDNN's reserve space is its own",
+            _matching(graph, _RECURRENT[:1]),
+            "cuDNN's reserve space of recurrent layers",
+            "the least that backward needs: gates, cell states, outputs between layers",
+            "cuDNN decides what it keeps",
+        ),
+        _assumption(
+            _matching(graph, _RECURRENT),
+            "workspace of cuDNN's recurrent layers",
+            "0 bytes",
+            "cuDNN decides it by its choice of algorithm",
         ),
         *memory.assumptions,
     ]

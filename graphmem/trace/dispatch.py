@@ -102,6 +102,7 @@ class TraceMode(TorchDispatchMode):
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
             aten._scaled_dot_product_efficient_attention.default: self._efficient_attention,
+            aten._pack_padded_sequence.default: self._pack_padded,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
 
@@ -311,6 +312,17 @@ class TraceMode(TorchDispatchMode):
             else:
                 positions.append(index)
         return self._run(func, types, (tensor, positions), kwargs)
+
+    def _pack_padded(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A packed sequence has a row for each step of each; the lengths are real, on the CPU."""
+        padded, lengths, _ = args
+        if not isinstance(padded, FakeTensor) or isinstance(lengths, FakeTensor):
+            return self._run(func, types, args, kwargs)
+        steps = torch.arange(int(lengths[0]))
+        batch_sizes = (lengths[:, None] > steps).sum(0)
+        shape = int(lengths.sum()), *padded.shape[2:]
+        data = self._new_empty(shape, padded, padded.dtype)
+        return self._record_made(func, args, kwargs, (data, batch_sizes))
 
     def _count_nonzero(self, numel: int) -> int:
         return self._count("how many elements a mask selects", numel)

@@ -74,12 +74,13 @@ class NodeWriter:
         made_by = getattr(tensor, "_graphmem_node", None)
         if isinstance(made_by, torch.fx.Node):
             return made_by
-        node = self._placeholder() if made_by is None else self._item(*made_by)
+        node = self._placeholder() if made_by is None else self.item(*made_by)
         node.meta["tensor"] = self._describe(tensor)
         self.remember(tensor, node)
         return node
 
-    def _item(self, node: torch.fx.Node, position: int) -> torch.fx.Node:
+    def item(self, node: torch.fx.Node, position: int) -> torch.fx.Node:
+        """Append the choice of one of several results."""
         return self._graph.call_function(operator.getitem, (node, position))
 
     def _placeholder(self) -> torch.fx.Node:

@@ -22,6 +22,7 @@ from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
 from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_gpu.recurrent import flatten_parameters, recurrent_layers
 
 if TYPE_CHECKING:
     from graphmem.live.gpu import VirtualGpu
@@ -45,13 +46,22 @@ def virtual_cuda(
             are real; without, parameters are fake wherever they are, and nothing is asked.
     """
     ensure_cuda_device_guard()
-    fake = parameters.fake_from_birth(fake_mode) if memory is None else []
+    if memory is None:
+        of_parameters = parameters.fake_from_birth(fake_mode)
+    else:
+        of_parameters = parameters.data_across_devices()
     with (
         replaced(
-            [*cuda_api.replacements(gpu, memory, torch_release), *parameters.moved_by_data(), *fake]
+            [
+                *cuda_api.replacements(gpu, memory, torch_release),
+                *parameters.moved_by_data(),
+                *of_parameters,
+                (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
+            ]
         ),
         attention_of(gpu, torch_release),
         fused_kernels(torch_release),
+        recurrent_layers(),
         _data_lifted_on_cpu(),
     ):
         yield

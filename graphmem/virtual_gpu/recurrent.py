@@ -1,0 +1,270 @@
+"""LSTM, GRU and RNN as one cuDNN operation, which is what a card runs.
+
+A build without cuDNN takes them cell by cell. Here kernels registered for `AutogradCUDA` do what
+`_cudnn_impl` does (aten/src/ATen/native/cudnn/RNN.cpp) and call the real operator `_cudnn_rnn`,
+whose derivative every build has.
+
+Only cuDNN knows how large its reserve space is, which autograd keeps for the backward pass.
+`reserve_elements` is what it must hold at least; the pass `unmodelled` says so in the report.
+
+Not covered: deterministic mode, and versions of cuDNN that pad the buffer of the weights. (That of
+LSTM(1024, 1024) is the sum of its weights, 32.03 MiB: README of Stonesjtu/pytorch_memlab.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import torch
+
+aten = torch.ops.aten
+
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+_DROPOUT_STATE_BYTES = 2 << 20  # "slightly over 2MB", aten/src/ATen/native/cudnn/RNN.cpp
+
+
+@contextmanager
+def recurrent_layers() -> Iterator[None]:
+    """Run recurrent layers on fake CUDA tensors by cuDNN while the context is open."""
+    library = torch.library.Library("aten", "IMPL")
+    layers = _Layers()
+    try:
+        for key in ("AutogradCUDA", "CUDA"):
+            for name, mode in _MODES.items():
+                library.impl(f"{name}.input", layers.whole(mode), key)
+                library.impl(f"{name}.data", layers.packed(mode), key)
+        library.impl("_cudnn_rnn", _forward, "Meta", allow_override=True)
+        library.impl("_cudnn_rnn_backward", _backward, "Meta")
+        yield
+    finally:
+        library._destroy()
+
+
+def flatten_parameters(module: torch.nn.RNNBase) -> None:
+    """Lay a module's weights out in one buffer, as `RNNBase.flatten_parameters` does on a card."""
+    weights = [weight for weight in module._flat_weights if _on_card(weight)]
+    if len(weights) != len(module._flat_weights_names):
+        return
+    storages = {weight.untyped_storage()._cdata for weight in weights}
+    if len({weight.dtype for weight in weights}) > 1 or len(storages) < len(weights):
+        return
+    with torch.no_grad():
+        for weight, part in zip(weights, _flat(weights, weights[0].dtype), strict=True):
+            aten.set_.source_Tensor(weight, part)
+
+
+def reserve_elements(
+    gates: int, steps: int, hidden: int, out: int, layers: int, directions: int
+) -> int:
+    """What the backward pass needs at least of each time step, in elements of the input's type.
+
+    The gates of every layer, the cell states of an LSTM, and the outputs of all but the last
+    layer, whose output is the operation's own.
+
+    Args:
+        gates: 1, 3 or 4.
+        steps: time steps times batch.
+        hidden: width of the cell.
+        out: width of the output of one direction.
+        layers: how many.
+        directions: 1 or 2.
+    """
+    kept = gates * hidden + (hidden if gates == _GATES[_MODES["lstm"]] else 0)
+    return directions * steps * (layers * kept + (layers - 1) * out)
+
+
+class _Layers:
+    """The kernels of `lstm`, `gru`, `rnn_tanh` and `rnn_relu`; the dropout state is a process's."""
+
+    def __init__(self) -> None:
+        self._dropout_state: torch.Tensor | None = None
+
+    def whole(self, mode: int) -> Any:
+        """The overload for a tensor that has all sequences in their full length."""
+
+        def kernel(source: Any, hidden: Any, weights: Any, *options: Any) -> Any:
+            *others, batch_first = options
+            return self._run(mode, source, (), hidden, weights, batch_first, *others)
+
+        return kernel
+
+    def packed(self, mode: int) -> Any:
+        """The overload for a packed sequence."""
+
+        def kernel(data: Any, sizes: Any, hidden: Any, weights: Any, *options: Any) -> Any:
+            return self._run(mode, data, sizes.tolist(), hidden, weights, False, *options)
+
+        return kernel
+
+    def _run(
+        self,
+        mode: int,
+        source: torch.Tensor,
+        sizes: Sequence[int],
+        hidden: Any,
+        weights: Sequence[torch.Tensor],
+        batch_first: bool,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        """`_cudnn_impl`, and under autocast `_cudnn_rnn_cast_reflatten`, which takes fp16 always.
+
+        The former is in aten/src/ATen/native/cudnn/RNN.cpp, the latter in cudnn/AutocastRNN.cpp.
+        """
+        hx, cx = hidden if mode == _MODES["lstm"] else (hidden, None)
+        width = hx.shape[2] if cx is None else cx.shape[2]
+        projected = hx.shape[2] if hx.shape[2] != width else 0
+        if torch.is_autocast_enabled("cuda") and source.dtype != torch.float64:
+            weights = weights if weights[0].dtype == torch.half else _flat(weights, torch.half)
+            source, hx, cx = source.half(), hx.half(), None if cx is None else cx.half()
+        output, hy, cy, _, _ = aten._cudnn_rnn(
+            source,
+            weights,
+            (4 if has_biases else 2) + bool(projected),
+            _buffer_of(weights),
+            hx,
+            cx,
+            mode,
+            width,
+            projected,
+            num_layers,
+            batch_first,
+            dropout,
+            train,
+            bidirectional,
+            sizes,
+            self._state(source, dropout) if train else None,
+        )
+        return (output, hy) if cx is None else (output, hy, cy)
+
+    def _state(self, source: torch.Tensor, dropout: float) -> torch.Tensor | None:
+        """What the generators of dropout keep, made once (`get_dropout_state`)."""
+        if dropout and self._dropout_state is None:
+            torch.empty((), dtype=torch.int64, device=source.device)
+            self._dropout_state = torch.empty(
+                _DROPOUT_STATE_BYTES, dtype=torch.uint8, device=source.device
+            )
+        return self._dropout_state if dropout else None
+
+
+def _on_card(weight: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(weight, torch.Tensor) and weight.is_cuda and torch.backends.cudnn.enabled
+
+
+def _flat(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Copies of the weights in one buffer (`copy_weights_to_flat_buf_views`).
+
+    To autograd they are tensors of their own, not views of the buffer (`get_parameters`).
+    """
+    buffer = torch.zeros(_size_of(weights), dtype=dtype, device=weights[0].device)
+    parts = [
+        aten.set_.source_Tensor(buffer.new_empty(0), part) for part in _slices(buffer, weights)
+    ]
+    for part, weight in zip(parts, weights, strict=True):
+        part.copy_(weight)
+    return parts
+
+
+def _size_of(weights: Sequence[torch.Tensor]) -> int:
+    return sum(weight.numel() for weight in weights)
+
+
+def _slices(buffer: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Where each weight lies in the buffer, with its shape."""
+    start = 0
+    for weight in weights:
+        yield buffer.narrow(0, start, weight.numel()).view(weight.shape)
+        start += weight.numel()
+
+
+def _buffer_of(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The buffer in which all weights lie one after the other (`try_get_weight_buf`)."""
+    first, start = weights[0], 0
+    for weight in weights:
+        is_next = weight.storage_offset() == start
+        if not is_next or weight.untyped_storage()._cdata != first.untyped_storage()._cdata:
+            return None
+        start += weight.numel()
+    with torch.no_grad():
+        return first.detach().as_strided((start,), (1,), 0)
+
+
+def _forward(
+    source: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_stride0: int,
+    weight_buf: torch.Tensor | None,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    """The results of `_cudnn_rnn`, in the layout that cuDNN writes."""
+    directions = 1 + bidirectional
+    out = proj_size or hidden_size
+    if batch_sizes:
+        steps = source.shape[0]
+        output = source.new_empty((steps, out * directions))
+    else:
+        batch, length = source.shape[:2] if batch_first else source.shape[1::-1]
+        steps = batch * length
+        output = source.new_empty((length, batch, out * directions))
+        output = output.transpose(0, 1) if batch_first else output
+    kept = reserve_elements(_GATES[mode], steps, hidden_size, out, num_layers, directions)
+    reserve = source.new_empty(kept * source.element_size() if train else 0, dtype=torch.uint8)
+    hy = torch.empty_like(hx, memory_format=torch.contiguous_format)
+    cy = hx.new_empty(0) if cx is None else torch.empty_like(cx)
+    if weight_buf is None:
+        weight_buf = source.new_empty(_size_of(weight))
+    return output, hy, cy, reserve, weight_buf
+
+
+def _backward(
+    source: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    weight_stride0: int,
+    weight_buf: torch.Tensor,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    output: torch.Tensor,
+    grad_output: torch.Tensor | None,
+    grad_hy: torch.Tensor | None,
+    grad_cy: torch.Tensor | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: torch.Tensor | None,
+    reserve: torch.Tensor,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
+    """The gradients; those of the weights are views of one buffer."""
+    swaps = batch_first and not batch_sizes
+    dx = torch.empty_like(
+        source.transpose(0, 1) if swaps else source, memory_format=torch.contiguous_format
+    )
+    dcx = None if cx is None else torch.empty_like(cx)
+    dw: list[torch.Tensor] = []
+    if output_mask[3]:
+        buffer = torch.empty_like(weight_buf)
+        dw = list(_slices(buffer, weight))
+    return dx.transpose(0, 1) if swaps else dx, torch.empty_like(hx), dcx, dw

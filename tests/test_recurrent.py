@@ -1,0 +1,153 @@
+"""LSTM, GRU and RNN as one cuDNN operation on the virtual GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from graphmem import TrainingStep, analyze
+from graphmem.gpus import find_gpu
+from graphmem.graph import StepGraph, Storage
+from graphmem.trace import Options, trace
+from graphmem.virtual_gpu.recurrent import reserve_elements
+from tests.kernel_calls import Calls, aten, tensor
+
+FLOAT = 4
+
+
+def traced(step: Callable[[], Any]) -> StepGraph:
+    def build() -> TrainingStep:
+        return TrainingStep(step=step)
+
+    return trace(build, gpu=find_gpu("t4"), options=Options(steps=1))
+
+
+def storages_of(graph: StepGraph, target: str) -> list[Storage]:
+    return [
+        graph.storages[number]
+        for op in graph.ops
+        if op.target.startswith(target)
+        for number in op.births
+    ]
+
+
+def test_weights_lie_in_one_buffer() -> None:
+    """Stonesjtu/pytorch_memlab prints 32.03M for the weights of LSTM(1024, 1024) on a card:
+    4 * 1024 * (1024 + 1024) + 2 * 4 * 1024 = 8,396,800 numbers of 4 bytes."""
+    kept: list[nn.Module] = []
+    graph = traced(lambda: kept.append(nn.LSTM(1024, 1024).cuda()))
+
+    alive = [s for s in graph.storages if s.death is None and s.device == "cuda:0"]
+    assert [storage.nbytes for storage in alive] == [8_396_800 * FLOAT]
+    assert f"{alive[0].nbytes / 2**20:.2f}M" == "32.03M"
+    assert len({weight.untyped_storage()._cdata for weight in kept[0].parameters()}) == 1
+
+
+def test_gradients_lie_in_one_buffer_too() -> None:
+    def build() -> TrainingStep:
+        return TrainingStep(
+            model=nn.GRU(8, 16, bidirectional=True),
+            inputs=torch.randn(5, 3, 8),
+            loss=lambda returned: returned[0].sum(),
+            optimizer=None,
+        )
+
+    graph = trace(build, gpu=find_gpu("t4"), options=Options(steps=1))
+    # The gradients of the input and of the first state go unused; those of the weights: two
+    # directions of 3 * 16 * (8 + 16) weights and 2 * 3 * 16 biases.
+    of_weights = storages_of(graph, "aten._cudnn_rnn_backward.")[-1]
+
+    assert of_weights.nbytes == 2 * (3 * 16 * 24 + 96) * FLOAT
+
+
+def test_what_the_operation_returns() -> None:
+    """T = 5, B = 3, two layers of 16: the output, both states, and the least reserve: four gates
+    and the cell state of two layers, and the first layer's output."""
+
+    def step() -> None:
+        layers = nn.LSTM(8, 16, num_layers=2).cuda()
+        layers(torch.randn(5, 3, 8, device="cuda"))
+
+    output, hy, cy, reserve = storages_of(traced(step), "aten._cudnn_rnn.")
+
+    assert output.nbytes == 5 * 3 * 16 * FLOAT
+    assert hy.nbytes == cy.nbytes == 2 * 3 * 16 * FLOAT
+    assert reserve.nbytes == 5 * 3 * (2 * (4 * 16 + 16) + 16) * FLOAT
+
+
+@pytest.mark.parametrize(
+    ("gates", "kept"),
+    [(1, 2 * 10 * 1 + 10), (3, 2 * 10 * 3 + 10), (4, 2 * (4 * 10 + 10) + 10)],
+    ids=["rnn", "gru", "lstm"],
+)
+def test_reserve_of_two_layers_of_ten(gates: int, kept: int) -> None:
+    assert reserve_elements(gates, 7, 10, 10, layers=2, directions=1) == 7 * kept
+
+
+def test_packed_sequences_have_a_row_for_each_step_of_each_sequence() -> None:
+    def step() -> None:
+        layers = nn.RNN(8, 16).cuda()
+        rows = torch.randn(5, 3, 8, device="cuda")
+        layers(pack_padded_sequence(rows, torch.tensor([5, 4, 2])))
+
+    output = storages_of(traced(step), "aten._cudnn_rnn.")[0]
+
+    assert output.nbytes == (5 + 4 + 2) * 16 * FLOAT
+
+
+def test_autocast_casts_all_weights_into_one_half_buffer() -> None:
+    def step() -> None:
+        layers = nn.LSTM(8, 16).cuda()
+        with torch.autocast("cuda", dtype=torch.float16):
+            layers(torch.randn(5, 3, 8, device="cuda"))
+
+    sizes = [storage.nbytes for storage in storages_of(traced(step), "aten.zeros.")]
+
+    weights = 4 * 16 * (8 + 16) + 2 * 4 * 16
+    assert weights * FLOAT in sizes  # the flat buffer of the module
+    assert weights * 2 in sizes
+
+
+def test_the_report_says_what_only_cudnn_knows() -> None:
+    report = analyze(
+        lambda: TrainingStep(
+            model=nn.LSTM(8, 16),
+            inputs=torch.randn(5, 3, 8),
+            loss=lambda returned: returned[0].sum(),
+        ),
+        steps=1,
+    )
+
+    assert [each.what for each in report.assumptions] == [
+        "cuDNN's reserve space of recurrent layers",
+        "workspace of cuDNN's recurrent layers",
+    ]
+
+
+class TestCopies:
+    """B = 3, T = 5, inputs of 8, states of 16; sizes in bytes of float32."""
+
+    weights = (tensor(64, 8), tensor(64, 16), tensor(64), tensor(64))
+    numbers = 64 * 8 + 64 * 16 + 2 * 64
+
+    def forward(self, source: torch.Tensor, *, batch_first: bool) -> list[str | int]:
+        state = tensor(1, 3, 16)
+        return Calls().call(
+            aten._cudnn_rnn.default, source, list(self.weights), 4, tensor(self.numbers),
+            state, state, 2, 16, 0, 1, batch_first, 0.0, False, False, [], None,
+        )  # fmt: skip
+
+    def test_the_batch_first_is_copied_to_time_first(self) -> None:
+        program = self.forward(tensor(3, 5, 8), batch_first=True)
+
+        assert (program[0], program[-1]) == (3 * 5 * 8 * FLOAT, -3 * 5 * 8 * FLOAT)
+
+    def test_time_first_is_not(self) -> None:
+        program = self.forward(tensor(5, 3, 8), batch_first=False)
+
+        assert all(isinstance(step, str) for step in program)
