@@ -67,13 +67,16 @@ def run(
 ) -> None:
     """Run an unmodified training script on a virtual GPU, and report its memory.
 
-    The script believes in one CUDA device of the named kind. Operations on the device do no
-    arithmetic; questions about its memory are answered as the card would, and what does not fit
-    raises torch.cuda.OutOfMemoryError. The CPU is real. Numbers that the script reads off the
-    device are assumed (1.0 for a loss, zeros for a tensor), told once each, and listed at the end.
+    The script believes in one CUDA device of the named kind, and the CPU is real.
 
-    The script's output is untouched; the report goes to stderr, or to FILE. The exit code is the
-    script's own.
+    Operations on the device do no arithmetic. Questions about its memory are answered as the card
+    would; what does not fit raises torch.cuda.OutOfMemoryError.
+
+    Numbers that the script reads off the device are assumed: 1.0 for a loss, zeros for a tensor.
+    Each is told once on stderr, and listed in the report.
+
+    The script's output is untouched: the report goes to stderr, or to FILE. The exit code is the
+    script's own. docs/running_scripts.md tells more.
 
     Example: graphmem run --gpu a100-80gb train.py --batch_size 12
     """

@@ -79,7 +79,7 @@ class VirtualGpu:
         self._values = Values(recorder, self._session.location, Choices.parse(assume), tell)
         self._session.mode.values = self._values
         self._session.mode.streams = NodeStreams(self.memory)
-        self._observer = Observer(self._session, self._machine)
+        self._observer = Observer(self._session, self._machine, tell)
         self._stack = ExitStack()
         self._finished = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from graphmem.graph import Storage
@@ -13,12 +14,20 @@ from graphmem.live.session import LiveSession
 from graphmem.live.shortage import Shortage
 from graphmem.report.reasons import reason_for
 from graphmem.trace.naming import name_variables
+from graphmem.units import format_bytes
+
+MANY_OPERATIONS = 500_000
+BYTES_AN_OPERATION = 2_600  # measured: 126,000 operations of a decoder's training took 330 MB
 
 
 class Observer:
     """Looks at the device at the beginning of iterations and where a request does not fit."""
 
-    def __init__(self, session: LiveSession, machine: LiveMachine) -> None:
+    def __init__(
+        self, session: LiveSession, machine: LiveMachine, tell: Callable[[str], None]
+    ) -> None:
+        self._tell = tell
+        self._next_size_to_tell = MANY_OPERATIONS
         self._session = session
         self._machine = machine
         graph = session.recorder.graph
@@ -48,6 +57,17 @@ class Observer:
         start = Start(number, self._session.recorder.tick, allocated)
         self._growth.begin_iteration(start, [storage for storage, _ in alive])
         self._look_at_segments()
+        self._tell_size(number)
+
+    def _tell_size(self, iteration: int) -> None:
+        """A long run takes memory of this machine for what it records."""
+        count = len(self._session.recorder.graph.ops)
+        if count >= self._next_size_to_tell:
+            self._next_size_to_tell = 2 * count
+            self._tell(
+                f"{count:,} operations are recorded after {iteration} iterations, which takes "
+                f"about {format_bytes(count * BYTES_AN_OPERATION)} here; --max-steps N ends a run earlier"
+            )
 
     def _refuse(self) -> None:
         """A request does not fit; the functions that hold memory are still on the stack."""
