@@ -64,9 +64,10 @@ class Observer:
         count = len(self._session.recorder.graph.ops)
         if count >= self._next_size_to_tell:
             self._next_size_to_tell = 2 * count
+            size = format_bytes(count * BYTES_AN_OPERATION)
             self._tell(
-                f"{count:,} operations are recorded after {iteration} iterations, which takes "
-                f"about {format_bytes(count * BYTES_AN_OPERATION)} here; --max-steps N ends a run earlier"
+                f"{count:,} operations are recorded after {iteration} iterations, about {size} of "
+                "this machine's memory; --max-steps N ends a run earlier"
             )
 
     def _refuse(self) -> None:
