@@ -250,6 +250,21 @@ class TestRunningOut:
         with pytest.raises(RuntimeError):
             set_allocator_settings(text)
 
+    def test_the_environment_is_read_when_memory_is_first_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # so that it is put back
+        with VirtualGpu("a100"):
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "per_process_memory_fraction:0.25"
+            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.25)
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "per_process_memory_fraction:0.5"
+            assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.25)
+
+        with VirtualGpu("a100", env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}):
+            held = on_card(512)
+            assert torch.cuda.memory_snapshot()[0]["is_expandable"]
+            assert held.numel() == 512
+
     def test_a_script_sets_its_environment_in_its_first_lines(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -113,6 +113,7 @@ class DeviceMemory:
 
     def settled(self) -> CachingAllocator:
         """The allocator after everything that the program did so far."""
+        self._read_environment()
         self.settle()
         return self.allocator
 
@@ -233,7 +234,8 @@ class DeviceMemory:
     @property
     def fraction(self) -> float:
         """The share of the device that the process may have (`getMemoryFraction`)."""
-        total, limit = self.allocator.device.total_bytes, self.allocator.limit_bytes
+        allocator = self.settled()
+        total, limit = allocator.device.total_bytes, allocator.limit_bytes
         return 1.0 if limit is None or not total else limit / total
 
     def limit(self, fraction: float) -> None:
