@@ -319,7 +319,7 @@ class TestCommand:
         assert "in all  80·B·T\n" in outcome.stdout
         assert "4·B·T·d" in outcome.stdout
         assert "at batch=6, seq_len=4: 1,920 bytes requested" in outcome.stdout
-        assert "2 of 2 storages equal" in outcome.stdout
+        assert "all 2 storages equal" in outcome.stdout
 
     def test_python_can_be_run(
         self, run_graphmem: Callable[..., Any], target: str, tmp_path: Path

@@ -139,14 +139,15 @@ def _evidence_lines(form: ClosedForm) -> Iterator[str]:
     )
     check = form.check
     where = f"at {wording.in_words(form, check.sizes)}, which was not used"
+    storages = "kinds of storages" if any(form.counting) else "storages"
     if form.is_checked:
         yield (
             f"checked {where}: {format_exact(check.found)} predicted and found, "
-            f"all {check.compared:,} of {check.compared:,} storages equal"
+            f"all {check.compared:,} {storages} equal"
         )
     else:
         yield (
-            f"NOT confirmed {where}: {len(check.differing):,} of {check.compared:,} storages "
+            f"NOT confirmed {where}: {len(check.differing):,} of {check.compared:,} {storages} "
             f"differ, {check.predicted:,} bytes predicted, {check.found:,} found"
         )
     yield from (f"holds for {each}" for each in wording.conditions(form))

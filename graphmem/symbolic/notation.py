@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from graphmem.symbolic.polynomial import Polynomial, Powers
@@ -40,12 +40,13 @@ class Notation:
     def group(self, group: Group) -> str:
         """One group, with what stands before its bracket."""
         before = [str(group.modules)] if group.modules > 1 else []
+        if len(group.terms) == 1:
+            (term,) = group.terms
+            powers = tuple(map(sum, zip(term.powers, group.common, strict=True)))
+            return self.times.join([*before, self.term(replace(term, powers=powers))])
         before += self._symbols(group.common)
         inside = self.sum(group.terms)
-        if not before:
-            return inside
-        is_plain = len(group.terms) == 1
-        return self.times.join([*before, inside if is_plain else f"({inside})"])
+        return self.times.join([*before, f"({inside})"]) if before else inside
 
     def polynomial(self, polynomial: Polynomial) -> str:
         """All of it, multiplied out, highest powers first."""
