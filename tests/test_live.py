@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,13 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 import graphmem
+from graphmem.analysis import Request, run_analysis
 from graphmem.graph import Source
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.session import EnoughSteps
 from graphmem.live.values import Choices
-from graphmem.simulate import Timeline, simulate
+from graphmem.simulate import Moment, Timeline, simulate
+from graphmem.target import load_target
+from graphmem.trace.loop import TrainingLoop
 
 MIB = 1 << 20
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def train_with_everything() -> None:
@@ -111,6 +116,33 @@ def events_of(timeline: Timeline) -> list[tuple[object, ...]]:
         )
         for moment, (born, died) in moments
     ]
+
+
+@pytest.mark.parametrize("fixture", ["lstm.py", "mlp.py", "transformer_block.py"])
+def test_a_run_takes_what_an_analysis_says(fixture: str) -> None:
+    """The same loop, run on the virtual GPU with its CPU real, and analysed: event by event."""
+    target = f"{FIXTURES / fixture}:build"
+    analysed = run_analysis(target, Request(gpu="h100"))
+    with VirtualGpu("h100") as gpu, load_target(target, {}).imported() as build:
+        loop = TrainingLoop(
+            build(),
+            torch.device("cuda:0"),
+            mark=lambda name: None,
+            on_input=lambda tensor: None,
+            keep_grads=False,
+            inference=False,
+        )
+        loop.prepare()
+        for _ in range(3):
+            loop.iterate()
+
+    seen, said = gpu.analysis().timeline.moments, analysed.timeline.moments
+    assert [bytes_of(moment) for moment in seen] == [bytes_of(moment) for moment in said]
+    assert gpu.peak == analysed.report.peak.allocated
+
+
+def bytes_of(moment: Moment) -> tuple[int, int, int]:
+    return moment.allocated, moment.requested, moment.reserved
 
 
 class TestAnswers:

@@ -286,6 +286,16 @@ class TestMeaningOfEnds:
         assert f'File "{script}", line 4, in fail' in printed
         assert "graphmem/" not in printed
 
+    def test_endless_recursion_is_printed(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("def f():\n    f()\nf()\n")
+
+        done = run(script)
+
+        assert done.exit_code == 1
+        assert "RecursionError: maximum recursion depth exceeded" in done.stderr
+        assert "graphmem itself failed" not in done.stderr
+
     def test_interrupted_it_reports_what_it_has(self, run: Run, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(

@@ -163,6 +163,8 @@ class LiveMachine:
                 else:
                     taken.append(storage)
         if refused is not None:
+            if not any(map(_is_workspace, taken)):
+                self._rules.untake_workspaces()
             self._give_back(taken)
             self._note(refused, op)
             raise refused
@@ -176,6 +178,10 @@ class LiveMachine:
 
     def _give_back(self, taken: list[Storage]) -> None:
         for storage in reversed(taken):
-            is_workspace = storage.id < 0 and storage.death is None
-            if self._simulator.block_of(storage) is not None and not is_workspace:
+            if self._simulator.block_of(storage) is not None and not _is_workspace(storage):
                 self._simulator.apply(self._settled, False, storage)
+
+
+def _is_workspace(storage: Storage) -> bool:
+    """Whether it is kept by a library when the operation is over."""
+    return storage.id < 0 and storage.death is None

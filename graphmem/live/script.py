@@ -99,9 +99,12 @@ def _main(file: str) -> ModuleType:
 
 def without_graphmem(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of graphmem."""
-    if traceback is None:
-        return None
-    rest = without_graphmem(traceback.tb_next)
-    if traceback.tb_frame.f_code.co_filename.startswith(_GRAPHMEM):
-        return rest
-    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+    entries = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_GRAPHMEM):
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for each in reversed(entries):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept

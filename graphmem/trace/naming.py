@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -14,6 +15,8 @@ from graphmem.graph import OwnerKind, Source
 from graphmem.trace.kept_lines import keeping_line
 from graphmem.trace.location import Location, is_user_file, short_path
 from graphmem.trace.recorder import Recorder
+
+MOST_ITEMS = 1000
 
 
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
@@ -113,14 +116,17 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def tensors_held(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor, or the tensors directly in a list, tuple or dict, with how they are reached."""
+    """A tensor, or the tensors directly in a list, tuple or dict, with how they are reached.
+
+    Of a large container the first `MOST_ITEMS`: a data set is one, and names are looked for often.
+    """
     if isinstance(value, torch.Tensor):
         yield "", value
     elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
+        for i, item in enumerate(islice(value, MOST_ITEMS)):
             if isinstance(item, torch.Tensor):
                 yield f"[{i}]", item
     elif isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in islice(value.items(), MOST_ITEMS):
             if isinstance(item, torch.Tensor):
                 yield f"[{key!r}]", item
