@@ -52,7 +52,7 @@ LAYOUTS = st.builds(
     bucket_view=st.booleans(),
     reshard_after_forward=st.booleans(),
 )
-A_FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+A_FEW = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @A_FEW

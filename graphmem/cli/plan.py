@@ -185,16 +185,17 @@ def plan(
         typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
     ] = None,
 ) -> None:
-    """Say what each rank holds when the step is split over many GPUs; exit 1 where it does not fit.
+    """Say what each rank holds when a step is split over many GPUs.
 
-    build() describes what one data-parallel replica runs on one device, unsplit. The degrees
-    multiply to --gpus: dp x tp x pp x cp. Micro-batches cut the traced batch.
+    build() describes what one data-parallel replica runs on one device,
+    unsplit. The degrees multiply to --gpus: dp x tp x pp x cp. Micro-batches
+    cut the traced batch. The exit code is 1 where it does not fit.
 
-    With --search it lists layouts that fit instead; without --checkpoint it tries checkpoints of
-    every block as well.
+    With --search it lists layouts that fit instead; without --checkpoint it
+    tries checkpoints of every block as well.
 
-    Example: graphmem plan fixtures/llama.py:build --gpu h100 --gpus 64 --tp 8 --pp 2 --zero 1
-    --set batch=8 --micro-batches 8
+    Example: graphmem plan fixtures/llama.py:build --gpu h100 --gpus 64
+    --tp 8 --pp 2 --zero 1 --set batch=8 --micro-batches 8
     """
     from graphmem.analysis import Request
     from graphmem.changes import Changes

@@ -393,7 +393,9 @@ class Rank:
         index = traced.pass_at(min(start, len(traced.changes) - 1))
         if traced.passes[index].phase not in _WALKED:
             return None
-        last = self.part(index, chunk)[1]
+        first, last = self.part(index, chunk)
+        if start >= last or end <= first:
+            return None
         return self.moment(index, chunk, micro, min(end, last - 0.1))
 
     def place_at(self, tick: int) -> int:

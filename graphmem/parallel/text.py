@@ -74,7 +74,7 @@ def _stages(plan: Plan) -> Iterator[Text | Table]:
     shown = [each for each in _COLUMNS if any(stage.most.get(each) for stage in plan.stages)]
     for column in (*(_HEADS[each] for each in shown), "peak"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("in")
+    table.add_column("phase")
     for stage in plan.stages:
         which = (str(stage.stage), str(stage.blocks), str(stage.in_flight))
         figures = (format_bytes(stage.most.get(each, 0)) for each in shown)
