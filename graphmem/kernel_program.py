@@ -80,6 +80,9 @@ class OnlineRules(Protocol):
     def take_blas_workspace(self, thread: str) -> Scratch | None:
         """What a thread takes that asks for its cuBLAS handle; None where it has one."""
 
+    def untake_workspaces(self) -> None:
+        """The last operation ran out of memory before it took a workspace."""
+
     def forget_workspaces(self) -> None:
         """The program has given every workspace of cuBLAS back."""
 

@@ -64,6 +64,7 @@ class KernelRules:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._workspaces = Workspaces()
+        self._before = Workspaces()
         self._notes: Notes = {}
 
     def program_of(self, op: Op, thread: str) -> Program | None:
@@ -73,6 +74,7 @@ class KernelRules:
             op: the operation.
             thread: which thread runs it; see `thread_of`.
         """
+        self._before = self._workspaces.copy()
         rule = RULES.get(op.target.rpartition(".")[0])
         if rule is None or not _runs_on_device(op):
             return None
@@ -82,6 +84,7 @@ class KernelRules:
 
     def take_blas_workspace(self, thread: str) -> Scratch | None:
         """What a thread takes that asks for its cuBLAS handle; None where it has one."""
+        self._before = self._workspaces.copy()
         return next(gemm.blas_workspace(thread, self._workspaces, self._runtime), None)
 
     def know_workspaces(self, graph: StepGraph) -> None:
@@ -90,6 +93,10 @@ class KernelRules:
             owner = None if storage.op is not None else storage.owned_as(OwnerKind.WORKSPACE)
             if owner is not None:
                 self._workspaces.cublas.add(owner.name.removeprefix(gemm.BLAS_WORKSPACE))
+
+    def untake_workspaces(self) -> None:
+        """The last operation ran out of memory before it took a workspace."""
+        self._workspaces = self._before
 
     def forget_workspaces(self) -> None:
         """The program has given every workspace of cuBLAS back (`clearCublasWorkspaces`)."""

@@ -218,6 +218,24 @@ class TestRunningOut:
         assert gpu.allocated == 0
 
     @pytest.mark.usefixtures("gpu")
+    def test_a_product_without_room_for_its_result_takes_no_workspace(self) -> None:
+        """`mm` takes cuBLAS's handle after its output; 8.125 MiB on an A100."""
+        tall, square = (torch.empty(rows, 2**15, device="cuda") for rows in (3 * 2**17, 2**15))
+        held = 4 * (3 * 2**17 + 2**15) * 2**15
+        for refused in (lambda: tall @ square, lambda: on_card(60 * GIB), lambda: tall @ square):
+            with pytest.raises(torch.OutOfMemoryError):
+                refused()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == held
+
+        square[:1] @ square
+        with pytest.raises(torch.OutOfMemoryError):
+            on_card(60 * GIB)
+        square[:1] @ square
+
+        assert torch.cuda.memory_allocated() == held + 8_519_680
+
+    @pytest.mark.usefixtures("gpu")
     def test_a_fraction_is_one_of_the_whole_card(self) -> None:
         torch.cuda.set_per_process_memory_fraction(0.5)
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.5)

@@ -26,6 +26,10 @@ class Workspaces:
     cublas: set[str] = field(default_factory=set)
     cublaslt: set[str] = field(default_factory=set)
 
+    def copy(self) -> Workspaces:
+        """What was taken by now."""
+        return Workspaces(set(self.cublas), set(self.cublaslt))
+
 
 Notes = dict[tuple[str, str, str], list[Op]]
 """What was left out, as (what, value, why), and the operations that did."""
