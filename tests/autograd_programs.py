@@ -592,6 +592,63 @@ def gradient_of_a_loss_with_logits(first: nn.Linear, second: nn.Linear) -> None:
 
 
 @program
+def gradient_of_a_target(first: nn.Linear, second: nn.Linear) -> None:
+    weight = torch.ones(SIZE)
+    with_logits = functional.binary_cross_entropy_with_logits
+    for each, positive in ((None, None), (weight, None), (weight, weight)):
+        target = second(rows()).sigmoid()
+        with_logits(first(rows()), target, each, pos_weight=positive).backward()
+    x, y = first(rows()).sigmoid(), second(rows()).sigmoid()
+    functional.binary_cross_entropy(x, y, weight=weight).backward()
+
+
+@program
+def gradient_of_the_gradient_of_a_loss(first: nn.Linear, second: nn.Linear) -> None:
+    """What the node before returns is no temporary of the formula, though it was divided."""
+    y, weight = second(rows()).sigmoid(), torch.ones(SIZE)
+    x = first(rows()).sigmoid()
+    loss = functional.binary_cross_entropy(x, y, weight=weight)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    (slope / 2 / rows()).square().sum().backward()
+    logits = first(rows())
+    loss = functional.binary_cross_entropy_with_logits(logits, torch.ones(4, SIZE), weight)
+    (slope,) = torch.autograd.grad(loss, logits, create_graph=True)
+    slope.square().sum().backward()
+
+
+@program
+def clamped_between_tensors(first: nn.Linear, second: nn.Linear) -> None:
+    low, high = second(rows()), second(rows()) + 1
+    x = first(rows())
+    x.clamp(low, high).square().sum().backward(retain_graph=True)
+    x.clamp(low.detach(), high.detach()).square().sum().backward()
+
+
+@program
+def angles_and_extremes(first: nn.Linear, second: nn.Linear) -> None:
+    torch.atan2(first(rows()), second(rows())).square().sum().backward()
+    low, high = torch.aminmax(first(rows()), dim=1)
+    (low * high).sum().backward()
+    x, y = first(rows()).detach().requires_grad_(), rows()
+    (slope,) = torch.autograd.grad(torch.atan2(x, y).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+
+
+@program
+def close_where_both_are_not_a_number(first: nn.Linear, second: nn.Linear) -> None:
+    close = torch.isclose(first(rows()), second(rows()), equal_nan=True)
+    by_hand = first(rows()).isnan() & second(rows()).isnan()
+    (first(rows()) * close * by_hand).sum().backward()
+
+
+@program
+def products_with_a_batch_of_one(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(cube())
+    (x @ torch.randn(1, SIZE, 5)).square().sum().backward()
+    (torch.randn(1, 5, SIZE) @ second(cube()).transpose(1, 2)).square().sum().backward()
+
+
+@program
 def losses_of_all_kinds(first: nn.Linear, second: nn.Linear) -> None:
     x, y = first(rows()), second(rows())
     loss = (

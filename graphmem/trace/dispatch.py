@@ -146,7 +146,7 @@ class TraceMode(TorchDispatchMode):
     ) -> Any:
         form = self._forms.choose(func, args, self.node, caller)
         result = self._run(form, types, args, kwargs)
-        self._forms.note(func, result, caller)
+        self._forms.note(form, result, self.node, caller)
         return result
 
     def _decompose(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -6,52 +6,100 @@ aten/src/ATen/TensorSubclassLikeUtils.h): then they take another tensor for each
 observes, a run on a GPU does not, so the trace goes back to the form in place.
 
 An operation belongs to a composite one when it and the operation that made its first argument are
-called by one and the same instruction of Python: between the two, there was only C++.
+called by one and the same instruction of Python, for the same node of autograd: between the two,
+there was only C++.
+
+Every caller of `isTensorSubclassLike` in torch 2.13 is listed in docs/kernel_memory.md, those that
+are not corrected here among them.
 """
 
 from __future__ import annotations
 
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 aten = torch.ops.aten
 
-_ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
-Forms = dict[Any, tuple[Any, frozenset[Any]]]
-"""What runs in place, by which form, where its first argument was made by one of these."""
 
+class Form(NamedTuple):
+    """How an operation runs where its first argument was made by one of `makers`.
+
+    Attributes:
+        makers: the operations that ran, in their forms in place where they have run so.
+        without_graph: more of them, for a formula that makes no graph: it asks `GradMode`, too.
+    """
+
+    in_place: Any
+    makers: frozenset[Any]
+    without_graph: frozenset[Any] = frozenset()
+
+
+Forms = dict[Any, Form]
+
+_ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
 _IN_PLACE: Forms = {
     # linear and the written-out attention: the product, then the bias or the mask
-    aten.add.Tensor: (aten.add_.Tensor, frozenset({aten._unsafe_view.default})),
+    aten.add.Tensor: Form(aten.add_.Tensor, frozenset({aten._unsafe_view.default})),
     # the gradients of indexing, gathering and selecting: zeros, then what goes where
-    aten.index_put.default: (aten.index_put_.default, _ZEROS),
-    aten.scatter.src: (aten.scatter_.src, _ZEROS),
-    aten.scatter_add.default: (aten.scatter_add_.default, _ZEROS),
-    aten.index_add.default: (aten.index_add_.default, _ZEROS),
-    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, _ZEROS),
-    aten.masked_scatter.default: (aten.masked_scatter_.default, _ZEROS),
-    aten.put.default: (aten.put_.default, _ZEROS),
+    aten.index_put.default: Form(aten.index_put_.default, _ZEROS),
+    aten.scatter.src: Form(aten.scatter_.src, _ZEROS),
+    aten.scatter_add.default: Form(aten.scatter_add_.default, _ZEROS),
+    aten.index_add.default: Form(aten.index_add_.default, _ZEROS),
+    aten.index_fill.int_Tensor: Form(aten.index_fill_.int_Tensor, _ZEROS),
+    aten.masked_scatter.default: Form(aten.masked_scatter_.default, _ZEROS),
+    aten.put.default: Form(aten.put_.default, _ZEROS),
     # the gradient of `max()`, `min()` and `median()`
-    aten.logical_and.default: (aten.logical_and_.default, frozenset({aten.isnan.default})),
+    aten.logical_and.default: Form(aten.logical_and_.default, frozenset({aten.isnan.default})),
+    # isclose where NaN is close to NaN
+    aten.bitwise_and.Tensor: Form(aten.bitwise_and_.Tensor, frozenset({aten.isnan.default})),
 }
 _IN_FORMULA: dict[str, Forms] = {
-    "BinaryCrossEntropyBackward0": {
-        aten.mul.Tensor: (aten.mul_.Tensor, frozenset({aten.logit.default, aten.mul.Tensor})),
+    "AminmaxBackward0": {
+        aten.add.Tensor: Form(aten.add_.Tensor, frozenset({aten.mul.Tensor})),
+    },
+    "Atan2Backward0": {
+        aten.masked_fill.Scalar: Form(
+            aten.masked_fill_.Scalar,
+            makers=frozenset(),
+            without_graph=frozenset({aten.reciprocal.default}),
+        ),
+    },
+    "BinaryCrossEntropyBackward0": {  # of the target
+        aten.mul.Tensor: Form(aten.mul_.Tensor, frozenset({aten.logit.default, aten.mul_.Tensor})),
+    },
+    "BinaryCrossEntropyBackwardBackward0": {
+        aten.mul.Tensor: Form(
+            aten.mul_.Tensor,
+            frozenset({aten.div.Tensor, aten.mul.Tensor, aten.mul_.Tensor, aten.sub_.Tensor}),
+        ),
+        aten.div.Tensor: Form(aten.div_.Tensor, frozenset({aten.mul.Tensor, aten.mul_.Tensor})),
     },
     "BinaryCrossEntropyWithLogitsBackward0": {
-        aten.sub.Tensor: (
+        aten.sub.Tensor: Form(
             aten.sub_.Tensor,
-            frozenset({aten.sigmoid.default, aten.add.Scalar, aten.mul.Tensor}),
+            frozenset({aten.log_sigmoid_forward.default, aten.mul_.Tensor}),
+            without_graph=frozenset({aten.sigmoid.default, aten.add.Scalar}),
         ),
-        aten.mul.Tensor: (aten.mul_.Tensor, frozenset({aten.sub.Tensor, aten.mul.Tensor})),
+        aten.mul.Tensor: Form(
+            aten.mul_.Tensor,
+            frozenset({aten.log_sigmoid_forward.default, aten.sub_.Tensor, aten.mul_.Tensor}),
+            without_graph=frozenset({aten.mul.Tensor}),
+        ),
+    },
+    "ClampBackward0": {
+        aten.logical_and.default: Form(
+            aten.logical_and_.default, frozenset({aten.ge.Tensor, aten.lt.Tensor})
+        ),
+        aten.logical_or.default: Form(aten.logical_or_.default, frozenset({aten.gt.Tensor})),
     },
 }
-"""The same for single nodes of autograd, which write in place unless they make a graph."""
+"""The same for single nodes of autograd, in whose formulas alone an operation follows another."""
 
 _ALL = [_IN_PLACE, *_IN_FORMULA.values()]
-_MAKERS = frozenset().union(*(makers for forms in _ALL for _, makers in forms.values()))
+_FORMS = [form for forms in _ALL for form in forms.values()]
+_MAKERS = frozenset().union(*(form.makers | form.without_graph for form in _FORMS))
 WATCHED = _MAKERS.union(*_ALL)
 """The operations that `InPlaceForms` wants to know of."""
 
@@ -78,19 +126,27 @@ class InPlaceForms:
             caller: the innermost frame of Python.
         """
         form = _IN_PLACE.get(func)
-        if node is not None and not torch.is_grad_enabled():
+        if node is not None:
             form = _IN_FORMULA.get(node.name(), _IN_PLACE).get(func)
         if form is None or self._observed:
             return func
-        in_place, makers = form
+        makers = form.makers
+        if not torch.is_grad_enabled():
+            makers |= form.without_graph
         made = getattr(args[0], _CALL, None)
-        return in_place if made in [(maker, *_call_of(caller)) for maker in makers] else func
+        return form.in_place if made in [(each, *_call(node, caller)) for each in makers] else func
 
-    def note(self, func: Any, result: Any, caller: FrameType | None) -> None:
-        """`func` has made `result`."""
+    def note(self, func: Any, result: Any, node: Any, caller: FrameType | None) -> None:
+        """`func` has run, in the form that was chosen, and made `result`."""
         if func in _MAKERS:
-            setattr(result, _CALL, (func, *_call_of(caller)))
+            first = result[0] if isinstance(result, tuple) else result
+            setattr(first, _CALL, (func, *_call(node, caller)))
 
 
-def _call_of(frame: FrameType | None) -> tuple[int, int]:
-    return (id(frame), -1 if frame is None else frame.f_lasti)
+def _call(node: Any, frame: FrameType | None) -> tuple[int | None, int, int]:
+    """The instruction that is being run.
+
+    The walk calls all nodes by one: what one returns to the next is not the next one's own.
+    """
+    of_node = None if node is None else node._sequence_nr()
+    return of_node, id(frame), -1 if frame is None else frame.f_lasti
