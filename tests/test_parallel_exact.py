@@ -153,6 +153,56 @@ def test_tensor_parallel_rank_is_what_a_rank_would_run(changes: dict[str, Any]) 
     assert planned(whole, layout) == (timeline.peak()[0].allocated, reserved)
 
 
+def one_rank_of_gpt2(ways: int, **changes: Any) -> TrainingStep:
+    """The same for GPT-2: fused queries, keys and values, and a head tied to the embedding."""
+    sizes = {**GPT2, **changes}
+    sizes["vocab"] //= ways
+    step: TrainingStep = fixture("gpt2").build(**sizes)
+    assert step.model is not None
+    width = GPT2["width"]
+    for block in step.model.h:  # type: ignore[union-attr] # a ModuleList
+        block.attn.heads //= ways
+        block.attn.c_attn = nn.Linear(width, 3 * width // ways, bias=False)
+        block.attn.c_proj = nn.Linear(width // ways, width, bias=False)
+        block.mlp.c_fc = nn.Linear(width, 4 * width // ways, bias=False)
+        block.mlp.c_proj = nn.Linear(4 * width // ways, width, bias=False)
+    return step
+
+
+@pytest.mark.parametrize("attention", ["written_out", "sdpa"])
+def test_fused_projections_are_divided_by_heads(attention: str) -> None:
+    whole = planner(lambda: fixture("gpt2").build(**GPT2, attention=attention))
+    own = simulated(lambda: one_rank_of_gpt2(2, attention=attention))
+
+    assert planned(whole, Layout(tensor=2)) == own
+
+
+def test_recurrent_layers_are_whole_under_tensor_parallelism() -> None:
+    """Nobody divides them; the head behind them is divided as any other."""
+    sizes = {"vocab": 100, "width": 32, "batch": 2, "seq": 8}
+    made = planner(lambda: fixture("lstm").build(**sizes))
+
+    assert {column.weight for column in made.dimensions.columns} == {
+        "embedding.weight",
+        "head.weight",
+    }
+
+
+def test_a_middle_stage_sends_both_ways() -> None:
+    """Each micro-batch: the stream of 1 x 256 x 256 in fp32 onwards and its gradient back.
+
+    Besides, the targets, 256 of int64, which the first stage has and the last one reads.
+    """
+    stream, targets = 256 * 256 * 4, 256 * 8
+    made = planner(lambda: fixture("llama").build(**{**LLAMA, "layers": 4, "autocast": None}))
+
+    ranks = made.plan(Layout(pipeline=4, micro_batches=2))
+
+    sent = [sum(each.bytes for each in rank.traffic) for rank in ranks]
+    onwards = 2 * (stream + targets)
+    assert sent == [onwards, onwards + 2 * stream, onwards + 2 * stream, 2 * stream]
+
+
 def test_context_parallel_rank_has_fewer_positions() -> None:
     """Without attention's keys a rank of 4 runs what a sequence of a quarter runs.
 

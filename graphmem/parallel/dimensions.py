@@ -47,6 +47,7 @@ _PRODUCTS = frozenset(
         "aten.linear.default",
     }
 )
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"})
 _BATCHED = frozenset({"aten.bmm.default", "aten.baddbmm.default"})
 _NAMED_AFTER = frozenset({OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
 _SAME_SHAPE = frozenset({OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE, OwnerKind.AUTOCAST_CACHE})
@@ -376,6 +377,9 @@ class _Finder:
             table, rows = max(self._lookups, key=lambda lookup: lookup[1].size)
             divided |= set(self._add_column("vocabulary", rows.atoms(), table, pads=True))
         for product in found.products:
+            if self._graph.modules.get(self._graph.ops[product.op].module) in _RECURRENT:
+                found.whole |= {*product.sums_over.atoms(), *product.makes.atoms()}
+                continue
             if any(atom in divided for atom in product.sums_over.atoms()):
                 found.rows.add(product.op)
                 found.whole |= set(product.makes.atoms())

@@ -443,18 +443,24 @@ class Rank:
         return is_last and self._chunk_of_op[index] in self._mine
 
     def sent_storages(self) -> list[int]:
-        """What one micro-batch makes here and another stage reads, once for each, both ways."""
+        """What one micro-batch has the rank send on, forward and backward, once for each sending.
+
+        What several stages read goes from each to the next one, as the gradient of a residual
+        stream does, which autograd sums in place.
+        """
         last = self.graph.steps - 1
         sent = []
         for number, readers in self._readers.items():
             made_by = self.graph.op_of(self.graph.storages[number])
-            if made_by is None or self._chunk_of_op[made_by.index] not in self._mine:
+            if made_by is None:
                 continue
             made_in = self.graph.phases[made_by.phase]
             if made_in.step == last and made_in.name in _WALKED:
-                here = self._chunk_of_op[made_by.index]
-                others = {at for phase, at in readers if at != here and phase == made_by.phase}
-                sent += [number] * len(others)
+                home = self._chunk_of_op[made_by.index]
+                reached = [chunk for phase, chunk in readers if phase == made_by.phase]
+                forward = range(home, max(reached, default=home))
+                backward = range(home, min(reached, default=home), -1)
+                sent += [number for chunk in self._mine if chunk in forward or chunk in backward]
         return sent
 
     # Who has what of the model ------------------------------------------------------------------
