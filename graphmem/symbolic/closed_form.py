@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fractions import Fraction
 from functools import cached_property
 from keyword import iskeyword
 from typing import Any
@@ -101,12 +100,9 @@ class ClosedForm:
         given = {by_letter.get(name, name): size for name, size in sizes.items()}
         if given.keys() != self.symbols.keys():
             raise InputError(f"the formula is in {', '.join(self.symbols)}")
-        return int(self.value_at(tuple(given[key] for key in self.symbols)))
-
-    def value_at(self, sizes: Sizes) -> Fraction:
-        """The same for sizes in the order of the symbols; what is no polynomial is left out."""
+        point = [given[key] for key in self.symbols]
         others = (polynomial for _, polynomial in self.others)
-        return max(each.at(sizes) for each in (self.polynomial, *others))
+        return int(max(each.at(point) for each in (self.polynomial, *others)))
 
 
 def closed_form(

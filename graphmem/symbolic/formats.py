@@ -41,32 +41,12 @@ def as_json(form: ClosedForm) -> str:
         "groups": [_group_as_json(form, group, notation) for group in form.groups],
         "storages": [_line_as_json(line, notation) for line in form.lines],
         "not_polynomial": sum(line.nbytes for line in form.irregular),
-        "own": {
-            "sizes": wording.named(form, form.sizes),
-            "requested": form.requested,
-            "allocated": form.allocated,
-        },
-        "traced": [wording.named(form, sizes) for sizes in form.traced],
-        "holds_for": {
-            key: wording.condition(key, nodes)
-            for key, nodes in zip(form.symbols, form.nodes, strict=True)
-        },
-        "check": {
-            "sizes": wording.named(form, form.check.sizes),
-            "predicted": form.check.predicted,
-            "found": form.check.found,
-            "compared": form.check.compared,
-            "differing": len(form.check.differing),
-        },
         "other_moments": [
             {"moment": moment, "formula": notation.polynomial(polynomial)}
             for moment, polynomial in form.others
         ],
         "moments_left_out": form.left_out,
-        "elsewhere": [
-            {"sizes": wording.named(form, sizes), "more": more}
-            for sizes, more in form.elsewhere.items()
-        ],
+        **_evidence_as_json(form),
     }
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
@@ -192,6 +172,30 @@ def _constant_lines(form: ClosedForm) -> Iterator[str]:
 
 def _seen(form: ClosedForm, axis: int) -> str:
     return " ".join(map(str, sorted({sizes[axis] for sizes in form.traced})))
+
+
+def _evidence_as_json(form: ClosedForm) -> dict[str, Any]:
+    check = form.check
+    return {
+        "own": {
+            "sizes": wording.named(form, form.sizes),
+            "requested": form.requested,
+            "allocated": form.allocated,
+        },
+        "traced": [wording.named(form, sizes) for sizes in form.traced],
+        "holds_for": list(wording.conditions(form)),
+        "check": {
+            "sizes": wording.named(form, check.sizes),
+            "predicted": check.predicted,
+            "found": check.found,
+            "compared": check.compared,
+            "differing": len(check.differing),
+        },
+        "elsewhere": [
+            {"sizes": wording.named(form, sizes), "more": more}
+            for sizes, more in form.elsewhere.items()
+        ],
+    }
 
 
 def _group_as_json(form: ClosedForm, group: Group, notation: Notation) -> dict[str, Any]:

@@ -118,7 +118,9 @@ def _attempt(
         irregular,
     )
     used = {_point(nodes, index) for index in fit.coefficients}
-    sizes = next(_unused(traces, nodes, used)) if wanted is None else _wanted(traces, wanted, used)
+    sizes = (
+        next(_unused(traces, nodes, used)) if wanted is None else _wanted(traces, own, wanted, used)
+    )
     return Found(nodes, fit, _check(traces, fit, sizes))
 
 
@@ -232,10 +234,9 @@ def _point(nodes: Sequence[Nodes], index: Index) -> Sizes:
     return tuple(each.at(place) for each, place in zip(nodes, index, strict=True))
 
 
-def _wanted(traces: Traces, wanted: Mapping[str, int], used: Collection[Sizes]) -> Sizes:
+def _wanted(traces: Traces, own: Own, wanted: Mapping[str, int], used: Collection[Sizes]) -> Sizes:
     """The size that the user wants checked; a symbol that is not named has its own size."""
-    own = next(iter(traces.traced()))
-    sizes = tuple(wanted.get(key, size) for key, size in zip(traces.keys, own, strict=True))
+    sizes = tuple(wanted.get(key, size) for key, size in zip(traces.keys, own.sizes, strict=True))
     if sizes in used:
         raise InputError(
             f"{traces.named(sizes)} was used to find the formula",

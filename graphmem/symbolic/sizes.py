@@ -50,13 +50,12 @@ class Own:
     """The user's own size, analysed in full.
 
     Attributes:
-        place: the moment of the peak.
+        observed: its trace.
         allocated: bytes at the moment, as `graphmem analyze` says; None where it does not.
         moment: the moment in words.
     """
 
     sizes: Sizes
-    place: Place
     observed: Observed
     allocated: int | None
     moment: str
@@ -104,7 +103,6 @@ class Traces:
         self._known[sizes] = observed
         return Own(
             sizes,
-            place,
             observed,
             _allocated(timeline, self.subject),
             _in_words(graph, born, place, self.subject),
@@ -152,10 +150,6 @@ class Traces:
     def key_of(self, held: Held) -> Hashable:
         """What a storage is matched by."""
         return held.kind if self.by_kind else held.position
-
-    def traced(self) -> dict[Sizes, Observed]:
-        """Every size that was traced."""
-        return dict(self._known)
 
     def named(self, sizes: Sizes) -> str:
         """Sizes in words, such as `batch=13, seq=1024`."""

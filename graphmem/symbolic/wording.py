@@ -22,11 +22,11 @@ _SUBJECTS = {
 def conditions(form: ClosedForm) -> Iterator[str]:
     """The sizes that the formula holds for, where those are not all that run the same kernels."""
     for key, nodes in zip(form.symbols, form.nodes, strict=True):
-        if found := condition(key, nodes):
+        if found := _condition(key, nodes):
             yield found
 
 
-def condition(key: str, nodes: Nodes) -> str:
+def _condition(key: str, nodes: Nodes) -> str:
     """The sizes that are known to be covered; "" for all that run the same kernels."""
     if isinstance(nodes, Listed):
         return f"{key} {', '.join(map(str, sorted(nodes.sizes)))}"
