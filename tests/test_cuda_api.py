@@ -52,6 +52,7 @@ class TestPuttingBack:
         torch._C._nn,
         torch.Tensor,
         torch.UntypedStorage,
+        torch.autograd.profiler.profile,
         torch.accelerator,
         torch.cuda,
         torch.cuda.CUDAGraph,
@@ -558,6 +559,14 @@ class TestDevices:
         assert torch.backends.cudnn.benchmark_limit == 3
         torch.cuda.set_sync_debug_mode("warn")
         assert torch.cuda.get_sync_debug_mode() == 1
+
+    def test_the_profiler_looks_at_the_host(self, capfd: pytest.CaptureFixture[str]) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            torch.zeros(2, device="cuda")
+
+        assert "aten::zeros" in profiler.key_averages().table(sort_by="self_cuda_time_total")
+        assert "Failed to record CUDA event" not in capfd.readouterr().err
 
     @pytest.mark.parametrize("make", [torch.cuda.CUDAGraph, torch.cuda.MemPool])
     def test_what_is_not_modelled_says_so(self, make: Any) -> None:

@@ -30,6 +30,7 @@ from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
 from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
 from graphmem.virtual_gpu.patching import Replacement
 from graphmem.virtual_gpu.pinned_memory import PinnedMemory
+from graphmem.virtual_gpu.profiling import profiler_replacements
 from graphmem.virtual_gpu.random import random_replacements
 from graphmem.virtual_gpu.streams import stream_replacements
 
@@ -65,6 +66,7 @@ def replacements(
         *pinned.replacements(),
         *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),
         *legacy_type_replacements(),
+        *profiler_replacements(),
         *_what_switches_itself_off(),
         *_devices_by_number(pinned),
         (FakeTensor, "__format__", _format),
