@@ -24,7 +24,7 @@ from graphmem.pipeline import run_passes
 from graphmem.simulate import simulate
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-REQUEST = Request(gpu="h100", steps=3)
+REQUEST = Request(gpu="h100", steps=2)
 LLAMA: dict[str, Any] = {
     "vocab": 4096,
     "batch": 2,
