@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch._C._autograd import ProfilerState
-from torch._C._profiler import ProfilerActivity
+from torch._C._profiler import ProfilerActivity, ProfilerState
 from torch.autograd.profiler import profile
 
 from graphmem.virtual_gpu.patching import Replacement
