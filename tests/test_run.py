@@ -242,6 +242,21 @@ class TestFindings:
         assert "running_out.py:28): Tried to allocate 60.00 GiB" in refused[1]
         assert "held by the variable hoard[0]" in "\n".join(lines)
 
+    def test_a_model_that_is_too_large_has_its_parameters_named(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
+        done = run(*arguments, SCRIPTS / "too_large.py")
+
+        # 2^15 x 2^15 floats are 4 GiB, of which 19 fit beside what the driver takes
+        assert done.exit_code == 1
+        lines = findings_of(report_of(output), "out of memory")
+        assert "too_large.py:10): Tried to allocate 4.00 GiB" in lines[0]
+        held = [line for line in lines if "4.000 GiB" in line]
+        assert "the parameter 0.weight" in held[0]
+        assert report_of(output)["peak"]["allocated"] == 19 * (4 << 30)
+
 
 class TestMeaningOfEnds:
     """A script ends as it does under python."""

@@ -17,10 +17,9 @@ from graphmem.graph import StepGraph, Storage
 from graphmem.live.holders import Held
 from graphmem.units import format_bytes, format_exact
 
-LEAST_BYTES = 20 << 20
-"""Less than this is told of nobody: the caching allocator's segments for blocks of up to 10 MiB
-have 20 MiB, so every program has a part of one to spare (c10/cuda/CUDACachingAllocator.h,
-`kLargeBuffer`)."""
+LEAST_BYTES = 2 * (20 << 20)
+"""Less than this is told of nobody: blocks of up to 10 MiB share segments of 20 MiB, of which every
+program has some to spare (c10/cuda/CUDACachingAllocator.h, `kLargeBuffer`)."""
 LEAST_SHARE = 0.1
 _LISTED = 5
 

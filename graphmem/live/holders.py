@@ -58,7 +58,7 @@ def holders_of(
 ) -> dict[int, Held]:
     """The holder of each storage, by id; without those that nothing with a name reaches."""
     search = _Search(set(wanted), recorder, saved)
-    for name, file, value in _named_values(location):
+    for name, file, value in named_values(location):
         if not search.missing:
             break
         search.look(name, file, value)
@@ -104,7 +104,7 @@ class _Search:
             self.found[storage] = Held(Holder(name, keeping_line(file, name)), through_graph)
 
 
-def _named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
+def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
     """Name, file and value: what outlives its function first."""
     frames = list(location.user_frames())
     names = ["__main__", *(frame.f_globals.get("__name__", "") for frame in frames)]

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 import torch
 
-from graphmem.allocator import Block, SegmentInfo
+from graphmem.allocator import Block
 from graphmem.graph import Op, OwnerKind, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
-from graphmem.simulate import Change, Moment, Simulator, Timeline, changes_of
+from graphmem.simulate import Change, Simulator, Timeline, changes_of
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 
@@ -33,16 +33,14 @@ class Refusal:
 
     Attributes:
         op: the operation that made it.
-        moment: what the device held then.
+        tick: when, after what was alive had been named.
         message: PyTorch's.
-        segments: what was reserved, and what it held.
         alive: what the device held, with the bytes of each block.
     """
 
     op: Op | None
-    moment: Moment
+    tick: int
     message: str
-    segments: tuple[SegmentInfo, ...]
     alive: tuple[tuple[Storage, int], ...]
 
 
@@ -171,10 +169,9 @@ class LiveMachine:
 
     def _note(self, refused: torch.OutOfMemoryError, op: Op | None) -> None:
         self.on_refusal()
-        timeline = self._simulator.finish()
         alive = tuple((storage, block.size) for storage, block in self._simulator.alive())
-        refusal = Refusal(op, timeline.moments[-1], str(refused), timeline.segments, alive)
-        self.refusals.append(refusal)
+        tick = self._recorder.tick
+        self.refusals.append(Refusal(op, tick, str(refused), alive))
 
     def _give_back(self, taken: list[Storage]) -> None:
         for storage in reversed(taken):

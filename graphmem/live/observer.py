@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from graphmem.graph import Storage
 from graphmem.live.fragmentation import Fragmentation
 from graphmem.live.growth import Growth, Start
-from graphmem.live.holders import Held, holders_of
+from graphmem.live.holders import Held, holders_of, named_values
 from graphmem.live.machine import LiveMachine
 from graphmem.live.session import LiveSession
 from graphmem.live.shortage import Shortage
 from graphmem.report.reasons import reason_for
-from graphmem.trace.naming import name_variables
+from graphmem.trace.naming import name_model, name_variables
 from graphmem.units import format_bytes
 
 MANY_OPERATIONS = 500_000
@@ -47,7 +49,7 @@ class Observer:
 
     def finish(self) -> None:
         """The program has ended, and its globals are still there."""
-        name_variables(self._session.recorder, self._session.location)
+        self._name_what_is_there()
         self._growth.finish([storage for storage, _ in self._machine.alive()])
         self._look_at_segments()
 
@@ -72,8 +74,16 @@ class Observer:
 
     def _refuse(self) -> None:
         """A request does not fit; the functions that hold memory are still on the stack."""
-        name_variables(self._session.recorder, self._session.location)
+        self._name_what_is_there()
         self._look_at_segments()
+
+    def _name_what_is_there(self) -> None:
+        """Also models that were not called yet: one that is too large never will be."""
+        recorder, location = self._session.recorder, self._session.location
+        for _, _, value in named_values(location):
+            if isinstance(value, torch.nn.Module):
+                name_model(recorder, value)
+        name_variables(recorder, location)
 
     def _look_at_segments(self) -> None:
         alive = self._machine.alive()

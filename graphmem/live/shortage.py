@@ -48,7 +48,7 @@ class Shortage:
 
     def _line(self, storage: Storage, refusal: Refusal) -> str:
         shape = " x ".join(map(str, storage.shape)) or "scalar"
-        return f"{storage.dtype} [{shape}]: {self.reason_for(storage, refusal.moment.tick)}"
+        return f"{storage.dtype} [{shape}]: {self.reason_for(storage, refusal.tick)}"
 
 
 def _beginning(message: str) -> str:

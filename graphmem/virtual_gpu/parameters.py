@@ -28,7 +28,7 @@ def data_across_devices() -> list[Replacement]:
     data: Any = torch.Tensor.data
 
     def assign(tensor: torch.Tensor, new: torch.Tensor) -> None:
-        if isinstance(tensor, FakeTensor) == isinstance(new, FakeTensor):
+        if _are_alike(tensor, new):
             data.__set__(tensor, new)
         else:
             is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -74,7 +74,7 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
     if moved is parameter:
         return
     parameter.grad = None
-    if isinstance(parameter, FakeTensor) == isinstance(moved, FakeTensor):
+    if _are_alike(parameter, moved):
         parameter.data = moved
     else:
         _become(parameter, torch.nn.Parameter(moved, parameter.requires_grad))
@@ -82,6 +82,13 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
         parameter.fake_device = moved.fake_device
     if gradient is not None:
         parameter.grad = gradient
+
+
+def _are_alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one can take the other's data (`has_compatible_shallow_copy_type`)."""
+    return isinstance(tensor, FakeTensor) == isinstance(other, FakeTensor) and (
+        tensor.is_meta == other.is_meta
+    )
 
 
 def _become(tensor: torch.Tensor, other: torch.Tensor) -> None:
