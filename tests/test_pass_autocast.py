@@ -101,6 +101,19 @@ def test_an_operator_outside_of_the_lists_has_no_policy() -> None:
     assert not findings.casts
 
 
+def test_a_region_that_is_never_left_ends_with_the_trace() -> None:
+    """It is the thread's state; the next trace would begin in it."""
+
+    def step() -> None:
+        torch.autocast("cuda", dtype=torch.float16).__enter__()
+        torch.ones(4, device="cuda").relu()
+
+    graph, _ = traced(step)
+
+    assert graph.ops[-1].autocast is AutocastState.ON
+    assert not torch.is_autocast_enabled("cuda")
+
+
 class Twice(nn.Module):
     """Uses one weight twice."""
 

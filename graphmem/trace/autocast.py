@@ -56,25 +56,34 @@ class AutocastRegions:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Know of every region that is entered while the context is open."""
+        """Know of every region that is entered while the context is open.
+
+        Regions that the program never leaves end with it: they are the thread's state.
+        """
         enter, leave = autocast.__enter__, autocast.__exit__
+        entered_regions: list[Any] = []
 
         def enter_region(region: Any) -> Any:
             entered = enter(region)  # type: ignore[no-untyped-call]
+            entered_regions.append(region)
             self._outer.append(self.enabled)
             self.enabled = torch.is_autocast_enabled(self._device_type)
             return entered
 
         def leave_region(region: Any, *exception: Any) -> Any:
             self.enabled = self._outer.pop()
+            entered_regions.pop()
             with self._recorder.releasing_in_order():
                 return leave(region, *exception)
 
-        with replaced(
-            [
-                (autocast, "__enter__", enter_region),
-                (autocast, "__exit__", leave_region),
-                *((torch.Tensor, name, self._asking(name)) for name in _ASKING),
-            ]
-        ):
-            yield
+        replacements = [
+            (autocast, "__enter__", enter_region),
+            (autocast, "__exit__", leave_region),
+            *((torch.Tensor, name, self._asking(name)) for name in _ASKING),
+        ]
+        try:
+            with replaced(replacements):
+                yield
+        finally:
+            for region in reversed(entered_regions):
+                leave(region, None, None, None)
