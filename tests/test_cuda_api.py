@@ -64,6 +64,8 @@ class TestPuttingBack:
         torch.jit._builtins,
         torch.nn.Module,
         torch.nn.Parameter,
+        torch.nn.parallel._functions,
+        torch.nn.parallel._functions.Scatter,
         torch_optimizer,
         torch.version,
     )
@@ -486,6 +488,18 @@ class TestStreams:
         assert 50 <= begin.elapsed_time(end) < 1000
         with pytest.raises(ValueError, match="enable_timing=True"):
             torch.cuda.Event().elapsed_time(end)
+
+    def test_data_parallel_copies_in_the_background(self) -> None:
+        """torch/nn/parallel/_functions.py, `Scatter`: a segment of the background stream."""
+        model = torch.nn.DataParallel(torch.nn.Linear(4, 4)).cuda()
+        on_device = model(torch.ones(2, 4, device="cuda"))
+        assert [each["stream"] for each in torch.cuda.memory_snapshot()] == [0, 0]
+
+        from_host = model(torch.ones(2, 4))
+
+        assert from_host.shape == on_device.shape == (2, 4)
+        assert sorted({each["stream"] for each in torch.cuda.memory_snapshot()}) == [0, 3]
+        from_host.sum().backward()
 
     def test_generic_streams_and_events(self) -> None:
         stream = torch.Stream(device="cuda")

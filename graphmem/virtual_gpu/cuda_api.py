@@ -24,6 +24,7 @@ from torch.utils._device import _device_constructors
 from graphmem.allocator import CachingAllocator
 from graphmem.gpus import Gpu, parse_release
 from graphmem.virtual_gpu.cuda_libraries import library_replacements
+from graphmem.virtual_gpu.data_parallel import data_parallel_replacements
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.devices import check_device, device_replacements
 from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
@@ -67,6 +68,7 @@ def replacements(
         *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),
         *legacy_type_replacements(),
         *profiler_replacements(),
+        *data_parallel_replacements(),
         *_what_switches_itself_off(),
         *_devices_by_number(pinned),
         (FakeTensor, "__format__", _format),

@@ -135,7 +135,8 @@ class _OfAnyDevice(type):
         if args and not isinstance(args[0], bool):
             kwargs["device"], args = args[0], args[1:]
         device = kwargs.pop("device", None)
-        if "stream_id" in kwargs or device is None or torch.device(device).type == "cuda":
+        is_cuda = device is None or isinstance(device, int) or torch.device(device).type == "cuda"
+        if is_cuda or "stream_id" in kwargs:
             return cls.of_cuda(*args, **kwargs)
         return cls.own(device, *args, **kwargs)
 
