@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from graphmem.allocator.device import Addresses
 from graphmem.analysis import Request
 from graphmem.errors import InputError
 from graphmem.verify.printed import PrintedFigure, parse_figure, parse_quantity
@@ -29,6 +30,7 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
         target: `model.py:build` that does what was run.
         gpu, torch: the machine, as `graphmem analyze` takes it.
         gap: why the prediction is known to differ.
+        addresses: "falling" where the driver puts each segment below the one before, as on Linux.
         steps, settings, env, autocast, optimizer, grads, inference: options of `graphmem analyze`.
     """
 
@@ -36,6 +38,7 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     gpu: str
     torch: str
     gap: str = ""
+    addresses: Addresses = "rising"
     steps: int = 1
     settings: _Settings = {}
     env: dict[str, str] = {}
@@ -101,11 +104,13 @@ class Case:
         name: of the case file, without its ending.
         target: as `graphmem.analyze` takes it.
         request: the machine and the options.
+        addresses: where the driver puts new segments.
     """
 
     name: str
     target: str
     request: Request
+    addresses: Addresses
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,12 @@ def _common(path: Path, fields: _CaseFile) -> dict[str, Any]:
         inference=fields.inference,
         settings=_as_texts(fields.settings),
     )
-    return {"name": path.stem, "target": str(path.parent / fields.target), "request": request}
+    return {
+        "name": path.stem,
+        "target": str(path.parent / fields.target),
+        "request": request,
+        "addresses": fields.addresses,
+    }
 
 
 def _as_texts(settings: _Settings) -> dict[str, str]:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, MemoryState, OutOfMemory
+from graphmem.allocator.device import Addresses
 from graphmem.analysis import Request, runtime_of, trace_target
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
@@ -28,12 +29,14 @@ class Prediction:
         graph: what the trace found.
         programs: what kernels take besides, by operation.
         settings: the allocator's configuration.
+        addresses: where the driver puts new segments.
     """
 
     name: str
     graph: StepGraph
     programs: Mapping[int, Program] = field(default_factory=dict)
     settings: AllocatorSettings | None = None
+    addresses: Addresses = "rising"
 
     def changes(self, start: Start) -> list[Change]:
         """The events from `start` on."""
@@ -65,9 +68,8 @@ class Prediction:
         Args:
             room_bytes: what the card has for the allocator.
         """
-        allocator = CachingAllocator(self.settings, device=Device(room_bytes))
         try:
-            simulate(self.graph, self.programs, allocator)
+            self._simulated(room_bytes)
         except OutOfMemory as error:
             return error.state
         return None
@@ -78,7 +80,11 @@ class Prediction:
 
     @cached_property
     def _timeline(self) -> Timeline:
-        return simulate(self.graph, self.programs, CachingAllocator(self.settings))
+        return self._simulated(None)
+
+    def _simulated(self, room_bytes: int | None) -> Timeline:
+        device = Device(room_bytes, addresses=self.addresses)
+        return simulate(self.graph, self.programs, CachingAllocator(self.settings, device=device))
 
     def _first_change(self, start: Start) -> int:
         before = start.tick_in(self.graph) - 1
@@ -90,6 +96,7 @@ def predict(
     request: Request,
     settings: AllocatorSettings | None = None,
     progress: Callable[[str], None] = lambda message: None,
+    addresses: Addresses = "rising",
 ) -> Prediction:
     """Trace a target and run the passes.
 
@@ -99,6 +106,7 @@ def predict(
         settings: the allocator's configuration in the recording; one that the request's
             environment names goes before it.
         progress: told what is being done.
+        addresses: where the driver puts new segments.
 
     Raises:
         InputError: the target or an option cannot be used; the message says why.
@@ -108,4 +116,4 @@ def predict(
         settings = runtime.allocator_settings
     name, graph = trace_target(target, request, runtime, progress)
     memory = run_passes(graph, runtime)["kernel_memory"]
-    return Prediction(name, graph, memory.programs, settings)
+    return Prediction(name, graph, memory.programs, settings, addresses)
