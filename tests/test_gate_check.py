@@ -55,6 +55,54 @@ def test_the_baseline_is_the_same_text_whatever_made_it(project: Project) -> Non
     assert locks[0] == locks[1]
 
 
+ONE_AFTER_THE_OTHER = """\
+import torch
+
+from graphmem import TrainingStep
+
+GIB = 2**30
+
+
+def build(at_once: bool = False):
+    def step():
+        first = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+        if not at_once:
+            del first
+        torch.empty(9 * GIB, dtype=torch.uint8, device="cuda")
+
+    return TrainingStep(step=step)
+"""
+
+
+def test_fits_is_the_verdict_of_the_card_that_it_names(project: Project) -> None:
+    """Of a T4's 14.4 GiB or more, 9 can be had once 8 were given back; on the H100 both can."""
+    tables = "".join(
+        f'[targets.{name}]\ntarget = "big.py"\nset = {{ at_once = {at_once} }}\n'
+        f'gpu = "h100"\nfits = "{card}"\nsteps = 1\n'
+        for name, at_once, card in (
+            ("emptied", "false", "t4"),
+            ("refused", "true", "t4"),
+            ("roomy", "true", "h100"),
+        )
+    )
+    project.write("graphmem.toml", tables)
+    project.write("big.py", ONE_AFTER_THE_OTHER)
+
+    run = project.graphmem("check", "--format", "json")
+
+    results = {each["name"]: each for each in run.json()["results"]}
+    assert {name: each["status"] for name, each in results.items()} == {
+        "emptied": "new",
+        "refused": "failed",
+        "roomy": "new",
+    }
+    verdicts = {name: each["verdict"] for name, each in results.items()}
+    assert verdicts["emptied"]["on_card"]["cache_emptied"] == 1
+    assert verdicts["refused"]["on_card"]["refused"]["requested"] == 9 * 2**30
+    assert {each["after"]["gpu"] for each in verdicts.values()} == {"h100-80gb"}
+    assert run.exit_code == 1
+
+
 def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) -> None:
     project.write("graphmem.toml", CONFIG + FAULTY)
     project.write("raises.py", "def build():\n    raise ValueError('no data')\n")

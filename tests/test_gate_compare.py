@@ -21,7 +21,7 @@ from graphmem.gate.formats.differences import DIFF_FORMATS
 from graphmem.gate.jobs import Failure
 from graphmem.gate.lock import entry_of
 from graphmem.report import Report
-from graphmem.report.schema import AtPeak, Holder, OwnerInfo
+from graphmem.report.schema import AtPeak, Holder, OnCard, OwnerInfo
 from tests.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
 
 MIB = 2**20
@@ -90,7 +90,6 @@ Make = Callable[..., Report]
         ({"max_reserved": "23 MiB"}, ["max_reserved"]),
         ({"max_allocated": {"activations": "15 MiB"}}, ["max_allocated.activations"]),
         ({"max_allocated": {"modules": {"h.*": "15 MiB"}}}, ["max_allocated.modules.h.*"]),
-        ({"fits": "h100"}, []),
     ],
 )
 def test_limits_of_what_is_measured(
@@ -100,6 +99,58 @@ def test_limits_of_what_is_measured(
     made = report(holder("h.0", 8), holder("h.1", 8), holder("head", 8, "temporary"))
 
     assert [each.rule for each in compare(config, None, made).findings] == rules
+
+
+def verdict_on_card(**changes: object) -> OnCard:
+    """A card on which PyTorch can have 20 MiB, and where it reserves no more than 16 of them."""
+    table = dict.fromkeys(OnCard.__struct_fields__, 0) | {"fits": True, "within_estimate": False}
+    sizes = {"capacity": 20 * MIB, "reserved": 16 * MIB, "margin": 4 * MIB, "refused": None}
+    return msgspec.convert({**table, **sizes, **changes}, OnCard)
+
+
+REFUSED = {
+    **dict.fromkeys(("tried", "allocated", "reserved", "free"), 0),
+    "requested": 6 * MIB,
+    "step": 1,
+    "phase": "backward",
+    "op": "aten.mm.default",
+    "module": "head",
+    "source": "a.py:7",
+    "message": "CUDA out of memory. Tried to allocate 6.00 MiB.",
+    "held": {"by_category": {}, "by_module": {}, "holders": []},
+}
+
+
+def test_a_step_that_wants_more_than_the_card_has_fits_once_the_cache_is_emptied(
+    report: Make,
+) -> None:
+    """24 MiB at the peak are more than the 20 MiB of the card: the replay alone decides."""
+    config = TargetConfig.model_validate({"target": "a.py", "fits": "h100"})
+    on_card = verdict_on_card(cache_emptied=1)
+
+    verdict = compare(config, None, report(holder("head", 24)), on_card)
+
+    assert verdict.findings == []
+    check = Check(results=[Result(name="one", target="a.py", status="new", verdict=verdict)])
+    note = "one fits once PyTorch has emptied its cache, with 4,194,304 bytes left"
+    assert all(note in FORMATS[name](check) for name in ("text", "markdown"))
+
+
+def test_a_step_that_does_not_fit_is_told_by_the_request_that_is_refused(report: Make) -> None:
+    config = TargetConfig.model_validate({"target": "a.py", "fits": "h100"})
+    on_card = verdict_on_card(fits=False, margin=-4 * MIB, refused=REFUSED, within_estimate=True)
+
+    verdict = compare(config, None, report(holder("head", 24)), on_card)
+
+    [finding] = verdict.findings
+    assert (finding.rule, finding.after, finding.limit) == ("fits", 24 * MIB, 20 * MIB)
+    check = Check(results=[Result(name="one", target="a.py", status="failed", verdict=verdict)])
+    assert (
+        "one: fits: 6,291,456 bytes requested in the backward phase of step 1 at aten.mm in head "
+        "(a.py:7), refused: 4.0 MiB above the 20.0 MiB that PyTorch can have on "
+        "NVIDIA H100 80GB HBM3, within the estimate of the card's room. "
+        "CUDA out of memory. Tried to allocate 6.00 MiB."
+    ) in FORMATS["text"](check)
 
 
 @pytest.mark.parametrize(

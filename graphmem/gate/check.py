@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -123,16 +123,26 @@ def run_check(
     if how.since is not None:
         changed = changed_files(config.root, how.since)
         wanted = reached(jobs, changed, cache.known_sources)
+    wanted = [each for job in wanted for each in _with_card(job, chosen[job.name])]
     found = _cached(wanted, cache) if how.cached else {}
     missing = [job for job in wanted if job.name not in found]
     fresh = analyse(missing, how, cache, progress)
     cache.drop_unused()
+    outcomes = {**found, **fresh}
     return Check(
         results=[
-            _result(name, target, lock, found.get(name), fresh.get(name))
-            for name, target in chosen.items()
+            _result(job, chosen[job.name], lock, outcomes, is_cached=job.name in found)
+            for job in jobs
         ]
     )
+
+
+def _with_card(job: Job, config: TargetConfig) -> list[Job]:
+    """A job, and the same for the card that it must fit on, where that is another one."""
+    if config.fits is None or config.fits == config.gpu:
+        return [job]
+    request = replace(job.request, gpu=config.fits)
+    return [job, replace(job, name=f"{job.name} on {config.fits}", request=request)]
 
 
 def analyse(
@@ -167,19 +177,23 @@ def _cached(jobs: Sequence[Job], cache: Cache) -> dict[str, Outcome]:
 
 
 def _result(
-    name: str, config: TargetConfig, lock: Lock, cached: Outcome | None, fresh: Outcome | None
+    job: Job, config: TargetConfig, lock: Lock, outcomes: Mapping[str, Outcome], *, is_cached: bool
 ) -> Result:
-    outcome = cached or fresh
-    if outcome is None:
-        return Result(name=name, target=config.target, status="unreached")
-    if outcome.report is None:
-        return Result(name=name, target=config.target, status="error", failure=outcome.failure)
-    verdict = compare(config, lock.targets.get(name), outcome.report)
+    found = [outcomes.get(each.name) for each in _with_card(job, config)]
+    measured, on_card = found[0], found[-1]
+    if measured is None or on_card is None:
+        return Result(name=job.name, target=config.target, status="unreached")
+    if measured.report is None or on_card.report is None:
+        failure = measured.failure or on_card.failure
+        return Result(name=job.name, target=config.target, status="error", failure=failure)
+    memory = on_card.report.memory if config.fits else None
+    card = None if memory is None else memory.on_card
+    verdict = compare(config, lock.targets.get(job.name), measured.report, card)
     return Result(
-        name=name,
+        name=job.name,
         target=config.target,
         status=_status(verdict),
-        is_cached=cached is not None,
+        is_cached=is_cached,
         verdict=verdict,
     )
 

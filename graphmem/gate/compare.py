@@ -1,8 +1,9 @@
 """A measurement against its limits and its baseline: findings, and what grew.
 
 Clauses:
-  (1) `max_*` are limits of what is measured, `fits` of reserved bytes and the CUDA context on a
-      card; `max_increase` is one of what is measured against the baseline;
+  (1) `max_*` are limits of what is measured, `max_increase` is one of what is measured against the
+      baseline; `fits` is the verdict for a card (`graphmem/capacity.py`): a step that reserves more
+      than PyTorch can have there fits all the same if emptying the cache is enough;
   (2) a category counts requested bytes at the peak; a module pattern counts those of the module
       and of everything below it;
   (3) where something is exceeded, the causes are what grew at the peak by category and module;
@@ -23,7 +24,7 @@ from graphmem.gate.lock import Entry, entry_of
 from graphmem.gate.ranges import fold, members
 from graphmem.gpus import find_gpu
 from graphmem.report import Report
-from graphmem.report.schema import Holder
+from graphmem.report.schema import Holder, OnCard
 from graphmem.units import format_bytes
 
 _CAUSES = 5
@@ -76,25 +77,36 @@ class Verdict(msgspec.Struct, frozen=True):
     Attributes:
         before: the baseline's entry, None for a target that has none.
         causes: what grew, most first; without growth, and without findings, none.
+        on_card: how the step fares on the card of `fits`, None for a target that names none.
     """
 
     before: Entry | None
     after: Entry
     findings: list[Finding]
     causes: list[Cause]
+    on_card: OnCard | None = None
 
 
-def compare(config: TargetConfig, before: Entry | None, report: Report) -> Verdict:
-    """Hold a report against a target's limits and its baseline."""
+def compare(
+    config: TargetConfig, before: Entry | None, report: Report, on_card: OnCard | None = None
+) -> Verdict:
+    """Hold a report against a target's limits and its baseline.
+
+    Args:
+        config: the target's limits.
+        before: the baseline's entry, if there is one.
+        report: what was measured.
+        on_card: the verdict for the card of `config.fits`, if it names one.
+    """
     after = entry_of(report)
-    findings = list(_findings(config, before, after))
+    findings = [*_findings(config, before, after), *_refusals(config, on_card)]
     has_grown = before is not None and after.allocated > before.allocated
     exceeds_baseline = any(finding.before is not None for finding in findings)
     causes: list[Cause] = []
     if findings or has_grown:
         is_growth = has_grown or exceeds_baseline
         causes = _causes(before if is_growth else None, after, report)
-    return Verdict(before, after, findings, causes)
+    return Verdict(before, after, findings, causes, on_card)
 
 
 def _findings(config: TargetConfig, before: Entry | None, after: Entry) -> Iterator[Finding]:
@@ -122,10 +134,14 @@ def _limits(config: TargetConfig, after: Entry) -> Iterator[Finding]:
     for rule, nbytes, most in measured:
         if most is not None:
             yield Finding(rule, None, nbytes, most, format_bytes(most))
-    if config.fits is not None:
-        gpu = find_gpu(config.fits)
-        needed = after.reserved + gpu.context_bytes
-        yield Finding("fits", None, needed, gpu.memory_bytes, f"the memory of {gpu.title}")
+
+
+def _refusals(config: TargetConfig, on_card: OnCard | None) -> Iterator[Finding]:
+    if config.fits is None or on_card is None or on_card.fits:
+        return
+    capacity = on_card.capacity
+    room = f"{format_bytes(capacity)} that PyTorch can have on {find_gpu(config.fits).title}"
+    yield Finding("fits", None, capacity - on_card.margin, capacity, room)
 
 
 def _increases(

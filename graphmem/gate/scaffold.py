@@ -27,7 +27,7 @@ max_increase = "1%"           # of the peak; without it, nothing may grow
 
 _KEYS = """\
 # set = { batch = 8 }                       # arguments of build()
-# fits = "a100-40gb"                        # reserved memory and CUDA context
+# fits = "a100-40gb"                        # the step must run on that card
 # max_allocated = "22 GiB"
 # max_reserved = "24 GiB"
 # max_increase.activations = "10 MiB"       # instead of the line in [defaults]

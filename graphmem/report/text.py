@@ -57,7 +57,7 @@ def _headline(report: Report) -> Iterator[Text]:
         (format_bytes(peak.allocated), "bold"),
         f" allocated ({format_exact(peak.allocated)})",
     )
-    yield Text(f"{_INDENT}{_where(peak)}")
+    yield Text(f"{_INDENT}{where(peak)}")
     runtime = report.runtime
     share = 100 * peak.allocated / runtime.memory
     yield Text(
@@ -68,7 +68,8 @@ def _headline(report: Report) -> Iterator[Text]:
     yield Text()
 
 
-def _where(place: Peak | Refusal) -> str:
+def where(place: Peak | Refusal) -> str:
+    """The moment and the place in words."""
     parts = (
         f"in the {place.phase} phase of step {place.step}" if place.step >= 0 else "before step 0",
         f"at {place.op.removesuffix('.default')}" if place.op else "",
@@ -94,7 +95,7 @@ def _verdict(report: Report) -> Iterator[Text | Padding]:
         yield from _emptied(card)
     else:
         yield Text.assemble((f"runs out on {title}", "bold red"), doubt)
-        yield Text(f"{_INDENT}{_where(card.refused)}")
+        yield Text(f"{_INDENT}{where(card.refused)}")
         yield Text(
             f"{_INDENT}{format_bytes(card.refused.requested)} requested "
             f"({format_exact(card.refused.requested)}) beside {_context(card)}"

@@ -41,6 +41,9 @@ def _row(result: Result) -> str:
 def _details(result: Result) -> Iterator[str]:
     if result.failure is not None:
         yield from ("", f"**{escaped(words.failure(result))}**")
+    card_note = words.card_note(result)
+    if card_note:
+        yield from ("", f"Note: {escaped(card_note)}")
     if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
         return
     yield from ("", f"#### {escaped(result.name)}", "")

@@ -64,6 +64,9 @@ def _details(result: Result) -> Iterator[Text]:
         yield Text.assemble(("error: ", "bold red"), words.failure(result))
         if result.failure.user_traceback:
             yield Text(result.failure.user_traceback.rstrip())
+    card_note = words.card_note(result)
+    if card_note:
+        yield Text(f"note: {card_note}")
     if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
         return
     yield Text()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from graphmem.gate.check import Check, Result
 from graphmem.gate.compare import Cause, Finding
 from graphmem.gate.lock import Entry
+from graphmem.report.schema import OnCard
+from graphmem.report.text import where
 from graphmem.units import format_bytes, format_exact
 
 
@@ -21,12 +23,23 @@ def summary(check: Check) -> str:
 
 
 def finding(result: Result, each: Finding) -> str:
-    """What was exceeded, exact."""
+    """What was exceeded, exact; of a card that is full, the request that it refuses."""
+    card = result.verdict and result.verdict.on_card
+    if each.rule == "fits" and card and card.refused:
+        return (
+            f"{result.name}: fits: {format_exact(card.refused.requested)} requested "
+            f"{where(card.refused)}, refused: {format_bytes(each.after - each.limit)} above the "
+            f"{each.allowance}{_doubt(card)}. {card.refused.message}"
+        )
     was = "" if each.before is None else f"{format_exact(each.before)} before, "
     return (
         f"{result.name}: {each.rule}: {was}{format_exact(each.after)} now, "
         f"{format_bytes(each.after - each.limit)} above {each.allowance}"
     )
+
+
+def _doubt(card: OnCard) -> str:
+    return ", within the estimate of the card's room" if card.within_estimate else ""
 
 
 def cause(each: Cause) -> str:
@@ -92,3 +105,12 @@ def baseline_note(result: Result) -> str | None:
     if before.gpu != after.gpu:
         return f"the baseline was made for {before.gpu}, this for {after.gpu}"
     return None
+
+
+def card_note(result: Result) -> str | None:
+    """Said where the step fits on its card by a hair."""
+    card = result.verdict and result.verdict.on_card
+    if not card or not card.fits or not (card.within_estimate or card.cache_emptied):
+        return None
+    emptied = " once PyTorch has emptied its cache" if card.cache_emptied else ""
+    return f"{result.name} fits{emptied}, with {format_exact(card.margin)} left{_doubt(card)}"
