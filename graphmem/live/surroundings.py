@@ -6,8 +6,7 @@
     and `DistributedDataParallel`, are errors that say so.
 (3) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
     after a fork either.
-(4) `DataParallel` scatters to one card, which is a move.
-(5) A thread that the program starts runs under the same mode, one operation at a time.
+(4) A thread that the program starts runs under the same mode, one operation at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]
     found: list[Replacement] = [
         (torch, "compile", run_eagerly),
         (threading.Thread, "_bootstrap_inner", begin_thread),
-        (torch._C, "_scatter", _scatter),
     ]
     if torch.distributed.is_available():
         found += [
@@ -56,11 +54,6 @@ def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]
             (torch.nn.parallel.DistributedDataParallel, "__init__", _refuse_ddp),
         ]
     return found
-
-
-def _scatter(tensor: torch.Tensor, *where: Any) -> tuple[torch.Tensor, ...]:
-    """`torch._C._scatter` to the only card (torch/csrc/cuda/comm.cpp)."""
-    return (tensor.to(torch.device("cuda", 0)),)
 
 
 def _init_process_group(backend: Any = None, *args: Any, **options: Any) -> None:
