@@ -121,7 +121,7 @@ class DataParallel:
         layout = self._layout
         if layout.precision is Precision.BF16_MASTER:
             self._keep_masters()
-        if layout.sharding_ranks > 1 or layout.sharding is not Sharding.REPLICATED:
+        if layout.sharding_ranks > 1:  # over one rank there is nothing to share
             if layout.sharding.shares_parameters:
                 self._padding += padding(self.parameters.values(), layout)
                 self._pieces = shard_fully(self._rank, self._pieces, self.parameters)

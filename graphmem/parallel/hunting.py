@@ -1,11 +1,14 @@
 """Searches as jobs: of one model here, or of many on a Dask cluster.
 
 On Dask the same function runs on the workers, which see the same files at the same paths, as
-`graphmem check --dask` has it (graphmem/gate/jobs.py).
+`graphmem check --dask` has it (graphmem/gate/jobs.py). A worker's sampling profiler
+(`distributed.worker.profile.enabled`) takes hold of the frames that run, and of the tensors in
+them, so that some live a little longer than they would; start workers without it.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -18,6 +21,7 @@ from graphmem.parallel.search import Searcher, Wanted, search
 from graphmem.parallel.tracing import planner_for
 
 Progress = Callable[[str], None]
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
     Raises:
         InputError: the target cannot be traced.
     """
+    with _ONE_AT_A_TIME:  # a trace patches torch, so threads of one worker must wait
+        return _perform(hunt, progress)
+
+
+def _perform(hunt: Hunt, progress: Progress) -> Search:
     precision = hunt.wanted.base.precision
     name, planner = planner_for(
         hunt.target, hunt.request, precision, hunt.blocks, progress=progress

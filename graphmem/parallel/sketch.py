@@ -168,7 +168,8 @@ class Sketch:
     def peak(self, layout: Layout, nbytes: Bytes) -> int:
         """The most bytes that the stage holds at once."""
         blocks = -(-nbytes // _BLOCK) * _BLOCK
-        grows = layout.micro_batches == 1 and not layout.sharding.shares_gradients
+        shared = layout.sharding.shares_gradients and layout.sharding_ranks > 1
+        grows = layout.micro_batches == 1 and not shared
         grows = grows and layout.precision is Precision.TRACED and not layout.offload
         _, waits, most = self._events[grows].held(blocks)
         flight = in_flight(layout, self._number)
@@ -188,12 +189,13 @@ class Sketch:
         )
         sharding = layout.sharding
         wide = 2 if layout.precision is Precision.BF16_MASTER else 1
-        kept = -(-weights // ranks) * wide if sharding.shares_parameters else weights
+        gathers = sharding.shares_parameters and layout.sharding_ranks > 1
+        kept = -(-weights // ranks) * wide if gathers else weights
         each = weights[self._trained] * wide
         shared = -(-each // ranks[self._trained])
         gradients = int((shared if sharding.shares_gradients else each).sum())
         states = int(nbytes[self._states].sum()) * wide
-        if wide == 2 and not sharding.shares_parameters:
+        if wide == 2 and not gathers:
             states += int(each.sum())
         if sharding.shares_optimizer:
             states = -(-states // layout.sharding_ranks)
@@ -202,14 +204,14 @@ class Sketch:
         return total + self._buffers(layout, weights, wide), gradients
 
     def _buffers(self, layout: Layout, weights: Bytes, wide: int) -> int:
+        if layout.sharding_ranks == 1:
+            return 0
         if layout.sharding.shares_parameters:
             units: dict[str, int] = {}
             for unit, nbytes in zip(self._units, weights.tolist(), strict=True):
                 units[unit] = units.get(unit, 0) + nbytes
             root = units.pop(ROOT, 0)
             return root + (2 + wide) * max(units.values(), default=root)
-        if layout.sharding_ranks == 1:
-            return 0
         if layout.sharding is Sharding.ZERO_2:
             return REDUCE_BUCKET_ELEMENTS * (FP32_BYTES // wide)
         return 0 if wide == 2 else int(weights[self._trained].sum())
