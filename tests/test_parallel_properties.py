@@ -233,3 +233,52 @@ def test_impossible_layouts_name_the_nearest(layout: Layout, message: str, hint:
         planner().plan(layout)
 
     assert hint in str(caught.value.hint)
+
+
+def elements(made: Planner) -> int:
+    return sum(
+        math.prod(each.shape)
+        for each in made.graph.storages
+        if any(owner.kind == "parameter" for owner in each.owners)
+        and each.device == made.graph.device
+    )
+
+
+def test_master_copies_take_18_bytes_a_parameter() -> None:
+    """bf16 weights 2, fp32 gradients 4, fp32 weights and moments 3 x 4."""
+    made = planner(Precision.BF16_MASTER)
+    count = elements(made)
+
+    (plan,) = made.plan(Layout(precision=Precision.BF16_MASTER))
+
+    found = [plan.timeline.most[category] for category in AT_REST]
+    assert found == [2 * count, 4 * count, 12 * count]
+
+
+def test_offloaded_optimizer_is_on_the_host() -> None:
+    """fp32 weights and moments, and the gradients that it reads, which are pinned."""
+    made = planner(Precision.BF16_MASTER)
+    count = elements(made)
+    layout = Layout(precision=Precision.BF16_MASTER, offload=frozenset({"optimizer"}))
+
+    (plan,) = made.plan(layout)
+
+    assert "optimizer_state" not in plan.timeline.most
+    assert (plan.host.optimizer_state, plan.host.gradients) == (12 * count, 4 * count)
+    assert plan.host.pinned == 4 * count
+
+
+def test_expert_ranks_hold_their_own_experts() -> None:
+    """Of 8 experts with 2 x 64 x 128 weights each, a rank of 4 holds 2."""
+    moe: Any = importlib.import_module("moe")
+    sizes = {"vocab": 500, "seq": 64, "width": 64, "layers": 1, "ffn": 128}
+    made = planner_for(lambda: moe.build(**sizes), Request(gpu="h100", steps=2))[1]
+
+    (whole,) = made.plan(Layout(data=4))
+    (split,) = made.plan(Layout(data=4, expert=4))
+
+    away = 6 * 2 * 64 * 128 * 4
+    assert whole.timeline.most["parameter"] - split.timeline.most["parameter"] == away
+    assert whole.timeline.most["optimizer_state"] - split.timeline.most["optimizer_state"] == (
+        2 * away
+    )
