@@ -83,6 +83,7 @@ class LiveSession(Session):
         """The next iteration is about to begin."""
         number = self.recorder.step + 1
         self.name_what_lives()
+        self.saved.forget_released()
         self.on_iteration(number)
         if self._max_steps is not None and number >= self._max_steps:
             raise EnoughSteps

@@ -121,6 +121,14 @@ class SavedTensors:
             if saved is not None:
                 saved.owner = None
 
+    def forget_released(self) -> None:
+        """Drop what is known of nodes that keep nothing any more, for the sake of long programs."""
+        alive = (
+            (number, [token for token in tokens if token() is not None])
+            for number, tokens in self._by_node.items()
+        )
+        self._by_node = {number: tokens for number, tokens in alive if tokens}
+
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         saved = self._new_token([])
         storage, _ = self._recorder.observe(tensor, None)
