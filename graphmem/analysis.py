@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.changes import Changes, changed
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, InputError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
 from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
@@ -31,7 +31,7 @@ class Request:
         gpu: name of the card.
         torch: version whose CUDA rules apply; None: the one that is installed.
         env: environment variables of the run that is predicted.
-        autocast: "fp16" or "bf16", in place of what `build` says.
+        autocast: "fp16", "bf16" or "none", in place of what `build` says.
         optimizer: such as "adamw-fused" or "none", in place of what `build` says.
         grads: "keep" zeroes gradients in place, "none" drops them.
         steps: iterations to trace.
@@ -176,11 +176,22 @@ def _raised_in_graphmem(error: BaseException) -> bool:
 
 
 def overridden(step: TrainingStep, request: Request) -> TrainingStep:
-    """A training step with what the request says in place of what `build` said."""
+    """A training step with what the request says in place of what `build` said.
+
+    Raises:
+        InputError: a step that runs itself has its own autocast and optimizer.
+    """
     from graphmem.trace.loop import optimizer_named
 
+    for option, wanted in (("--autocast", request.autocast), ("--optimizer", request.optimizer)):
+        if wanted is not None and step.step is not None:
+            raise InputError(
+                f"{option} cannot reach into a step that runs itself",
+                hint="make it an argument of build() and use --set, or return "
+                "TrainingStep(model=…, inputs=…)",
+            )
     if request.autocast is not None:
-        step = replace(step, autocast=request.autocast)
+        step = replace(step, autocast=None if request.autocast == "none" else request.autocast)
     if request.optimizer is not None:
         step = replace(step, optimizer=optimizer_named(request.optimizer))
     return changed(step, request.changes)

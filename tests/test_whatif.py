@@ -56,6 +56,31 @@ def test_the_table_for_people(run_graphmem: Callable[..., Any]) -> None:
     ]
 
 
+def test_autocast_is_turned_off_and_the_batch_set() -> None:
+    """As build() makes it without autocast, of another batch."""
+    settings = {"batch": "2", "layers": "2"}
+    off = Request(steps=1, settings=settings, autocast="none", changes=Changes(batch_size=3))
+    built = Request(steps=1, settings={**settings, "batch": "3", "autocast": "None"})
+
+    found = run_analysis(GPT2, off).report
+    assert found.peak == run_analysis(GPT2, built).report.peak
+    assert found.at_peak.by_category["autocast_cache"] == 0
+
+
+def test_weights_of_16_bits_and_the_room_that_is_left(run_graphmem: Callable[..., Any]) -> None:
+    """Two matrices of 1024 x 4096 and their biases; an A100 less its context."""
+    arguments = ("--set", "dtype=fp32", "--steps", "1", "--dtype", "bf16", "--format", "json")
+    outcome = run_graphmem("whatif", MLP, *arguments)
+
+    assert outcome.exit_code == 0, outcome.stderr
+    found = rows(outcome.stdout)
+    parameters = 2 * 1024 * 4096 + 4096 + 1024
+    assert found["parameter"] == (4 * parameters, 2 * parameters)
+    room = 85_100_068_864 - 543 * 2**20
+    reserved = found["peak reserved"]
+    assert found["left on the card"] == (room - reserved[0], room - reserved[1])
+
+
 def test_a_scaled_batch_is_what_build_makes_of_it() -> None:
     scaled = run_analysis(GPT2, Request(steps=1, settings={"batch": "1"}, changes=Changes(batch=3)))
     built = run_analysis(GPT2, Request(steps=1, settings={"batch": "3"}))
@@ -101,6 +126,8 @@ def test_activations_are_exchanged_as_modules_functions_and_methods() -> None:
     [
         ((), "nothing to change"),
         (("--batch", "much"), "--batch 'much' is not a factor"),
+        (("--batch", "0"), "--batch 0 is no batch"),
+        (("--dtype", "bf16", "--autocast", "fp16"), "--dtype bf16 is without autocast"),
         (("--activation", "gelu=magic"), "cannot replace the activation 'gelu' by 'magic'"),
         (("--checkpoint", "nothing"), "no module is called 'nothing'"),
         (("--freeze", "nothing"), "no parameter or module is called 'nothing'"),
@@ -119,5 +146,7 @@ def test_a_step_that_runs_itself_keeps_its_inputs() -> None:
     def build() -> TrainingStep:
         return TrainingStep(step=lambda: None)
 
+    with pytest.raises(InputError, match="--autocast cannot reach into a step that runs itself"):
+        run_analysis(build, Request(steps=1, autocast="none"))
     with pytest.raises(InputError, match="cannot reach the inputs of a step that runs itself"):
         run_analysis(build, Request(steps=1, changes=Changes(batch=2)))

@@ -55,6 +55,9 @@ class Comparison:
         )
         for name in (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER):
             yield Row(f"peak of {name}", _peak_of(self.before, name), _peak_of(self.after, name))
+        memory = self.before.memory, self.after.memory
+        if memory[0] is not None and memory[1] is not None:
+            yield Row("left on the card", memory[0].on_card.margin, memory[1].on_card.margin)
 
     def to_json(self) -> str:
         """The rows as JSON."""

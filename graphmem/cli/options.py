@@ -43,8 +43,12 @@ Environment = Annotated[
     ),
 ]
 Autocast = Annotated[
-    Literal["fp16", "bf16"] | None,
-    typer.Option("--autocast", help="Run forward and loss under autocast.", show_default=False),
+    Literal["fp16", "bf16", "none"] | None,
+    typer.Option(
+        "--autocast",
+        help="Run forward and loss under autocast, or without.  [default: what build() says]",
+        show_default=False,
+    ),
 ]
 Optimizer = Annotated[
     str | None,

@@ -42,7 +42,15 @@ def whatif(
     ] = None,
     batch: Annotated[
         str | None,
-        typer.Option("--batch", metavar="FACTORx", help="Scale the inputs, as 2x or 0.5x."),
+        typer.Option(
+            "--batch", metavar="FACTORx|SIZE", help="Scale the inputs, as 2x or 0.5x, or to a size."
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["fp16", "bf16"] | None,
+        typer.Option(
+            "--dtype", help="Weights and inputs in it, without autocast.", show_default=False
+        ),
     ] = None,
     output_format: Annotated[
         Literal["text", "json"], typer.Option("--format", help="For people or for machines.")
@@ -50,12 +58,14 @@ def whatif(
 ) -> None:
     """Compare a training step with a changed one, by category; both are traced, so both are exact.
 
-    Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu
+    Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu --batch 16
     """
     from graphmem.advice import Comparison
     from graphmem.analysis import Request, run_analysis
     from graphmem.changes import Changes
 
+    if dtype is not None and autocast not in (None, "none"):
+        raise InputError(f"--dtype {dtype} is without autocast", hint="leave one of both out")
     before = Request(
         gpu=gpu,
         torch=torch,
@@ -72,7 +82,9 @@ def whatif(
             freeze=tuple(freeze or ()),
             checkpoint=tuple(checkpoint or ()),
             activations=options.pairs(activation, "--activation"),
-            batch=None if batch is None else factor_of(batch),
+            batch=None if batch is None or batch.isdigit() else factor_of(batch),
+            batch_size=size_of(batch) if batch is not None and batch.isdigit() else None,
+            dtype=dtype,
         ),
     )
     if after == before:
@@ -86,6 +98,17 @@ def whatif(
         console().print(as_table(comparison))
 
 
+def size_of(text: str) -> int:
+    """The size of a batch.
+
+    Raises:
+        InputError: it is 0.
+    """
+    if not int(text):
+        raise InputError("--batch 0 is no batch", hint="write a size, or a factor as 0.5x")
+    return int(text)
+
+
 def factor_of(text: str) -> float:
     """The factor that `2x`, `0.5x` or `x2` means.
 
@@ -97,7 +120,9 @@ def factor_of(text: str) -> float:
     except ValueError:
         factor = 0
     if not 0 < factor < float("inf"):
-        raise InputError(f"--batch {text!r} is not a factor", hint="write it as 2x or 0.5x")
+        raise InputError(
+            f"--batch {text!r} is not a factor", hint="write it as 2x or 0.5x, or a size"
+        )
     return factor
 
 

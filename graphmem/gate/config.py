@@ -63,7 +63,7 @@ class _Options(BaseModel):
     gpu: GpuName = DEFAULT_GPU
     torch: str | None = None
     env: dict[str, Text] = Field(default_factory=dict)
-    autocast: Literal["fp16", "bf16"] | None = None
+    autocast: Literal["fp16", "bf16", "none"] | None = None
     optimizer: str | None = None
     grads: Literal["keep", "none"] = "none"
     steps: int = Field(default=3, ge=1)
