@@ -165,7 +165,7 @@ def run_case(run_graphmem: Run, folder: Path, text: str, *arguments: str) -> Out
     )
 
 
-SLOW = {"decoder_xl": 2}
+SLOW = {"decoder_xl": 2, "t4_preflight": 4}
 """How many figures of such a case are tested here; `graphmem verify --suite` runs them all."""
 
 
