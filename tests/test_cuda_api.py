@@ -563,12 +563,14 @@ class TestDevices:
         assert torch.cuda.get_device_capability() == (8, 0)
         assert torch.cuda.is_bf16_supported()
 
-    def test_what_surrounds_the_driver(self) -> None:
+    def test_what_surrounds_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop()) == (0, 0)
         with torch.cuda.profiler.profile():
             torch.cuda.check_error(0)
         with pytest.raises(torch.cuda.CudaError, match="out of memory"):
             torch.cuda.check_error(2)
+        # torch.testing._internal, which other tests import, forbids to set flags like this.
+        monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
         torch.backends.cudnn.benchmark_limit = 3
         assert torch.backends.cudnn.benchmark_limit == 3
         torch.cuda.set_sync_debug_mode("warn")

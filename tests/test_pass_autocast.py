@@ -78,7 +78,11 @@ def test_policies_agree_with_pytorchs_lists_operator_by_operator(name: str, posi
 
 
 def test_the_lists_name_the_operators_that_the_dispatcher_has_a_kernel_for() -> None:
-    """Every operator with a kernel under AutocastCUDA, and no other."""
+    """Every operator with a kernel under AutocastCUDA, and no other.
+
+    A CUDA build has one more (aten/src/ATen/cudnn/AutocastRNN.cpp), which the virtual GPU's
+    recurrent layers do not wait for: they cast before they call the operator.
+    """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     registered = {
         name.removeprefix("aten::").partition(".")[0]
@@ -86,7 +90,7 @@ def test_the_lists_name_the_operators_that_the_dispatcher_has_a_kernel_for() -> 
         if name.startswith("aten::") and has_kernel(name, "AutocastCUDA")
     }
 
-    assert registered - set(policies()) == {"binary_cross_entropy"}
+    assert registered - set(policies()) - {"_cudnn_rnn"} == {"binary_cross_entropy"}
     assert set(policies()) - registered == set()
 
 

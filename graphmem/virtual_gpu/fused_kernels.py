@@ -3,6 +3,8 @@
 A CPU build would take the composite for CUDA tensors, with other saved tensors. Where the
 dispatcher knows of a kernel for CUDA it takes the operator whole, with the derivative formula that
 every build has; the kernel itself is never called, because fake tensors are answered before it.
+A CUDA build knows of all these kernels; for a release that had not one yet it is told to take the
+composite.
 
 The list is every operator of native_functions.yaml with both `CUDA` and
 `CompositeImplicitAutograd` among its kernels, or with the former by its `structured_delegate`
@@ -24,12 +26,14 @@ _SINCE = {"_fused_rms_norm": (2, 9), "mish_backward": (1, 9), "silu_backward": (
 
 @contextmanager
 def fused_kernels(torch_release: tuple[int, int]) -> Iterator[None]:
-    """Let the dispatcher know of the kernels that a release has, while the context is open."""
+    """Let the dispatcher know of the kernels that a release has and no others, while it is open."""
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, since in _SINCE.items():
             if torch_release >= since:
                 library.impl(name, _never_called, "CUDA")
+            else:
+                library.impl(name, getattr(torch.ops.aten, name).default.decompose, "AutogradCUDA")
         yield
     finally:
         library._destroy()
