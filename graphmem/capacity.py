@@ -2,8 +2,8 @@
 
 A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
 where the driver refuses. What the context takes is an estimate; the verdict is certain iff it is
-the same where the context takes `CONTEXT_UNCERTAINTY_BYTES` less, and where it takes as much more
-and the driver leaves as little of the card as another one was seen to leave.
+the same where the context takes `CONTEXT_UNCERTAINTY_BYTES` less and the driver leaves as much of
+the card as any was seen to leave, and where it takes as much more and the driver leaves as little.
 
 Not covered: what cuDNN and cuBLAS do when their workspace is refused (they take a slower plan), and
 other processes on the card.
@@ -12,7 +12,7 @@ other processes on the card.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphmem.allocator import CachingAllocator, OutOfMemory
 from graphmem.gpus import CONTEXT_UNCERTAINTY_BYTES
@@ -100,15 +100,20 @@ def judge(found: Sequence[Change], runtime: Runtime, unbounded: Timeline) -> Ver
         unbounded: the same changes where there is no end of memory.
     """
     whole = Replay(unbounded)
-    estimate, uncertainty = runtime.gpu.context_bytes, CONTEXT_UNCERTAINTY_BYTES
-    spread = runtime.gpu.memory_spread_bytes
+    gpu, estimate, uncertainty = runtime.gpu, runtime.gpu.context_bytes, CONTEXT_UNCERTAINTY_BYTES
+    most = gpu.memory_bytes + gpu.memory_surplus_bytes
+    least = gpu.memory_bytes - gpu.memory_spread_bytes
 
-    def on_card(context_bytes: int) -> Replay:
-        allocator = runtime.new_allocator(context_bytes=context_bytes)
+    def on_card(memory_bytes: int, context_bytes: int) -> Replay:
+        card = replace(runtime, gpu=replace(gpu, memory_bytes=memory_bytes))
+        allocator = card.new_allocator(context_bytes=context_bytes)
         return whole if _never_full(allocator, whole.reserved_bytes) else replay(found, allocator)
 
-    result = on_card(estimate)
-    others = [on_card(max(0, estimate - uncertainty)), on_card(estimate + uncertainty + spread)]
+    result = on_card(gpu.memory_bytes, estimate)
+    others = [
+        on_card(most, max(0, estimate - uncertainty)),
+        on_card(least, estimate + uncertainty),
+    ]
     fits = result.refused is None
     capacity = _capacity_of(runtime.new_allocator())
     return Verdict(

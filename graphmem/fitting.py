@@ -75,6 +75,7 @@ class CardFit(msgspec.Struct, frozen=True):
     context: int
     context_uncertainty: int
     memory_spread: int
+    memory_surplus: int
     largest: int | None
     is_bounded: bool
     probes: list[Probe]
@@ -237,6 +238,7 @@ class _Search:
             context=card.context,
             context_uncertainty=card.context_uncertainty,
             memory_spread=card.memory_spread,
+            memory_surplus=card.memory_surplus,
             largest=largest,
             is_bounded=refused is not None,
             probes=(probes := [self._probe(value) for value in sorted(self.reports)]),

@@ -2,8 +2,9 @@
 
 `memory_bytes` is what `torch.cuda.get_device_properties().total_memory` printed on a real card
 (deviceQuery prints the same number). It is less than the nominal size by what ECC and the driver
-set aside, and differs by some MiB between drivers: for one card 85,017,755,648 and 85,045,477,376
-bytes were both seen. Five rows were seen in whole MiB only; their `memory_note` says so.
+set aside, and differs between drivers in either direction, by up to 189 MiB: a row has what the
+newest driver printed that was found, and `other_memory_bytes` what others did. Five rows were seen
+in whole MiB only; their `memory_note` says so.
 
 Compute capability, multiprocessors and threads: NVIDIA's data sheets, CUDA C++ Programming Guide
 ("Technical Specifications per Compute Capability"), and shared/cuda_memory_facts.md section 0.
@@ -86,7 +87,7 @@ class Gpu:
         multiprocessors: streaming multiprocessors that a program sees.
         aliases: other names that `find_gpu` takes.
         memory_note: what is not exact in `memory_bytes`, or empty.
-        memory_spread_bytes: how much less of the card another driver was seen to leave.
+        other_memory_bytes: what other drivers printed.
     """
 
     name: str
@@ -96,7 +97,17 @@ class Gpu:
     multiprocessors: int
     aliases: tuple[str, ...] = ()
     memory_note: str = ""
-    memory_spread_bytes: int = 0
+    other_memory_bytes: tuple[int, ...] = ()
+
+    @property
+    def memory_spread_bytes(self) -> int:
+        """How much less of the card another driver was seen to leave."""
+        return self.memory_bytes - min((self.memory_bytes, *self.other_memory_bytes))
+
+    @property
+    def memory_surplus_bytes(self) -> int:
+        """How much more of the card another driver was seen to leave."""
+        return max((self.memory_bytes, *self.other_memory_bytes)) - self.memory_bytes
 
     @property
     def max_threads_per_multiprocessor(self) -> int:
@@ -133,27 +144,29 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("v100-16gb", "Tesla V100-SXM2-16GB", 16_928_342_016, (7, 0), 80, ("v100",)),
     # deviceQuery 11.4
     Gpu("v100-32gb", "Tesla V100-SXM2-32GB", 34_089_730_048, (7, 0), 80),
-    # Google Colab, torch and CUDA 12.4 (ECC on); with driver 580.82, in 2026, 15,637,086,208.
+    # Google Colab in 2026, driver 580.82.07 and torch 2.11.0+cu128 (several public logs); in 2025,
+    # CUDA 12.4 (ECC on), 15,828,320,256; deviceQuery 12.0 elsewhere, 15,835,398,144.
     Gpu(
         "t4",
         "Tesla T4",
-        15_828_320_256,
+        15_637_086_208,
         (7, 5),
         40,
-        memory_spread_bytes=15_828_320_256 - 15_637_086_208,
+        other_memory_bytes=(15_828_320_256, 15_835_398_144),
     ),
     # deviceQuery 12.8
     Gpu("a10", "NVIDIA A10", 23_696_375_808, (8, 6), 72),
     # get_device_properties() of torch 2.15 (nightly): 22587MB and 80 multiprocessors
     Gpu("a10g", "NVIDIA A10G", 22_587 * _MIB, (8, 6), 80, memory_note=_READ_IN_MIB),
-    # PyTorch's allocator's own warning: "total: 42405855232". Older drivers: 42,298,834,944.
+    # PyTorch's allocator's own warning: "total: 42405855232", and deviceQuery 13.0 (PCIe card);
+    # deviceQuery 12.2, 42,298,834,944.
     Gpu(
         "a100-40gb",
         "NVIDIA A100-SXM4-40GB",
         42_405_855_232,
         (8, 0),
         108,
-        memory_spread_bytes=42_405_855_232 - 42_298_834_944,
+        other_memory_bytes=(42_298_834_944,),
     ),
     # deviceQuery 12.5. A bare "a100" is this card, the default of graphmem.
     Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", 85_100_068_864, (8, 0), 108, ("a100",)),

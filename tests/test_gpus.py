@@ -127,6 +127,16 @@ def test_the_cublas_workspace_depends_on_capability_and_torch(
     assert find_gpu(name).cublas_workspace_bytes(torch_version) == workspace_bytes
 
 
+def test_a_card_has_what_its_newest_driver_leaves_and_others_leave_less_or_more() -> None:
+    """Public logs: a T4 of 2026 with driver 580.82.07, and A100s with CUDA 13.0 and 12.2."""
+    t4, a100 = find_gpu("t4"), find_gpu("a100-40gb")
+
+    assert (t4.memory_bytes, t4.memory_spread_bytes) == (15_637_086_208, 0)
+    assert t4.memory_surplus_bytes == 15_835_398_144 - 15_637_086_208
+    assert (a100.memory_bytes, a100.memory_surplus_bytes) == (42_405_855_232, 0)
+    assert a100.memory_spread_bytes == 42_405_855_232 - 42_298_834_944
+
+
 def test_a_version_of_torch_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="not a version of torch: 'newest'"):
         find_gpu("a100").cublas_workspace_bytes("newest")

@@ -103,10 +103,20 @@ def test_a_verdict_within_the_uncertainty_of_the_context_says_so(
 
 def test_a_verdict_that_another_driver_would_change_says_so() -> None:
     """462 MiB fit beside the largest context, into 472; not where a driver leaves 20 less."""
-    other_drivers = replace(TINY, memory_spread_bytes=20 * MIB)
+    other_drivers = replace(TINY, other_memory_bytes=(TINY.memory_bytes - 20 * MIB,))
 
     assert verdict_on(changes_of(462 * MIB)).is_certain
     assert not verdict_on(changes_of(462 * MIB), other_drivers).is_certain
+
+
+def test_a_verdict_that_a_driver_with_more_room_would_change_says_so() -> None:
+    """740 MiB are too much beside the smallest context, for 728; not where 20 more are left."""
+    other_drivers = replace(TINY, other_memory_bytes=(TINY.memory_bytes + 20 * MIB,))
+
+    assert verdict_on(changes_of(740 * MIB)).is_certain
+    verdict = verdict_on(changes_of(740 * MIB), other_drivers)
+    assert not verdict.is_certain
+    assert (verdict.fits, verdict.capacity_bytes) == (False, CAPACITY)
 
 
 def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:
@@ -182,7 +192,7 @@ def test_a_step_that_runs_out_names_the_operation_and_the_message(refused: Repor
     assert (on_card.refused.step, on_card.refused.phase) == (0, "optimizer")
     assert on_card.refused.op == "aten.zeros_like.default"
     assert (on_card.refused.requested, on_card.refused.tried) == (6 * GIB, 6 * GIB)
-    assert "Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 14.74 GiB" in (
+    assert "Tried to allocate 6.00 GiB. GPU 0 has a total capacity of 14.56 GiB" in (
         on_card.refused.message
     )
 

@@ -142,5 +142,5 @@ def test_what_the_context_takes_is_in_use_and_not_free() -> None:
 def test_a_runtime_s_allocator_speaks_as_its_torch() -> None:
     allocator = Runtime(find_gpu("t4"), "2.1.2", {}).new_allocator()
 
-    with pytest.raises(OutOfMemory, match=r"has a total capacty of 14\.74 GiB of which 14\.55 GiB"):
+    with pytest.raises(OutOfMemory, match=r"has a total capacty of 14\.56 GiB of which 14\.37 GiB"):
         allocator.malloc(16 * GIB)

@@ -26,7 +26,7 @@ def test_the_card_s_memory_without_the_context_is_the_capacity() -> None:
 
     allocator = runtime().new_allocator()
 
-    assert 15_828_320_256 - gpu.context_bytes == allocator.device.capacity_bytes
+    assert 15_637_086_208 - gpu.context_bytes == allocator.device.capacity_bytes
 
 
 def test_an_unbounded_allocator_has_no_capacity() -> None:

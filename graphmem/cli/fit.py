@@ -200,5 +200,6 @@ def _footnotes(card: CardFit, name: str) -> Iterator[str]:
     context, uncertainty = format_bytes(card.context), format_bytes(card.context_uncertainty)
     room = f"{card.capacity:,} bytes"
     yield f"PyTorch can have {room}, beside {context} ± {uncertainty} of CUDA context"
-    if card.memory_spread:
-        yield f"some drivers leave {format_bytes(card.memory_spread)} less of this card"
+    for nbytes, word in ((card.memory_spread, "less"), (card.memory_surplus, "more")):
+        if nbytes:
+            yield f"some drivers leave {format_bytes(nbytes)} {word} of this card"

@@ -48,6 +48,7 @@ def _row_as_json(gpu: Gpu) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "memory_note": gpu.memory_note,
         "memory_spread_bytes": gpu.memory_spread_bytes,
+        "memory_surplus_bytes": gpu.memory_surplus_bytes,
         "context_bytes": gpu.context_bytes,
         "compute_capability": list(gpu.compute_capability),
         "multiprocessors": gpu.multiprocessors,

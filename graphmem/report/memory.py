@@ -91,6 +91,7 @@ def _on_card(
         context=runtime.gpu.context_bytes,
         context_uncertainty=CONTEXT_UNCERTAINTY_BYTES,
         memory_spread=runtime.gpu.memory_spread_bytes,
+        memory_surplus=runtime.gpu.memory_surplus_bytes,
         allocated=verdict.replay.allocated_bytes,
         reserved=verdict.replay.reserved_bytes,
         margin=verdict.margin_bytes,

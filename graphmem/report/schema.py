@@ -134,13 +134,13 @@ class OnCard(msgspec.Struct, frozen=True):
 
     Attributes:
         fits: whether it does.
-        within_estimate: whether the answer is another one where there is `context_uncertainty` more
-            room, or `context_uncertainty + memory_spread` less.
+        within_estimate: whether the answer is another one where there is `context_uncertainty +
+            memory_surplus` more room, or `context_uncertainty + memory_spread` less.
         capacity: what the allocator can have: the card's memory less `context`, or what a memory
             fraction allows.
         context: what the process takes besides; an estimate.
         context_uncertainty: how far it may be off, either way.
-        memory_spread: how much less of the card other drivers leave.
+        memory_spread, memory_surplus: how much less and more of the card other drivers leave.
         allocated, reserved: the highest on the card; up to the refusal where there is one.
         margin: what is left where the most is reserved; negative where the step does not fit: how
             much more than `capacity` it would reserve where there is no end of memory.
@@ -159,6 +159,7 @@ class OnCard(msgspec.Struct, frozen=True):
     margin: int
     cache_emptied: int
     refused: Refusal | None
+    memory_surplus: int = 0
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):

@@ -111,9 +111,9 @@ def _context(card: OnCard) -> str:
 
 
 def _spread(card: OnCard) -> str:
-    if not card.memory_spread:
-        return ""
-    return f" (some drivers leave {format_bytes(card.memory_spread)} less)"
+    spread = ((card.memory_spread, "less"), (card.memory_surplus, "more"))
+    parts = [f"{format_bytes(nbytes)} {word}" for nbytes, word in spread if nbytes]
+    return f" (some drivers leave {', others '.join(parts)})" if parts else ""
 
 
 def _emptied(card: OnCard) -> Iterator[Text]:
@@ -234,13 +234,14 @@ def _allocator(report: Report) -> Iterator[Text | Table]:
     yield Text()
 
 
-def _findings(report: Report) -> Iterator[Text]:
+def _findings(report: Report) -> Iterator[Text | Padding]:
     if not report.findings:
         return
     yield Text("what the passes found", style="bold")
     for found in report.findings:
+        yield Text(f"  {found.found_by}")
         for line in found.lines:
-            yield Text(f"  {found.found_by}: {line}")
+            yield Padding(Text(line), (0, 0, 0, 4))
     yield Text()
 
 
