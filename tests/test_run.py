@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,15 +31,6 @@ def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
         return run_graphmem("run", *map(str, arguments))
 
     return call
-
-
-@contextmanager
-def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """`graphmem run ARGUMENTS…` in a process of its own."""
-    command = [sys.executable, "-m", "graphmem", "run", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as started:
-        yield started
 
 
 def report_of(path: Path) -> dict:
@@ -220,6 +207,18 @@ class TestFindings:
         assert "40 segments" in line
         assert "fragmenting.py:10, held by `kept`" in line
 
+    def test_the_text_names_a_finding_once_above_its_lines(self, run: Run) -> None:
+        done = run("--gpu", "h100", SCRIPTS / "fragmenting.py")
+
+        _, _, told = done.stderr.partition("what the passes found\n")
+        name, total, line, rest, *_ = told.splitlines()
+        assert name == "  fragmentation"
+        assert total.startswith("    720.0 MiB")
+        # what belongs to a line stands below it, also where it is broken
+        assert line.startswith(" " * 6 + f"{40 * 18 * MIB:,} bytes of 40 segments")
+        assert rest.startswith(" " * 6)
+        assert rest[6] != " "
+
     def test_a_script_that_runs_out_goes_on_as_on_a_card(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
@@ -314,20 +313,17 @@ class TestMeaningOfEnds:
     def test_interrupted_it_reports_what_it_has(self, run: Run, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(
-            "import time, torch\n"
+            "import signal, torch\n"
             "x = torch.ones(1 << 20, device='cuda')\n"
-            "print('ready', flush=True)\n"
-            "time.sleep(60)\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "signal.raise_signal(signal.SIGINT)\n"
         )
-        with process(script) as started:
-            assert started.stdout is not None
-            assert started.stdout.readline() == "ready\n"
-            started.send_signal(signal.SIGINT)
-            _, stderr = started.communicate(timeout=60)
 
-        assert started.returncode == 130
-        assert "graphmem: interrupted" in stderr
-        assert f"({4 << 20:,} bytes)" in stderr
+        done = run(script)
+
+        assert done.exit_code == 130
+        assert "graphmem: interrupted" in done.stderr
+        assert f"({4 << 20:,} bytes)" in done.stderr
 
     def test_a_script_finds_what_python_gives_it(self, run: Run, tmp_path: Path) -> None:
         (tmp_path / "beside.py").write_text("WORD = 'found'\n")

@@ -241,7 +241,8 @@ def _findings(report: Report) -> Iterator[Text | Padding]:
     for found in report.findings:
         yield Text(f"  {found.found_by}")
         for line in found.lines:
-            yield Padding(Text(line), (0, 0, 0, 4))
+            told = line.lstrip()
+            yield Padding(Text(told), (0, 0, 0, 4 + len(line) - len(told)))
     yield Text()
 
 
