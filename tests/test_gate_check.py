@@ -227,3 +227,34 @@ def test_the_same_baseline_comes_from_a_cluster_of_two_workers(project: Project)
 
     assert run.exit_code == 0, run.stderr
     assert project.lock == local
+
+
+def test_a_workers_profiler_rests_while_it_traces() -> None:
+    """Its samples hold frames, and with them tensors that the step has let go."""
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    from graphmem.gate.jobs import dask_executor, undisturbed
+
+    def samples() -> int:
+        before: int = distributed.get_worker().profile_recent["count"]
+        time.sleep(0.2)
+        return int(distributed.get_worker().profile_recent["count"]) - before
+
+    def alone_and_watched() -> tuple[int, int]:
+        with undisturbed():
+            alone = samples()
+        return alone, samples()
+
+    often = {"distributed.worker.profile.interval": "2ms", "distributed.worker.profile.cycle": "1h"}
+    with (
+        dask.config.set(often),
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        dask_executor(cluster.scheduler_address) as executor,
+    ):
+        alone, watched = executor.submit(alone_and_watched).result()
+
+    assert alone == 0
+    assert watched > 0

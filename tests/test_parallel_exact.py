@@ -60,8 +60,14 @@ def traced(build: Callable[[], TrainingStep]) -> tuple[StepGraph, dict[int, Prog
     return graph, run_passes(graph, runtime)["kernel_memory"].programs
 
 
-def planner(build: Callable[[], TrainingStep]) -> Planner:
-    return Planner(*traced(build), runtime_of(REQUEST))
+@cache
+def traced_fixture(name: str, **settings: Any) -> tuple[StepGraph, dict[int, Program]]:
+    """Traced once for all tests; nothing changes a trace."""
+    return traced(lambda: fixture(name).build(**settings))
+
+
+def planner(name: str, settings: dict[str, Any]) -> Planner:
+    return Planner(*traced_fixture(name, **settings), runtime_of(REQUEST))
 
 
 def simulated(build: Callable[[], TrainingStep]) -> tuple[int, int]:
@@ -88,7 +94,7 @@ def planned(made: Planner, layout: Layout) -> tuple[int, int]:
 )
 def test_one_gpu_is_the_trace_itself(name: str, settings: dict[str, Any]) -> None:
     """Conservation: a layout of one rank holds the same bytes at the same moments."""
-    graph, programs = traced(lambda: fixture(name).build(**settings))
+    graph, programs = traced_fixture(name, **settings)
     timeline = simulate(graph, programs)
     moment = timeline.peak()[0]
     alive: dict[str, int] = {}
@@ -110,9 +116,7 @@ def test_micro_batches_are_gradient_accumulation() -> None:
     """
     real = simulated(lambda: replace(fixture("gpt2").build(**{**GPT2, "batch": 2}), accumulate=4))
 
-    allocated, reserved = planned(
-        planner(lambda: fixture("gpt2").build(**GPT2)), Layout(micro_batches=4)
-    )
+    allocated, reserved = planned(planner("gpt2", GPT2), Layout(micro_batches=4))
 
     assert (allocated + SCALAR_BLOCK, reserved) == real
 
@@ -142,7 +146,7 @@ def test_tensor_parallel_rank_is_what_a_rank_would_run(changes: dict[str, Any]) 
     """Every storage of the rank has the bytes that the hand-written rank's has."""
     layout = Layout(tensor=2)
     graph, programs = traced(lambda: one_rank_of_llama(2, **changes))
-    whole = planner(lambda: fixture("llama").build(**{**LLAMA, **changes}))
+    whole = planner("llama", {**LLAMA, **changes})
     shares = Shares(whole.graph, whole.dimensions, layout)
 
     assert [shares.nbytes(each) for each in whole.graph.storages] == [
@@ -171,7 +175,7 @@ def one_rank_of_gpt2(ways: int, **changes: Any) -> TrainingStep:
 
 @pytest.mark.parametrize("attention", ["written_out", "sdpa"])
 def test_fused_projections_are_divided_by_heads(attention: str) -> None:
-    whole = planner(lambda: fixture("gpt2").build(**GPT2, attention=attention))
+    whole = planner("gpt2", {**GPT2, "attention": attention})
     own = simulated(lambda: one_rank_of_gpt2(2, attention=attention))
 
     assert planned(whole, Layout(tensor=2)) == own
@@ -180,7 +184,7 @@ def test_fused_projections_are_divided_by_heads(attention: str) -> None:
 def test_recurrent_layers_are_whole_under_tensor_parallelism() -> None:
     """Nobody divides them; the head behind them is divided as any other."""
     sizes = {"vocab": 100, "width": 32, "batch": 2, "seq": 8}
-    made = planner(lambda: fixture("lstm").build(**sizes))
+    made = planner("lstm", sizes)
 
     assert {column.weight for column in made.dimensions.columns} == {
         "embedding.weight",
@@ -194,7 +198,7 @@ def test_a_middle_stage_sends_both_ways() -> None:
     Besides, the targets, 256 of int64, which the first stage has and the last one reads.
     """
     stream, targets = 256 * 256 * 4, 256 * 8
-    made = planner(lambda: fixture("llama").build(**{**LLAMA, "layers": 4, "autocast": None}))
+    made = planner("llama", {**LLAMA, "layers": 4, "autocast": None})
 
     ranks = made.plan(Layout(pipeline=4, micro_batches=2))
 
@@ -210,7 +214,7 @@ def test_context_parallel_rank_has_fewer_positions() -> None:
     """
     tables = 2 * (256 - 64) * 32 * 4
     allocated, _ = simulated(lambda: fixture("llama").build(**{**LLAMA, "seq": 64}))
-    whole = planner(lambda: fixture("llama").build(**LLAMA))
+    whole = planner("llama", LLAMA)
     layout = Layout(context=4)
     shares = Shares(whole.graph, whole.dimensions, layout)
 
@@ -227,7 +231,7 @@ def test_context_parallel_rank_has_fewer_positions() -> None:
 
 def test_sharded_sequence_leaves_no_whole_feature_axis() -> None:
     """Sequence parallelism divides what tensor parallelism leaves whole: saved norms and sums."""
-    whole = planner(lambda: fixture("llama").build(**LLAMA))
+    whole = planner("llama", LLAMA)
     tensor = Shares(whole.graph, whole.dimensions, Layout(tensor=2))
     sequence = Shares(whole.graph, whole.dimensions, Layout(tensor=2, sequence_parallel=True))
 

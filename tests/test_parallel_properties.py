@@ -52,7 +52,7 @@ LAYOUTS = st.builds(
     bucket_view=st.booleans(),
     reshard_after_forward=st.booleans(),
 )
-A_FEW = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+A_FEW = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @A_FEW
@@ -112,8 +112,8 @@ def test_more_zero_never_needs_more_at_rest(layout: Layout, precision: Precision
     fields = {
         "data": layout.data,
         "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        "micro_batches": layout.micro_batches,
+        "pipeline": min(layout.pipeline, 2),
+        "micro_batches": min(layout.micro_batches, 2),
         "precision": precision,
     }
 

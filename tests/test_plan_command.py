@@ -114,13 +114,13 @@ def test_search_lists_what_fits_by_what_is_sent(run_graphmem: Run) -> None:
 
 
 def test_search_on_dask(run_graphmem: Run) -> None:
-    """Without the workers' sampling profiler, which holds frames, and tensors with them."""
+    """The workers' sampling profiler, which holds frames, and tensors with them, does no harm."""
     distributed = pytest.importorskip("distributed")
     import dask
 
-    unwatched = dask.config.set({"distributed.worker.profile.enabled": False})
+    watched = dask.config.set({"distributed.worker.profile.interval": "1ms"})
     with (
-        unwatched,
+        watched,
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
         ) as cluster,

@@ -3,7 +3,9 @@
 Clauses:
   (1) each job of this machine has a process of its own, so nothing leaks from one target to the
       next, and one that dies takes no other along;
-  (2) on Dask the same function runs on the workers, which see the same files at the same paths.
+  (2) on Dask the same function runs on the workers, which see the same files at the same paths. A
+      trace patches torch, so the threads of one worker take turns; and the worker's sampling
+      profiler rests meanwhile (`undisturbed`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from concurrent.futures import Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -66,7 +69,7 @@ def perform(job: Job) -> Outcome:
     from graphmem.analysis import analyze
 
     options = {each: getattr(job.request, each) for each in Request.__dataclass_fields__}
-    with _ONE_AT_A_TIME, contextlib.chdir(job.root), contextlib.redirect_stdout(sys.stderr):
+    with undisturbed(), contextlib.chdir(job.root), contextlib.redirect_stdout(sys.stderr):
         try:
             with listening() as sources:
                 report = analyze(job.target, **options)
@@ -78,6 +81,46 @@ def perform(job: Job) -> Outcome:
                 InternalError(f"graphmem itself failed: {type(error).__name__}: {error}")
             )
     return Outcome(report, digests)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Trace alone in this process, and without a Dask worker's sampling profiler.
+
+    The profiler takes hold of the frames that run (`Worker.trigger_profile` in
+    distributed/worker.py), and with them of tensors that would be gone otherwise. It goes on
+    afterwards.
+    """
+    with _ONE_AT_A_TIME:
+        worker = _dask_worker()
+        sampler = None if worker is None else worker.periodic_callbacks.get("profile")
+        if worker is None or sampler is None or not sampler.is_running():
+            yield
+            return
+        _run_on_loop(worker, sampler.stop)
+        try:
+            yield
+        finally:
+            _run_on_loop(worker, sampler.start)
+
+
+def _dask_worker() -> Any:
+    """The worker whose thread this is, or None."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        return distributed.get_worker()
+    except ValueError:
+        return None
+
+
+def _run_on_loop(worker: Any, act: Callable[[], None]) -> None:
+    """Call on the worker's event loop, where the profiler runs, and wait until it is done."""
+    done = threading.Event()
+    worker.loop.add_callback(act)
+    worker.loop.add_callback(done.set)
+    done.wait()
 
 
 def _failed(error: GraphmemError) -> Outcome:

@@ -1,14 +1,11 @@
 """Searches as jobs: of one model here, or of many on a Dask cluster.
 
 On Dask the same function runs on the workers, which see the same files at the same paths, as
-`graphmem check --dask` has it (graphmem/gate/jobs.py). A worker's sampling profiler
-(`distributed.worker.profile.enabled`) takes hold of the frames that run, and of the tensors in
-them, so that some live a little longer than they would; start workers without it.
+`graphmem check --dask` has it (graphmem/gate/jobs.py).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -16,12 +13,12 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from graphmem.analysis import Request
+from graphmem.gate.jobs import dask_executor, undisturbed
 from graphmem.parallel.schema import Search
 from graphmem.parallel.search import Searcher, Wanted, search
 from graphmem.parallel.tracing import planner_for
 
 Progress = Callable[[str], None]
-_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
     Raises:
         InputError: the target cannot be traced.
     """
-    with _ONE_AT_A_TIME:  # a trace patches torch, so threads of one worker must wait
+    with undisturbed():
         return _perform(hunt, progress)
 
 
@@ -83,8 +80,6 @@ def run_hunts(
     """
     if dask is None:
         return [perform(hunt, progress) for hunt in hunts]
-    from graphmem.gate.jobs import dask_executor
-
     with dask_executor(dask) as executor:
         futures: list[Future[Search]] = [executor.submit(perform, hunt) for hunt in hunts]
         return [future.result() for future in futures]
