@@ -260,6 +260,19 @@ class TestInference:
 
         assert "aten._scaled_dot_product_flash_attention.default" in targets(graph)
 
+    def test_what_it_made_is_read_outside_of_it(self) -> None:
+        """Then `item`, which is a composite as well, reaches the trace whole."""
+        read = []
+
+        def step() -> None:
+            with torch.inference_mode():
+                score = torch.ones(4, device="cuda").sum()
+            read.append(score.item())
+
+        traced(stepping(step))
+
+        assert read == [0.0]
+
     def test_a_step_of_the_users_own_cannot_be_inference(self) -> None:
         with pytest.raises(InputError, match="inference cannot be asked"):
             traced(stepping(lambda: None), inference=True)

@@ -135,7 +135,7 @@ class TraceMode(TorchDispatchMode):
         special = self._special.get(func)
         if special is not None:
             return special(func, types, args, kwargs)
-        if torch.is_inference_mode_enabled() and func._can_decompose():
+        if _is_inference(args) and func._can_decompose():
             return self._decompose(func, types, args, kwargs)
         if func in WATCHED:
             return self._run_in_form(func, types, args, kwargs, sys._getframe(1))
@@ -424,6 +424,13 @@ def _device_of(func: Any, types: Any, args: tuple[FakeTensor], kwargs: Any) -> t
 def _run_unrecorded(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
     """What the profiler notes is no part of the step."""
     return func(*args, **kwargs)
+
+
+def _is_inference(args: tuple[Any, ...]) -> bool:
+    """Whether a call may bring inference tensors, which outlive the mode that made them."""
+    return torch.is_inference_mode_enabled() or any(
+        tensor.is_inference() for tensor in tensors_of(args)
+    )
 
 
 def _at(source: Source | None) -> str:
