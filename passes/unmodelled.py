@@ -6,7 +6,12 @@ approximate:
       allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp);
   (2) LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space, dropout state and
       workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp);
-  (3) operations for which a rule of `kernel_memory` lacks the layout of an operand.
+  (3) operations for which a rule of `kernel_memory` lacks the layout of an operand;
+  (4) cuSOLVER's and MAGMA's workspaces behind `torch.linalg`, and composites of it that a trace
+      runs in another form than a run that nobody observes (docs/kernel_memory.md, last section);
+  (5) derivatives whose formula depends on data: the trace runs the one that needs no data
+      (torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/ReduceOps.cpp,
+      `prod_backward`, `masked_fill_backward`, `cumprod_backward`).
 """
 
 from __future__ import annotations
@@ -18,6 +23,10 @@ from graphmem.runtime import Runtime
 
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.", "aten.cudnn_convolution")
 _RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
+_LINALG = ("aten._linalg_", "aten.linalg_")
+_NO_SOLVER = ("aten.linalg_vector_norm.", "aten.linalg_cross.")
+_PRODUCTS = frozenset({"ProdBackward0", "ProdBackward1", "CumprodBackward0"})
+_FILLS = frozenset({"MaskedFillBackward1"})
 
 
 def find_unmodelled(
@@ -44,6 +53,25 @@ def find_unmodelled(
             "0 bytes",
             "cuDNN decides it by its choice of algorithm",
         ),
+        _assumption(
+            [op for op in _matching(graph, _LINALG) if not op.target.startswith(_NO_SOLVER)],
+            "workspace of torch.linalg's solvers",
+            "0 bytes",
+            "cuSOLVER or MAGMA decides it; svdvals() and eigvalsh() without a gradient are "
+            "taken to compute vectors, too",
+        ),
+        _assumption(
+            _of_nodes(graph, _PRODUCTS),
+            "zeros among the factors of prod() or cumprod()",
+            "some, without the masks that find them",
+            "the derivative's formula depends on data; where there are none it takes less",
+        ),
+        _assumption(
+            _of_nodes(graph, _FILLS),
+            "elements that masked_fill() fills",
+            "all of them (the bound)",
+            "the derivative of the value depends on data",
+        ),
         *memory.assumptions,
     ]
     return tuple(each for each in found if each is not None)
@@ -51,6 +79,14 @@ def find_unmodelled(
 
 def _matching(graph: StepGraph, prefixes: tuple[str, ...]) -> list[Op]:
     return [op for op in graph.ops if op.target.startswith(prefixes)]
+
+
+def _of_nodes(graph: StepGraph, names: frozenset[str]) -> list[Op]:
+    """One operation for each time that one of the nodes ran."""
+    ran = {
+        op.forward: op for op in graph.ops if op.autograd_node in names and op.forward is not None
+    }
+    return list(ran.values())
 
 
 def _assumption(ops: list[Op], what: str, value: str, why: str) -> Assumption | None:

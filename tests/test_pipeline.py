@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import torch.fx
 from hypothesis import given
 from hypothesis import strategies as st
 
+import graphmem
+from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
@@ -63,3 +66,21 @@ def test_the_documentation_names_every_operator_with_a_rule() -> None:
     missing = [name for name in RULES if f"`{name.removeprefix('aten.')}`" not in text]
 
     assert missing == []
+
+
+def test_what_depends_on_data_or_on_a_solver_is_named_once_a_run() -> None:
+    def step() -> None:
+        x = torch.randn(4, 4, device="cuda", requires_grad=True)
+        value = torch.ones((), device="cuda", requires_grad=True)
+        filled = x.masked_fill(x.isnan(), value)
+        (filled.prod() + filled.prod(0).sum() + filled.norm()).backward()
+        torch.linalg.eigvalsh(x)
+
+    report = graphmem.analyze(lambda: TrainingStep(step=step), steps=1)
+
+    assert {each.what: each.times for each in report.assumptions} == {
+        "workspace of torch.linalg's solvers": 1,
+        "zeros among the factors of prod() or cumprod()": 2,
+        "elements that masked_fill() fills": 1,
+        "storage of CUB's scan": 2,
+    }
