@@ -325,6 +325,28 @@ class TestMeaningOfEnds:
         assert "graphmem: interrupted" in done.stderr
         assert f"({4 << 20:,} bytes)" in done.stderr
 
+    def test_what_cannot_be_followed_is_told_after_the_report(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import torch\n"
+            "library = torch.library.Library('graphmem_test', 'DEF')\n"
+            "library.define('opaque(Tensor x) -> Tensor')\n"
+            "x = torch.ones(1 << 20, device='cuda')\n"
+            "torch.ops.graphmem_test.opaque(x)\n"
+        )
+
+        done = run(script)
+
+        assert done.exit_code == 2
+        report, _, error = done.stderr.partition("error: ")
+        assert f"({4 << 20:,} bytes)" in report
+        said, hint = error.splitlines()
+        assert "operator graphmem_test.opaque.default has no meta kernel" in said
+        assert "script.py:5" in said
+        assert hint.startswith("hint: register one with torch.library.register_fake")
+
     def test_a_script_finds_what_python_gives_it(self, run: Run, tmp_path: Path) -> None:
         (tmp_path / "beside.py").write_text("WORD = 'found'\n")
         script = tmp_path / "script.py"

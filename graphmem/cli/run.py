@@ -102,6 +102,8 @@ def run(
     if ending.why is not None:
         tell(ending.why)
     _show(device.report(), output_format, output)
+    if ending.error is not None:
+        raise ending.error
     raise typer.Exit(ending.exit_code)
 
 

@@ -6,9 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from graphmem.errors import GraphmemError
+from graphmem.errors import GraphmemError, InputError
 from graphmem.live.gpu import VirtualGpu
-from graphmem.live.script import Program, without_graphmem
+from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
 from graphmem.live.session import EnoughSteps
 
 INTERRUPTED = 130
@@ -21,10 +21,12 @@ class Ending:
     Attributes:
         exit_code: what Python would have returned.
         why: in words, None where it just ended.
+        error: what graphmem could not do for it, which ended it; to be raised after the report.
     """
 
     exit_code: int
     why: str | None = None
+    error: InputError | None = None
 
 
 def run(program: Program, gpu: VirtualGpu) -> Ending:
@@ -33,10 +35,10 @@ def run(program: Program, gpu: VirtualGpu) -> Ending:
     What it raises is printed as Python prints it, without the lines of graphmem.
 
     Raises:
-        InputError: there is no such program.
+        NoSuchProgramError: there is no such program.
     """
+    gpu.enter(sys._getframe())
     try:
-        gpu.enter(sys._getframe())
         try:
             program.run(gpu.finish)
         finally:
@@ -47,6 +49,10 @@ def run(program: Program, gpu: VirtualGpu) -> Ending:
         return Ending(_exit_code(stop.code))
     except KeyboardInterrupt:
         return Ending(INTERRUPTED, "interrupted")
+    except NoSuchProgramError:
+        raise
+    except InputError as error:
+        return Ending(error.exit_code, error=error)
     except GraphmemError:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does

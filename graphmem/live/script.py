@@ -16,6 +16,10 @@ from graphmem.errors import InputError
 _GRAPHMEM = f"{Path(__file__).parent.parent}/"
 
 
+class NoSuchProgramError(InputError):
+    """There is nothing to run under that name."""
+
+
 @dataclass(frozen=True)
 class Program:
     """What is to be run.
@@ -37,7 +41,7 @@ class Program:
             at_end: called when it has ended, in whatever way, while its globals are there.
 
         Raises:
-            InputError: there is no such script or module.
+            NoSuchProgramError: there is no such script or module.
         """
         with self._as_main() as (code, module):
             try:
@@ -65,7 +69,7 @@ class Program:
         except OSError as error:
             reason = error.strerror or error
             hint = "name a script, or a module with -m"
-            raise InputError(f"cannot read {self.name}: {reason}", hint=hint) from error
+            raise NoSuchProgramError(f"cannot read {self.name}: {reason}", hint=hint) from error
         return compile(source, self.name, "exec", dont_inherit=True), _main(self.name)
 
     def _load_module(self) -> tuple[CodeType, ModuleType]:
@@ -74,7 +78,7 @@ class Program:
             spec = _find(f"{self.name}.__main__")
         code = spec.loader.get_code(spec.name)
         if code is None:
-            raise InputError(f"module {self.name} is not written in Python")
+            raise NoSuchProgramError(f"module {self.name} is not written in Python")
         module = _main(spec.origin)
         module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
         return code, module
@@ -84,9 +88,11 @@ def _find(name: str) -> Any:
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
-        raise InputError(f"cannot find module {name}: {error}") from error
+        raise NoSuchProgramError(f"cannot find module {name}: {error}") from error
     if spec is None or spec.loader is None:
-        raise InputError(f"there is no module {name}", hint="`python -m` must find it from here")
+        raise NoSuchProgramError(
+            f"there is no module {name}", hint="`python -m` must find it from here"
+        )
     return spec
 
 
