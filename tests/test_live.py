@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import graphmem
 from graphmem.analysis import Request, run_analysis
+from graphmem.errors import InputError
 from graphmem.graph import Source
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.session import EnoughSteps
@@ -303,6 +305,7 @@ class TestProcess:
         owners = [torch, torch.Tensor, torch._C, torch.cuda, FakeTensor, nn.Module, nn.Parameter]
         owners += [torch.UntypedStorage, torch._utils, threading.Thread, torch.optim.Optimizer]
         owners += [torch.autograd.Variable, torch._C._functions.AddmmBackward0, torch.accelerator]
+        owners += [ForkingPickler]
         with graphmem.virtual_gpu("h100"):  # what is imported on the first use stays
             train_with_everything()
         before = [dict(vars(owner)) for owner in owners]
@@ -319,6 +322,16 @@ class TestProcess:
             changed = [name for name in now if known.get(name, None) is not now[name]]
             assert (owner, changed) == (owner, [])
         assert torch._C._len_torch_dispatch_stack() == 0
+
+    def test_what_is_on_the_card_is_shared_already_and_goes_to_no_other_process(self) -> None:
+        with graphmem.virtual_gpu("h100"):
+            model = nn.Linear(2, 2).cuda()
+            assert model.share_memory() is model
+            assert model.weight.is_shared()
+            assert not torch.ones(1).is_shared()
+            assert ForkingPickler.dumps(torch.ones(1))
+            with pytest.raises(InputError, match="another process"):
+                ForkingPickler.dumps(model.weight)
 
     def test_other_threads_use_the_device(self) -> None:
         seen: list[tuple[str, int]] = []

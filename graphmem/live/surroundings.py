@@ -7,6 +7,8 @@
 (3) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
     after a fork either.
 (4) A thread that the program starts runs under the same mode, one operation at a time.
+(5) `share_memory_` does nothing to tensors on the card, as on a real one (torch/storage.py); to
+    send them to another process, which has no card, is an error.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
+from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.errors import InputError
 from graphmem.live.mode import LiveMode
@@ -47,6 +51,7 @@ def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]
     found: list[Replacement] = [
         (torch, "compile", run_eagerly),
         (threading.Thread, "_bootstrap_inner", begin_thread),
+        *_shared_memory(),
     ]
     if torch.distributed.is_available():
         found += [
@@ -54,6 +59,28 @@ def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]
             (torch.nn.parallel.DistributedDataParallel, "__init__", _refuse_ddp),
         ]
     return found
+
+
+def _shared_memory() -> list[Replacement]:
+    share: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.share_memory_
+    is_shared: Callable[[torch.Tensor], bool] = torch.Tensor.is_shared
+    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+
+    def share_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else share(tensor)
+
+    return [
+        (torch.Tensor, "share_memory_", share_memory),
+        (torch.Tensor, "is_shared", lambda tensor: tensor.is_cuda or is_shared(tensor)),
+        (ForkingPickler, "_extra_reducers", {**reducers, FakeTensor: _refuse_sending}),
+    ]
+
+
+def _refuse_sending(tensor: FakeTensor) -> NoReturn:
+    raise InputError(
+        "the script sends a tensor on the card to another process, and graphmem run is one",
+        hint="let it train in its own process, or send tensors of the CPU",
+    )
 
 
 def _init_process_group(backend: Any = None, *args: Any, **options: Any) -> None:
