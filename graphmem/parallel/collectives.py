@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from graphmem.graph import Op, PhaseName
 from graphmem.parallel.dimensions import Dimensions
-from graphmem.parallel.pieces import COMMUNICATION, Piece, Rank
+from graphmem.parallel.pieces import COMMUNICATION, Piece
+from graphmem.parallel.rank import Rank
 from graphmem.parallel.shares import Shares
 
 

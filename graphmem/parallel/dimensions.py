@@ -9,15 +9,7 @@ Clauses:
   (2) an axis that an operator normalises or reduces over in the forward pass stays *whole*, except
       the classes of a cross entropy (Megatron-LM computes that one in parts,
       megatron/core/tensor_parallel/cross_entropy.py);
-  (3) going through the products with a weight in forward order: where the axis that is summed over
-      is divided, the weight is divided by *rows*, and what it makes is whole; else what is summed
-      over is whole, and what it makes is divided where it may be: the weight is divided by
-      *columns* (Shoeybi et al. 2019, arXiv:1909.08053, section 3);
-  (4) of an axis of several factors the leading ones of a batched product or of attention are
-      divided, the outermost first: heads, and key-value heads before the repeats of each; else
-      the outermost factor that does not merely count parts, as the 3 of fused q, k and v;
-  (5) the rows of the largest embedding that an input looks up are divided (VocabParallelEmbedding,
-      megatron/core/tensor_parallel/layers.py).
+  (3) what tensor parallelism divides of the rest is chosen by `columns`.
 
 Not covered: convolutions and recurrent layers are left whole by tensor parallelism.
 """
@@ -26,15 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
 from graphmem.parallel.axes import Axis, unify
-from graphmem.parallel.operators import Axes, Learned, equate, fresh, relate
+from graphmem.parallel.call import Call
+from graphmem.parallel.columns import Column, Product, choose_columns
+from graphmem.parallel.operands import Axes, Learned, equate, fresh
+from graphmem.parallel.operators import relate
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...], int]
 _CASTS = frozenset({"aten._to_copy.default", "aten.t.default", "aten.detach.default"})
@@ -51,46 +44,6 @@ _RECURRENT = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"})
 _BATCHED = frozenset({"aten.bmm.default", "aten.baddbmm.default"})
 _NAMED_AFTER = frozenset({OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE})
 _SAME_SHAPE = frozenset({OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE, OwnerKind.AUTOCAST_CACHE})
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product with a weight in the forward pass.
-
-    Attributes:
-        op: index of the operation.
-        weight: the parameter's name.
-        sums_over, makes: axes of the weight.
-    """
-
-    op: int
-    weight: str
-    sums_over: Axis
-    makes: Axis
-
-
-@dataclass(frozen=True)
-class Column:
-    """An axis that tensor parallelism divides: its divisible atoms, the outermost first.
-
-    Attributes:
-        what: "heads", "features" or "vocabulary".
-        atoms: where more than one, the second is divided when the first is used up.
-        pads: an uneven share is filled up (Megatron-LM pads the vocabulary).
-    """
-
-    what: str
-    atoms: tuple[Axis, ...]
-    weight: str
-    pads: bool = False
-
-    @property
-    def size(self) -> int:
-        """By how much it could be divided."""
-        size = 1
-        for atom in self.atoms:
-            size *= atom.size
-        return size
 
 
 @dataclass
@@ -216,7 +169,7 @@ class _Finder:
                 unify(mine, theirs)
 
     def _relate(self, op: Op, forward: bool) -> None:
-        call = _Call(op, self._axes_of)
+        call = Call(op, self._axes_of)
         learned = self._learned if forward else Learned()
         name = op.target.rpartition(".")[0]
         self._found.reads[op.index] = self._storages_of(op.node.all_input_nodes)
@@ -265,7 +218,7 @@ class _Finder:
             if name is not None and output.storage is not None:
                 yield output.storage, name
 
-    def _note(self, op: Op, name: str, call: _Call) -> None:
+    def _note(self, op: Op, name: str, call: Call) -> None:
         if name == "aten._log_softmax":
             self._classes.append(self._learned.whole.pop())
         elif name == "aten.embedding":
@@ -369,93 +322,16 @@ class _Finder:
 
     def _choose_columns(self) -> None:
         found = self._found
-        found.whole = {atom for axis in self._learned.whole for atom in axis.atoms()}
-        batched = {atom for axis in self._learned.batched for atom in axis.atoms()}
-        classes = {atom for axis in self._classes for atom in axis.atoms()}
-        divided: set[Axis] = set()
-        if self._lookups:
-            table, rows = max(self._lookups, key=lambda lookup: lookup[1].size)
-            divided |= set(self._add_column("vocabulary", rows.atoms(), table, pads=True))
-        for product in found.products:
-            if self._graph.modules.get(self._graph.ops[product.op].module) in _RECURRENT:
-                found.whole |= {*product.sums_over.atoms(), *product.makes.atoms()}
-                continue
-            if any(atom in divided for atom in product.sums_over.atoms()):
-                found.rows.add(product.op)
-                found.whole |= set(product.makes.atoms())
-                continue
-            found.whole |= set(product.sums_over.atoms())
-            for what, atoms in _divisible(product.makes, batched, found.whole, classes):
-                if not divided.intersection(atoms):
-                    divided |= set(
-                        self._add_column(what, atoms, product.weight, pads=what == "vocabulary")
-                    )
+        recurrent = {
+            each.op
+            for each in found.products
+            if self._graph.modules.get(self._graph.ops[each.op].module) in _RECURRENT
+        }
+        chosen = choose_columns(
+            found.products, self._learned, self._classes, self._lookups, recurrent
+        )
+        found.columns, found.rows, found.whole = chosen.columns, chosen.rows, chosen.whole
         found.whole -= {axis.root for axis in (found.batch, found.sequence) if axis is not None}
-
-    def _add_column(
-        self, what: str, atoms: Sequence[Axis], weight: str, *, pads: bool
-    ) -> tuple[Axis, ...]:
-        column = Column(what, tuple(atoms), weight, pads)
-        self._found.columns.append(column)
-        return column.atoms
-
-
-def _divisible(
-    axis: Axis, batched: set[Axis], whole: set[Axis], classes: set[Axis]
-) -> Iterator[tuple[str, list[Axis]]]:
-    """Clause (4): the divisible atoms of what a weight makes; of each part, where it has parts."""
-    if axis.root.parts:
-        for part in axis.root.parts:
-            yield from _divisible(part, batched, whole, classes)
-        return
-    atoms = axis.atoms()
-    heads = [atom for atom in atoms if atom in batched and not atom.counts_parts]
-    others = [atom for atom in atoms if not atom.counts_parts]
-    chosen = heads or others[:1]
-    if not chosen or any(atom in whole for atom in chosen):
-        return
-    what = "heads" if heads else "vocabulary" if chosen[0] in classes else "features"
-    yield what, chosen
-
-
-@dataclass(frozen=True)
-class _Call:
-    """An operation's arguments, as the rules of `operators` see them."""
-
-    op: Op
-    axes_of: Any
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, ...]]:
-        return [output.shape for output in self.op.outputs]
-
-    def value(self, name: str) -> Any:
-        node = self.op.node
-        if name in node.kwargs:
-            return node.kwargs[name]
-        position, default = _parameters(node.target).get(name, (len(node.args), None))
-        return node.args[position] if position < len(node.args) else default
-
-    def axes(self, name: str) -> Axes | None:
-        value = self.value(name)
-        return self.axes_of(value) if isinstance(value, Node) else None
-
-    def lists(self, name: str) -> list[Axes | None]:
-        value = self.value(name) or ()
-        return [self.axes_of(item) if isinstance(item, Node) else None for item in value]
-
-    def tensors(self) -> list[Axes]:
-        return [self.axes_of(node) for node in self.op.node.all_input_nodes]
-
-
-@cache
-def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
-    if not isinstance(target, torch._ops.OpOverload):
-        return {}
-    return {
-        argument.name: (position, argument.default_value)
-        for position, argument in enumerate(target._schema.arguments)
-    }
 
 
 def parameter_of(storage: Storage) -> str | None:

@@ -33,7 +33,8 @@ from dataclasses import dataclass, field
 from graphmem.graph import Category, PhaseName
 from graphmem.parallel.layout import Layout, Precision
 from graphmem.parallel.parameters import FP32_BYTES, ParameterOnRank
-from graphmem.parallel.pieces import COMMUNICATION, Moment, Piece, Rank
+from graphmem.parallel.pieces import COMMUNICATION, Piece
+from graphmem.parallel.rank import Moment, Rank
 
 ROOT = ""
 

@@ -1,6 +1,7 @@
 """How operators relate the axes of their results to those of their arguments.
 
-One rule a family of operators, by the operator's name without its overload. The rules are those of
+One rule a family of operators, by the operator's name without its overload; those that only
+rearrange elements are in `rearranging`. The rules are those of
 the operators' shapes; what a rule does not know it leaves unrelated, so an operator without a rule
 makes new axes, save where a result has the shape of an argument (clause 2).
 
@@ -15,51 +16,11 @@ Not covered: sizes that depend on data, and `index` beyond whole dimensions; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
-from graphmem.parallel.axes import Axis, cut_into_parts, take, unify
-
-Axes = tuple[Axis, ...]
-
-
-class Named(Protocol):
-    """An operation's arguments, as rules see them."""
-
-    @property
-    def shapes(self) -> Sequence[tuple[int, ...]]:
-        """The shapes of the results."""
-
-    def value(self, name: str) -> Any:
-        """An argument that is no tensor."""
-
-    def axes(self, name: str) -> Axes | None:
-        """The axes of a tensor argument, None where there is none."""
-
-    def lists(self, name: str) -> list[Axes | None]:
-        """The axes of a list of tensors."""
-
-    def tensors(self) -> list[Axes]:
-        """The axes of all tensor arguments, in order."""
-
-
-@dataclass
-class Learned:
-    """What the operators say about axes besides equality.
-
-    Attributes:
-        whole: axes over which an operator normalises or reduces in the forward pass.
-        batched: leading axes of batched products and of attention: heads, or experts.
-        queries: the axes of attention's query positions.
-    """
-
-    whole: list[Axis] = field(default_factory=list)
-    batched: list[Axis] = field(default_factory=list)
-    queries: list[Axis] = field(default_factory=list)
-
-
-Rule = Callable[[Named, Learned], list[Axes]]
+from graphmem.parallel.axes import Axis, unify
+from graphmem.parallel.operands import Axes, Learned, Named, Rule, equate, first, fresh, sizes
+from graphmem.parallel.rearranging import REARRANGED, broadcast, broadcasts
 
 
 def relate(name: str, call: Named, learned: Learned) -> list[Axes]:
@@ -78,18 +39,6 @@ def relate(name: str, call: Named, learned: Learned) -> list[Axes]:
     ]
 
 
-def fresh(shape: Sequence[int]) -> Axes:
-    """New axes."""
-    return tuple(map(Axis, shape))
-
-
-def equate(one: Sequence[Axis], other: Sequence[Axis]) -> None:
-    """Learn that two tensors have the same axes, as far as sizes allow, from the last one on."""
-    for mine, theirs in zip(reversed(one), reversed(other), strict=False):
-        if mine.size == theirs.size:
-            unify(mine, theirs)
-
-
 def _fitting(axes: Axes, shape: Sequence[int]) -> Axes:
     """The axes where they have the sizes that the trace saw, else new ones."""
     if len(axes) != len(shape):
@@ -99,153 +48,18 @@ def _fitting(axes: Axes, shape: Sequence[int]) -> Axes:
     )
 
 
-def _sizes(axes: Axes) -> tuple[int, ...]:
-    return tuple(axis.size for axis in axes)
-
-
 def _alike(call: Named, learned: Learned) -> list[Axes]:
     arguments = call.tensors()
     results = []
     for shape in call.shapes:
-        result = next((axes for axes in arguments if _sizes(axes) == tuple(shape)), None)
+        result = next((axes for axes in arguments if sizes(axes) == tuple(shape)), None)
         if result is None:
-            result = _broadcast(arguments, shape)
+            result = broadcast(arguments, shape)
         for axes in arguments:
-            if _broadcasts(axes, shape):
+            if broadcasts(axes, shape):
                 equate(axes, result)
         results.append(result)
     return results
-
-
-def _broadcasts(axes: Axes, shape: Sequence[int]) -> bool:
-    if len(axes) > len(shape):
-        return False
-    pairs = zip(reversed(_sizes(axes)), reversed(list(shape)), strict=False)
-    return all(mine in (1, theirs) for mine, theirs in pairs)
-
-
-def _broadcast(arguments: Sequence[Axes], shape: Sequence[int]) -> Axes:
-    """For each dimension the first argument's axis that has its size."""
-    result = list(fresh(shape))
-    for axes in reversed(arguments):
-        if not _broadcasts(axes, shape):
-            continue
-        for back in range(1, len(axes) + 1):
-            if axes[-back].size == shape[-back]:
-                result[-back] = axes[-back]
-    return tuple(result)
-
-
-def _first(call: Named) -> Axes:
-    return call.tensors()[0]
-
-
-def _view(call: Named, learned: Learned) -> list[Axes]:
-    (shape,) = call.shapes
-    made = take(_first(call), shape)
-    return [fresh(shape) if made is None else tuple(made)]
-
-
-def _transpose(call: Named, learned: Learned) -> list[Axes]:
-    axes = list(_first(call))
-    if len(axes) >= 2:
-        one, other = call.value("dim0"), call.value("dim1")
-        axes[one], axes[other] = axes[other], axes[one]
-    return [tuple(axes)]
-
-
-def _t(call: Named, learned: Learned) -> list[Axes]:
-    return [_first(call)[::-1]]
-
-
-def _permute(call: Named, learned: Learned) -> list[Axes]:
-    axes = _first(call)
-    return [tuple(axes[dim] for dim in call.value("dims"))]
-
-
-def _squeeze(call: Named, learned: Learned) -> list[Axes]:
-    """What has a size of 1 carries no information, so the others match in order."""
-    left = [axis for axis in _first(call) if axis.size != 1]
-    (shape,) = call.shapes
-    return [tuple(Axis(1) if size == 1 or not left else left.pop(0) for size in shape)]
-
-
-def _expand(call: Named, learned: Learned) -> list[Axes]:
-    return [_broadcast([_first(call)], call.shapes[0])]
-
-
-def _without(axes: Axes, dim: int) -> Axes:
-    dim %= len(axes)
-    return axes[:dim] + axes[dim + 1 :]
-
-
-def _select(call: Named, learned: Learned) -> list[Axes]:
-    axes, dim = _first(call), call.value("dim")
-    cut_into_parts(axes[dim], axes[dim].size)
-    return [_without(axes, dim)]
-
-
-def _unbind(call: Named, learned: Learned) -> list[Axes]:
-    axes, dim = _first(call), call.value("dim")
-    axis = axes[dim]
-    if not axis.atoms():
-        return [_without(axes, dim)] * len(call.shapes)
-    for atom in axis.atoms():
-        atom.counts_parts = True
-    return [_without(axes, dim)] * len(call.shapes)
-
-
-def _slice(call: Named, learned: Learned) -> list[Axes]:
-    axes, dim = list(_first(call)), call.value("dim") or 0
-    size = call.shapes[0][dim]
-    if size != axes[dim].size:
-        axes[dim] = Axis(size, cut_from=axes[dim])
-    return [tuple(axes)]
-
-
-def _split(call: Named, learned: Learned) -> list[Axes]:
-    axes, dim = _first(call), call.value("dim") or 0
-    dim %= len(axes)
-    sizes = [shape[dim] for shape in call.shapes]
-    return [(*axes[:dim], piece, *axes[dim + 1 :]) for piece in _pieces(axes[dim], sizes)]
-
-
-def _pieces(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
-    if len(sizes) == 1:
-        return [axis]
-    if len(set(sizes)) == 1:
-        return [cut_into_parts(axis, len(sizes))] * len(sizes)
-    pieces = list(map(Axis, sizes))
-    unify(axis, Axis(axis.size, parts=pieces))
-    return list(axis.root.parts) if len(axis.root.parts) == len(sizes) else pieces
-
-
-def _cat(call: Named, learned: Learned) -> list[Axes]:
-    given = [axes for axes in call.lists("tensors") if axes]
-    dim = (call.value("dim") or 0) % len(given[0])
-    for axes in given[1:]:
-        equate(axes[:dim], given[0][:dim])
-        equate(axes[dim + 1 :], given[0][dim + 1 :])
-    pieces = [axes[dim] for axes in given]
-    size = sum(piece.size for piece in pieces)
-    if len(pieces) == 1:
-        joined = pieces[0]
-    elif len({piece.size for piece in pieces}) == 1:
-        for piece in pieces[1:]:
-            unify(piece, pieces[0])
-        joined = Axis(size, (Axis(len(pieces), counts_parts=True), pieces[0]))
-    else:
-        joined = Axis(size, parts=pieces)
-    return [(*given[0][:dim], joined, *given[0][dim + 1 :])]
-
-
-def _stack(call: Named, learned: Learned) -> list[Axes]:
-    given = [axes for axes in call.lists("tensors") if axes is not None]
-    dim = (call.value("dim") or 0) % (len(given[0]) + 1)
-    for axes in given[1:]:
-        equate(axes, given[0])
-    counter = Axis(len(given), counts_parts=True)
-    return [(*given[0][:dim], counter, *given[0][dim:])]
 
 
 def _product(one: Axes, other: Axes, learned: Learned) -> Axes:
@@ -294,7 +108,7 @@ def _embedding_backward(call: Named, learned: Learned) -> list[Axes]:
 
 
 def _reduce(call: Named, learned: Learned) -> list[Axes]:
-    axes = _first(call)
+    axes = first(call)
     dims = call.value("dim")
     dims = range(len(axes)) if dims is None or dims == [] else dims
     dims = {dim % len(axes) for dim in ([dims] if isinstance(dims, int) else dims)} if axes else ()
@@ -307,7 +121,7 @@ def _reduce(call: Named, learned: Learned) -> list[Axes]:
 
 
 def _softmax(call: Named, learned: Learned) -> list[Axes]:
-    axes = _first(call)
+    axes = first(call)
     if axes:
         learned.whole.append(axes[call.value("dim")])
     return [axes]
@@ -367,20 +181,20 @@ def _loss(call: Named, learned: Learned) -> list[Axes]:
 
 def _pool(call: Named, learned: Learned) -> list[Axes]:
     """Only the last two dimensions change."""
-    axes = _first(call)
+    axes = first(call)
     return [axes[:-2] + fresh(shape[-2:]) for shape in call.shapes]
 
 
 def _index(call: Named, learned: Learned) -> list[Axes]:
     """`x[rows]`: what the index does not touch stays."""
-    axes = _first(call)
+    axes = first(call)
     (shape,) = call.shapes
     kept = axes[len(call.value("indices")) :]
     return [fresh(shape[: len(shape) - len(kept)]) + kept]
 
 
 def _last_changes(call: Named, learned: Learned) -> list[Axes]:
-    axes = _first(call)
+    axes = first(call)
     dim = call.value("dim")
     dim = (-1 if dim is None else dim) % len(axes)
     learned.whole.append(axes[dim])
@@ -389,18 +203,7 @@ def _last_changes(call: Named, learned: Learned) -> list[Axes]:
 
 _ATTENTION = ("flash", "efficient", "cudnn", "fused")
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _view),
-    "aten.transpose": _transpose,
-    "aten.t": _t,
-    "aten.permute": _permute,
-    **dict.fromkeys(("aten.squeeze", "aten.unsqueeze"), _squeeze),
-    "aten.expand": _expand,
-    "aten.select": _select,
-    "aten.unbind": _unbind,
-    "aten.slice": _slice,
-    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), _split),
-    "aten.cat": _cat,
-    "aten.stack": _stack,
+    **REARRANGED,
     **dict.fromkeys(("aten.mm", "aten.bmm"), _mm),
     **dict.fromkeys(("aten.addmm", "aten.baddbmm"), _addmm),
     "aten.mv": _mv,

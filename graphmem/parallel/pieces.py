@@ -1,45 +1,19 @@
 """What one rank allocates in the course of the trace, before data-parallel sharding.
 
 A *piece* is one allocation of one rank: a storage of the trace, as many bytes as the rank's share
-of it, once for each micro-batch. When it is born and when it dies is told by a *moment*: which of
-the rank's slots (setup, a turn of the schedule, an optimizer step) and which place of the trace in
-it.
-
-Clauses:
-  (1) with one stage and one micro-batch every storage has one piece, born and dead at its own
-      places: the trace itself;
-  (2) micro-batches repeat the forward and backward passes. A gradient that is already there is
-      added to: of a later micro-batch it dies when it has been added (AccumulateGrad). What lives
-      until the next iteration's forward pass, as a loop's variables do, lives until the next
-      micro-batch's;
-  (3) a stage has what its operations allocate, read or save. What another stage made arrives when
-      the stage's pass begins. A variable of the loop over the stages is let go when the stage's
-      pass ends and its result has been sent; what autograd saved for one of the stage's nodes stays
-      until that node has run;
-  (4) parameters, their gradients and optimizer state are on every stage that reads the parameter;
-      tied weights are on several.
+of it, once for each micro-batch.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
-from graphmem.graph import Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
-from graphmem.parallel.dimensions import Dimensions, parameter_of
-from graphmem.parallel.layout import Layout
-from graphmem.parallel.schedule import Turn, turns
-from graphmem.parallel.stages import Stages
-from graphmem.parallel.traced import Blocks, TracedPasses
-
-Moment = tuple[int, float]
-"""A slot of the rank, and a place of the trace in it; fractions are between places."""
+from graphmem.graph import OwnerKind, Storage
+from graphmem.parallel.lifetimes import Lifetimes
+from graphmem.parallel.rank import WALKED, Moment, Rank
 
 COMMUNICATION = "communication"
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
-_WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
 @dataclass(slots=True)
@@ -64,436 +38,43 @@ class Piece:
     micro: int = 0
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A stretch of a rank's time: a pass of the trace, and in it the turn of the schedule."""
-
-    traced: int
-    turn: Turn | None = None
-
-
-class Rank:
-    """One pipeline rank's slots and pieces.
+def pieces_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[Piece]:
+    """Every piece, in no order.
 
     Args:
-        traced: the trace.
-        dimensions: of the trace, for who reads what.
-        layout: its pipeline and micro-batches count here.
-        blocks, stages: of the model.
-        rank: of the pipeline.
-        units: names of the modules that FSDP wraps; the blocks where there are none.
+        rank: whose they are.
+        nbytes: of a storage on this rank; 0 where it has none of it.
     """
+    lifetimes = Lifetimes(rank)
+    for storage in rank.traced.storages.values():
+        size = nbytes(storage)
+        if size:
+            yield from _pieces_of_storage(rank, lifetimes, storage, size)
 
-    def __init__(
-        self,
-        traced: TracedPasses,
-        dimensions: Dimensions,
-        layout: Layout,
-        blocks: Blocks,
-        stages: Stages,
-        rank: int,
-        units: frozenset[str] = frozenset(),
-    ) -> None:
-        self.traced = traced
-        self.graph: StepGraph = traced.graph
-        self.layout = layout
-        self.rank = rank
-        self._units = units or frozenset(blocks.names)
-        self._reads = dimensions.reads
-        self.of_parameter = dimensions.of_parameter
-        self._rows = sorted(dimensions.rows)
-        self._attentions = dimensions.attentions
-        self._chunk_of_op = stages.of_op(blocks)
-        self._mine = range(rank, layout.pipeline * layout.interleave, layout.pipeline)
-        self._is_whole = layout.pipeline == layout.micro_batches == 1
-        if not self._is_whole:
-            traced.check_one_micro_batch()
-        self.slots = list(self._make_slots())
-        self._slot_of = {(slot.traced, slot.turn): i for i, slot in enumerate(self.slots)}
 
-    def _make_slots(self) -> Iterator[Slot]:
-        for i, each in enumerate(self.traced.passes):
-            if self._is_whole or each.phase not in _WALKED:
-                yield Slot(i)
-            elif each.phase is PhaseName.FORWARD:
-                for turn in turns(self.layout, self.rank):
-                    yield Slot(self.traced.by_phase[each.step, turn.phase], turn)
-
-    def pieces(self, nbytes: Callable[[Storage], int]) -> Iterator[Piece]:
-        """Every piece, in no order.
-
-        Args:
-            nbytes: of a storage on this rank; 0 where it has none of it.
-        """
-        for storage in self.traced.storages.values():
-            size = nbytes(storage)
-            if size:
-                yield from self._pieces_of(storage, size)
-
-    def _pieces_of(self, storage: Storage, size: int) -> Iterator[Piece]:
-        birth = self.traced.birth[storage.id]
-        born_in = self.traced.pass_at(birth)
-        what = name_of(storage)
-        walked = self.traced.passes[born_in].phase in _WALKED
-        if self._is_whole or not walked:
-            if self.layout.pipeline > 1 and not self.holds_model_part(storage):
-                return
-            death = self.traced.death.get(storage.id)
-            dies = None if death is None else self._first_moment(death)
-            yield Piece(size, self._first_moment(birth), dies, what, storage)
-        elif _is_kept_workspace(storage):
-            born = self._first_of_phase(born_in)
-            if born is not None:
-                yield Piece(size, born, None, what, storage)
-        else:
-            for chunk in self._mine:
-                for micro in range(self.layout.micro_batches):
-                    lifetime = self._lifetime(storage, chunk, micro)
-                    if lifetime is not None:
-                        yield Piece(size, *lifetime, what, storage, micro=micro)
-
-    # Moments ------------------------------------------------------------------------------------
-
-    def _first_moment(self, place: int) -> Moment:
-        """Where a place of the trace first comes by on this rank."""
-        index = self.traced.pass_at(place)
-        if (index, None) in self._slot_of:
-            return self._slot_of[index, None], place
-        return next(i for i, slot in enumerate(self.slots) if slot.traced == index), place
-
-    def _first_of_phase(self, index: int) -> Moment | None:
-        for i, slot in enumerate(self.slots):
-            if slot.traced == index:
-                assert slot.turn is not None
-                return i, self.part(index, self._chunk(slot.turn))[0] - 0.25
-        return None
-
-    def _chunk(self, turn: Turn) -> int:
-        return self._mine[turn.chunk]
-
-    def chunks_of(self, op: Op) -> tuple[int, ...]:
-        """The rank's chunk that runs an operation of a forward or backward pass, if one does."""
-        chunk = self._chunk_of_op[op.index]
-        return (chunk,) if chunk in self._mine else ()
-
-    def moment(self, index: int, chunk: int, micro: int, place: float) -> Moment:
-        """A place of a pass, when a micro-batch goes through one of the rank's chunks."""
-        if (index, None) in self._slot_of:
-            return self._slot_of[index, None], place
-        turn = Turn(self.traced.passes[index].phase, self._mine.index(chunk), micro)
-        return self._slot_of[index, turn], place
-
-    def part(self, index: int, chunk: int) -> tuple[int, int]:
-        """The places of a pass in which a chunk runs: its first, and the one behind its last."""
-        each = self.traced.passes[index]
-        if each.phase not in _WALKED or self.layout.pipeline * self.layout.interleave == 1:
-            return each.start, each.end
-        return self._parts[index, chunk]
-
-    @cached_property
-    def _parts(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """A chunk's part begins with its first operation and ends where the next one's begins."""
-        firsts: dict[int, dict[int, int]] = {}
-        for op in self.graph.ops:
-            if self.graph.phases[op.phase].name in _WALKED:
-                chunks = firsts.setdefault(op.phase, {})
-                chunks.setdefault(self._chunk_of_op[op.index], self.traced.place_of(op))
-        found = {}
-        for index, chunks in firsts.items():
-            each = self.traced.passes[index]
-            order = sorted(chunks, key=chunks.__getitem__)
-            starts = [each.start, *(chunks[chunk] for chunk in order[1:])]
-            ends = [*starts[1:], each.end]
-            found.update(
-                {
-                    (index, chunk): part
-                    for chunk, part in zip(order, zip(starts, ends, strict=True), strict=True)
-                }
-            )
-        return found
-
-    def span(self, slot: int, unit: str) -> tuple[int, int] | None:
-        """The places of a slot in which a wrapped module runs; of the root, all of the slot.
-
-        None where the slot does not run it.
-        """
-        each = self.slots[slot]
-        traced = self.traced.passes[each.traced]
-        part = traced.start, traced.end
-        if each.turn is not None:
-            part = self.part(each.traced, self._chunk(each.turn))
-        if not unit:
-            return part
-        found = self._unit_spans.get((each.traced, unit))
-        return found if found is not None and part[0] <= found[0] < part[1] else None
-
-    def unit_of(self, name: str) -> str:
-        """The innermost wrapped module that a module or parameter is in; the root's is empty."""
-        return next(reversed(self._units_around(name)), "")
-
-    def _units_around(self, name: str) -> list[str]:
-        """The wrapped modules that a module or parameter is in, the outermost first."""
-        ends = [*(i for i, letter in enumerate(name) if letter == "."), len(name)]
-        return [name[:end] for end in ends if name[:end] in self._units]
-
-    @cached_property
-    def _unit_spans(self) -> dict[tuple[int, str], tuple[int, int]]:
-        """By pass and unit, the place of its first operation and of the one behind its last.
-
-        Operations outside of any module, such as autograd's sums, belong to what ran before.
-        """
-        firsts: dict[tuple[int, str], int] = {}
-        lasts: dict[tuple[int, str], int] = {}
-        ops = self.graph.ops
-        running: list[str] = []
-        for op, following in zip(ops, [*ops[1:], None], strict=True):
-            running = self._units_around(op.module) if op.module else running
-            if following is None or following.phase != op.phase:
-                end = self.traced.passes[op.phase].end
-            else:
-                end = self.traced.place_of(following)
-            for unit in running:
-                firsts.setdefault((op.phase, unit), self.traced.place_of(op))
-                lasts[op.phase, unit] = end
-        return {key: (first, lasts[key]) for key, first in firsts.items()}
-
-    def end_of(self, slot: int) -> int:
-        """The place behind a slot's last."""
-        span = self.span(slot, "")
-        assert span is not None
-        return span[1]
-
-    def in_last_step(self, slot: int) -> bool:
-        """Whether a slot belongs to the last traced step."""
-        return self.traced.passes[self.slots[slot].traced].step == self.graph.steps - 1
-
-    def backward_of(self, slot: int) -> int | None:
-        """The slot in which a forward slot's micro-batch comes back."""
-        return self._partner(slot, PhaseName.BACKWARD)
-
-    def forward_of(self, slot: int) -> int | None:
-        """The slot in which a backward slot's micro-batch went forward."""
-        return self._partner(slot, PhaseName.FORWARD)
-
-    def _partner(self, slot: int, phase: PhaseName) -> int | None:
-        each = self.slots[slot]
-        step = self.traced.passes[each.traced].step
-        index = self.traced.by_phase.get((step, phase))
-        if index is None:
-            return None
-        turn = each.turn and Turn(phase, each.turn.chunk, each.turn.micro)
-        return self._slot_of.get((index, turn))
-
-    # Lifetimes ----------------------------------------------------------------------------------
-
-    def _lifetime(
-        self, storage: Storage, chunk: int, micro: int
-    ) -> tuple[Moment, Moment | None] | None:
-        if self.layout.pipeline * self.layout.interleave == 1:
-            return self._whole_lifetime(storage, micro)
-        return self._lifetime_on_stage(storage, chunk, micro)
-
-    def _whole_lifetime(self, storage: Storage, micro: int) -> tuple[Moment, Moment | None]:
-        """Clause (2)."""
-        traced = self.traced
-        place = traced.birth[storage.id]
-        born_in = traced.pass_at(place)
-        born = self.moment(born_in, 0, micro, place)
-        if micro == self.layout.micro_batches - 1 and not storage.owned_as(OwnerKind.GRADIENT):
-            return born, self._last_death(storage, micro)
-        added = self._added(storage, micro)
-        if added is not None:
-            return born, added
-        return born, self._last_death(storage, micro)
-
-    def _added(self, storage: Storage, micro: int) -> Moment | None:
-        """When a gradient of a later micro-batch has been added to the first one's."""
-        if storage.owned_as(OwnerKind.GRADIENT) is None or not micro:
-            return None
-        place = self.handed_over(storage)
-        return self.moment(self.traced.pass_at(place), 0, micro, place - 0.5)
-
-    def handed_over(self, gradient: Storage) -> int:
-        """The place at which a gradient is complete and its parameter takes it."""
-        return self._handed_over.get(gradient.id, self.traced.birth[gradient.id] + 1)
-
-    @cached_property
-    def _handed_over(self) -> Mapping[int, int]:
-        """`AccumulateGrad` takes a gradient by `detach`, or copies it into a new storage."""
-        taken = [op for op in self.graph.ops if op.autograd_node == _ACCUMULATE]
-        return {
-            output.storage: self.traced.place_after(op.tick)
-            for op in taken
-            for output in op.outputs
-            if output.storage is not None
-        }
-
-    def _last_death(self, storage: Storage, micro: int) -> Moment | None:
-        traced = self.traced
-        born_in = traced.passes[traced.pass_at(traced.birth[storage.id])]
-        death = traced.death.get(storage.id)
-        is_last = micro == self.layout.micro_batches - 1
-        index = None if death is None else traced.pass_at(death)
-        dies_in = None if index is None else traced.passes[index]
-        if dies_in is not None and index is not None and death is not None:
-            if dies_in.step == born_in.step and dies_in.phase in _WALKED:
-                return self.moment(index, 0, micro, death)
-            if is_last or storage.owned_as(OwnerKind.GRADIENT):
-                return self._first_moment(death)
-        elif is_last or storage.owned_as(OwnerKind.GRADIENT):
-            return None
-        forward = traced.by_phase[born_in.step, PhaseName.FORWARD]
-        place: float = traced.passes[forward].start
-        if dies_in is not None and death is not None and dies_in.phase is PhaseName.FORWARD:
-            place += death - dies_in.start
-        return self.moment(forward, 0, micro + 1, place)
-
-    def _lifetime_on_stage(
-        self, storage: Storage, chunk: int, micro: int
-    ) -> tuple[Moment, Moment | None] | None:
-        """Clause (3)."""
-        traced = self.traced
-        place = traced.birth[storage.id]
-        born_in = traced.pass_at(place)
-        is_maker = storage.op is not None and self._chunk_of_op[storage.op] == chunk
-        readers = self._readers.get(storage.id, ())
-        read_in = sorted({index for index, reader in readers if reader == chunk})
-        arrives_in = next((index for index in read_in if index >= born_in), None)
-        if is_maker and not (storage.owned_as(OwnerKind.INPUT) and not read_in):
-            born = self.moment(born_in, chunk, micro, place)
-        elif arrives_in is not None:
-            born = self.moment(arrives_in, chunk, micro, self.part(arrives_in, chunk)[0] - 0.25)
-        else:
-            return None
-        if storage.owned_as(OwnerKind.GRADIENT):
-            added = self._added_on_stage(storage, chunk, micro)
-            return born, added if micro else self._death_of_gradient(storage)
-        ends = [self._released(owner, chunk, micro) for owner in storage.owners]
-        return born, max([born, *(end for end in ends if end is not None)])
-
-    def _death_of_gradient(self, storage: Storage) -> Moment | None:
-        death = self.traced.death.get(storage.id)
-        return None if death is None else self._first_moment(death)
-
-    def _added_on_stage(self, storage: Storage, chunk: int, micro: int) -> Moment:
-        place = self.handed_over(storage)
-        return self.moment(self.traced.pass_at(place), chunk, micro, place - 0.5)
-
-    def _released(self, owner: Owner, chunk: int, micro: int) -> Moment | None:
-        """When an owner lets go as far as a chunk is concerned; None where it never holds."""
-        traced = self.traced
-        end = len(traced.changes) if owner.end is None else self.place_at(owner.end)
-        if owner.kind is OwnerKind.SAVED_TENSOR:
-            if self._saver.get(id(owner), chunk) != chunk:
-                return None
-            index = traced.pass_at(end)
-            if traced.passes[index].phase in _WALKED:
-                return self.moment(index, chunk, micro, end)
-        start = self.place_at(owner.start)
-        index = traced.pass_at(min(start, len(traced.changes) - 1))
-        if traced.passes[index].phase not in _WALKED:
-            return None
-        first, last = self.part(index, chunk)
-        if start >= last or end <= first:
-            return None
-        return self.moment(index, chunk, micro, min(end, last - 0.1))
-
-    def place_at(self, tick: int) -> int:
-        """The place of the first change at a tick or after it."""
-        return bisect_left(self.traced.changes, tick, key=lambda change: change[0])
-
-    @cached_property
-    def _saver(self) -> Mapping[int, int]:
-        """By identity of an owner, the chunk whose autograd node saved the tensor."""
-        return {
-            id(saved.owner): self._chunk_of_op[node.op]
-            for node in self.graph.autograd_nodes
-            for saved in node.saved
-            if saved.owner is not None and node.op is not None
-        }
-
-    @cached_property
-    def _readers(self) -> Mapping[int, list[tuple[int, int]]]:
-        """By storage, the passes and chunks whose operations read it."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for index, storages in self._reads.items():
-            op = self.graph.ops[index]
-            for storage in storages:
-                found.setdefault(storage, []).append((op.phase, self._chunk_of_op[index]))
-        return found
-
-    # What is sent -------------------------------------------------------------------------------
-
-    def row_products(self) -> list[int]:
-        """The rank's products, in one forward pass, whose sum runs over a divided axis."""
-        return [op for op in self._rows if self._runs_in_last_forward(op)]
-
-    def keys_and_values(self) -> list[int]:
-        """The storages of keys and values of the rank's attentions in one forward pass."""
-        return [
-            storage
-            for op, storages in self._attentions.items()
-            if self._runs_in_last_forward(op)
-            for storage in storages
-        ]
-
-    def _runs_in_last_forward(self, index: int) -> bool:
-        phase = self.graph.phases[self.graph.ops[index].phase]
-        is_last = phase.step == self.graph.steps - 1 and phase.name is PhaseName.FORWARD
-        return is_last and self._chunk_of_op[index] in self._mine
-
-    def sent_storages(self) -> list[int]:
-        """What one micro-batch has the rank send on, forward and backward, once for each sending.
-
-        What several stages read goes from each to the next one, as the gradient of a residual
-        stream does, which autograd sums in place.
-        """
-        last = self.graph.steps - 1
-        sent = []
-        for number, readers in self._readers.items():
-            made_by = self.graph.op_of(self.graph.storages[number])
-            if made_by is None:
-                continue
-            made_in = self.graph.phases[made_by.phase]
-            if made_in.step == last and made_in.name in _WALKED:
-                home = self._chunk_of_op[made_by.index]
-                reached = [chunk for phase, chunk in readers if phase == made_by.phase]
-                forward = range(home, max(reached, default=home))
-                backward = range(home, min(reached, default=home), -1)
-                sent += [number for chunk in self._mine if chunk in forward or chunk in backward]
-        return sent
-
-    # Who has what of the model ------------------------------------------------------------------
-
-    def holds_model_part(self, storage: Storage) -> bool:
-        """Whether a storage of setup or optimizer is on this rank (clause 4)."""
-        name = parameter_of(storage) or self._parameter_of_op(storage)
-        if name is not None:
-            return self.holds(name)
-        owner = storage.owned_as(OwnerKind.BUFFER)
-        if owner is not None:
-            return any(chunk in self._mine for _, chunk in self._readers.get(storage.id, ()))
-        return storage.op is None or self._phase_of(storage) is PhaseName.OPTIMIZER
-
-    def holds(self, parameter: str) -> bool:
-        """Whether an operation of this rank reads a parameter."""
-        return any(chunk in self._mine for chunk in self._chunks_of_parameter.get(parameter, (0,)))
-
-    def _phase_of(self, storage: Storage) -> PhaseName:
-        return self.traced.passes[self.traced.pass_at(self.traced.birth[storage.id])].phase
-
-    @cached_property
-    def _chunks_of_parameter(self) -> Mapping[str, set[int]]:
-        found: dict[str, set[int]] = {}
-        for storage in self.graph.storages:
-            owner = storage.owned_as(OwnerKind.PARAMETER)
-            if owner is not None:
-                readers = self._readers.get(storage.id, ())
-                found.setdefault(owner.name, set()).update(chunk for _, chunk in readers)
-        return found
-
-    def _parameter_of_op(self, storage: Storage) -> str | None:
-        return self.of_parameter.get(storage.id)
+def _pieces_of_storage(
+    rank: Rank, lifetimes: Lifetimes, storage: Storage, size: int
+) -> Iterator[Piece]:
+    birth = rank.traced.birth[storage.id]
+    born_in = rank.traced.pass_at(birth)
+    what = name_of(storage)
+    walked = rank.traced.passes[born_in].phase in WALKED
+    if rank.is_whole or not walked:
+        if rank.layout.pipeline > 1 and not rank.holds_model_part(storage):
+            return
+        death = rank.traced.death.get(storage.id)
+        dies = None if death is None else rank.first_moment(death)
+        yield Piece(size, rank.first_moment(birth), dies, what, storage)
+    elif _is_kept_workspace(storage):
+        born = rank.first_of_phase(born_in)
+        if born is not None:
+            yield Piece(size, born, None, what, storage)
+    else:
+        for chunk in rank.mine:
+            for micro in range(rank.layout.micro_batches):
+                lifetime = lifetimes.of(storage, chunk, micro)
+                if lifetime is not None:
+                    yield Piece(size, *lifetime, what, storage, micro=micro)
 
 
 def name_of(storage: Storage) -> str:

@@ -14,7 +14,8 @@ from graphmem.parallel.collectives import buffers
 from graphmem.parallel.data_parallel import DataParallel, Held, Host
 from graphmem.parallel.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
-from graphmem.parallel.pieces import Rank
+from graphmem.parallel.pieces import pieces_of
+from graphmem.parallel.rank import Rank
 from graphmem.parallel.schedule import in_flight
 from graphmem.parallel.schema import Traffic
 from graphmem.parallel.shares import Shares
@@ -122,7 +123,7 @@ class Planner:
         shares = Shares(self.graph, self.dimensions, layout)
         rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self._units)
         pieces = [
-            *rank.pieces(shares.nbytes),
+            *pieces_of(rank, shares.nbytes),
             *buffers(rank, self.dimensions, shares),
         ]
         shapes = self._shapes(shares)

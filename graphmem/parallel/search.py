@@ -16,8 +16,9 @@ import graphmem
 from graphmem.errors import InputError
 from graphmem.parallel.describe import layout_info
 from graphmem.parallel.layout import Layout, Sharding, check_degrees
-from graphmem.parallel.pieces import Rank
+from graphmem.parallel.pieces import pieces_of
 from graphmem.parallel.planner import Planner, RankPlan
+from graphmem.parallel.rank import Rank
 from graphmem.parallel.schema import Candidate, Search
 from graphmem.parallel.shares import Shares, expert_of
 from graphmem.parallel.sketch import Groups, Sketch
@@ -117,7 +118,7 @@ class Searcher:
         stages = planner.stages(layout)
         for number in range(layout.pipeline):
             rank = Rank(planner.traced, planner.dimensions, layout, planner.blocks, stages, number)
-            pieces = list(rank.pieces(lambda storage: storage.nbytes))
+            pieces = list(pieces_of(rank, lambda storage: storage.nbytes))
             yield Sketch(rank, self._groups, pieces)
 
     def layouts(self, gpus: int, wanted: Wanted) -> Iterator[Layout]:

@@ -1,9 +1,8 @@
 """What a layout leaves of each storage on one rank, by its axes.
 
 Clauses:
-  (1) tensor parallelism divides the divisible atoms of every storage (`dimensions`, clauses 3
-      to 5); a share that does not divide evenly is filled up where the column pads, else the layout
-      is refused;
+  (1) tensor parallelism divides the divisible atoms of every storage (`columns`); a share that
+      does not divide evenly is filled up where the column pads, else the layout is refused;
   (2) the batch axis is cut into micro-batches, the sequence axis over the context-parallel ranks,
       on every storage that is no parameter, buffer, gradient or optimizer state;
   (3) an axis that occurs twice in a storage is divided once, at its first place: attention's scores
@@ -26,7 +25,8 @@ from functools import cached_property
 from graphmem.errors import InputError
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.parallel.axes import Axis
-from graphmem.parallel.dimensions import Column, Dimensions
+from graphmem.parallel.columns import Column
+from graphmem.parallel.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, nearest_divisor
 
 MODEL_KINDS = frozenset(

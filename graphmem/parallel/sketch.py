@@ -26,7 +26,8 @@ from graphmem.parallel.dimensions import Dimensions
 from graphmem.parallel.fsdp import ROOT
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.parameters import FP32_BYTES
-from graphmem.parallel.pieces import Moment, Piece, Rank
+from graphmem.parallel.pieces import Piece
+from graphmem.parallel.rank import Moment, Rank
 from graphmem.parallel.schedule import in_flight
 from graphmem.parallel.shares import Shares, expert_of, is_of_model
 from graphmem.parallel.traffic import ring_all_reduce, ring_gather

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from graphmem.allocator import Block, CachingAllocator
 from graphmem.graph import PhaseName
-from graphmem.parallel.pieces import Moment, Piece, Rank
+from graphmem.parallel.pieces import Piece
+from graphmem.parallel.rank import Moment, Rank
 
 ROUNDING = "rounding"
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from graphmem.graph import OwnerKind
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES
-from graphmem.parallel.pieces import Rank
+from graphmem.parallel.rank import Rank
 from graphmem.parallel.schema import Traffic
 from graphmem.parallel.shares import Shares, expert_of
 

@@ -1,0 +1,59 @@
+"""An operation of the trace, as the rules of operators see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphmem.graph import Op
+from graphmem.parallel.operands import Axes
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation's arguments, as the rules of `operators` see them."""
+
+    op: Op
+    axes_of: Any
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """The shapes of the results."""
+        return [output.shape for output in self.op.outputs]
+
+    def value(self, name: str) -> Any:
+        """An argument as the node has it, or its default."""
+        node = self.op.node
+        if name in node.kwargs:
+            return node.kwargs[name]
+        position, default = _parameters(node.target).get(name, (len(node.args), None))
+        return node.args[position] if position < len(node.args) else default
+
+    def axes(self, name: str) -> Axes | None:
+        """The axes of a tensor argument, None where there is none."""
+        value = self.value(name)
+        return self.axes_of(value) if isinstance(value, Node) else None
+
+    def lists(self, name: str) -> list[Axes | None]:
+        """The axes of a list of tensors."""
+        value = self.value(name) or ()
+        return [self.axes_of(item) if isinstance(item, Node) else None for item in value]
+
+    def tensors(self) -> list[Axes]:
+        """The axes of all tensor arguments, in order."""
+        return [self.axes_of(node) for node in self.op.node.all_input_nodes]
+
+
+@cache
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    if not isinstance(target, torch._ops.OpOverload):
+        return {}
+    return {
+        argument.name: (position, argument.default_value)
+        for position, argument in enumerate(target._schema.arguments)
+    }

@@ -1,0 +1,138 @@
+"""What tensor parallelism divides.
+
+Clauses:
+  (1) going through the products with a weight in forward order: where the axis that is summed over
+      is divided, the weight is divided by *rows*, and what it makes is whole; else what is summed
+      over is whole, and what it makes is divided where it may be: the weight is divided by
+      *columns* (Shoeybi et al. 2019, arXiv:1909.08053, section 3);
+  (2) of an axis of several factors the leading ones of a batched product or of attention are
+      divided, the outermost first: heads, and key-value heads before the repeats of each; else
+      the outermost factor that does not merely count parts, as the 3 of fused q, k and v;
+  (3) the rows of the largest embedding that an input looks up are divided (VocabParallelEmbedding,
+      megatron/core/tensor_parallel/layers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from graphmem.parallel.axes import Axis
+from graphmem.parallel.operands import Learned
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product with a weight in the forward pass.
+
+    Attributes:
+        op: index of the operation.
+        weight: the parameter's name.
+        sums_over, makes: axes of the weight.
+    """
+
+    op: int
+    weight: str
+    sums_over: Axis
+    makes: Axis
+
+
+@dataclass(frozen=True)
+class Column:
+    """An axis that tensor parallelism divides: its divisible atoms, the outermost first.
+
+    Attributes:
+        what: "heads", "features" or "vocabulary".
+        atoms: where more than one, the second is divided when the first is used up.
+        pads: an uneven share is filled up (Megatron-LM pads the vocabulary).
+    """
+
+    what: str
+    atoms: tuple[Axis, ...]
+    weight: str
+    pads: bool = False
+
+    @property
+    def size(self) -> int:
+        """By how much it could be divided."""
+        size = 1
+        for atom in self.atoms:
+            size *= atom.size
+        return size
+
+
+@dataclass
+class Choice:
+    """What is divided, and what is not.
+
+    Attributes:
+        columns: what is divided.
+        rows: by operation, the products whose sum runs over a divided axis.
+        whole: atoms that stay whole.
+    """
+
+    columns: list[Column] = field(default_factory=list)
+    rows: set[int] = field(default_factory=set)
+    whole: set[Axis] = field(default_factory=set)
+
+
+def choose_columns(
+    products: Sequence[Product],
+    learned: Learned,
+    classes: Sequence[Axis],
+    lookups: Sequence[tuple[str, Axis]],
+    undivided: Container[int],
+) -> Choice:
+    """Choose what tensor parallelism divides.
+
+    Args:
+        products: with weights, in forward order.
+        learned: what operators tell.
+        classes: axes of the classes of a cross entropy.
+        lookups: embeddings that an input looks up: the parameter, and the axis of its rows.
+        undivided: operations whose weights nobody divides, as those of recurrent layers.
+    """
+    chosen = Choice(whole=_atoms(learned.whole))
+    batched, of_loss = _atoms(learned.batched), _atoms(classes)
+    divided: set[Axis] = set()
+    if lookups:
+        table, rows = max(lookups, key=lambda lookup: lookup[1].size)
+        chosen.columns.append(Column("vocabulary", tuple(rows.atoms()), table, pads=True))
+        divided |= set(rows.atoms())
+    for product in products:
+        if product.op in undivided:
+            chosen.whole |= {*product.sums_over.atoms(), *product.makes.atoms()}
+            continue
+        if any(atom in divided for atom in product.sums_over.atoms()):
+            chosen.rows.add(product.op)
+            chosen.whole |= set(product.makes.atoms())
+            continue
+        chosen.whole |= set(product.sums_over.atoms())
+        for what, atoms in _divisible(product.makes, batched, chosen.whole, of_loss):
+            if not divided.intersection(atoms):
+                pads = what == "vocabulary"
+                chosen.columns.append(Column(what, tuple(atoms), product.weight, pads))
+                divided |= set(atoms)
+    return chosen
+
+
+def _atoms(axes: Sequence[Axis]) -> set[Axis]:
+    return {atom for axis in axes for atom in axis.atoms()}
+
+
+def _divisible(
+    axis: Axis, batched: set[Axis], whole: set[Axis], classes: set[Axis]
+) -> Iterator[tuple[str, list[Axis]]]:
+    """Clause (2): the divisible atoms of what a weight makes; of each part, where it has parts."""
+    if axis.root.parts:
+        for part in axis.root.parts:
+            yield from _divisible(part, batched, whole, classes)
+        return
+    atoms = axis.atoms()
+    heads = [atom for atom in atoms if atom in batched and not atom.counts_parts]
+    others = [atom for atom in atoms if not atom.counts_parts]
+    chosen = heads or others[:1]
+    if not chosen or any(atom in whole for atom in chosen):
+        return
+    what = "heads" if heads else "vocabulary" if chosen[0] in classes else "features"
+    yield what, chosen

@@ -1,0 +1,325 @@
+"""One pipeline rank: its stretches of time, what runs in them, and what of the model it has.
+
+A *slot* is a pass of the trace (setup, a turn of the schedule, an optimizer step) as this rank runs
+it; a *moment* is a slot and a place of the trace in it.
+
+Parameters, their gradients and optimizer state are on every stage that reads the parameter; tied
+weights are on several.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.parallel.dimensions import Dimensions, parameter_of
+from graphmem.parallel.layout import Layout
+from graphmem.parallel.schedule import Turn, turns
+from graphmem.parallel.stages import Stages
+from graphmem.parallel.traced import Blocks, TracedPasses
+
+Moment = tuple[int, float]
+"""A slot of the rank, and a place of the trace in it; fractions are between places."""
+
+WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
+"""The phases that go through the model, once for each micro-batch."""
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stretch of a rank's time: a pass of the trace, and in it the turn of the schedule."""
+
+    traced: int
+    turn: Turn | None = None
+
+
+class Rank:
+    """One pipeline rank.
+
+    Attributes:
+        slots: in the order of time.
+        chunk_of_op: the pipeline's chunk of each operation; `mine` are those of this rank.
+        is_whole: it runs all of the model on all of the batch at once.
+
+    Args:
+        traced: the trace.
+        dimensions: of the trace, for who reads what.
+        layout: its pipeline and micro-batches count here.
+        blocks, stages: of the model.
+        rank: of the pipeline.
+        units: names of the modules that FSDP wraps; the blocks where there are none.
+    """
+
+    def __init__(
+        self,
+        traced: TracedPasses,
+        dimensions: Dimensions,
+        layout: Layout,
+        blocks: Blocks,
+        stages: Stages,
+        rank: int,
+        units: frozenset[str] = frozenset(),
+    ) -> None:
+        self.traced = traced
+        self.graph: StepGraph = traced.graph
+        self.layout = layout
+        self.rank = rank
+        self._units = units or frozenset(blocks.names)
+        self._reads = dimensions.reads
+        self.of_parameter = dimensions.of_parameter
+        self._rows = sorted(dimensions.rows)
+        self._attentions = dimensions.attentions
+        self.chunk_of_op = stages.of_op(blocks)
+        self.mine = range(rank, layout.pipeline * layout.interleave, layout.pipeline)
+        self.is_whole = layout.pipeline == layout.micro_batches == 1
+        if not self.is_whole:
+            traced.check_one_micro_batch()
+        self.slots = list(self._make_slots())
+        self._slot_of = {(slot.traced, slot.turn): i for i, slot in enumerate(self.slots)}
+
+    def _make_slots(self) -> Iterator[Slot]:
+        for i, each in enumerate(self.traced.passes):
+            if self.is_whole or each.phase not in WALKED:
+                yield Slot(i)
+            elif each.phase is PhaseName.FORWARD:
+                for turn in turns(self.layout, self.rank):
+                    yield Slot(self.traced.by_phase[each.step, turn.phase], turn)
+
+    # Moments ------------------------------------------------------------------------------------
+
+    def first_moment(self, place: int) -> Moment:
+        """When a place of the trace first comes by on this rank."""
+        index = self.traced.pass_at(place)
+        if (index, None) in self._slot_of:
+            return self._slot_of[index, None], place
+        return next(i for i, slot in enumerate(self.slots) if slot.traced == index), place
+
+    def first_of_phase(self, index: int) -> Moment | None:
+        """When the rank's first turn in a pass of the trace begins, if it has one."""
+        for i, slot in enumerate(self.slots):
+            if slot.traced == index:
+                assert slot.turn is not None
+                return i, self.part(index, self._chunk(slot.turn))[0] - 0.25
+        return None
+
+    def _chunk(self, turn: Turn) -> int:
+        return self.mine[turn.chunk]
+
+    def chunks_of(self, op: Op) -> tuple[int, ...]:
+        """The rank's chunk that runs an operation of a forward or backward pass, if one does."""
+        chunk = self.chunk_of_op[op.index]
+        return (chunk,) if chunk in self.mine else ()
+
+    def moment(self, index: int, chunk: int, micro: int, place: float) -> Moment:
+        """A place of a pass, when a micro-batch goes through one of the rank's chunks."""
+        if (index, None) in self._slot_of:
+            return self._slot_of[index, None], place
+        turn = Turn(self.traced.passes[index].phase, self.mine.index(chunk), micro)
+        return self._slot_of[index, turn], place
+
+    def part(self, index: int, chunk: int) -> tuple[int, int]:
+        """The places of a pass in which a chunk runs: its first, and the one behind its last."""
+        each = self.traced.passes[index]
+        if each.phase not in WALKED or self.layout.pipeline * self.layout.interleave == 1:
+            return each.start, each.end
+        return self._parts[index, chunk]
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """A chunk's part begins with its first operation and ends where the next one's begins."""
+        firsts: dict[int, dict[int, int]] = {}
+        for op in self.graph.ops:
+            if self.graph.phases[op.phase].name in WALKED:
+                chunks = firsts.setdefault(op.phase, {})
+                chunks.setdefault(self.chunk_of_op[op.index], self.traced.place_of(op))
+        found = {}
+        for index, chunks in firsts.items():
+            each = self.traced.passes[index]
+            order = sorted(chunks, key=chunks.__getitem__)
+            starts = [each.start, *(chunks[chunk] for chunk in order[1:])]
+            ends = [*starts[1:], each.end]
+            found.update(
+                {
+                    (index, chunk): part
+                    for chunk, part in zip(order, zip(starts, ends, strict=True), strict=True)
+                }
+            )
+        return found
+
+    def span(self, slot: int, unit: str) -> tuple[int, int] | None:
+        """The places of a slot in which a wrapped module runs; of the root, all of the slot.
+
+        None where the slot does not run it.
+        """
+        each = self.slots[slot]
+        traced = self.traced.passes[each.traced]
+        part = traced.start, traced.end
+        if each.turn is not None:
+            part = self.part(each.traced, self._chunk(each.turn))
+        if not unit:
+            return part
+        found = self._unit_spans.get((each.traced, unit))
+        return found if found is not None and part[0] <= found[0] < part[1] else None
+
+    def unit_of(self, name: str) -> str:
+        """The innermost wrapped module that a module or parameter is in; the root's is empty."""
+        return next(reversed(self._units_around(name)), "")
+
+    def _units_around(self, name: str) -> list[str]:
+        """The wrapped modules that a module or parameter is in, the outermost first."""
+        ends = [*(i for i, letter in enumerate(name) if letter == "."), len(name)]
+        return [name[:end] for end in ends if name[:end] in self._units]
+
+    @cached_property
+    def _unit_spans(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """By pass and unit, the place of its first operation and of the one behind its last.
+
+        Operations outside of any module, such as autograd's sums, belong to what ran before.
+        """
+        firsts: dict[tuple[int, str], int] = {}
+        lasts: dict[tuple[int, str], int] = {}
+        ops = self.graph.ops
+        running: list[str] = []
+        for op, following in zip(ops, [*ops[1:], None], strict=True):
+            running = self._units_around(op.module) if op.module else running
+            if following is None or following.phase != op.phase:
+                end = self.traced.passes[op.phase].end
+            else:
+                end = self.traced.place_of(following)
+            for unit in running:
+                firsts.setdefault((op.phase, unit), self.traced.place_of(op))
+                lasts[op.phase, unit] = end
+        return {key: (first, lasts[key]) for key, first in firsts.items()}
+
+    def end_of(self, slot: int) -> int:
+        """The place behind a slot's last."""
+        span = self.span(slot, "")
+        assert span is not None
+        return span[1]
+
+    def in_last_step(self, slot: int) -> bool:
+        """Whether a slot belongs to the last traced step."""
+        return self.traced.passes[self.slots[slot].traced].step == self.graph.steps - 1
+
+    def backward_of(self, slot: int) -> int | None:
+        """The slot in which a forward slot's micro-batch comes back."""
+        return self._partner(slot, PhaseName.BACKWARD)
+
+    def forward_of(self, slot: int) -> int | None:
+        """The slot in which a backward slot's micro-batch went forward."""
+        return self._partner(slot, PhaseName.FORWARD)
+
+    def _partner(self, slot: int, phase: PhaseName) -> int | None:
+        each = self.slots[slot]
+        step = self.traced.passes[each.traced].step
+        index = self.traced.by_phase.get((step, phase))
+        if index is None:
+            return None
+        turn = each.turn and Turn(phase, each.turn.chunk, each.turn.micro)
+        return self._slot_of.get((index, turn))
+
+    def handed_over(self, gradient: Storage) -> int:
+        """The place at which a gradient is complete and its parameter takes it."""
+        return self._handed_over.get(gradient.id, self.traced.birth[gradient.id] + 1)
+
+    @cached_property
+    def _handed_over(self) -> Mapping[int, int]:
+        """`AccumulateGrad` takes a gradient by `detach`, or copies it into a new storage."""
+        taken = [op for op in self.graph.ops if op.autograd_node == _ACCUMULATE]
+        return {
+            output.storage: self.traced.place_after(op.tick)
+            for op in taken
+            for output in op.outputs
+            if output.storage is not None
+        }
+
+    def place_at(self, tick: int) -> int:
+        """The place of the first change at a tick or after it."""
+        return bisect_left(self.traced.changes, tick, key=lambda change: change[0])
+
+    @cached_property
+    def readers(self) -> Mapping[int, list[tuple[int, int]]]:
+        """By storage, the passes and chunks whose operations read it."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for index, storages in self._reads.items():
+            op = self.graph.ops[index]
+            for storage in storages:
+                found.setdefault(storage, []).append((op.phase, self.chunk_of_op[index]))
+        return found
+
+    # What is sent -------------------------------------------------------------------------------
+
+    def row_products(self) -> list[int]:
+        """The rank's products, in one forward pass, whose sum runs over a divided axis."""
+        return [op for op in self._rows if self._runs_in_last_forward(op)]
+
+    def keys_and_values(self) -> list[int]:
+        """The storages of keys and values of the rank's attentions in one forward pass."""
+        return [
+            storage
+            for op, storages in self._attentions.items()
+            if self._runs_in_last_forward(op)
+            for storage in storages
+        ]
+
+    def _runs_in_last_forward(self, index: int) -> bool:
+        phase = self.graph.phases[self.graph.ops[index].phase]
+        is_last = phase.step == self.graph.steps - 1 and phase.name is PhaseName.FORWARD
+        return is_last and self.chunk_of_op[index] in self.mine
+
+    def sent_storages(self) -> list[int]:
+        """What one micro-batch has the rank send on, forward and backward, once for each sending.
+
+        What several stages read goes from each to the next one, as the gradient of a residual
+        stream does, which autograd sums in place.
+        """
+        last = self.graph.steps - 1
+        sent = []
+        for number, readers in self.readers.items():
+            made_by = self.graph.op_of(self.graph.storages[number])
+            if made_by is None:
+                continue
+            made_in = self.graph.phases[made_by.phase]
+            if made_in.step == last and made_in.name in WALKED:
+                home = self.chunk_of_op[made_by.index]
+                reached = [chunk for phase, chunk in readers if phase == made_by.phase]
+                forward = range(home, max(reached, default=home))
+                backward = range(home, min(reached, default=home), -1)
+                sent += [number for chunk in self.mine if chunk in forward or chunk in backward]
+        return sent
+
+    # Who has what of the model ------------------------------------------------------------------
+
+    def holds_model_part(self, storage: Storage) -> bool:
+        """Whether a storage of setup or optimizer is on this rank."""
+        name = parameter_of(storage) or self._parameter_of_op(storage)
+        if name is not None:
+            return self.holds(name)
+        owner = storage.owned_as(OwnerKind.BUFFER)
+        if owner is not None:
+            return any(chunk in self.mine for _, chunk in self.readers.get(storage.id, ()))
+        return storage.op is None or self._phase_of(storage) is PhaseName.OPTIMIZER
+
+    def holds(self, parameter: str) -> bool:
+        """Whether an operation of this rank reads a parameter."""
+        return any(chunk in self.mine for chunk in self._chunks_of_parameter.get(parameter, (0,)))
+
+    def _phase_of(self, storage: Storage) -> PhaseName:
+        return self.traced.passes[self.traced.pass_at(self.traced.birth[storage.id])].phase
+
+    @cached_property
+    def _chunks_of_parameter(self) -> Mapping[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for storage in self.graph.storages:
+            owner = storage.owned_as(OwnerKind.PARAMETER)
+            if owner is not None:
+                readers = self.readers.get(storage.id, ())
+                found.setdefault(owner.name, set()).update(chunk for _, chunk in readers)
+        return found
+
+    def _parameter_of_op(self, storage: Storage) -> str | None:
+        return self.of_parameter.get(storage.id)

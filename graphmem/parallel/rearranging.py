@@ -1,0 +1,152 @@
+"""How operators that only rearrange elements relate axes: views, slices, joins and broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from graphmem.parallel.axes import Axis, cut_into_parts, take, unify
+from graphmem.parallel.operands import Axes, Learned, Named, Rule, equate, first, fresh, sizes
+
+
+def broadcasts(axes: Axes, shape: Sequence[int]) -> bool:
+    """Whether a tensor can be broadcast to a shape."""
+    if len(axes) > len(shape):
+        return False
+    pairs = zip(reversed(sizes(axes)), reversed(list(shape)), strict=False)
+    return all(mine in (1, theirs) for mine, theirs in pairs)
+
+
+def broadcast(arguments: Sequence[Axes], shape: Sequence[int]) -> Axes:
+    """For each dimension the first argument's axis that has its size."""
+    result = list(fresh(shape))
+    for axes in reversed(arguments):
+        if not broadcasts(axes, shape):
+            continue
+        for back in range(1, len(axes) + 1):
+            if axes[-back].size == shape[-back]:
+                result[-back] = axes[-back]
+    return tuple(result)
+
+
+def _view(call: Named, learned: Learned) -> list[Axes]:
+    (shape,) = call.shapes
+    made = take(first(call), shape)
+    return [fresh(shape) if made is None else tuple(made)]
+
+
+def _transpose(call: Named, learned: Learned) -> list[Axes]:
+    axes = list(first(call))
+    if len(axes) >= 2:
+        one, other = call.value("dim0"), call.value("dim1")
+        axes[one], axes[other] = axes[other], axes[one]
+    return [tuple(axes)]
+
+
+def _t(call: Named, learned: Learned) -> list[Axes]:
+    return [first(call)[::-1]]
+
+
+def _permute(call: Named, learned: Learned) -> list[Axes]:
+    axes = first(call)
+    return [tuple(axes[dim] for dim in call.value("dims"))]
+
+
+def _squeeze(call: Named, learned: Learned) -> list[Axes]:
+    """What has a size of 1 carries no information, so the others match in order."""
+    left = [axis for axis in first(call) if axis.size != 1]
+    (shape,) = call.shapes
+    return [tuple(Axis(1) if size == 1 or not left else left.pop(0) for size in shape)]
+
+
+def _expand(call: Named, learned: Learned) -> list[Axes]:
+    return [broadcast([first(call)], call.shapes[0])]
+
+
+def _without(axes: Axes, dim: int) -> Axes:
+    dim %= len(axes)
+    return axes[:dim] + axes[dim + 1 :]
+
+
+def _select(call: Named, learned: Learned) -> list[Axes]:
+    axes, dim = first(call), call.value("dim")
+    cut_into_parts(axes[dim], axes[dim].size)
+    return [_without(axes, dim)]
+
+
+def _unbind(call: Named, learned: Learned) -> list[Axes]:
+    axes, dim = first(call), call.value("dim")
+    axis = axes[dim]
+    if not axis.atoms():
+        return [_without(axes, dim)] * len(call.shapes)
+    for atom in axis.atoms():
+        atom.counts_parts = True
+    return [_without(axes, dim)] * len(call.shapes)
+
+
+def _slice(call: Named, learned: Learned) -> list[Axes]:
+    axes, dim = list(first(call)), call.value("dim") or 0
+    size = call.shapes[0][dim]
+    if size != axes[dim].size:
+        axes[dim] = Axis(size, cut_from=axes[dim])
+    return [tuple(axes)]
+
+
+def _split(call: Named, learned: Learned) -> list[Axes]:
+    axes, dim = first(call), call.value("dim") or 0
+    dim %= len(axes)
+    lengths = [shape[dim] for shape in call.shapes]
+    return [(*axes[:dim], piece, *axes[dim + 1 :]) for piece in _pieces(axes[dim], lengths)]
+
+
+def _pieces(axis: Axis, lengths: Sequence[int]) -> list[Axis]:
+    if len(lengths) == 1:
+        return [axis]
+    if len(set(lengths)) == 1:
+        return [cut_into_parts(axis, len(lengths))] * len(lengths)
+    pieces = list(map(Axis, lengths))
+    unify(axis, Axis(axis.size, parts=pieces))
+    return list(axis.root.parts) if len(axis.root.parts) == len(lengths) else pieces
+
+
+def _cat(call: Named, learned: Learned) -> list[Axes]:
+    given = [axes for axes in call.lists("tensors") if axes]
+    dim = (call.value("dim") or 0) % len(given[0])
+    for axes in given[1:]:
+        equate(axes[:dim], given[0][:dim])
+        equate(axes[dim + 1 :], given[0][dim + 1 :])
+    pieces = [axes[dim] for axes in given]
+    size = sum(piece.size for piece in pieces)
+    if len(pieces) == 1:
+        joined = pieces[0]
+    elif len({piece.size for piece in pieces}) == 1:
+        for piece in pieces[1:]:
+            unify(piece, pieces[0])
+        joined = Axis(size, (Axis(len(pieces), counts_parts=True), pieces[0]))
+    else:
+        joined = Axis(size, parts=pieces)
+    return [(*given[0][:dim], joined, *given[0][dim + 1 :])]
+
+
+def _stack(call: Named, learned: Learned) -> list[Axes]:
+    given = [axes for axes in call.lists("tensors") if axes is not None]
+    dim = (call.value("dim") or 0) % (len(given[0]) + 1)
+    for axes in given[1:]:
+        equate(axes, given[0])
+    counter = Axis(len(given), counts_parts=True)
+    return [(*given[0][:dim], counter, *given[0][dim:])]
+
+
+REARRANGED: Mapping[str, Rule] = {
+    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape"), _view),
+    "aten.transpose": _transpose,
+    "aten.t": _t,
+    "aten.permute": _permute,
+    **dict.fromkeys(("aten.squeeze", "aten.unsqueeze"), _squeeze),
+    "aten.expand": _expand,
+    "aten.select": _select,
+    "aten.unbind": _unbind,
+    "aten.slice": _slice,
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), _split),
+    "aten.cat": _cat,
+    "aten.stack": _stack,
+}
