@@ -171,7 +171,8 @@ def _raised_in_graphmem(error: BaseException) -> bool:
         return False
     file = Path(frame.tb_frame.f_code.co_filename)
     here = Path(__file__).parent
-    calls_torch = (here / "virtual_gpu", here / "trace" / "dispatch.py")
+    modes = (here / "trace" / "dispatch.py", here / "trace" / "data_dependent.py")
+    calls_torch = (here / "virtual_gpu", *modes)
     return file.is_relative_to(here) and not any(map(file.is_relative_to, calls_torch))
 
 

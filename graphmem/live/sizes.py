@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.data_dependent import DataDependentMode
 
 aten = torch.ops.aten
 
 
-class SizesFromData(TraceMode):
+class SizesFromData(DataDependentMode):
     """A trace that goes on where the shape of a result depends on data."""
 
     def __init__(self, *watchers: Any) -> None:

@@ -2,15 +2,15 @@
 
 Tensors on the traced device are fake: they have shape, dtype and storage identity, but no data.
 Small tensors on the CPU stay real, so that schedules, masks and data loaders can read their values;
-large ones are fake too. What a real run would read off the device is assumed, and listed.
+large ones are fake too. `data_dependent` says what comes of operations that ask for data.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -86,23 +86,17 @@ class TraceMode(TorchDispatchMode):
         self._autocast = autocast
         self._views = views
         self._forms = forms
-        self._nonzero_fraction = 1.0
         on_cpu = recorder.device.type == "cpu"
         self._real_elements = 1 if on_cpu else REAL_CPU_ELEMENTS
         self.node: Any = None
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
         self._special: dict[Any, Callable[..., Any]] = {
-            aten._local_scalar_dense.default: self._read_scalar,
-            aten.nonzero.default: self._nonzero,
-            aten.index.Tensor: self._index,
-            aten.equal.default: self._equal,
             aten.detach.default: self._detach,
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
             aten._scaled_dot_product_efficient_attention.default: self._efficient_attention,
-            aten._pack_padded_sequence.default: self._pack_padded,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
 
@@ -110,19 +104,6 @@ class TraceMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Spare each operation a wrapper that only matters under `torch.compile`."""
         return False
-
-    def assume(self, values: Mapping[str, float]) -> None:
-        """Take over what `TrainingStep.assume` says.
-
-        Raises:
-            InputError: an unknown name, or a fraction outside of 0 to 1.
-        """
-        for name, value in values.items():
-            if name != "nonzero" or not 0 <= value <= 1:
-                raise InputError(
-                    f"cannot assume {name}={value}", hint="the only assumption is nonzero=0..1"
-                )
-            self._nonzero_fraction = float(value)
 
     def forward_of(self, node: Any) -> Op | None:
         """The operation for which autograd made a node."""
@@ -257,92 +238,6 @@ class TraceMode(TorchDispatchMode):
         name = "a leaf tensor" if named is None else named.name
         self._recorder.identify(copy, OwnerKind.AUTOCAST_CACHE, name)
 
-    # Values that only a real run knows ----------------------------------------------------------
-
-    def _read_scalar(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        tensor = args[0]
-        if not isinstance(tensor, FakeTensor):
-            return func(*args, **kwargs)
-        return self._scalar(tensor)
-
-    def _scalar(self, tensor: FakeTensor) -> Any:
-        """What a program reads of a tensor without data that has one element."""
-        if tensor.dtype == torch.bool:
-            self._refuse_branch()
-        zero = torch.zeros((), dtype=tensor.dtype, device="cpu").item()
-        self._recorder.assume(
-            "a value read off the device",
-            str(zero),
-            "no arithmetic is done on fake tensors",
-            self._location.source(),
-        )
-        return zero
-
-    def _equal(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        if not self._stays_real(func, args, kwargs):
-            self._refuse_branch()
-        return func(*args, **kwargs)
-
-    def _refuse_branch(self) -> NoReturn:
-        where = _at(self._location.source())
-        raise InputError(
-            f"the step branches on the value of a tensor{where}: only a real run knows which way",
-            hint="decide it from sizes or settings, or give build() an argument that does",
-        )
-
-    def _nonzero(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        tensor = args[0]
-        if not isinstance(tensor, FakeTensor):
-            return func(*args, **kwargs)
-        shape = self._count_nonzero(tensor.numel()), tensor.dim()
-        return self._record_made(func, args, kwargs, self._new_empty(shape, tensor, torch.int64))
-
-    def _index(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Indexing by a mask selects as many elements as `nonzero` is assumed to find."""
-        tensor, indices = args
-        if not any(_is_fake_mask(index) for index in indices):
-            return self._run(func, types, args, kwargs)
-        positions: list[Any] = []
-        for index in indices:
-            if _is_fake_mask(index):
-                shape = (self._count_nonzero(index.numel()),)
-                positions += [
-                    self._new_empty(shape, index, torch.int64) for _ in range(index.dim())
-                ]
-            else:
-                positions.append(index)
-        return self._run(func, types, (tensor, positions), kwargs)
-
-    def _pack_padded(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A packed sequence has a row for each step of each; the lengths are real, on the CPU."""
-        padded, lengths, _ = args
-        if not isinstance(padded, FakeTensor) or isinstance(lengths, FakeTensor):
-            return self._run(func, types, args, kwargs)
-        steps = torch.arange(int(lengths[0]))
-        batch_sizes = (lengths[:, None] > steps).sum(0)
-        shape = int(lengths.sum()), *padded.shape[2:]
-        data = self._new_empty(shape, padded, padded.dtype)
-        return self._record_made(func, args, kwargs, (data, batch_sizes))
-
-    def _count_nonzero(self, numel: int) -> int:
-        return self._count("how many elements a mask selects", numel)
-
-    def _count(self, what: str, numel: int) -> int:
-        """How many of `numel` elements are in a result whose size depends on data."""
-        fraction = self._fraction()
-        bound = "the bound" if fraction == 1.0 else f"at most {numel:,}"
-        self._recorder.assume(
-            what,
-            f"{fraction:g} of them ({bound})",
-            "the route depends on data",
-            self._location.source(),
-        )
-        return round(fraction * numel)
-
-    def _fraction(self) -> float:
-        """The share of elements in results whose size depends on data."""
-        return self._nonzero_fraction
-
     def _record_made(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> Any:
         self._record(func, args, kwargs, result, self._recorder.begin_op())
         return result
@@ -390,7 +285,7 @@ class TraceMode(TorchDispatchMode):
         return FakeTensor(self._fake_mode, memory, like.fake_device)
 
     def _explain(self, error: Exception, func: Any) -> InputError:
-        where = _at(self._location.source())
+        where = at(self._location.source())
         if isinstance(error, UnsupportedOperatorException):
             return InputError(
                 f"operator {func} has no meta kernel{where}",
@@ -433,12 +328,9 @@ def _is_inference(args: tuple[Any, ...]) -> bool:
     )
 
 
-def _at(source: Source | None) -> str:
+def at(source: Source | None) -> str:
+    """A line of the user's at the end of a sentence."""
     return "" if source is None else f" at {source}"
-
-
-def _is_fake_mask(index: Any) -> bool:
-    return isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ import torch.optim.optimizer as optim_hooks
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
-from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.in_place_forms import InPlaceForms
 from graphmem.trace.location import Location
@@ -46,7 +46,7 @@ class Session:
         self,
         device: torch.device,
         *,
-        mode: type[TraceMode] = TraceMode,
+        mode: type[DataDependentMode] = DataDependentMode,
         subclass_like: bool = False,
     ) -> None:
         """A session that watches nothing yet.
