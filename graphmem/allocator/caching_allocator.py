@@ -14,26 +14,20 @@ from collections.abc import Callable, Iterable
 
 from graphmem.allocator.device import Device
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
+from graphmem.allocator.figures import Figures
 from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfMemory
 from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
 from graphmem.allocator.segment_info import lay_out, range_ends, segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
-from graphmem.allocator.statistics import Stat, Statistics, flat_stats
 
 
-class CachingAllocator:
-    """One device's caching allocator.
+class CachingAllocator(Figures):
+    """One device's caching allocator; its figures are those of `Figures`.
 
     Attributes:
         settings: the allocator's configuration.
         device: the memory that it manages.
         release: the version of torch whose words `OutOfMemory` has.
-        statistics: the figures over both pools; `small.statistics` and `large.statistics` have
-            each pool's own.
-        num_alloc_retries: how often the cache was emptied because the driver refused.
-        num_ooms: how often even that did not help.
-        num_sync_all_streams: how often it waited for all streams, to empty the cache.
-        oversize_allocations: blocks of at least `max_split_size`; `oversize_segments` likewise.
         on_event: told what happens (action, address, bytes, stream), in the words of a snapshot's
             `device_traces` (`record_trace`); for "oom", the address is what the driver has left.
     """
@@ -53,19 +47,10 @@ class CachingAllocator:
             device: in place of a capacity, a device that also decides about addresses.
             release: the version of torch in whose words it says that memory ran out.
         """
+        super().__init__()
         self.settings = settings or AllocatorSettings()
         self.device = device or Device(capacity_bytes)
         self.release = release
-        self.small = Pool(is_small=True)
-        self.large = Pool(is_small=False)
-        self.statistics = Statistics()
-        self.num_alloc_retries = 0
-        self.num_ooms = 0
-        self.num_sync_all_streams = 0
-        self.num_device_alloc = 0
-        self.num_device_free = 0
-        self.oversize_allocations = Stat()
-        self.oversize_segments = Stat()
         self.on_event: Callable[[str, int, int, int], None] | None = None
         self._segments: dict[int, Segment] = {}
         self._pending: dict[int, Block] = {}
@@ -171,33 +156,6 @@ class CachingAllocator:
                     return self._release(block)
         return 0
 
-    def reset_peak(self) -> None:
-        """Each peak becomes the current value (`resetPeakStats`)."""
-        for statistics in (self.statistics, self.small.statistics, self.large.statistics):
-            statistics.reset_peak()
-        self.oversize_allocations.reset_peak()
-        self.oversize_segments.reset_peak()
-
-    def reset_accumulated(self) -> None:
-        """All counts begin anew (`resetAccumulatedStats`)."""
-        for statistics in (self.statistics, self.small.statistics, self.large.statistics):
-            statistics.reset_accumulated()
-        self.oversize_allocations.reset_accumulated()
-        self.oversize_segments.reset_accumulated()
-        self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
-        self.num_device_alloc = self.num_device_free = 0
-
-    def memory_stats(self) -> dict[str, int]:
-        """The figures under the names of `torch.cuda.memory_stats`."""
-        pools = {"large_pool": self.large.statistics, "small_pool": self.small.statistics}
-        return {
-            "num_alloc_retries": self.num_alloc_retries,
-            "num_ooms": self.num_ooms,
-            "num_device_alloc": self.num_device_alloc,
-            "num_device_free": self.num_device_free,
-            **flat_stats({"all": self.statistics, **pools}),
-        }
-
     def segments(self) -> tuple[SegmentInfo, ...]:
         """What is reserved and what it holds, by address (`snapshot`)."""
         return segment_infos(self._segments.values())
@@ -280,8 +238,7 @@ class CachingAllocator:
             count, change = 0, -size
         else:
             count, change = -1, -block.size
-        self.statistics.splits_changed(count, change)
-        pool.statistics.splits_changed(count, change)
+        self._splits_changed(pool, count, change)
 
     def _recycle(self, block: Block) -> None:
         """Return a block to its pool, joined with its free neighbours (`free_block`)."""
@@ -294,8 +251,7 @@ class CachingAllocator:
             count, change = -merged, -merged_size
             if block.is_split:
                 count, change = count + 1, change + block.size
-            self.statistics.splits_changed(count, change)
-            pool.statistics.splits_changed(count, change)
+            self._splits_changed(pool, count, change)
         self.statistics.taken_back(size, requested)
         pool.statistics.taken_back(size, requested)
 
@@ -353,8 +309,7 @@ class CachingAllocator:
         if block.is_free:
             pool.insert(block)
             if block.is_split and not block.segment.page_size:
-                self.statistics.splits_changed(1, block.size)
-                pool.statistics.splits_changed(1, block.size)
+                self._splits_changed(pool, 1, block.size)
             return
         for statistics in (self.statistics, pool.statistics):
             statistics.handed_out(block.size, block.requested)
@@ -426,18 +381,6 @@ class CachingAllocator:
         self._reserved_changed(segment.pool, change)
         action = "segment_map" if change > 0 else "segment_unmap"
         self._tell(action, address, abs(change), segment.stream)
-
-    def _reserved_changed(self, pool: Pool, change: int) -> None:
-        """Memory came from the driver, or went back to it."""
-        for stat in (self.statistics.reserved_bytes, pool.statistics.reserved_bytes):
-            if change > 0:
-                stat.increase(change)
-            else:
-                stat.decrease(-change)
-        if change > 0:
-            self.num_device_alloc += 1
-        else:
-            self.num_device_free += 1
 
     def _out_of_memory(self, requested: int, tried: int, stream: int) -> OutOfMemory:
         self.num_ooms += 1
