@@ -217,6 +217,45 @@ class TestAnswers:
         whats = [each.what for each in gpu.report().assumptions]
         assert "how many elements a mask selects" in whats
 
+    def test_torchscript_lets_go_after_the_last_use(self) -> None:
+        """The interpreter moves what is not used again out of its register."""
+
+        @torch.jit.script
+        def scripted(x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            z = torch.tanh(y)
+            return z * y + 1.0
+
+        with graphmem.virtual_gpu("h100") as gpu:
+            x = torch.randn(2048, device="cuda")
+            for _ in range(3):  # profiled, optimized, run
+                scripted(x)
+        # x, y, z and their product; y, which Python would hold to the end, is gone before the sum
+        assert gpu.peak == 4 * 2048 * 4
+        (assumed,) = gpu.report().assumptions
+        assert (assumed.what, assumed.value, assumed.times) == (
+            "TorchScript",
+            "run without fusion",
+            3,
+        )
+
+    def test_a_scripted_model_trains(self) -> None:
+        with graphmem.virtual_gpu("h100"):
+            model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda())
+            weights = torch.cuda.memory_allocated()
+            for _ in range(3):
+                loss = model(torch.randn(32, 64, device="cuda")).mean()
+                loss.backward()
+                del loss
+            # gradients as large as the weights, and cuBLAS's workspaces of two threads
+            assert torch.cuda.memory_allocated() == 2 * weights + 2 * 32 * MIB
+
+    def test_derivatives_of_functions_are_refused_with_their_line(self) -> None:
+        with graphmem.virtual_gpu("h100"):
+            x = torch.randn(4, device="cuda")
+            with pytest.raises(InputError, match=r"torch\.func's derivatives .*test_live\.py:"):
+                torch.func.grad(torch.sum)(x)
+
     def test_every_assumption_is_told_once_with_its_line(self) -> None:
         told: list[str] = []
         with graphmem.virtual_gpu("h100", tell=told.append) as gpu:

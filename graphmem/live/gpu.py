@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from graphmem.analysis import Analysis, Request, runtime_of
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.live import addresses, printing, serialization, surroundings
+from graphmem.live import addresses, printing, serialization, surroundings, torchscript
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
 from graphmem.live.session import LiveSession
@@ -94,6 +94,7 @@ class VirtualGpu:
         )
         with ExitStack() as stack:
             stack.enter_context(replaced(self._replacements()))
+            stack.enter_context(torchscript.unfused())
             stack.enter_context(session.watching(device, outermost))
             self._stack = stack.pop_all()
         return self
@@ -114,6 +115,7 @@ class VirtualGpu:
             *printing.replacements(self._values),
             *serialization.replacements(session.recorder, session.fake_mode, self._values),
             *surroundings.replacements(session.mode, self._values.eager),
+            *torchscript.replacements(self._values.scripted),
         ]
 
     def finish(self) -> None:

@@ -141,10 +141,16 @@ class Values:
 
     def eager(self) -> None:
         """Note that a program was to be compiled."""
+        self._replace("torch.compile", "run eagerly", "what the compiled program takes")
+
+    def scripted(self) -> None:
+        """Note that TorchScript runs, whose operations a card would fuse."""
+        self._replace("TorchScript", "run without fusion", "what fused kernels spare")
+
+    def _replace(self, what: str, value: str, unknown: str) -> None:
         source = self._location.source()
-        what, value = "torch.compile", "run eagerly"
-        self._recorder.assume(what, value, "what the compiled program takes is not known", source)
-        self._say((what, source), f"{what} is {value}: what the compiled program takes is unknown")
+        self._recorder.assume(what, value, f"{unknown} is not known", source)
+        self._say((what, source), f"{what} is {value}: {unknown} is not known")
 
     def fraction(self) -> float:
         """The share of elements that a mask selects, from 0 to 1; chosen by line or `nonzero`."""

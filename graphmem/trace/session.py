@@ -11,15 +11,17 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.optim.optimizer as optim_hooks
 
+from graphmem.errors import InputError
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
 from graphmem.trace.data_dependent import DataDependentMode
+from graphmem.trace.dispatch import at
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.in_place_forms import InPlaceForms
 from graphmem.trace.location import Location
@@ -29,6 +31,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+from graphmem.virtual_gpu.patching import Replacement, replaced
 
 
 class Session:
@@ -93,11 +96,24 @@ class Session:
             stack.enter_context(self._hooks.collecting())
             stack.enter_context(self.location.following(outermost))
             stack.enter_context(self.saved.hooks())
+            stack.enter_context(replaced([self._refusing_transforms()]))
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
             stack.enter_context(self.mode)
             yield
+
+    def _refusing_transforms(self) -> Replacement:
+        """The derivatives of `torch.func` begin by switching off hooks for saved tensors."""
+
+        def refuse(message: str) -> NoReturn:
+            where = at(self.location.source())
+            raise InputError(
+                f"torch.func's derivatives switch off the hooks that show what is saved{where}",
+                hint="take the gradient with backward() or torch.autograd.grad",
+            )
+
+        return torch.autograd.graph, "disable_saved_tensors_hooks", refuse
 
     def name_what_lives(self) -> None:
         """Say what models and optimizers hold, by the names of now."""

@@ -1,0 +1,46 @@
+"""TorchScript on the virtual GPU: PyTorch's own executor runs it, one operation at a time.
+
+It differentiates a scripted program and lets go of each value after its last use, as on a card. On
+a card it also fuses elementwise operations into kernels whose intermediate results take no memory
+(`canFuseOnDevice`, torch/csrc/jit/passes/tensorexpr_fuser.cpp): that is left out, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from graphmem.virtual_gpu.patching import Replacement
+
+_KINDS = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+
+
+def replacements(scripted: Callable[[], None]) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        scripted: called when the program calls something that is scripted or traced.
+    """
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def note_and_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            scripted()
+            return call(function, *args, **kwargs)
+
+        return note_and_call
+
+    return [(kind, "__call__", noting(kind.__call__)) for kind in _KINDS]
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Keep the executor from compiling kernels, which a build of torch for CUDA would."""
+    fuses = torch._C._jit_can_fuse_on_gpu()
+    torch._C._jit_override_can_fuse_on_gpu(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_override_can_fuse_on_gpu(fuses)
