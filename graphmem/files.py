@@ -9,6 +9,22 @@ from pathlib import Path
 from graphmem.errors import InputError
 
 
+def check_place(path: Path) -> None:
+    """Know before the work is done that its result can be written.
+
+    Raises:
+        InputError: the folder does not exist or cannot be written, or the path is a folder.
+    """
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder", hint="name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: no such folder", hint=f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write {path}: {path.parent} is read-only", hint="name a file elsewhere"
+        )
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text, whole or not at all; see `write_bytes`."""
     write_bytes(path, text.encode())

@@ -294,3 +294,27 @@ def test_the_console_script_is_the_same_program() -> None:
     finished = subprocess.run([script, "--version"], capture_output=True, text=True, check=False)
 
     assert finished.stdout == f"graphmem {graphmem.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["run", "fit", "formulas", "graph"])
+def test_where_a_result_cannot_stand_is_told_before_the_work(
+    run_graphmem: Run, tmp_path: Path, command: str
+) -> None:
+    target = tmp_path / "model.py"
+    target.write_text("raise AssertionError('the work has begun')\n")
+    missing = tmp_path / "missing"
+
+    outcome = run_graphmem(command, "-o", str(missing / "report"), str(target))
+
+    assert outcome.exit_code == 2
+    assert outcome.stderr.splitlines() == [
+        f"error: cannot write {missing / 'report'}: no such folder",
+        f"hint: mkdir -p {missing}",
+    ]
+
+
+def test_a_result_is_no_folder(run_graphmem: Run, tmp_path: Path) -> None:
+    outcome = run_graphmem("analyze", "-o", str(tmp_path), "model.py:build")
+
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith(f"error: cannot write {tmp_path}: it is a folder\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -23,17 +23,16 @@ def analyze(
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
     freeze: options.Freeze = None,
-    output_format: Annotated[
-        Literal["text", "json"],
-        typer.Option("--format", help="For people or for machines; the figures are the same."),
-    ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output_format: options.Format = "text",
+    output: options.Output = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page with pictures as well."),
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page with pictures as well.",
+            callback=options.writable,
+        ),
     ] = None,
 ) -> None:
     """Say how many bytes a training step takes on a GPU, when, and who holds them.

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from graphmem.cli import options
 from graphmem.cli.output import console, write_text
 from graphmem.errors import InputError
 
@@ -42,10 +43,7 @@ def check(
         Literal["text", "json", "markdown", "github", "junit", "sarif"],
         typer.Option("--format", help="For people, programs, pull requests, CI, code scanning."),
     ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output: options.Output = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.  [default: cores]"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -35,10 +34,7 @@ def diff(
         Literal["text", "json", "markdown"],
         typer.Option("--format", help="For people, programs, pull requests."),
     ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output: options.Output = None,
 ) -> None:
     """Say what appeared, went, grew and moved at the peak, the cause of the change first.
 

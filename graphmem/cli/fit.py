@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -60,14 +59,8 @@ def fit(
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
     freeze: options.Freeze = None,
-    output_format: Annotated[
-        Literal["text", "json"],
-        typer.Option("--format", help="For people or for machines; the figures are the same."),
-    ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output_format: options.Format = "text",
+    output: options.Output = None,
 ) -> None:
     """Find the largest batch, or value of any argument of build(), with which a step fits.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -75,10 +74,7 @@ def formula(
         Literal["text", "json", "latex", "python"],
         typer.Option("--format", help="For people, for machines, for a paper, for a program."),
     ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output: options.Output = None,
 ) -> None:
     """Find the memory of your own model as an exact polynomial in its dimensions.
 

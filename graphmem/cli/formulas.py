@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -66,14 +65,8 @@ def formulas(
     optimizer: options.Optimizer = None,
     grads: options.Grads = "none",
     steps: options.Steps = options.DEFAULT_STEPS,
-    output_format: Annotated[
-        Literal["text", "json"],
-        typer.Option("--format", help="For people or for machines; the figures are the same."),
-    ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output_format: options.Format = "text",
+    output: options.Output = None,
 ) -> None:
     """Print published memory formulas for a model, and what each leaves out, term by term.
 

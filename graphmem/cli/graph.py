@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from graphmem.cli import options
@@ -20,10 +17,7 @@ def graph(
     grads: options.Grads = "none",
     steps: options.Steps = 1,
     inference: options.Inference = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output: options.Output = None,
 ) -> None:
     """Print the step graph: every ATen operation in execution order, one line each.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from graphmem.errors import InputError
+from graphmem.files import check_place
 from graphmem.gpus import DEFAULT_GPU
 
 Target = Annotated[
@@ -70,6 +72,7 @@ Steps = Annotated[
     int,
     typer.Option(
         "--steps",
+        metavar="N",
         min=1,
         help="Iterations to trace: the first, the one in which optimizer state exists, "
         "the steady one.",
@@ -85,6 +88,33 @@ Freeze = Annotated[
 ]
 Inference = Annotated[
     bool, typer.Option("--inference", help="Forward passes only, under inference_mode.")
+]
+
+
+def writable(path: Path | None) -> Path | None:
+    """The path of a result, checked before the work, which may take minutes.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    if path is not None:
+        check_place(path)
+    return path
+
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write there, not to the terminal.",
+        callback=writable,
+    ),
+]
+Format = Annotated[
+    Literal["text", "json"],
+    typer.Option("--format", help="For people or for machines; the figures are the same."),
 ]
 
 DEFAULT_STEPS = 3

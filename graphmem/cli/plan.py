@@ -177,13 +177,8 @@ def plan(
         list[str] | None,
         typer.Option("--also", metavar="TARGET", help="Search this model as well; repeatable."),
     ] = None,
-    output_format: Annotated[
-        Literal["text", "json"], typer.Option("--format", help="For people or for machines.")
-    ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output_format: options.Format = "text",
+    output: options.Output = None,
 ) -> None:
     """Say what each rank holds when a step is split over many GPUs.
 

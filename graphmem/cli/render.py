@@ -22,6 +22,7 @@ Output = Annotated[
         metavar="FILE",
         help="page: .html; drawing: .svg .png .pdf .dot; PyTorch's memory_viz: .pickle; "
         "Perfetto: .json.gz; table: .csv .parquet",
+        callback=options.writable,
     ),
 ]
 Plot = Annotated[

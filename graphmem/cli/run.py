@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -56,14 +56,8 @@ def run(
             show_default=False,
         ),
     ] = None,
-    output_format: Annotated[
-        Literal["text", "json"],
-        typer.Option("--format", help="The report for people or for machines."),
-    ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write the report there."),
-    ] = None,
+    output_format: options.Format = "text",
+    output: options.Output = None,
 ) -> None:
     """Run an unmodified training script on a virtual GPU, and report its memory.
 

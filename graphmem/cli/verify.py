@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -82,14 +82,8 @@ def verify(
     grads: options.Grads = "none",
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
-    output_format: Annotated[
-        Literal["text", "json"],
-        typer.Option("--format", help="For people or for machines; the figures are the same."),
-    ] = "text",
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write there, not to the terminal."),
-    ] = None,
+    output_format: options.Format = "text",
+    output: options.Output = None,
 ) -> None:
     """Hold predictions against recordings of real CUDA runs, and against what runs printed.
 

@@ -52,9 +52,7 @@ def whatif(
             "--dtype", help="Weights and inputs in it, without autocast.", show_default=False
         ),
     ] = None,
-    output_format: Annotated[
-        Literal["text", "json"], typer.Option("--format", help="For people or for machines.")
-    ] = "text",
+    output_format: options.Format = "text",
 ) -> None:
     """Compare a training step with a changed one, by category; both are traced, so both are exact.
 
