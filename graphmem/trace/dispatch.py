@@ -152,7 +152,11 @@ class TraceMode(TorchDispatchMode):
         try:
             result = self._fake_mode.dispatch(func, types, args, kwargs)
         except _EXPLAINED as error:
-            raise self._explain(error, func) from error
+            raise self._explain(error, func, args) from error
+        except RuntimeError as error:
+            if _lacks_sparse_kernel(error, args):
+                raise self._explain(error, func, args) from error
+            raise
         self._record(func, args, kwargs, result, tick)
         return result
 
@@ -284,8 +288,13 @@ class TraceMode(TorchDispatchMode):
             memory = torch.empty(shape, dtype=dtype, device="meta")
         return FakeTensor(self._fake_mode, memory, like.fake_device)
 
-    def _explain(self, error: Exception, func: Any) -> InputError:
+    def _explain(self, error: Exception, func: Any, args: tuple[Any, ...]) -> InputError:
         where = at(self._location.source())
+        if _has_sparse(args):
+            return InputError(
+                f"operator {func} of a sparse tensor cannot be followed{where}",
+                hint="sparse gradients can; make the tensor dense, or leave the operator out",
+            )
         if isinstance(error, UnsupportedOperatorException):
             return InputError(
                 f"operator {func} has no meta kernel{where}",
@@ -308,6 +317,20 @@ _EXPLAINED = (
     DynamicOutputShapeException,
     DataDependentOutputException,
 )
+
+
+def _has_sparse(args: tuple[Any, ...]) -> bool:
+    return any(tensor.layout is not torch.strided for tensor in tensors_of(args))
+
+
+def _lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:
+    """Whether an operation has no kernel for fake sparse tensors.
+
+    A CUDA build then calls the card's, which asks for a driver
+    (c10/cuda/CUDAFunctions.cpp, `device_count_ensure_non_zero`).
+    """
+    is_missing = isinstance(error, NotImplementedError) or "NVIDIA driver" in str(error)
+    return is_missing and _has_sparse(args)
 
 
 def _device_of(func: Any, types: Any, args: tuple[FakeTensor], kwargs: Any) -> torch.device:
