@@ -329,6 +329,14 @@ class TestCopies:
         # without a device, as for any checkpoint that was written on a card
         assert torch.load(file, map_location="cpu")["x"].abs().sum() == 0
 
+    def test_an_addition_of_the_program_takes_memory_of_its_own(self) -> None:
+        """And is not mistaken for the bias of the product before it, which is added in place."""
+        with graphmem.virtual_gpu("h100"):
+            left, right = torch.ones(2, 3, 4).cuda(), torch.ones(2, 4, 1).cuda()
+            for _ in range(20):
+                scores = torch.matmul(left, right)
+                assert (scores + scores.mT).shape == (2, 3, 3)
+
     def test_copies_between_host_and_device(self) -> None:
         with graphmem.virtual_gpu("h100"):
             host = torch.arange(4.0)

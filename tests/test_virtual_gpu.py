@@ -219,6 +219,22 @@ class TestFusedKernels:
         assert ("aten._fused_rms_norm.default" in targets(graph)) is fused
 
 
+class TestInPlaceForms:
+    def test_an_addition_of_the_program_is_not_the_bias_of_a_product(self) -> None:
+        """All calls go through one line of `DeviceContext`, frame after frame at one address."""
+
+        def step() -> None:
+            with torch.device("cuda"):
+                for _ in range(20):
+                    scores = torch.matmul(torch.ones(2, 3, 4), torch.ones(2, 4, 1))
+                    torch.add(scores, scores.mT)
+
+        seen = targets(traced(stepping(step)))
+
+        assert seen.count("aten.add.Tensor") == 20
+        assert "aten.add_.Tensor" not in seen
+
+
 class TestInference:
     def test_composites_run_by_their_parts(self) -> None:
         """Inference tensors carry no autograd keys, so `linear` reaches the trace whole."""

@@ -27,6 +27,7 @@ class LiveMode(SizesFromData):
 
     values: Values
     streams: NodeStreams
+    _caller_depth = 2
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)

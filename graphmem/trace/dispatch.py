@@ -70,6 +70,9 @@ class TraceMode(TorchDispatchMode):
         node: the autograd node that runs, or None in a forward pass.
     """
 
+    _caller_depth = 1
+    """How many frames up from `__torch_dispatch__` the instruction is that called the operation."""
+
     def __init__(
         self,
         recorder: Recorder,
@@ -119,7 +122,7 @@ class TraceMode(TorchDispatchMode):
         if _is_inference(args) and func._can_decompose():
             return self._decompose(func, types, args, kwargs)
         if func in WATCHED:
-            return self._run_in_form(func, types, args, kwargs, sys._getframe(1))
+            return self._run_in_form(func, types, args, kwargs, sys._getframe(self._caller_depth))
         return self._run(func, types, args, kwargs)
 
     def _run_in_form(

@@ -7,7 +7,8 @@ observes, a run on a GPU does not, so the trace goes back to the form in place.
 
 An operation belongs to a composite one when it and the operation that made its first argument are
 called by one and the same instruction of Python, for the same node of autograd: between the two,
-there was only C++.
+there was only C++. An instruction is known by the whole stack, since a frame that has ended leaves
+its address to the next, and all calls may go through one line, as under `set_default_device`.
 
 Every caller of `isTensorSubclassLike` in torch 2.13 is listed in docs/kernel_memory.md, those that
 are not corrected here among them.
@@ -133,20 +134,23 @@ class InPlaceForms:
         makers = form.makers
         if not torch.is_grad_enabled():
             makers |= form.without_graph
-        made = getattr(args[0], _CALL, None)
-        return form.in_place if made in [(each, *_call(node, caller)) for each in makers] else func
+        maker, call = getattr(args[0], _CALL, (None, None))
+        return form.in_place if maker in makers and call == _call(node, caller) else func
 
     def note(self, func: Any, result: Any, node: Any, caller: FrameType | None) -> None:
         """`func` has run, in the form that was chosen, and made `result`."""
         if func in _MAKERS:
             first = result[0] if isinstance(result, tuple) else result
-            setattr(first, _CALL, (func, *_call(node, caller)))
+            setattr(first, _CALL, (func, _call(node, caller)))
 
 
-def _call(node: Any, frame: FrameType | None) -> tuple[int | None, int, int]:
+def _call(node: Any, frame: FrameType | None) -> tuple[int | None, list[tuple[int, int]]]:
     """The instruction that is being run.
 
     The walk calls all nodes by one: what one returns to the next is not the next one's own.
     """
-    of_node = None if node is None else node._sequence_nr()
-    return of_node, id(frame), -1 if frame is None else frame.f_lasti
+    stack = []
+    while frame is not None:
+        stack.append((id(frame), frame.f_lasti))
+        frame = frame.f_back
+    return None if node is None else node._sequence_nr(), stack
