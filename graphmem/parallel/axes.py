@@ -23,10 +23,11 @@ class Axis:
         factors: what it is the product of, the outermost first; empty for an atom.
         parts: what it is put together of, one behind the other; empty for most.
         cut_from: the axis that it is a stretch of, or None.
+        drawn_from: the axis of which the data pick so many, in proportion, or None.
         counts_parts: it only counts equal parts, as the 3 of fused queries, keys and values.
     """
 
-    __slots__ = ("_parent", "counts_parts", "cut_from", "factors", "parts", "size")
+    __slots__ = ("_parent", "counts_parts", "cut_from", "drawn_from", "factors", "parts", "size")
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class Axis:
         parts: Sequence[Axis] = (),
         cut_from: Axis | None = None,
         *,
+        drawn_from: Axis | None = None,
         counts_parts: bool = False,
     ) -> None:
         self.size = size
         self.factors = tuple(factors)
         self.parts = tuple(parts)
         self.cut_from = cut_from
+        self.drawn_from = drawn_from
         self.counts_parts = counts_parts
         self._parent: Axis | None = None
 
@@ -80,8 +83,8 @@ class Axis:
             return size
         if root.parts:
             return sum(part.local_size(divided) for part in root.parts)
-        if root.cut_from is not None:
-            whole = root.cut_from
+        whole = root.cut_from or root.drawn_from
+        if whole is not None:
             return -(-root.size * whole.local_size(divided) // whole.size)
         return root.size
 
@@ -90,8 +93,8 @@ class Axis:
         root = self.root
         if root in wanted:
             return True
-        below = (*root.factors, *root.parts, *((root.cut_from,) if root.cut_from else ()))
-        return any(axis.reaches(wanted) for axis in below)
+        below = (*root.factors, *root.parts, root.cut_from, root.drawn_from)
+        return any(axis.reaches(wanted) for axis in below if axis is not None)
 
 
 def unify(one: Axis, other: Axis) -> bool:
@@ -111,6 +114,8 @@ def unify(one: Axis, other: Axis) -> bool:
         return False
     one._parent = other
     other.counts_parts = other.counts_parts or one.counts_parts
+    if one.drawn_from is not None and not one.drawn_from.reaches({other}):
+        other.drawn_from = other.drawn_from or one.drawn_from
     return True
 
 

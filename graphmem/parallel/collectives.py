@@ -1,4 +1,4 @@
-"""The buffers of tensor, sequence and context parallelism: what operations need whole for a moment.
+"""The buffers of tensor, sequence, context and expert parallelism: what is there for a moment.
 
 Clauses:
   (1) tensor parallelism alone sums in place: no buffer;
@@ -9,7 +9,10 @@ Clauses:
       pass and keeps but its share);
   (3) with context parallelism, attention has the keys and values of all positions gathered for as
       long as it runs, and their gradients whole before they are scattered (Llama 3,
-      arXiv:2407.21783, section 3.3.2). Ring attention would have those of two ranks at a time.
+      arXiv:2407.21783, section 3.3.2). Ring attention would have those of two ranks at a time;
+  (4) with expert parallelism, an all-to-all has what is sent and what is received at once, before
+      the experts run and behind them (`experts`, clauses 2 and 3). What the experts then keep of it
+      is in the trace.
 """
 
 from __future__ import annotations
@@ -41,6 +44,15 @@ def buffers(rank: Rank, dimensions: Dimensions, shares: Shares) -> Iterator[Piec
             yield from _during(
                 rank, op, _all_positions(op, storages, rank, shares), "keys and values"
             )
+    if rank.layout.expert > 1:
+        for exchange in dimensions.exchanges:
+            for index, storages in (
+                (exchange.first, exchange.dispatched),
+                (exchange.last, exchange.combined),
+            ):
+                nbytes = sum(shares.nbytes(rank.graph.storages[each]) for each in storages)
+                for what in ("tokens sent", "tokens received"):
+                    yield from _during(rank, rank.graph.ops[index], nbytes, what)
 
 
 def _gathered_along_sequence(op: Op, dimensions: Dimensions, shares: Shares) -> int:

@@ -33,7 +33,6 @@ from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
 from graphmem.parallel.pieces import COMMUNICATION, Piece
 from graphmem.parallel.rank import Moment, Rank
-from graphmem.parallel.shares import expert_of
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's `reduce_bucket_size` where the configuration does not say."""
@@ -99,19 +98,13 @@ class DataParallel:
         for piece in self._pieces:
             if kind_of(piece) is OwnerKind.PARAMETER:
                 name = piece.what
-                ranks = self._ranks_of(name)
+                ranks = self._rank.replicas(name)
                 found[name] = ParameterOnRank(name, piece, shapes[name], ranks)
         for piece in self._pieces:
             name = self.parameter_of(piece)
             if kind_of(piece) is OwnerKind.GRADIENT and name in found:
                 found[name].gradients.append(piece)
         return found
-
-    def _ranks_of(self, name: str) -> int:
-        """Ranks that hold the same expert are fewer than those that hold all else."""
-        layout = self._layout
-        is_expert = expert_of(name) is not None
-        return layout.sharding_ranks // (layout.expert if is_expert else 1)
 
     def parameter_of(self, piece: Piece) -> str:
         """The parameter that a piece belongs to, or nothing."""

@@ -57,7 +57,7 @@ def describe(
         stages=stages,
         padding=ranks[0].padding,
         divided=list(divided(planner.dimensions)) if layout.tensor > 1 else [],
-        notes=list(notes(layout)),
+        notes=list(notes(layout, planner.dimensions)),
     )
 
 
@@ -91,7 +91,7 @@ def divided(dimensions: Dimensions) -> Iterator[str]:
         yield f"{size} {what}: {weights[0]}{more}"
 
 
-def notes(layout: Layout) -> Iterator[str]:
+def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
     """What of a plan is exact and what is a model."""
     split = layout.tensor * layout.context * layout.pipeline * layout.micro_batches
     if layout.ranks == split == 1 and layout.precision is Precision.TRACED and not layout.offload:
@@ -108,12 +108,28 @@ def notes(layout: Layout) -> Iterator[str]:
         )
     if layout.sharding_ranks > 1:
         yield from _notes_on_sharding(layout)
+    if layout.expert > 1:
+        yield from _notes_on_experts(dimensions)
     if layout.pipeline > 1:
         yield (
             "a model: a stage frees what it sent when its pass ends, and receives when it begins"
         )
     if layout.ranks > 1:
         yield _NCCL
+
+
+def _notes_on_experts(dimensions: Dimensions) -> Iterator[str]:
+    yield (
+        "a model: routing is balanced, so that each rank is sent as many rows as it sends, tokens "
+        "x top-k; a skewed router gives one rank up to as many times that as there are ranks"
+    )
+    if dimensions.whole_experts:
+        first, *more = dimensions.whole_experts
+        also = f" and {len(more)} more" if more else ""
+        yield (
+            f"{first}{also}: whole on each rank, as no batched product runs over the first "
+            "dimension: it cannot be told that it counts experts"
+        )
 
 
 def _notes_on_sharding(layout: Layout) -> Iterator[str]:

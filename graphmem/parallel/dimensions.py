@@ -26,6 +26,13 @@ from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorO
 from graphmem.parallel.axes import Axis, unify
 from graphmem.parallel.call import Call
 from graphmem.parallel.columns import Column, Product, choose_columns
+from graphmem.parallel.experts import (
+    Exchange,
+    count_experts,
+    expert_of,
+    find_exchanges,
+    may_be_stacked,
+)
 from graphmem.parallel.operands import Axes, Learned, equate, fresh
 from graphmem.parallel.operators import relate
 
@@ -60,6 +67,11 @@ class Dimensions:
         products: in forward order.
         all_products: operations of the forward and backward passes that multiply matrices.
         attentions: by operation, the storages of the keys and values of attention.
+        experts: by parameter of experts, how many of them there are.
+        expert_axes: axes along which experts lie in one parameter.
+        whole_experts: parameters that look like experts in one tensor, but that no batched product
+            reads: they stay whole.
+        exchanges: what goes to the experts and comes back.
         of_parameter: by storage, the parameter that it is, or is the gradient or the optimizer's
             state of, or that the optimizer made it for.
         reads: by operation of the forward and backward passes, the storages of its arguments.
@@ -74,6 +86,10 @@ class Dimensions:
     products: list[Product] = field(default_factory=list)
     all_products: list[int] = field(default_factory=list)
     attentions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    experts: dict[str, int] = field(default_factory=dict)
+    expert_axes: set[Axis] = field(default_factory=set)
+    whole_experts: list[str] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
     of_parameter: dict[int, str] = field(default_factory=dict)
     reads: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -98,6 +114,7 @@ class _Finder:
         self._learned = Learned()
         self._classes: list[Axis] = []
         self._lookups: list[tuple[str, Axis]] = []
+        self._batches: set[str] = set()
         self._found = Dimensions()
 
     def run(self) -> Dimensions:
@@ -119,6 +136,7 @@ class _Finder:
         self._follow_optimizer()
         self._name_data_axes()
         self._choose_columns()
+        self._find_experts()
         return self._found
 
     def _find_homes(self) -> None:
@@ -240,6 +258,8 @@ class _Finder:
                 self._learned.queries.append(self._axes_of(one)[-2])
             return
         left, right = self._axes_of(one), self._axes_of(other)
+        if op.target in _BATCHED and left[0].root is self._by_name[name][0].root:
+            self._batches.add(name)
         if op.target == "aten.linear.default":
             sums_over, makes = right[1], right[0]
         else:
@@ -319,6 +339,21 @@ class _Finder:
                 step = 0 if op is None else max(0, self._graph.phases[op.phase].step)
                 found.setdefault(step, []).append(storage)
         return [found[step] for step in sorted(found)]
+
+    def _find_experts(self) -> None:
+        found, counts = self._found, count_experts(self._graph)
+        for name, axes in self._by_name.items():
+            expert = expert_of(name)
+            if expert is not None:
+                found.experts[name] = counts[expert[0]]
+            elif may_be_stacked(name, tuple(axis.size for axis in axes)):
+                if name not in self._batches:
+                    found.whole_experts.append(name)
+                    continue
+                found.experts[name] = axes[0].size
+                found.expert_axes.add(axes[0].root)
+        if found.experts:
+            found.exchanges = list(find_exchanges(self._graph, found.reads))
 
     def _choose_columns(self) -> None:
         found = self._found

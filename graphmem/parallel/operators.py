@@ -11,7 +11,7 @@ Clauses:
       tensor arguments that broadcast to it with it; this covers pointwise operators, casts, copies,
       softmax, dropout, norms' gradients and in-place forms.
 
-Not covered: sizes that depend on data, and `index` beyond whole dimensions; their axes are new.
+Not covered: `index` in the middle of dimensions; its axes are new.
 """
 
 from __future__ import annotations
@@ -186,11 +186,40 @@ def _pool(call: Named, learned: Learned) -> list[Axes]:
 
 
 def _index(call: Named, learned: Learned) -> list[Axes]:
-    """`x[rows]`: what the index does not touch stays."""
-    axes = first(call)
+    """`x[rows]`: the rows' own axes, and what the index does not touch."""
+    axes, rows = first(call), call.lists("indices")
     (shape,) = call.shapes
+    kept = axes[len(rows) :]
+    leading = shape[: len(shape) - len(kept)]
+    picked = [each for each in rows if each is not None]
+    return [(broadcast(picked, leading) if len(picked) == len(rows) else fresh(leading)) + kept]
+
+
+def _index_select(call: Named, learned: Learned) -> list[Axes]:
+    axes, rows = call.tensors()
+    dim = call.value("dim") % len(axes)
+    return [(*axes[:dim], *rows, *axes[dim + 1 :])]
+
+
+def _index_add(call: Named, learned: Learned) -> list[Axes]:
+    axes, source, dim = first(call), call.axes("source") or (), call.value("dim")
+    for other in range(len(source)):
+        if other != dim % len(axes):
+            unify(source[other], axes[other])
+    return [axes]
+
+
+def _index_put(call: Named, learned: Learned) -> list[Axes]:
+    axes, values = first(call), call.axes("values") or ()
     kept = axes[len(call.value("indices")) :]
-    return [fresh(shape[: len(shape) - len(kept)]) + kept]
+    equate(values[len(values) - len(kept) :], kept)
+    return [axes]
+
+
+def _nonzero(call: Named, learned: Learned) -> list[Axes]:
+    """How many there are goes with how many are asked: experts with balanced routing."""
+    axes, (shape,) = first(call), call.shapes
+    return [(Axis(shape[0], drawn_from=axes[0]), Axis(shape[1]))] if axes else [fresh(shape)]
 
 
 def _last_changes(call: Named, learned: Learned) -> list[Axes]:
@@ -256,5 +285,9 @@ RULES: Mapping[str, Rule] = {
         _loss,
     ),
     "aten.index": _index,
+    "aten.index_select": _index_select,
+    **dict.fromkeys(("aten.index_add", "aten.index_add_"), _index_add),
+    **dict.fromkeys(("aten.index_put", "aten.index_put_"), _index_put),
+    "aten.nonzero": _nonzero,
     **dict.fromkeys(("aten.topk", "aten.sort"), _last_changes),
 }

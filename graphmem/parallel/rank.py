@@ -73,6 +73,8 @@ class Rank:
         self.of_parameter = dimensions.of_parameter
         self._rows = sorted(dimensions.rows)
         self._attentions = dimensions.attentions
+        self._exchanges = dimensions.exchanges
+        self.experts = dimensions.experts
         self.chunk_of_op = stages.of_op(blocks)
         self.mine = range(rank, layout.pipeline * layout.interleave, layout.pipeline)
         self.is_whole = layout.pipeline == layout.micro_batches == 1
@@ -265,6 +267,25 @@ class Rank:
             if self._runs_in_last_forward(op)
             for storage in storages
         ]
+
+    def exchanged_storages(self) -> list[int]:
+        """What one micro-batch sends to the experts of the rank's layers, and what comes back."""
+        last = self.graph.steps - 1
+        return [
+            storage
+            for each in self._exchanges
+            if self.graph.phases[self.graph.ops[each.first].phase].step == last
+            if self.chunk_of_op[each.first] in self.mine
+            for storage in (*each.dispatched, *each.combined)
+        ]
+
+    def replicas(self, parameter: str) -> int:
+        """How many ranks hold the same of a parameter; of an expert fewer than of all else.
+
+        Megatron-LM's expert-data-parallel group (megatron/core/parallel_state.py).
+        """
+        layout = self.layout
+        return layout.sharding_ranks // (layout.expert if parameter in self.experts else 1)
 
     def _runs_in_last_forward(self, index: int) -> bool:
         phase = self.graph.phases[self.graph.ops[index].phase]

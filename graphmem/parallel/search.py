@@ -20,7 +20,7 @@ from graphmem.parallel.pieces import pieces_of
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.rank import Rank
 from graphmem.parallel.schema import Candidate, Search
-from graphmem.parallel.shares import Shares, expert_of
+from graphmem.parallel.shares import Shares
 from graphmem.parallel.sketch import Groups, Sketch
 
 Progress = Callable[[str], None]
@@ -156,8 +156,7 @@ class Searcher:
 
     @cached_property
     def _experts(self) -> int:
-        found = [expert_of(module) for module in self.planner.graph.modules]
-        return max((expert[1] + 1 for expert in found if expert is not None), default=1)
+        return max(self.planner.dimensions.experts.values(), default=1)
 
 
 def _choices(fixed: int | None, ranks: int, limit: int) -> list[int]:

@@ -12,7 +12,7 @@ Clauses:
       parallelism leaves whole and carries a whole feature axis or a norm's statistics
       (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
   (5) what belongs to an expert is on one of the expert-parallel ranks, and with as many times the
-      tokens as there are of them.
+      tokens as there are of them (`experts`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,14 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from graphmem.errors import InputError
-from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.graph import StepGraph, Storage
 from graphmem.parallel.axes import Axis
 from graphmem.parallel.columns import Column
 from graphmem.parallel.dimensions import Dimensions
+from graphmem.parallel.experts import MODEL_KINDS, count_experts, expert_of, is_of_model
 from graphmem.parallel.layout import Layout, nearest_divisor
 
-MODEL_KINDS = frozenset(
-    {
-        OwnerKind.PARAMETER,
-        OwnerKind.BUFFER,
-        OwnerKind.GRADIENT,
-        OwnerKind.OPTIMIZER_STATE,
-        OwnerKind.AUTOCAST_CACHE,
-    }
-)
 _NORM_STATISTICS = re.compile(r"aten\.(native_layer_norm|_fused_rms_norm)")
-_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)(?:\.|$)")
 
 
 class Shares:
@@ -55,6 +46,7 @@ class Shares:
         self._layout = layout
         self._model_sizes = dict(_tensor_sizes(dimensions.columns, layout.tensor))
         self._data_sizes = {**self._model_sizes, **self._token_sizes()}
+        self._model_sizes |= self._expert_sizes()
         self._divisible = dimensions.divisible()
 
     def nbytes(self, storage: Storage) -> int:
@@ -109,36 +101,50 @@ class Shares:
         like = self._graph.storages[ids[0]]
         return -(-storage.nbytes * self.nbytes(like) // like.nbytes) if like.nbytes else 0
 
+    def belongs_to_model(self, storage: Storage) -> bool:
+        """Whether a storage is of the model, or what the optimizer computes for a parameter."""
+        return is_of_model(storage) or storage.id in self._dimensions.of_parameter
+
     def _of_expert(self, storage: Storage, nbytes: int) -> int:
-        """Clause (5)."""
+        """Clause (5), of experts in a list."""
         ways = self._layout.expert
         expert = expert_of(self._module_of(storage)) if ways > 1 else None
         if expert is None:
             return nbytes
         name, number = expert
-        count = self._experts[name]
-        if count % ways:
-            raise InputError(
-                f"{count} experts ({name}) do not divide over {ways} ranks",
-                hint=f"the nearest is --ep {nearest_divisor(count, ways)}",
-            )
-        if number >= count // ways:
+        if number >= self._counts[name] // ways:
             return 0
-        return nbytes if is_of_model(storage) else nbytes * ways
+        return nbytes if self.belongs_to_model(storage) else nbytes * ways
 
     @cached_property
-    def _experts(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for module in self._graph.modules:
-            expert = expert_of(module)
-            if expert is not None:
-                found[expert[0]] = max(found.get(expert[0], 0), expert[1] + 1)
-        return found
+    def _counts(self) -> dict[str, int]:
+        return count_experts(self._graph)
+
+    def _expert_sizes(self) -> dict[Axis, int]:
+        """Clause (5), of experts in one tensor; and that all divide evenly."""
+        ways, dimensions = self._layout.expert, self._dimensions
+        if ways == 1:
+            return {}
+        if not dimensions.experts:
+            raise InputError(
+                f"expert parallelism {ways} has nothing to divide: no experts were found",
+                hint="leave --ep out; experts are found in lists called experts, and in tensors of "
+                "modules called so where a batched product runs over their first dimension",
+            )
+        for name, count in dimensions.experts.items():
+            if count % ways:
+                raise InputError(
+                    f"{count} experts ({name}) do not divide over {ways} ranks",
+                    hint=f"the nearest is --ep {nearest_divisor(count, ways)}",
+                )
+        return {axis.root: axis.size // ways for axis in dimensions.expert_axes}
 
     def _module_of(self, storage: Storage) -> str:
         for owner in storage.owners:
             if owner.kind in MODEL_KINDS:
                 return owner.name
+        if storage.id in self._dimensions.of_parameter:
+            return self._dimensions.of_parameter[storage.id]
         op = self._graph.op_of(storage)
         return "" if op is None else op.module
 
@@ -150,7 +156,7 @@ class Shares:
         return -(-storage.nbytes * self._local_numel(storage, axes) // whole)
 
     def _local_numel(self, storage: Storage, axes: tuple[Axis, ...]) -> int:
-        if is_of_model(storage):
+        if self.belongs_to_model(storage):
             return math.prod(axis.local_size(self._model_sizes) for axis in axes)
         sizes = dict(self._data_sizes)
         if self._is_split_along_sequence(storage, axes):
@@ -210,11 +216,6 @@ class Shares:
         return sizes
 
 
-def is_of_model(storage: Storage) -> bool:
-    """Whether a storage belongs to the model and not to the data that run through it."""
-    return any(owner.kind in MODEL_KINDS for owner in storage.owners)
-
-
 def _tensor_sizes(columns: Sequence[Column], degree: int) -> Iterator[tuple[Axis, int]]:
     """Clause (1): the local size of each divided atom."""
     for column in columns:
@@ -241,9 +242,3 @@ def _divides(column: Column, degree: int) -> bool:
     for atom in column.atoms:
         degree //= math.gcd(degree, atom.size)
     return degree == 1
-
-
-def expert_of(module: str) -> tuple[str, int] | None:
-    """The list of experts that a module belongs to, and which of them it is."""
-    match = _EXPERT.match(module)
-    return None if match is None else (match[1], int(match[2]))

@@ -29,7 +29,7 @@ from graphmem.parallel.parameters import FP32_BYTES
 from graphmem.parallel.pieces import Piece
 from graphmem.parallel.rank import Moment, Rank
 from graphmem.parallel.schedule import in_flight
-from graphmem.parallel.shares import Shares, expert_of, is_of_model
+from graphmem.parallel.shares import Shares
 from graphmem.parallel.traffic import ring_all_reduce, ring_gather
 
 Bytes = NDArray[np.int64]
@@ -52,7 +52,7 @@ class Groups:
         for storage in storages:
             key = (
                 storage.nbytes,
-                is_of_model(storage),
+                shares.belongs_to_model(storage),
                 storage.dtype,
                 shares.describe(storage),
                 tuple(map(self._named, dimensions.of_storage.get(storage.id, ()))),
@@ -69,8 +69,9 @@ class Groups:
         below = root.factors or root.parts
         if below:
             return (bool(root.parts), *map(self._named, below))
-        if root.cut_from is not None:
-            return root.size, root.cut_from.size, self._named(root.cut_from)
+        whole = root.cut_from or root.drawn_from
+        if whole is not None:
+            return root.size, whole.size, self._named(whole)
         return root.size
 
     def nbytes(self, shares: Shares) -> Bytes:
@@ -85,6 +86,7 @@ def _atom_names(dimensions: Dimensions) -> dict[Axis, Hashable]:
         sizes = tuple(atom.size for atom in column.atoms)
         for position, atom in enumerate(column.atoms):
             names[atom.root] = (column.pads, sizes, position)
+    names |= {axis.root: ("experts", axis.size) for axis in dimensions.expert_axes}
     for what, axis in (("batch", dimensions.batch), ("sequence", dimensions.sequence)):
         if axis is not None:
             names[axis.root] = what
@@ -141,7 +143,7 @@ class Sketch:
         trained = {rank.of_parameter[p.storage.id] for p in gradients if p.storage is not None}
         self._weights = self._groups_of(parameters)
         self._trained = np.array([p.what in trained for p in parameters], dtype=bool)
-        self._experts = np.array([expert_of(p.what) is not None for p in parameters], dtype=bool)
+        self._experts = np.array([p.what in rank.experts for p in parameters], dtype=bool)
         self._units = [rank.unit_of(p.what) for p in parameters]
         self._states = self._groups_of(
             [p for p in of_kind.get(OwnerKind.OPTIMIZER_STATE, []) if p.dies is None]
@@ -156,6 +158,7 @@ class Sketch:
         ops = rank.graph.ops
         self._rows = self._numbers(born for op in rank.row_products() for born in ops[op].births)
         self._keys = self._numbers(rank.keys_and_values())
+        self._exchanged = self._numbers(rank.exchanged_storages())
         self._sent = self._numbers(rank.sent_storages())
 
     def _numbers(self, storages: Iterable[int]) -> Bytes:
@@ -221,10 +224,16 @@ class Sketch:
 
     def traffic(self, layout: Layout, nbytes: Bytes) -> int:
         """Bytes that a rank of the stage sends in one step; as `traffic` counts them."""
-        weights = nbytes[self._weights][~self._experts]
+        weights = nbytes[self._weights]
         wide = 2 if layout.precision is Precision.BF16_MASTER else 1
-        gradients = int(nbytes[self._weights][self._trained & ~self._experts].sum()) * wide
-        sent = traffic_of_weights(layout, int(weights.sum()), gradients)
+        apart = self._experts & (layout.expert > 1)
+        sent = 0
+        for these, ways in ((~apart, 1), (apart, layout.expert)):
+            gradients = int(weights[self._trained & these].sum()) * wide
+            ranks = layout.sharding_ranks // ways
+            sent += traffic_of_weights(layout, int(weights[these].sum()), gradients, ranks)
+        tokens = int(nbytes[self._exchanged].sum())
+        sent += layout.micro_batches * ring_gather(tokens, layout.expert)
         whole = layout.tensor if layout.sequence_parallel else 1
         rows = int(nbytes[self._rows].sum()) * whole
         sent += 2 * layout.micro_batches * ring_all_reduce(rows, layout.tensor)
@@ -236,9 +245,8 @@ class Sketch:
 _WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
-def traffic_of_weights(layout: Layout, parameters: int, gradients: int) -> int:
-    """What data parallelism sends in one step."""
-    ranks = layout.sharding_ranks
+def traffic_of_weights(layout: Layout, parameters: int, gradients: int, ranks: int) -> int:
+    """What data parallelism sends in one step, among the ranks that hold the same."""
     if layout.sharding is Sharding.REPLICATED:
         return ring_all_reduce(gradients, ranks)
     times = layout.micro_batches if layout.sharding.shares_parameters else 1

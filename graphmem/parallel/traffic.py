@@ -13,7 +13,9 @@ parameters; ZeRO-3 and FSDP gather parameters in the forward and in the backward
 reduce-scatter gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each
 micro-batch. Tensor parallelism reduces once for each product divided by rows in the forward pass
 and once for each input of products divided by columns in the backward pass; sequence parallelism
-does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2).
+does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Expert parallelism
+sends each layer's tokens to the experts and back in the forward and in the backward pass
+(`experts`, clauses 2 and 3).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES
 from graphmem.parallel.rank import Rank
 from graphmem.parallel.schema import Traffic
-from graphmem.parallel.shares import Shares, expert_of
+from graphmem.parallel.shares import Shares
 
 
 def ring_all_reduce(nbytes: int, ranks: int) -> int:
@@ -43,41 +45,65 @@ def traffic_of(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     yield from _of_data_parallelism(rank, shares)
     yield from _of_tensor_parallelism(rank, shares)
     yield from _of_context_parallelism(rank, shares)
+    yield from _of_expert_parallelism(rank, shares)
     yield from _of_pipeline(rank, shares)
 
 
 def _of_data_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    """Experts are reduced and gathered among their own replicas, which are fewer."""
     layout = rank.layout
-    ranks = layout.sharding_ranks
-    if ranks == 1:
-        return
-    parameters = gradients = 0
+    sums: dict[str, list[int]] = {}
     for storage in rank.graph.storages:
         owner = storage.owned_as(OwnerKind.PARAMETER)
-        if owner is None or not rank.holds(owner.name) or expert_of(owner.name):
+        if owner is None or not rank.holds(owner.name):
             continue
+        whose = " of experts" if owner.name in rank.experts and layout.expert > 1 else ""
+        both = sums.setdefault(whose, [0, 0])
         nbytes = shares.nbytes(storage)
-        parameters += nbytes
+        both[0] += nbytes
         if rank.graph.parameters.get(owner.name, True):
             wide = layout.precision is Precision.BF16_MASTER
             element = BYTES_OF.get(storage.dtype, FP32_BYTES)
-            gradients += nbytes * FP32_BYTES // element if wide else nbytes
+            both[1] += nbytes * FP32_BYTES // element if wide else nbytes
+    for whose, (parameters, gradients) in sums.items():
+        ranks = layout.sharding_ranks // (layout.expert if whose else 1)
+        if ranks > 1:
+            yield from _of_replicas(layout, whose, ranks, parameters, gradients)
+
+
+def _of_replicas(
+    layout: Layout, whose: str, ranks: int, parameters: int, gradients: int
+) -> Iterator[Traffic]:
+    what = f"gradients{whose}"
     if layout.sharding is Sharding.REPLICATED:
         sent = ring_all_reduce(gradients, ranks)
-        yield Traffic(
-            "gradients", "all-reduce", ranks, sent, f"2({ranks}-1)/{ranks} x {gradients:,}"
-        )
+        yield Traffic(what, "all-reduce", ranks, sent, f"2({ranks}-1)/{ranks} x {gradients:,}")
         return
     times = layout.micro_batches if layout.sharding.shares_parameters else 1
     sent = times * ring_gather(gradients, ranks)
     yield Traffic(
-        "gradients", "reduce-scatter", ranks, sent, f"{times} x ({ranks}-1)/{ranks} x {gradients:,}"
+        what, "reduce-scatter", ranks, sent, f"{times} x ({ranks}-1)/{ranks} x {gradients:,}"
     )
     if layout.sharding.shares_parameters:
         times *= 2 if layout.reshard_after_forward else 1
     sent = times * ring_gather(parameters, ranks)
+    formula = f"{times} x ({ranks}-1)/{ranks} x {parameters:,}"
+    yield Traffic(f"parameters{whose}", "all-gather", ranks, sent, formula)
+
+
+def _of_expert_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+    layout = rank.layout
+    ranks = layout.expert
+    if ranks == 1:
+        return
+    tokens = sum(shares.nbytes(rank.graph.storages[each]) for each in rank.exchanged_storages())
+    times = layout.micro_batches
     yield Traffic(
-        "parameters", "all-gather", ranks, sent, f"{times} x ({ranks}-1)/{ranks} x {parameters:,}"
+        "tokens to experts and back",
+        "all-to-all",
+        ranks,
+        times * ring_gather(tokens, ranks),
+        f"{times} x ({ranks}-1)/{ranks} x {tokens:,}",
     )
 
 
