@@ -334,8 +334,10 @@ class TestCopies:
         with graphmem.virtual_gpu("h100"):
             left, right = torch.ones(2, 3, 4).cuda(), torch.ones(2, 4, 1).cuda()
             for _ in range(20):
-                scores = torch.matmul(left, right)
-                assert (scores + scores.mT).shape == (2, 3, 3)
+                rows = torch.matmul(left, right)
+                columns = torch.matmul(left, right)
+                both = rows + columns.mT
+                assert both.shape == (2, 3, 3)
 
     def test_copies_between_host_and_device(self) -> None:
         with graphmem.virtual_gpu("h100"):
