@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
@@ -665,3 +666,20 @@ def losses_of_all_kinds(first: nn.Linear, second: nn.Linear) -> None:
         x, torch.zeros(4, dtype=torch.int64), label_smoothing=0.1
     )
     loss.backward()
+
+
+# ---- functions of functions ----------------------------------------------------------------------
+
+
+@program
+def mapped_over_rows(first: nn.Linear, second: nn.Linear) -> None:
+    def one(row: Tensor) -> Tensor:
+        return second.weight @ torch.tanh(first.weight @ row)
+
+    vmap(one)(rows()).sum().backward()
+
+
+@program
+def called_with_other_parameters(first: nn.Linear, second: nn.Linear) -> None:
+    doubled = {name: 2 * value for name, value in first.named_parameters()}
+    second(functional_call(first, doubled, (rows(),))).sum().backward()

@@ -10,13 +10,16 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.trace import Options
 from graphmem.trace.loop import optimizer_named
 from tests import oracle
-from tests.autograd_programs import PROGRAMS, training_step
+from tests.autograd_programs import PROGRAMS, rows, training_step
 from tests.test_fixtures import CASES, TINY, build
 
 BRANCHES_ON_DATA = {"opt": "the library asks `torch.all(mask == 1)`, which only a real run knows"}
@@ -103,3 +106,20 @@ def test_inference() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
     compare(partial(training_step, PROGRAMS[name]))
+
+
+def test_torchscript() -> None:
+    """Two iterations are profiled; the others are differentiated by TorchScript itself."""
+
+    def make() -> TrainingStep:
+        def gelu_of_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return functional.gelu(functional.layer_norm(x, [8])) @ weight
+
+        scripted = torch.jit.script(gelu_of_norm)  # what it learnt of one run is not for the next
+
+        def iterate(first: nn.Linear, second: nn.Linear) -> None:
+            scripted(first(rows()), second.weight).sum().backward()
+
+        return training_step(iterate)
+
+    compare(make, steps=5)

@@ -2,7 +2,8 @@
 
 It differentiates a scripted program and lets go of each value after its last use, as on a card. On
 a card it also fuses elementwise operations into kernels whose intermediate results take no memory
-(`canFuseOnDevice`, torch/csrc/jit/passes/tensorexpr_fuser.cpp): that is left out, and said.
+(`canFuseOnDevice`, torch/csrc/jit/passes/tensorexpr_fuser.cpp): that is left out, and said. A
+gradient that a differentiated part takes is held until the part has run, not until its last use.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Values:
 
     def scripted(self) -> None:
         """Note that TorchScript runs, whose operations a card would fuse."""
-        self._replace("TorchScript", "run without fusion", "what fused kernels spare")
+        self._replace("TorchScript", "run without fusion", "what the fused program takes")
 
     def _replace(self, what: str, value: str, unknown: str) -> None:
         source = self._location.source()
