@@ -245,3 +245,24 @@ def test_sharded_sequence_leaves_no_whole_feature_axis() -> None:
     for storage in residual:
         assert tensor.nbytes(storage) == storage.nbytes
         assert sequence.nbytes(storage) == storage.nbytes // 2
+
+
+@pytest.mark.parametrize("attention", ["written_out", "sdpa"])
+def test_attention_needs_keys_and_values_of_all_positions(attention: str) -> None:
+    """K and V of 8 x 128 x 128 in bf16; two layers, each of which gathers both twice and reduces.
+
+    Written out, two products forward and four backward each need one; fused attention needs two
+    forward, and backward those and their gradients. In each of two traced steps.
+    """
+    one = 8 * 128 * 128 * 2
+    made = planner("gpt2", {**GPT2, "attention": attention})
+    layout = Layout(context=4)
+
+    _, held = made.hold(layout, made.stages(layout), 0)
+    (plan,) = made.plan(layout)
+
+    buffers = [each.nbytes for each in held.pieces if each.what == "keys and values"]
+    step = [one] * 6 if attention == "written_out" else [2 * one, 4 * one]
+    assert sorted(buffers) == sorted(step * 2 * 2)
+    (sent,) = (each.bytes for each in plan.traffic if each.what == "keys and values")
+    assert sent == 3 * (2 * 2 * one) * 3 // 4

@@ -87,6 +87,7 @@ def test_what_does_not_fit_exits_1(run_graphmem: Run) -> None:
         (["--fsdp", "--gpus", "2", "--wrap", "layer.*"], "no module is called"),
         (["--blocks", "h"], "no list of modules is called 'h'"),
         (["--dask", "tcp://nowhere:1"], "are for searches"),
+        (["--search", "--gpus", "2", "--wrap", "layers.*"], "not those of --wrap"),
     ],
 )
 def test_impossible_layouts_exit_2(run_graphmem: Run, options: list[str], message: str) -> None:

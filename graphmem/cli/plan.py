@@ -233,6 +233,11 @@ def plan(
     )
     out = _Out(output_format, output)
     if search:
+        if wrap:
+            raise InputError(
+                "--search chooses among layouts with FSDP's default units, not those of --wrap",
+                hint="leave --wrap out, and plan the layout that it finds with --wrap",
+            )
         wanted = Wanted(
             base=layout,
             data=dp,

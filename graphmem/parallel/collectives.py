@@ -9,7 +9,9 @@ Clauses:
       pass and keeps but its share);
   (3) with context parallelism, attention has the keys and values of all positions gathered for as
       long as it runs, and their gradients whole before they are scattered (Llama 3,
-      arXiv:2407.21783, section 3.3.2). Ring attention would have those of two ranks at a time;
+      arXiv:2407.21783, section 3.3.2; `AttnFuncWithCPAndKVAllGather` of TransformerEngine); written
+      out, each product has those that it needs (`attention`). Ring attention would have those of
+      two ranks at a time;
   (4) with expert parallelism, an all-to-all has what is sent and what is received at once, before
       the experts run and behind them (`experts`, clauses 2 and 3). What the experts then keep of it
       is in the trace.
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphmem.graph import Op, PhaseName
+from graphmem.graph import Op
+from graphmem.parallel.attention import Part
 from graphmem.parallel.dimensions import Dimensions
 from graphmem.parallel.pieces import COMMUNICATION, Piece
 from graphmem.parallel.rank import Rank
@@ -39,11 +42,9 @@ def buffers(rank: Rank, dimensions: Dimensions, shares: Shares) -> Iterator[Piec
             op = rank.graph.ops[index]
             yield from _during(rank, op, _gathered_along_sequence(op, dimensions, shares), "whole")
     if rank.layout.context > 1:
-        for index, storages in dimensions.attentions.items():
+        for index, keys in dimensions.attentions.items():
             op = rank.graph.ops[index]
-            yield from _during(
-                rank, op, _all_positions(op, storages, rank, shares), "keys and values"
-            )
+            yield from _during(rank, op, _all_positions(keys, rank, shares), "keys and values")
     if rank.layout.expert > 1:
         for exchange in dimensions.exchanges:
             for index, storages in (
@@ -63,11 +64,9 @@ def _gathered_along_sequence(op: Op, dimensions: Dimensions, shares: Shares) -> 
     return sum(shares.gathered(each) for each in touched if shares.is_along_sequence(each))
 
 
-def _all_positions(op: Op, keys: tuple[int, ...], rank: Rank, shares: Shares) -> int:
+def _all_positions(keys: tuple[Part, ...], rank: Rank, shares: Shares) -> int:
     """Clause (3)."""
-    gathered = sum(shares.nbytes(rank.graph.storages[each]) for each in keys)
-    backward = rank.graph.phases[op.phase].name is PhaseName.BACKWARD
-    return gathered * rank.layout.context * (2 if backward else 1)
+    return rank.layout.context * sum(map(shares.part, keys))
 
 
 def _during(rank: Rank, op: Op, nbytes: int, what: str) -> Iterator[Piece]:

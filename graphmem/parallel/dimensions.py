@@ -16,6 +16,7 @@ Not covered: convolutions and recurrent layers are left whole by tensor parallel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from torch.fx import Node
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
+from graphmem.parallel.attention import BatchedProduct, Part, find_written_out
 from graphmem.parallel.axes import Axis, unify
 from graphmem.parallel.call import Call
 from graphmem.parallel.columns import Column, Product, choose_columns
@@ -33,6 +35,7 @@ from graphmem.parallel.experts import (
     find_exchanges,
     may_be_stacked,
 )
+from graphmem.parallel.homes import find_homes
 from graphmem.parallel.operands import Axes, Learned, equate, fresh
 from graphmem.parallel.operators import relate
 
@@ -66,7 +69,8 @@ class Dimensions:
             along the sequence.
         products: in forward order.
         all_products: operations of the forward and backward passes that multiply matrices.
-        attentions: by operation, the storages of the keys and values of attention.
+        attentions: by operation, the keys and values, or their gradients, of which attention needs
+            all positions; gradients of fused attention count as keys and values.
         experts: by parameter of experts, how many of them there are.
         expert_axes: axes along which experts lie in one parameter.
         whole_experts: parameters that look like experts in one tensor, but that no batched product
@@ -85,7 +89,7 @@ class Dimensions:
     whole: set[Axis] = field(default_factory=set)
     products: list[Product] = field(default_factory=list)
     all_products: list[int] = field(default_factory=list)
-    attentions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    attentions: dict[int, tuple[Part, ...]] = field(default_factory=dict)
     experts: dict[str, int] = field(default_factory=dict)
     expert_axes: set[Axis] = field(default_factory=set)
     whole_experts: list[str] = field(default_factory=list)
@@ -109,12 +113,13 @@ class _Finder:
         self._axes: dict[tuple[Node, int], Axes] = {}
         self._seen: dict[_Key, Axes] = {}
         self._by_name: dict[str, Axes] = {}
-        self._homes: dict[Node, int] = {}
+        self._homes = find_homes(graph)
         self._weights: dict[int, str] = {}
         self._learned = Learned()
         self._classes: list[Axis] = []
         self._lookups: list[tuple[str, Axis]] = []
         self._batches: set[str] = set()
+        self._of_activations: list[BatchedProduct] = []
         self._found = Dimensions()
 
     def run(self) -> Dimensions:
@@ -123,7 +128,6 @@ class _Finder:
             if owner is not None:
                 self._weights[storage.id] = owner.name
                 self._at_home(storage.id)
-        self._find_homes()
         for op in self._graph.ops:
             phase = self._graph.phases[op.phase].name
             if phase in (PhaseName.FORWARD, PhaseName.BACKWARD):
@@ -138,30 +142,6 @@ class _Finder:
         self._choose_columns()
         self._find_experts()
         return self._found
-
-    def _find_homes(self) -> None:
-        """Where parameters and buffers went that were made before they came to the device.
-
-        They keep their identity, and so the node that made them, while `model.to(device)` gives
-        them another storage.
-        """
-        moved = [
-            (op.node, op.outputs[0].storage)
-            for op in self._graph.ops
-            if self._graph.phases[op.phase].name is PhaseName.SETUP and op.outputs
-        ]
-        chains: list[tuple[Node, int]] = []
-        for node, storage in moved:
-            if storage is not None and node.args and isinstance(node.args[0], Node):
-                chains.append((node.args[0], storage))
-        while chains:
-            for node, storage in chains:
-                self._homes.setdefault(node, storage)
-            chains = [
-                (node.args[0], storage)
-                for node, storage in chains
-                if node.args and isinstance(node.args[0], Node)
-            ]
 
     def _at_home(self, storage_id: int) -> Axes:
         """The axes of the first tensor that lived in a storage; gradients are as parameters."""
@@ -200,7 +180,10 @@ class _Finder:
             self._found.all_products.append(op.index)
         if name.startswith("aten._scaled_dot_product"):
             keys = [call.value(each) for each in ("key", "value")]
-            self._found.attentions[op.index] = self._storages_of(keys)
+            times = 2 if name.endswith("_backward") else 1
+            self._found.attentions[op.index] = self._parts_of(keys) * times
+        if op.target in _BATCHED:
+            self._note_batched(op)
         if forward:
             self._note(op, name, call)
         if op.target in _CASTS and op.outputs and op.outputs[0].storage is not None:
@@ -246,6 +229,16 @@ class _Finder:
                 self._lookups.append((table, call.tensors()[0][0]))
         elif op.target in _PRODUCTS:
             self._note_product(op)
+
+    def _note_batched(self, op: Op) -> None:
+        nodes = [arg for arg in op.node.args if isinstance(arg, Node)][-2:]
+        if not any(map(self._weight_of, nodes)):
+            one, other = map(self._axes_of, nodes)
+            reads, makes = self._parts_of(nodes), self._parts_of([op.node])
+            is_gradient = op.forward is not None
+            self._of_activations.append(
+                BatchedProduct(op.index, is_gradient, (one, other), reads, makes)
+            )
 
     def _note_product(self, op: Op) -> None:
         nodes = [arg for arg in op.node.args if isinstance(arg, Node)]
@@ -311,6 +304,14 @@ class _Finder:
         described = map(self._described, nodes)
         return tuple(each.storage for each in described if each and each.storage is not None)
 
+    def _parts_of(self, nodes: Sequence[Node]) -> tuple[Part, ...]:
+        found = []
+        for each in map(self._described, nodes):
+            if each is not None and each.storage is not None:
+                of = max(1, math.prod(self._graph.storages[each.storage].shape))
+                found.append(Part(each.storage, min(math.prod(each.shape), of), of))
+        return tuple(found)
+
     def _is_input(self, node: Any) -> bool:
         tensor = self._described(node) if isinstance(node, Node) else None
         if tensor is None or tensor.storage is None:
@@ -328,7 +329,10 @@ class _Finder:
             atoms = self._found.of_storage[inputs[0][0].id][0].atoms()
             self._found.batch = atoms[0] if len(atoms) == 1 else None
         positions = (axis.atoms() for axis in self._learned.queries)
-        self._found.sequence = next((atoms[0] for atoms in positions if len(atoms) == 1), None)
+        sequence = next((atoms[0] for atoms in positions if len(atoms) == 1), None)
+        self._found.sequence = sequence
+        if sequence is not None:
+            self._found.attentions |= dict(find_written_out(self._of_activations, sequence))
 
     def _inputs_by_step(self) -> list[list[Storage]]:
         """Each step moves its inputs anew; those that are there before are the first step's."""

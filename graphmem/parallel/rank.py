@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.parallel.attention import Part
 from graphmem.parallel.dimensions import Dimensions, parameter_of
 from graphmem.parallel.layout import Layout
 from graphmem.parallel.schedule import Turn, turns
@@ -259,13 +260,13 @@ class Rank:
         """The rank's products, in one forward pass, whose sum runs over a divided axis."""
         return [op for op in self._rows if self._runs_in_last_forward(op)]
 
-    def keys_and_values(self) -> list[int]:
-        """The storages of keys and values of the rank's attentions in one forward pass."""
+    def keys_and_values(self) -> list[Part]:
+        """The keys and values of the rank's attentions in one forward pass."""
         return [
-            storage
-            for op, storages in self._attentions.items()
+            part
+            for op, parts in self._attentions.items()
             if self._runs_in_last_forward(op)
-            for storage in storages
+            for part in parts
         ]
 
     def exchanged_storages(self) -> list[int]:

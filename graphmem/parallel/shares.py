@@ -24,6 +24,7 @@ from functools import cached_property
 
 from graphmem.errors import InputError
 from graphmem.graph import StepGraph, Storage
+from graphmem.parallel.attention import Part
 from graphmem.parallel.axes import Axis
 from graphmem.parallel.columns import Column
 from graphmem.parallel.dimensions import Dimensions
@@ -57,6 +58,11 @@ class Shares:
         if storage.id not in self._dimensions.of_storage:
             return self._scratch(storage)
         return self._of_expert(storage, self._by_axes(storage))
+
+    def part(self, part: Part) -> int:
+        """Bytes of a tensor that is a part of its storage."""
+        whole = self.nbytes(self._graph.storages[part.storage])
+        return whole * part.numel // part.of
 
     def describe(self, storage: Storage) -> tuple[object, ...]:
         """What besides bytes and axes decides about a storage's share."""

@@ -157,7 +157,11 @@ class Sketch:
         self._stepping = _events(rank, groups, others, PhaseName.OPTIMIZER)
         ops = rank.graph.ops
         self._rows = self._numbers(born for op in rank.row_products() for born in ops[op].births)
-        self._keys = self._numbers(rank.keys_and_values())
+        keys = rank.keys_and_values()
+        self._keys = self._numbers(part.storage for part in keys)
+        self._key_parts = np.array([(part.numel, part.of) for part in keys], np.int64).reshape(
+            -1, 2
+        )
         self._exchanged = self._numbers(rank.exchanged_storages())
         self._sent = self._numbers(rank.sent_storages())
 
@@ -237,8 +241,9 @@ class Sketch:
         whole = layout.tensor if layout.sequence_parallel else 1
         rows = int(nbytes[self._rows].sum()) * whole
         sent += 2 * layout.micro_batches * ring_all_reduce(rows, layout.tensor)
-        keys = int(nbytes[self._keys].sum()) * layout.context
-        sent += 2 * layout.micro_batches * ring_gather(keys, layout.context)
+        numel, of = self._key_parts.T
+        keys = int((nbytes[self._keys] * numel // of).sum()) * layout.context
+        sent += 3 * layout.micro_batches * ring_gather(keys, layout.context)
         return sent + layout.micro_batches * int(nbytes[self._sent].sum())
 
 

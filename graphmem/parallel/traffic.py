@@ -13,7 +13,10 @@ parameters; ZeRO-3 and FSDP gather parameters in the forward and in the backward
 reduce-scatter gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7), for each
 micro-batch. Tensor parallelism reduces once for each product divided by rows in the forward pass
 and once for each input of products divided by columns in the backward pass; sequence parallelism
-does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Expert parallelism
+does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Context
+parallelism gathers keys and values in the forward pass, again in the backward pass, where only a
+rank's own were saved, and reduces and scatters their gradients (`AttnFuncWithCPAndKVAllGather`,
+transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py). Expert parallelism
 sends each layer's tokens to the experts and back in the forward and in the backward pass
 (`experts`, clauses 2 and 3).
 """
@@ -135,8 +138,8 @@ def _of_context_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     ranks = layout.context
     if ranks == 1:
         return
-    keys = sum(shares.nbytes(rank.graph.storages[each]) for each in rank.keys_and_values())
-    times = 2 * layout.micro_batches
+    keys = sum(map(shares.part, rank.keys_and_values()))
+    times = 3 * layout.micro_batches
     gathered = keys * ranks
     yield Traffic(
         "keys and values",

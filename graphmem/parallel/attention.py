@@ -1,0 +1,79 @@
+"""Attention written out as batched products: of which tensors every rank needs all positions.
+
+Queries are the rows of the first operand, so the second one has the keys, or the values.
+
+Clauses:
+  (1) forward or recomputed, a product of two activations that have positions: its second operand;
+  (2) backward, a product that reads one of those: the one that it reads;
+  (3) backward, a product that reads scores, which have positions twice, and none of those: what it
+      makes, the gradient of keys or values, before it is summed over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from graphmem.parallel.axes import Axis
+from graphmem.parallel.operands import Axes
+
+_SCORES = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor as the part of its storage that it is: of fused queries, keys and values a third.
+
+    Attributes:
+        storage: its id.
+        numel, of: elements of the tensor, and of the storage.
+    """
+
+    storage: int
+    numel: int
+    of: int
+
+
+@dataclass(frozen=True)
+class BatchedProduct:
+    """A batched product of two activations.
+
+    Attributes:
+        op: index of the operation.
+        is_gradient: it computes a gradient.
+        operands: the axes of both.
+        reads: both, as parts of their storages.
+        makes: the result.
+    """
+
+    op: int
+    is_gradient: bool
+    operands: tuple[Axes, Axes]
+    reads: tuple[Part, ...]
+    makes: tuple[Part, ...]
+
+
+def find_written_out(
+    products: Iterable[BatchedProduct], sequence: Axis
+) -> Iterator[tuple[int, tuple[Part, ...]]]:
+    """By operation, the tensors of which it needs all positions.
+
+    Args:
+        products: in order.
+        sequence: the axis of positions.
+    """
+    keys: set[Part] = set()
+    for each in products:
+        times = [_count(axes, sequence) for axes in each.operands]
+        if not each.is_gradient:
+            if all(times):
+                keys.update(each.reads[1:])
+                yield each.op, each.reads[1:]
+        elif keys.intersection(each.reads):
+            yield each.op, tuple(part for part in each.reads if part in keys)
+        elif _SCORES in times:
+            yield each.op, each.makes
+
+
+def _count(axes: Axes, sequence: Axis) -> int:
+    return sum(atom is sequence.root for axis in axes for atom in axis.atoms())

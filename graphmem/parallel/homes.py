@@ -1,0 +1,31 @@
+"""Where parameters and buffers went that were made before they came to the device."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from graphmem.graph import PhaseName, StepGraph
+
+
+def find_homes(graph: StepGraph) -> dict[Node, int]:
+    """By the node that made a tensor, the storage that it has on the device.
+
+    Parameters and buffers keep their identity, and so the node that made them, while
+    `model.to(device)` gives them another storage.
+    """
+    homes: dict[Node, int] = {}
+    chains: list[tuple[Node, int]] = []
+    for op in graph.ops:
+        if graph.phases[op.phase].name is PhaseName.SETUP and op.outputs:
+            node, storage = op.node, op.outputs[0].storage
+            if storage is not None and node.args and isinstance(node.args[0], Node):
+                chains.append((node.args[0], storage))
+    while chains:
+        for node, storage in chains:
+            homes.setdefault(node, storage)
+        chains = [
+            (node.args[0], storage)
+            for node, storage in chains
+            if node.args and isinstance(node.args[0], Node)
+        ]
+    return homes
