@@ -425,3 +425,15 @@ def test_the_fixture_is_on_until_the_test_ends(
     x = torch.ones(3, device="cuda")
     assert gpu.allocated == 512
     assert x.is_cuda
+
+
+def test_a_device_is_entered_once() -> None:
+    gpu = graphmem.virtual_gpu("t4")
+    with gpu:
+        torch.zeros(4, device="cuda")
+
+    with pytest.raises(InputError, match="can be entered once"), gpu:
+        pass
+
+    assert not torch.cuda.is_available()
+    assert gpu.peak == 512

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from graphmem.analysis import Analysis, Request, runtime_of
+from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import addresses, printing, serialization, surroundings, torchscript
 from graphmem.live.machine import LiveMachine
@@ -81,13 +82,24 @@ class VirtualGpu:
         self._session.mode.streams = NodeStreams(self.memory)
         self._observer = Observer(self._session, self._machine, tell)
         self._stack = ExitStack()
+        self._was_entered = False
         self._finished = False
 
     def __enter__(self) -> Self:
         return self.enter(sys._getframe(1).f_back)
 
     def enter(self, outermost: FrameType | None) -> Self:
-        """Switch the device on; frames from `outermost` on outwards are not the program's."""
+        """Switch the device on; frames from `outermost` on outwards are not the program's.
+
+        Raises:
+            InputError: it was entered before.
+        """
+        if self._was_entered:
+            raise InputError(
+                "a virtual GPU can be entered once",
+                hint="make another with graphmem.virtual_gpu(…)",
+            )
+        self._was_entered = True
         session = self._session
         device = virtual_cuda(
             self.runtime.gpu, self.runtime.release, session.fake_mode, memory=self.memory
