@@ -32,19 +32,6 @@ def reserved(allocator: CachingAllocator) -> int:
     return allocator.statistics.reserved_bytes.current
 
 
-def test_between_free_blocks_of_one_size_the_lower_address_wins() -> None:
-    """Two segments of 20 MiB, each with 10 MiB free: Linux puts the second one below the first."""
-    taken = {}
-    for addresses in ("rising", "falling"):
-        allocator = CachingAllocator(device=Device(addresses=addresses))
-        blocks = [allocator.malloc(5 * MIB) for _ in range(8)]
-        for freed in (blocks[2], blocks[3], blocks[6], blocks[7]):
-            allocator.free(freed)
-        taken[addresses] = allocator.malloc(10 * MIB).segment is blocks[0].segment
-
-    assert taken == {"rising": True, "falling": False}
-
-
 @pytest.mark.parametrize(
     ("requested", "size"),
     [(1, 512), (512, 512), (513, 1024), (1000 * 4, 4096), (5120, 5120)],

@@ -328,6 +328,7 @@ class CachingAllocator(Figures):
         segment.pool.remove(block)
         del self._segments[segment.address]
         self.device.give_back(segment.size)
+        self.device.vacate(segment.address)
         self.statistics.segment.decrease(1)
         segment.pool.statistics.segment.decrease(1)
         self._reserved_changed(segment.pool, -segment.size)

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from graphmem.allocator.addresses import Driver, address_space
 from graphmem.allocator.settings import MIB
 
-Addresses = Literal["rising", "falling"]
-"""Where a driver puts a new segment: above the others, or below them."""
-
 _FIRST_ADDRESS = 0x7F_0000_0000_00  # only the order of addresses means anything
-_ALIGNMENT = 2 * MIB
+_PAGE = 2 * MIB
 _UNBOUNDED_ROOM = 1 << 40  # the address range of an expandable segment when capacity is unknown
 
 
 class Device:
-    """Answers cudaMalloc and cuMemMap: where, and whether there is room.
-
-    A driver's order of addresses decides only between free blocks of exactly the same size in
-    different segments. On Linux it goes down (in recording cs336xl_s_ctx128_fp32_train each of 672
-    segments lies 32 MiB below the one before), on Windows up (lm200_train_bf16); what was given
-    back is taken again, in an order that is not known.
-    """
+    """Answers cudaMalloc and cuMemMap: where, and whether there is room."""
 
     def __init__(
         self,
         capacity_bytes: int | None = None,
         context_bytes: int = 0,
-        addresses: Addresses = "rising",
+        driver: Driver = "wddm",
+        first_address: int = _FIRST_ADDRESS,
     ) -> None:
         """A device that nothing was taken from yet.
 
         Args:
             capacity_bytes: what PyTorch's allocator can have; None: no end of it.
             context_bytes: what the process takes besides (context, kernels, handles of libraries).
-            addresses: where new segments lie.
+            driver: decides the order of addresses. Linux's is no default yet: a published run on
+                an A100 speaks against it (docs/exactness.md, "Where the driver puts segments").
+            first_address: no range lies below it.
         """
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         self.reserved_bytes = 0
-        self._next_address = _FIRST_ADDRESS
-        self._is_falling = addresses == "falling"
+        self._driver = driver
+        self._first_address = first_address
+        self._addresses = address_space(driver, first_address)
 
     @property
     def total_bytes(self) -> int | None:
@@ -71,10 +65,12 @@ class Device:
         return True
 
     def occupy(self, address: int, size: int) -> None:
-        """Book memory that was there before; new ranges come after it."""
+        """Book memory that was there before anything was placed; new ranges come after it."""
         self.reserved_bytes += size
-        end = (address + size + _ALIGNMENT - 1) & -_ALIGNMENT
-        self._next_address = max(self._next_address, end + self.address_room)
+        end = address + size + self.address_room
+        if end > self._first_address:
+            self._first_address = (end + _PAGE - 1) & -_PAGE
+            self._addresses = address_space(self._driver, self._first_address)
 
     def give_back(self, size: int) -> None:
         """Return physical memory."""
@@ -82,10 +78,8 @@ class Device:
 
     def place(self, size: int) -> int:
         """The address of a new range of this size."""
-        step = (size + _ALIGNMENT - 1) & -_ALIGNMENT
-        if self._is_falling:
-            self._next_address -= step
-            return self._next_address
-        address = self._next_address
-        self._next_address += step
-        return address
+        return self._addresses.take(size)
+
+    def vacate(self, address: int) -> None:
+        """Return the range of addresses that was placed here; one that was there before is kept."""
+        self._addresses.give_back(address)

@@ -106,6 +106,7 @@ class ExpandableSegments:
         if not block.is_split:
             pool.remove(block)
             del self._segments[base]
+            self._device.vacate(base)
         return end - begin
 
     def _lowest_room(self, pool: Pool, stream: int, size: int) -> Block:

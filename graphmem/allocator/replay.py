@@ -140,8 +140,7 @@ class _RecordedDevice(Device):
     """Places segments where the recording had them, until the model's segments differ from it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._next_address = _UNRECORDED
+        super().__init__(first_address=_UNRECORDED)
         self.announced: deque[int] = deque()
         self.follows = True
         self.elsewhere: dict[int, int] = {}  # recorded addresses that were not followed

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from graphmem.allocator.device import Addresses
+from graphmem.allocator.addresses import Driver
 from graphmem.analysis import Request
 from graphmem.errors import InputError
 from graphmem.verify.printed import PrintedFigure, parse_figure, parse_quantity
@@ -30,7 +30,7 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
         target: `model.py:build` that does what was run.
         gpu, torch: the machine, as `graphmem analyze` takes it.
         gap: why the prediction is known to differ.
-        addresses: "falling" where the driver puts each segment below the one before, as on Linux.
+        driver: "wddm" where the recording was made under Windows or WSL 2.
         steps, settings, env, autocast, optimizer, grads, inference: options of `graphmem analyze`.
     """
 
@@ -38,7 +38,7 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     gpu: str
     torch: str
     gap: str = ""
-    addresses: Addresses = "rising"
+    driver: Driver = "linux"
     steps: int = 1
     settings: _Settings = {}
     env: dict[str, str] = {}
@@ -104,13 +104,13 @@ class Case:
         name: of the case file, without its ending.
         target: as `graphmem.analyze` takes it.
         request: the machine and the options.
-        addresses: where the driver puts new segments.
+        driver: decides where new segments lie.
     """
 
     name: str
     target: str
     request: Request
-    addresses: Addresses
+    driver: Driver
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _common(path: Path, fields: _CaseFile) -> dict[str, Any]:
         "name": path.stem,
         "target": str(path.parent / fields.target),
         "request": request,
-        "addresses": fields.addresses,
+        "driver": fields.driver,
     }
 
 

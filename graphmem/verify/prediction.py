@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, MemoryState, OutOfMemory
-from graphmem.allocator.device import Addresses
+from graphmem.allocator.addresses import Driver
 from graphmem.analysis import Request, runtime_of, trace_target
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
@@ -29,14 +29,14 @@ class Prediction:
         graph: what the trace found.
         programs: what kernels take besides, by operation.
         settings: the allocator's configuration.
-        addresses: where the driver puts new segments.
+        driver: decides where new segments lie.
     """
 
     name: str
     graph: StepGraph
     programs: Mapping[int, Program] = field(default_factory=dict)
     settings: AllocatorSettings | None = None
-    addresses: Addresses = "rising"
+    driver: Driver = "wddm"
 
     def changes(self, start: Start) -> list[Change]:
         """The events from `start` on."""
@@ -83,7 +83,7 @@ class Prediction:
         return self._simulated(None)
 
     def _simulated(self, room_bytes: int | None) -> Timeline:
-        device = Device(room_bytes, addresses=self.addresses)
+        device = Device(room_bytes, driver=self.driver)
         return simulate(self.graph, self.programs, CachingAllocator(self.settings, device=device))
 
     def _first_change(self, start: Start) -> int:
@@ -96,7 +96,7 @@ def predict(
     request: Request,
     settings: AllocatorSettings | None = None,
     progress: Callable[[str], None] = lambda message: None,
-    addresses: Addresses = "rising",
+    driver: Driver = "wddm",
 ) -> Prediction:
     """Trace a target and run the passes.
 
@@ -106,7 +106,7 @@ def predict(
         settings: the allocator's configuration in the recording; one that the request's
             environment names goes before it.
         progress: told what is being done.
-        addresses: where the driver puts new segments.
+        driver: decides where new segments lie.
 
     Raises:
         InputError: the target or an option cannot be used; the message says why.
@@ -116,4 +116,4 @@ def predict(
         settings = runtime.allocator_settings
     name, graph = trace_target(target, request, runtime, progress)
     memory = run_passes(graph, runtime)["kernel_memory"]
-    return Prediction(name, graph, memory.programs, settings, addresses)
+    return Prediction(name, graph, memory.programs, settings, driver)

@@ -115,7 +115,7 @@ def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:
     for settings, figures in groupby(case.printed, lambda figure: figure.settings):
         request = replace(case.request, settings={**case.request.settings, **settings})
         with _named(case):
-            prediction = predict(case.target, request, addresses=case.addresses)
+            prediction = predict(case.target, request, driver=case.driver)
             for figure in figures:
                 yield PrintedRow(case, figure, figure.figure.of(prediction))
 
@@ -123,7 +123,7 @@ def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:
 def _compare(case: RecordedCase, path: Path) -> Comparison:
     recorded = read_recorded(path)
     with _named(case):
-        prediction = predict(case.target, case.request, recorded.settings, addresses=case.addresses)
+        prediction = predict(case.target, case.request, recorded.settings, driver=case.driver)
         return compare(recorded, prediction, case.start)
 
 

@@ -230,7 +230,9 @@ class _RawMemory:
         if size is None:
             self._memory.raw_delete(address)
         else:
-            self._memory.settled().device.give_back(size)
+            device = self._memory.settled().device
+            device.give_back(size)
+            device.vacate(address)
 
 
 def _check(device: int) -> None:

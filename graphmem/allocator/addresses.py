@@ -1,0 +1,156 @@
+"""Where a driver puts new segments.
+
+The allocator never looks at an address but to order blocks: of free blocks of one size it takes
+the lowest. A request goes to the lowest free place that is large enough, as first fit does; drivers
+differ in what they count as places.
+
+(1) Under WDDM, the driver model of Windows, which WSL 2 shares: the whole address space, so that
+    segments lie side by side and rise.
+(2) On Linux: chunks, each a multiple of 32 MiB. Where none has room, a new chunk takes the top of
+    the highest gap that is wide enough, as the kernel's mmap does, so that chunks fall. A chunk in
+    which nothing is left is a gap again.
+
+Read off the recordings that tell addresses; docs/exactness.md has the count. Not known, and so not
+modelled: what else of the process lies between segments (libraries, cuBLAS, host memory).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Container
+from typing import Literal, Protocol
+
+from graphmem.allocator.settings import MIB
+
+Driver = Literal["linux", "wddm"]
+"""The kind of driver: that of Linux, or that of Windows and WSL 2."""
+
+_ALIGNMENT = 2 * MIB
+_CHUNK = 32 * MIB
+_LINUX_SPACE = 1 << 47  # bytes: what is there before lies far below
+_ENDLESS = 1 << 70
+
+
+class AddressSpace(Protocol):
+    """The addresses that a driver has given, and those that it has left."""
+
+    def take(self, size: int) -> int:
+        """The address of a new range of this many bytes."""
+        ...
+
+    def give_back(self, address: int) -> None:
+        """A range is no longer used; nothing happens if it was not taken here."""
+        ...
+
+
+def address_space(driver: Driver, first: int) -> AddressSpace:
+    """Addresses from `first` on, with nothing taken."""
+    return _LinuxSpace(first) if driver == "linux" else _WddmSpace(first)
+
+
+class _WddmSpace:
+    """Clause (1)."""
+
+    def __init__(self, first: int) -> None:
+        self._free = _FreeRanges()
+        self._free.add(first, first + _ENDLESS)
+        self._sizes: dict[int, int] = {}  # of ranges in use
+
+    def take(self, size: int) -> int:
+        size = _round_up(max(size, 1), _ALIGNMENT)
+        address = self._free.take_lowest(size)
+        assert address is not None
+        self._sizes[address] = size
+        return address
+
+    def give_back(self, address: int) -> None:
+        size = self._sizes.pop(address, None)
+        if size is not None:
+            self._free.add(address, address + size)
+
+
+class _LinuxSpace:
+    """Clause (2)."""
+
+    def __init__(self, first: int) -> None:
+        self._gaps = _FreeRanges()
+        top = first + _LINUX_SPACE
+        self._gaps.add(top - _ENDLESS, top)
+        self._chunks: dict[int, int] = {}  # sizes, by address
+        self._holes = _FreeRanges()  # in chunks
+        self._sizes: dict[int, int] = {}  # of ranges in use
+
+    def take(self, size: int) -> int:
+        size = _round_up(max(size, 1), _ALIGNMENT)
+        address = self._holes.take_lowest(size)
+        if address is None:
+            address = self._new_chunk(size)
+        self._sizes[address] = size
+        return address
+
+    def give_back(self, address: int) -> None:
+        size = self._sizes.pop(address, None)
+        if size is None:
+            return
+        begin, end = self._holes.add(address, address + size, self._chunks)
+        if self._chunks.get(begin) == end - begin:
+            del self._chunks[begin]
+            self._holes.remove(begin, end)
+            self._gaps.add(begin, end)
+
+    def _new_chunk(self, size: int) -> int:
+        """A chunk for a range of this size, which starts it."""
+        room = _round_up(size, _CHUNK)
+        address = self._gaps.take_highest(room)
+        assert address is not None
+        self._chunks[address] = room
+        if size < room:
+            self._holes.add(address + size, address + room, self._chunks)
+        return address
+
+
+class _FreeRanges:
+    """Ranges (begin, end) by address; neighbours are joined, but not across a border."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, begin: int, end: int, borders: Container[int] = ()) -> tuple[int, int]:
+        """Enter a range; returns the range that it has become."""
+        index = bisect_left(self._ranges, (begin, end))
+        above = self._ranges[index] if index < len(self._ranges) else None
+        if above is not None and above[0] == end and end not in borders:
+            end = self._ranges.pop(index)[1]
+        below = self._ranges[index - 1] if index else None
+        if below is not None and below[1] == begin and begin not in borders:
+            begin = self._ranges.pop(index - 1)[0]
+        insort(self._ranges, (begin, end))
+        return begin, end
+
+    def remove(self, begin: int, end: int) -> None:
+        """Take out one whole range."""
+        del self._ranges[bisect_left(self._ranges, (begin, end))]
+
+    def take_lowest(self, size: int) -> int | None:
+        """Cut the low end off the lowest range that is large enough."""
+        for index, (begin, end) in enumerate(self._ranges):
+            if end - begin >= size:
+                self._replace(index, begin + size, end)
+                return begin
+        return None
+
+    def take_highest(self, size: int) -> int | None:
+        """Cut the high end off the highest range that is large enough."""
+        for index in reversed(range(len(self._ranges))):
+            begin, end = self._ranges[index]
+            if end - begin >= size:
+                self._replace(index, begin, end - size)
+                return end - size
+        return None
+
+    def _replace(self, index: int, begin: int, end: int) -> None:
+        self._ranges[index : index + 1] = [(begin, end)] if begin < end else []
+
+
+def _round_up(size: int, unit: int) -> int:
+    return (size + unit - 1) // unit * unit
