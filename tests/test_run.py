@@ -382,3 +382,34 @@ class TestMeaningOfEnds:
 
         assert done.exit_code == 2
         assert "Traceback" not in done.stderr
+
+
+class TestText:
+    def test_a_script_that_never_touches_the_card_ends_with_two_lines(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("print('hello')\n")
+
+        done = run("--gpu", "a100-80gb", "--torch", "2.13", script)
+
+        assert done.stdout == "hello\n"
+        assert done.stderr.splitlines() == [
+            "peak 0 B allocated (0 bytes): nothing ran on the card",
+            "     NVIDIA A100-SXM4-80GB (79.256 GiB), torch 2.13",
+        ]
+
+    def test_parts_without_lines_have_no_heading_and_lines_no_trailing_blanks(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script, file = tmp_path / "script.py", tmp_path / "report.txt"
+        script.write_text("import torch\nx = torch.ones(1 << 20, device='cuda')\n")
+
+        printed = run(script).stderr
+        run("-o", file, script)
+
+        lines = printed.splitlines()
+        assert file.read_text() == printed
+        assert "share" in printed
+        assert [line for line in lines if line != line.rstrip()] == []
+        assert not any(line.startswith("step ") or "0 steps" in line for line in lines)

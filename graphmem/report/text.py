@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -33,7 +34,16 @@ def report_as_text(report: Report) -> str:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print the report."""
+    """Print the report; the blanks that fill a table's last cells are for terminals only."""
+    if console.is_terminal:
+        _print(report, console)
+        return
+    with console.capture() as printed:
+        _print(report, console)
+    console.file.write(re.sub(" +$", "", printed.get(), flags=re.MULTILINE))
+
+
+def _print(report: Report, console: Console) -> None:
     parts = (
         _headline,
         _verdict,
@@ -44,10 +54,25 @@ def print_report(report: Report, console: Console) -> None:
         _allocator,
         _findings,
         _footer,
+        _assumptions,
     )
-    for part in parts:
+    for part in parts if _was_used(report) else (_unused, _findings, _assumptions):
         for line in part(report):
             console.print(line)
+
+
+def _was_used(report: Report) -> bool:
+    """Whether anything ran on the card or took memory there."""
+    return bool(report.peak.allocated or report.operations or report.steps)
+
+
+def _unused(report: Report) -> Iterator[Text]:
+    runtime = report.runtime
+    yield Text.assemble(("peak 0 B allocated (0 bytes)", "bold"), ": nothing ran on the card")
+    yield Text(
+        f"{_INDENT}{runtime.title} ({format_bytes(runtime.memory)}), torch {runtime.torch}",
+        style="dim",
+    )
 
 
 def _headline(report: Report) -> Iterator[Text]:
@@ -129,11 +154,14 @@ def _timeline(report: Report) -> Iterator[Text]:
     highest = max(1, *report.timeline)
     top = len(_BLOCKS) - 1
     blocks = "".join(_BLOCKS[-(-nbytes * top // highest)] for nbytes in report.timeline)
-    yield Text.assemble(_INDENT, (blocks, "cyan"), (f"  {len(report.steps)} steps", "dim"))
+    steps = f"  {len(report.steps)} steps" if report.steps else ""
+    yield Text.assemble(_INDENT, (blocks, "cyan"), (steps, "dim"))
     yield Text()
 
 
 def _largest(report: Report) -> Iterator[Text | Table]:
+    if not report.at_peak.holders:
+        return
     yield Text(f"the {LARGEST} largest holders at the peak, and why each is alive", style="bold")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(justify="right", no_wrap=True)
@@ -155,6 +183,8 @@ def _describe(holder: Holder) -> Text:
 
 
 def _steps(report: Report) -> Iterator[Text | Table]:
+    if not report.steps:
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("step")
     table.add_column("phase")
@@ -188,6 +218,8 @@ def _both(nbytes: int) -> str:
 
 def _categories(report: Report) -> Iterator[Text | Table]:
     total = report.peak.allocated
+    if not total:
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     table.add_column("at the peak")
     table.add_column("", justify="right", no_wrap=True)
@@ -253,6 +285,9 @@ def _footer(report: Report) -> Iterator[Text]:
         f"({format_exact(report.saved_for_backward)}), "
         f"{model.parameters:,} parameters, {report.operations:,} operations"
     )
+
+
+def _assumptions(report: Report) -> Iterator[Text]:
     if report.assumptions:
         yield Text()
         yield Text("assumed or left out", style="bold")
