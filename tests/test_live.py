@@ -372,6 +372,22 @@ class TestProcess:
             assert (owner, changed) == (owner, [])
         assert torch._C._len_torch_dispatch_stack() == 0
 
+    def test_one_within_another_is_refused_and_leaves_the_first_as_it_is(self) -> None:
+        with graphmem.virtual_gpu("t4") as outer:
+            with (
+                pytest.raises(
+                    InputError, match="there is a virtual GPU already, Tesla T4"
+                ) as error,
+                graphmem.virtual_gpu("h100"),
+            ):
+                pass
+            kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+
+            assert outer.allocated == kept.nbytes == MIB
+        assert error.value.hint is not None
+        with graphmem.virtual_gpu("h100") as after:
+            assert after.allocated == 0
+
     def test_what_is_on_the_card_is_shared_already_and_goes_to_no_other_process(self) -> None:
         with graphmem.virtual_gpu("h100"):
             model = nn.Linear(2, 2).cuda()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -250,6 +252,9 @@ class TestFindings:
 
         # 2^15 x 2^15 floats are 4 GiB, of which 19 fit beside what the driver takes
         assert done.exit_code == 1
+        assert "graphmem: ended by OutOfMemoryError: CUDA out of memory." in (
+            done.stderr.splitlines()
+        )
         lines = findings_of(report_of(output), "out of memory")
         assert "too_large.py:10): Tried to allocate 4.00 GiB" in lines[0]
         held = [line for line in lines if "4.000 GiB" in line]
@@ -299,6 +304,31 @@ class TestMeaningOfEnds:
         assert f'File "{script}", line 5, in <module>' in printed
         assert f'File "{script}", line 4, in fail' in printed
         assert "graphmem/" not in printed
+
+    def test_what_does_not_compile_is_printed_as_python_prints_it(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import os\nx = = 3\n")
+        command = [sys.executable, str(script)]
+        python = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        done = run(script)
+
+        assert (done.exit_code, python.returncode) == (1, 1)
+        assert done.stderr.partition("graphmem: ")[0] == python.stderr
+
+    def test_a_script_under_run_has_its_virtual_gpu_already(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import graphmem\nwith graphmem.virtual_gpu('h100'):\n    print('never')\n"
+        )
+
+        done = run("--gpu", "t4", script)
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "error: there is a virtual GPU already, Tesla T4" in done.stderr
+        assert "under `graphmem run` the script needs none" in done.stderr
 
     def test_endless_recursion_is_printed(self, run: Run, tmp_path: Path) -> None:
         script = tmp_path / "script.py"

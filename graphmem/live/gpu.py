@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from graphmem.analysis import Analysis, Request, runtime_of
 from graphmem.errors import InputError
@@ -43,6 +43,8 @@ class VirtualGpu:
         ...     train()
         >>> gpu.report().peak.allocated
     """
+
+    _present: ClassVar[VirtualGpu | None] = None
 
     def __init__(
         self,
@@ -92,12 +94,17 @@ class VirtualGpu:
         """Switch the device on; frames from `outermost` on outwards are not the program's.
 
         Raises:
-            InputError: it was entered before.
+            InputError: it was entered before, or another one is there.
         """
         if self._was_entered:
             raise InputError(
                 "a virtual GPU can be entered once",
                 hint="make another with graphmem.virtual_gpu(…)",
+            )
+        if VirtualGpu._present is not None:
+            raise InputError(
+                f"there is a virtual GPU already, {VirtualGpu._present.runtime.gpu.title}",
+                hint="leave it before the next; under `graphmem run` the script needs none",
             )
         self._was_entered = True
         session = self._session
@@ -109,6 +116,7 @@ class VirtualGpu:
             stack.enter_context(torchscript.unfused())
             stack.enter_context(session.watching(device, outermost))
             self._stack = stack.pop_all()
+        VirtualGpu._present = self
         return self
 
     def __exit__(
@@ -117,6 +125,7 @@ class VirtualGpu:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        VirtualGpu._present = None
         self.finish()
         self._stack.close()
 

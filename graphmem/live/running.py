@@ -57,7 +57,7 @@ def run(program: Program, gpu: VirtualGpu) -> Ending:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
         _print_error(error)
-        return Ending(1, f"ended by {type(error).__name__}: {_first_line(error)}")
+        return Ending(1, f"ended by {type(error).__name__}: {_first_sentence(error)}")
     return Ending(0)
 
 
@@ -83,5 +83,8 @@ def _print_error(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "")
+def _first_sentence(error: BaseException) -> str:
+    """What it says before the details, which the traceback has shown."""
+    line = next(iter(str(error).splitlines()), "")
+    sentence, end, rest = line.partition(". ")
+    return sentence + end.strip() if rest else line

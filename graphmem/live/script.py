@@ -43,25 +43,16 @@ class Program:
         Raises:
             NoSuchProgramError: there is no such script or module.
         """
-        with self._as_main() as (code, module):
-            try:
-                exec(code, module.__dict__)
-            finally:
-                at_end()
-
-    @contextmanager
-    def _as_main(self) -> Iterator[tuple[CodeType, ModuleType]]:
-        argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
-        try:
+        with _interpreter_restored():
             first = str(Path.cwd()) if self.is_module else str(Path(self.name).resolve().parent)
             sys.path[0:1] = [first]
             code, module = self._load_module() if self.is_module else self._load_script()
             sys.argv = [str(module.__file__), *self.arguments]
             sys.modules["__main__"] = module
-            yield code, module
-        finally:
-            sys.argv, sys.path[:] = argv, path
-            sys.modules["__main__"] = main
+            try:
+                exec(code, module.__dict__)
+            finally:
+                at_end()
 
     def _load_script(self) -> tuple[CodeType, ModuleType]:
         try:
@@ -82,6 +73,17 @@ class Program:
         module = _main(spec.origin)
         module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
         return code, module
+
+
+@contextmanager
+def _interpreter_restored() -> Iterator[None]:
+    """Put back what a program finds of the interpreter: its arguments, path and main module."""
+    argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+        sys.modules["__main__"] = main
 
 
 def _find(name: str) -> Any:
