@@ -147,6 +147,23 @@ def trace_target(
     return loaded.name, graph
 
 
+def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[str, Any]:
+    """The defaults of `build`, read where a trace would import it: on the virtual GPU.
+
+    Raises:
+        InputError: the target cannot be imported.
+    """
+    from graphmem.target import load_target
+    from graphmem.virtual_gpu import virtual_cuda
+    from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+
+    runtime = runtime_of(request)
+    loaded = load_target(target, request.settings)
+    mode = VirtualFakeMode()
+    with loaded.imported(), mode, virtual_cuda(runtime.gpu, runtime.release, mode):
+        return loaded.defaults()
+
+
 @contextmanager
 def _blaming_the_step() -> Iterator[None]:
     """Turn what the user's step raises into an `InputError`; graphmem's own faults pass."""

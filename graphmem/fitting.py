@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphmem.analysis import Progress, Request, run_analysis
+from graphmem.analysis import Progress, Request, run_analysis, runtime_of, target_defaults
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 
@@ -181,6 +181,7 @@ def find_fit(
     """What `fit` does."""
     _check(request, over)
     names = list(dict.fromkeys(find_gpu(name).name for name in gpus))
+    _check_target(target, request, over)
     searches = [_Search(target, replace(request, gpu=name), over, progress) for name in names]
     cards = [search.run() for search in searches]
     report = searches[0].any_report
@@ -204,6 +205,22 @@ def _check(request: Request, over: Range) -> None:
         raise InputError(
             f"{over.key} is varied, and set to {request.settings[over.key]} as well",
             hint=f"leave --set {over.key}=… out",
+        )
+
+
+def _check_target(target: str | Callable[..., Any], request: Request, over: Range) -> None:
+    """Meet before the search what fails with every value, so that it is told without one."""
+    from graphmem.trace.loop import optimizer_named
+
+    runtime_of(request).new_allocator(bounded=False)
+    if request.optimizer is not None:
+        optimizer_named(request.optimizer)
+    default = target_defaults(target, request).get(over.key or "")
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
+    if default is not None and not is_number:
+        raise InputError(
+            f"{over.key} is no number that could be varied: its default is {default!r}",
+            hint="name an argument of build() that is a whole number, or leave --vary out",
         )
 
 

@@ -254,6 +254,8 @@ class TestCommand:
             (("--gpu", "t44"), "unknown GPU 't44'"),
             (("--min", "0"), "no whole number from 0"),
             (("--min", "9", "--max", "15", "--multiple-of", "8"), "no multiple of 8 from 9 to 15"),
+            (("--vary", "name"), "name is no number that could be varied: its default is ''"),
+            (("--optimizer", "adamm"), "error: unknown optimizer 'adamm'"),
             (("--env", "PYTORCH_CUDA_ALLOC_CONF=max_split:1"), "max_split"),
         ],
     )
@@ -268,5 +270,21 @@ class TestCommand:
 
         assert outcome.exit_code == 2
         assert message in outcome.stderr
+
+    @pytest.mark.parametrize(
+        ("place", "message"),
+        [
+            ("missing.py", "error: no such file: missing.py"),
+            ("{file}:nothing", "no function 'nothing'"),
+        ],
+    )
+    def test_what_no_value_helps_is_told_without_one(
+        self, run_graphmem: Run, target: str, place: str, message: str
+    ) -> None:
+        outcome = run_graphmem("fit", place.format(file=target.partition(":")[0]), "--gpu", "t4")
+
+        assert outcome.exit_code == 2
+        assert message in outcome.stderr
+        assert "with batch" not in outcome.stderr
         assert outcome.stderr.startswith("error: ")
         assert "Traceback" not in outcome.stderr

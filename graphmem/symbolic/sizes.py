@@ -20,11 +20,10 @@ from difflib import get_close_matches
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from graphmem.analysis import Progress, Request, runtime_of, trace_target
+from graphmem.analysis import Progress, Request, runtime_of, target_defaults, trace_target
 from graphmem.errors import InputError
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
 from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
-from graphmem.target import load_target
 
 if TYPE_CHECKING:
     from graphmem.graph import StepGraph, Storage
@@ -87,7 +86,7 @@ class Traces:
         """Analyse the own size."""
         from graphmem.simulate import changes, simulate
 
-        self.defaults = _defaults(self.target, self.request)
+        self.defaults = target_defaults(self.target, self.request)
         sizes = own_sizes(self.defaults, self.request, self.keys)
         name, graph, programs = self._trace(sizes)
         replayed = changes(graph, programs)
@@ -219,18 +218,6 @@ def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]
             )
         sizes.append(size)
     return tuple(sizes)
-
-
-def _defaults(target: str | Callable[..., Any], request: Request) -> dict[str, Any]:
-    """The defaults of `build`, read where a trace would import it: on the virtual GPU."""
-    from graphmem.virtual_gpu import virtual_cuda
-    from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
-
-    runtime = runtime_of(request)
-    loaded = load_target(target, request.settings)
-    mode = VirtualFakeMode()
-    with loaded.imported(), mode, virtual_cuda(runtime.gpu, runtime.release, mode):
-        return loaded.defaults()
 
 
 @dataclass(frozen=True)
