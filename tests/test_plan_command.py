@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ def test_what_does_not_fit_exits_1(run_graphmem: Run) -> None:
         (["--fsdp", "--gpus", "2", "--wrap", "layer.*"], "no module is called"),
         (["--blocks", "h"], "no list of modules is called 'h'"),
         (["--dask", "tcp://nowhere:1"], "are for searches"),
+        (["--top", "3"], "are for searches"),
+        (["--sort", "traffic"], "are for searches"),
+        (["--gpus", "2", "--ep", "2"], "expert parallelism 2 has no experts to split"),
+        (["--gpus", "2", "--ep", "2", "--search"], "expert parallelism 2 has no experts to split"),
+        (["--search", "--dask", "nowhere"], "no Dask scheduler at nowhere"),
         (["--search", "--gpus", "2", "--wrap", "layers.*"], "not those of --wrap"),
     ],
 )
@@ -97,6 +103,14 @@ def test_impossible_layouts_exit_2(run_graphmem: Run, options: list[str], messag
     assert message in outcome.stderr
     assert "hint: " in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_the_help_names_the_degrees_that_are_taken_by_default(run_graphmem: Run) -> None:
+    words = " ".join(run_graphmem("plan", "--help").stdout.replace("│", " ").split())
+
+    for option in ("tensor", "pipeline", "context", "expert"):
+        assert re.search(rf"{option} parallel: [^\[]*\[default: 1\]", words, re.IGNORECASE)
+    assert "How many layouts a search shows. [default: 10]" in words
 
 
 def test_search_lists_what_fits_by_what_is_sent(run_graphmem: Run) -> None:

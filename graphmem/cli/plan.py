@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from graphmem.parallel.hunting import Hunt
 
 DOES_NOT_FIT = 1
+SHOWN = 10
 
 
 def plan(
@@ -47,18 +48,38 @@ def plan(
     ] = None,
     tp: Annotated[
         int | None,
-        typer.Option("--tp", metavar="N", help="Tensor parallel: split heads and features."),
+        typer.Option(
+            "--tp",
+            metavar="N",
+            help="Tensor parallel: split heads and features.  [default: 1]",
+            show_default=False,
+        ),
     ] = None,
     pp: Annotated[
-        int | None, typer.Option("--pp", metavar="N", help="Pipeline parallel: split the blocks.")
+        int | None,
+        typer.Option(
+            "--pp",
+            metavar="N",
+            help="Pipeline parallel: split the blocks.  [default: 1]",
+            show_default=False,
+        ),
     ] = None,
     cp: Annotated[
-        int | None, typer.Option("--cp", metavar="N", help="Context parallel: split the sequence.")
+        int | None,
+        typer.Option(
+            "--cp",
+            metavar="N",
+            help="Context parallel: split the sequence.  [default: 1]",
+            show_default=False,
+        ),
     ] = None,
     ep: Annotated[
         int | None,
         typer.Option(
-            "--ep", metavar="N", help="Expert parallel: split experts among N of the dp replicas."
+            "--ep",
+            metavar="N",
+            help="Expert parallel: split experts among N of the dp replicas.  [default: 1]",
+            show_default=False,
         ),
     ] = None,
     zero: Annotated[
@@ -158,12 +179,23 @@ def plan(
         ),
     ] = False,
     sort: Annotated[
-        Literal["headroom", "traffic"],
-        typer.Option("--sort", help="What a search puts first: most memory left, or least sent."),
-    ] = "headroom",
+        Literal["headroom", "traffic"] | None,
+        typer.Option(
+            "--sort",
+            help="What a search puts first: most memory left, or least sent.  [default: headroom]",
+            show_default=False,
+        ),
+    ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=1, metavar="N", help="How many layouts a search shows.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--top",
+            min=1,
+            metavar="N",
+            help=f"How many layouts a search shows.  [default: {SHOWN}]",
+            show_default=False,
+        ),
+    ] = None,
     dask: Annotated[
         str | None,
         typer.Option(
@@ -250,13 +282,13 @@ def plan(
             shardings=(layout.sharding,) if fsdp or zero else SEARCHED,
         )
         hunts = [
-            Hunt(each, request, gpus, wanted, blocks, by=sort, top=top)
+            Hunt(each, request, gpus, wanted, blocks, by=sort or "headroom", top=top or SHOWN)
             for each in (target, *(also or ()))
         ]
         _search(hunts, dask, out)
         return
-    if dask or also:
-        raise InputError("--dask and --also are for searches", hint="add --search")
+    if dask or also or sort or top:
+        raise InputError("--dask, --also, --sort and --top are for searches", hint="add --search")
     check_degrees(layout, gpus)
     with progress() as report_progress:
         name, planner = planner_for(

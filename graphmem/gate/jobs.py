@@ -203,6 +203,9 @@ def dask_executor(address: str) -> Iterator[Executor]:
     try:
         client = Client(address)
     except (OSError, ValueError) as error:
-        raise InputError(f"no Dask scheduler at {address}: {error}") from error
+        raise InputError(
+            f"no Dask scheduler at {address}: {error}",
+            hint="start one with `dask scheduler`; it prints its address, as tcp://host:8786",
+        ) from error
     with client:
         yield client.get_executor(pure=False)

@@ -46,7 +46,7 @@ def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
     Where nothing is said about checkpoints, a second trace checkpoints every block.
 
     Raises:
-        InputError: the target cannot be traced.
+        InputError: the target cannot be traced, or has no experts to split as asked for.
     """
     with undisturbed():
         return _perform(hunt, progress)
@@ -57,6 +57,7 @@ def _perform(hunt: Hunt, progress: Progress) -> Search:
     name, planner = planner_for(
         hunt.target, hunt.request, precision, hunt.blocks, progress=progress
     )
+    planner.check_experts(hunt.wanted.base)
     given = hunt.request.changes.checkpoint
     searchers = [Searcher(planner, given)]
     if not given and planner.blocks.count > 1:

@@ -111,12 +111,26 @@ class Planner:
             InputError: the layout cannot be; the hint names the nearest that can.
         """
         check_degrees(layout, layout.ranks)
+        self.check_experts(layout)
         stages = self.stages(layout)
         plans = []
         for number in range(layout.pipeline):
             progress(f"simulating stage {number + 1} of {layout.pipeline}")
             plans.append(self._plan_rank(layout, stages, number))
         return plans
+
+    def check_experts(self, layout: Layout) -> None:
+        """See that there is something for expert parallelism to split, or to be named in a note.
+
+        Raises:
+            InputError: the model has nothing that looks like experts.
+        """
+        if layout.expert > 1 and not (self.dimensions.experts or self.dimensions.whole_experts):
+            raise InputError(
+                f"expert parallelism {layout.expert} has no experts to split: no module is called "
+                "experts",
+                hint="leave --ep out",
+            )
 
     def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, Held]:
         """A rank's pieces under a layout."""
