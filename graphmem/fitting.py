@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphmem.analysis import Progress, Request, run_analysis, runtime_of, target_defaults
+from graphmem.analysis import Progress, Request, run_analysis, target_defaults
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 
@@ -209,12 +209,7 @@ def _check(request: Request, over: Range) -> None:
 
 
 def _check_target(target: str | Callable[..., Any], request: Request, over: Range) -> None:
-    """Meet before the search what fails with every value, so that it is told without one."""
-    from graphmem.trace.loop import optimizer_named
-
-    runtime_of(request).new_allocator(bounded=False)
-    if request.optimizer is not None:
-        optimizer_named(request.optimizer)
+    """See before the search that the target can be imported, and that it takes a number."""
     default = target_defaults(target, request).get(over.key or "")
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     if default is not None and not is_number:
@@ -309,11 +304,21 @@ class _Search:
                 lambda message: self.progress(f"{what}: {message}"),
             ).report
         except InputError as error:
+            if not self.reports and self._fails_without(error):
+                raise
             raise InputError(
                 f"with {self.over.name}={value}: {error}",
                 hint=error.hint or _MULTIPLES,
                 user_traceback=error.user_traceback,
             ) from error
+
+    def _fails_without(self, error: InputError) -> bool:
+        """Whether the step fails in the same way where nothing is varied."""
+        try:
+            run_analysis(self.target, self.request)
+        except InputError as other:
+            return str(other) == str(error)
+        return False
 
     def _request(self, value: int) -> Request:
         if self.over.key is None:

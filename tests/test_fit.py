@@ -35,6 +35,8 @@ import torch
 from graphmem import TrainingStep
 
 def build(batch: int = 1, name: str = "", rows: int = 1) -> TrainingStep:
+    if name == "odd" and rows == 3:
+        raise ValueError("three")
     return TrainingStep(model=torch.nn.ReLU(), inputs=torch.empty(batch, {ROW_FLOATS}))
 """
 
@@ -255,6 +257,8 @@ class TestCommand:
             (("--min", "0"), "no whole number from 0"),
             (("--min", "9", "--max", "15", "--multiple-of", "8"), "no multiple of 8 from 9 to 15"),
             (("--vary", "name"), "name is no number that could be varied: its default is ''"),
+            (("--set", "rows=many"), "error: parameter 'rows' of build() takes int, not 'many'"),
+            (("--min", "3", "--vary", "rows", "--set", "name=odd"), "error: with rows=3: "),
             (("--optimizer", "adamm"), "error: unknown optimizer 'adamm'"),
             (("--env", "PYTORCH_CUDA_ALLOC_CONF=max_split:1"), "max_split"),
         ],
