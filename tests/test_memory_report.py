@@ -234,7 +234,7 @@ def test_the_text_says_it_first(refused: Report) -> None:
 def test_the_page_says_it_too(analysis: Analysis) -> None:
     text = page(analysis)
 
-    assert "It <b>runs out</b> on Tesla T4, in the optimizer phase of step 0" in text
+    assert "It <strong>runs out</strong> on Tesla T4, in the optimizer phase of step 0" in text
     assert "CUDA out of memory. Tried to allocate 6.00 GiB." in text
 
 
