@@ -160,7 +160,9 @@ class TensorOut:
     Attributes:
         stride: in elements, as `Tensor.stride()` says; empty for a sparse tensor.
         offset: of the first element in the storage, in elements.
-        storage: None off the device or when empty.
+        storage: None off the device, when empty, and for a sparse tensor, which has two.
+        nonzeros: how many values a sparse COO tensor has; None for any other.
+        is_coalesced: whether they are sorted, each at a place of its own.
     """
 
     shape: tuple[int, ...]
@@ -168,6 +170,8 @@ class TensorOut:
     storage: int | None
     stride: tuple[int, ...] = ()
     offset: int = 0
+    nonzeros: int | None = None
+    is_coalesced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from .kernels import (
     reduction,
     softmax,
     sorting,
+    sparse,
 )
 from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
 
@@ -51,6 +52,7 @@ _FAMILIES = (
     reduction,
     softmax,
     sorting,
+    sparse,
 )
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
 

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.live.values import Values
 from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_gpu.sparse import parts_of
 
 
 def replacements(values: Values) -> list[Replacement]:
@@ -18,10 +19,18 @@ def replacements(values: Values) -> list[Replacement]:
         return values.on_host(tensor, tensor)
 
     def represent(tensor: FakeTensor, *, tensor_contents: Any = None) -> str:
+        if tensor.layout is torch.sparse_coo:
+            return represent_sparse(tensor)
         text = repr(to_host(tensor.detach()))
         device = f", device='{tensor.fake_device}'" if tensor.fake_device.type != "cpu" else ""
         kind = "Parameter containing:\n" if getattr(tensor, "_is_param", False) else ""
         return f"{kind}{text[:-1]}{device}{_origin(tensor)})"
+
+    def represent_sparse(tensor: FakeTensor) -> str:
+        indices, values = map(to_host, parts_of(tensor))
+        host = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
+        text = repr(host).replace("size=", f"device='{tensor.fake_device}', size=", 1)
+        return f"{text[:-1]}{_origin(tensor)})"
 
     def to_list(tensor: FakeTensor) -> Any:
         return to_host(tensor).tolist()

@@ -16,12 +16,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.errors import InputError
-from graphmem.trace.dispatch import TraceMode, at
+from graphmem.trace.dispatch import at
+from graphmem.trace.sparse_tensors import SparseMode
 
 aten = torch.ops.aten
 
 
-class DataDependentMode(TraceMode):
+class DataDependentMode(SparseMode):
     """A trace that goes on without data where that is honest."""
 
     def __init__(self, *watchers: Any) -> None:

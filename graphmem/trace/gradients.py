@@ -17,6 +17,7 @@ import torch
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.sparse import parts_of
 
 _IN_LIST = 2  # the list's own reference and getrefcount's argument
 _ONE_TENSOR = 2  # the tensor's reference to its storage and the storage's Python wrapper
@@ -108,16 +109,23 @@ class GradientRules:
     def _store_first(
         self, variable: torch.Tensor, gradients: list[Any], expected_refs: int
     ) -> None:
-        if gradients[0].is_sparse:
-            variable.grad = gradients[0].clone()
-        elif (
+        if (
             not torch.is_grad_enabled()
             and is_uniquely_held(gradients, 0, expected_refs)
-            and obeys_layout_contract(gradients[0], variable)
+            and _may_be_kept(gradients[0], variable)
         ):
             variable.grad = gradients[0].detach()
+        elif gradients[0].is_sparse:
+            variable.grad = gradients[0].clone()
         else:
             variable.grad = clone_obey_contract(gradients[0], variable)
+
+
+def _may_be_kept(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """Whether a gradient lies in memory as that of a variable must."""
+    if gradient.is_sparse:
+        return all(part.is_contiguous() for part in parts_of(gradient))
+    return obeys_layout_contract(gradient, variable)
 
 
 def _is_out_of_place_sum(held: torch.Tensor, new: torch.Tensor) -> bool:

@@ -26,6 +26,7 @@ from graphmem.graph import (
     TensorOut,
 )
 from graphmem.trace.nodes import MadeBy, NodeWriter
+from graphmem.virtual_gpu.sparse import parts_of
 
 DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -400,12 +401,20 @@ class Recorder:
 
     def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
         self._nodes.remember(tensor, node)
-        storage, new = None, False
-        if tensor.layout is torch.strided and self.is_on_device(tensor):
-            storage, new = self.observe(tensor, op.index)
+        storage = None
+        if self.is_on_device(tensor):
+            if tensor.layout is torch.strided:
+                storage = self._record_storage(op, tensor)
+            elif tensor.layout is torch.sparse_coo:
+                for part in parts_of(tensor):
+                    self._record_storage(op, part)
+        op.outputs.append(_described(tensor, storage))
+
+    def _record_storage(self, op: Op, tensor: torch.Tensor) -> Storage | None:
+        storage, new = self.observe(tensor, op.index)
         if storage is not None and new:
             op.births.append(storage.id)
-        op.outputs.append(_described(tensor, storage))
+        return storage
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:
         """The node that made a tensor, or the node that made several and its position."""
@@ -438,10 +447,13 @@ def _device_name(tensor: torch.Tensor) -> str:
 
 def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
     is_strided = tensor.layout is torch.strided
+    is_sparse = tensor.layout is torch.sparse_coo
     return TensorOut(
         shape=tuple(tensor.shape),
         dtype=DTYPE_NAMES[tensor.dtype],
         storage=None if storage is None else storage.id,
         stride=tensor.stride() if is_strided else (),
         offset=int(tensor.storage_offset()) if is_strided else 0,
+        nonzeros=tensor._nnz() if is_sparse else None,
+        is_coalesced=is_sparse and tensor.is_coalesced(),
     )

@@ -114,5 +114,6 @@ def _shares_storage(source: Any, result: Any) -> bool:
     return (
         isinstance(source, torch.Tensor)
         and isinstance(result, torch.Tensor)
+        and source.layout is result.layout is torch.strided
         and source.untyped_storage()._cdata == result.untyped_storage()._cdata
     )

@@ -22,12 +22,15 @@ from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
 
 Hook = Callable[[Any], Any]
 
 
 class SavedTensor:
     """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
+
+    That of a sparse tensor has no storage, but parts: its indices and its values.
 
     Args:
         number: tokens are numbered in the order in which they were packed.
@@ -41,10 +44,12 @@ class SavedTensor:
         "field",
         "geometry",
         "hooks",
+        "is_coalesced",
         "is_released",
         "made_by",
         "number",
         "owner",
+        "parts",
         "payload",
         "storage",
     )
@@ -57,17 +62,27 @@ class SavedTensor:
         self.hooks = hooks
         self.field = ""
         self.is_released = False
+        self.is_coalesced = False
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
         self.made_by: MadeBy | None = None
         self.payload: Any = None
+        self.parts: tuple[SavedTensor, ...] = ()
+
+    def name_after(self, field: str) -> None:
+        """Say what holds the tensor: a field of a node."""
+        for saved in (self, *self.parts):
+            if saved.owner is not None:
+                saved.owner.name = field
 
     def release(self) -> None:
         """Let go, as `Node::release_variables` does."""
         self.is_released = True
         self.payload = None
         self.hooks = []
+        for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
+            part.release()
         if self.owner is not None and self.owner.end is None:
             assert self.storage is not None
             self._let_go(self.storage, self.owner)
@@ -131,6 +146,9 @@ class SavedTensors:
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         saved = self._new_token([])
+        if tensor.layout is not torch.strided:
+            self._pack_sparse(saved, tensor)
+            return saved
         storage, _ = self._recorder.observe(tensor, None)
         if isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
@@ -141,6 +159,15 @@ class SavedTensors:
             saved.storage = storage
             saved.owner = self._recorder.own(storage, OwnerKind.SAVED_TENSOR, "")
         return saved
+
+    def _pack_sparse(self, saved: SavedTensor, tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.sparse_coo:
+            saved.payload = tensor
+            return
+        saved.parts = tuple(map(self._pack, parts_of(tensor)))
+        saved.geometry = (tensor.shape, (), tensor.dtype, tensor.fake_device)
+        saved.is_coalesced = is_coalesced(tensor)
+        saved.made_by = self._recorder.maker_of(tensor)
 
     def _open(self, saved: SavedTensor) -> None:
         """A node wants back what it saved [`SavedVariable::unpack`].
@@ -158,16 +185,27 @@ class SavedTensors:
         if saved.geometry is None:
             tensor: torch.Tensor = saved.payload
             return tensor
+        alias = self._remake_sparse(saved) if saved.parts else self._remake(saved)
+        if saved.made_by is not None:
+            self._recorder.remember_maker(alias, saved.made_by)
+        alias._graphmem_unpacked = True  # type: ignore[attr-defined]
+        return alias
+
+    def _remake(self, saved: SavedTensor) -> FakeTensor:
+        assert saved.geometry is not None
         shape, stride, dtype, device = saved.geometry
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
             self._recorder.alias(alias, saved.storage)
-        if saved.made_by is not None:
-            self._recorder.remember_maker(alias, saved.made_by)
-        alias._graphmem_unpacked = True  # type: ignore[attr-defined]
         return alias
+
+    def _remake_sparse(self, saved: SavedTensor) -> FakeTensor:
+        assert saved.geometry is not None
+        indices, values = map(self._remake, saved.parts)
+        shape = saved.geometry[0]
+        return sparse_of(self._fake_mode, indices, values, shape, is_coalesced=saved.is_coalesced)
 
     def _wrapped_pack(self, region: list[Hook]) -> Hook:
         """The user's pack hook, which autograd must not hold: only what is packed may.
@@ -239,8 +277,7 @@ class SavedTensors:
                 if isinstance(saved, SavedTensor):
                     found.append(saved)
                     saved.field = f"{field}[{position}]" if is_list else field
-                    if saved.owner is not None:
-                        saved.owner.name = f"{node.name()}.{field}"
+                    saved.name_after(f"{node.name()}.{field}")
         return sorted(found, key=lambda saved: saved.number)
 
     def _held_out_of_sight(self, node: Any, unpacked: list[SavedTensor]) -> list[SavedTensor]:

@@ -92,6 +92,15 @@ class Call:
             raise UnknownOperandError(name)
         return found
 
+    def sparse(self, name: str) -> TensorOut | None:
+        """A sparse COO argument; None where it is another kind of tensor."""
+        value = self.value(name)
+        op = value.meta.get("op") if isinstance(value, Node) else None
+        found: TensorOut | None = op.outputs[0] if op is not None and op.outputs else None
+        if found is None and isinstance(value, Node):
+            found = value.meta.get("tensor")
+        return None if found is None or found.nonzeros is None else found
+
     def tensors(self, name: str) -> list[TensorOut | None]:
         """A list of tensors, with None where one was left out."""
         value = self.value(name)

@@ -22,6 +22,7 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 from graphmem.runtime import LtWorkspace, Runtime
 
+from . import sparse
 from .call import Call, Rule, Workspaces, during
 from .layout import is_contiguous, is_dense, nbytes, numel
 
@@ -32,6 +33,9 @@ _LT_LOOKS_AT_BOTH_OPERANDS_SINCE = (2, 10)
 
 
 def _mm(call: Call) -> Iterator[Step]:
+    matrix = call.sparse("self")
+    if matrix is not None:
+        return sparse.mm(call, matrix)
     return _product(call, ("self", "mat2"))
 
 
@@ -44,6 +48,9 @@ def _baddbmm(call: Call) -> Iterator[Step]:
 
 
 def _addmm(call: Call) -> Iterator[Step]:
+    matrix = call.sparse("mat1")
+    if matrix is not None:
+        return sparse.addmm(call, matrix)
     return _product(call, ("mat1", "mat2"), takes_lt=_takes_lt(call))
 
 

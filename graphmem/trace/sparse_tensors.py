@@ -1,0 +1,135 @@
+"""Operations on sparse COO tensors that PyTorch has no meta kernel for.
+
+A sparse tensor of the host has as many nonzeros as its data say; on the device it has memory for
+that many indices and values, which die with it. What follows is what a graph network needs:
+
+(1) copies on the device (aten/src/ATen/native/TensorConversions.cpp, `_to_copy`, and
+    sparse/SparseTensor.cpp, `clone_sparse`);
+(2) `detach`, which shares indices and values (c10, `SparseTensorImpl::shallow_copy_and_detach`);
+(3) `t` and `transpose`, which copy both and leave them unsorted
+    (aten/src/ATen/native/TensorShape.cpp, `sparse_transpose_`);
+(4) products of a sparse and a dense matrix, which are dense and row-major
+    (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_sparse_dense_cuda`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.trace.dispatch import TraceMode
+from graphmem.virtual_gpu.sparse import parts_of, sparse_of
+
+aten = torch.ops.aten
+
+_CUSPARSE_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+"""Others have no kernel (aten/src/ATen/native/sparse/cuda/SparseBlasLegacy.cpp)."""
+
+
+class SparseMode(TraceMode):
+    """A trace that follows sparse tensors."""
+
+    def __init__(self, *watchers: Any) -> None:
+        super().__init__(*watchers)
+        self._of_sparse: dict[Any, Callable[..., FakeTensor | None]] = {
+            aten._to_copy.default: self._copy_sparse,
+            aten.clone.default: self._copy_sparse,
+            aten.detach.default: self._detach_sparse,
+            aten.t.default: self._transpose_sparse,
+            aten.transpose.int: self._transpose_sparse,
+            aten.mm.default: self._sparse_product,
+            aten.addmm.default: self._sparse_sum,
+            aten._sparse_addmm.default: self._sparse_sum,
+        }
+
+    def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = self._of_sparse.get(func)
+        if made is not None and not self._stays_real(func, args, kwargs):
+            result = made(*args, **kwargs)
+            if result is not None:
+                return self._record_made(func, args, kwargs, result)
+        return super()._run(func, types, args, kwargs)
+
+    def _copy_sparse(
+        self,
+        tensor: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        **options: Any,
+    ) -> FakeTensor | None:
+        """A copy on the device; one on the host has data, which nobody knows."""
+        target = device or _device_of(tensor)
+        if tensor.layout is not torch.sparse_coo or target.type == "cpu":
+            return None
+        indices, values = parts_of(tensor)
+        return sparse_of(
+            self._fake_mode,
+            self._empty_on(target, indices.shape, indices.dtype),
+            self._empty_on(target, values.shape, dtype or values.dtype),
+            tensor.shape,
+            is_coalesced=tensor.is_coalesced(),
+        )
+
+    def _detach_sparse(self, tensor: torch.Tensor) -> FakeTensor | None:
+        if tensor.layout is not torch.sparse_coo:
+            return None
+        indices: Any
+        values: Any
+        indices, values = parts_of(tensor)
+        is_coalesced = tensor.is_coalesced()
+        return sparse_of(self._fake_mode, indices, values, tensor.shape, is_coalesced=is_coalesced)
+
+    def _transpose_sparse(
+        self, tensor: torch.Tensor, first: int = 0, second: int = 1
+    ) -> FakeTensor | None:
+        if tensor.layout is not torch.sparse_coo or tensor.dim() < 2:
+            return None
+        first, second = first % tensor.dim(), second % tensor.dim()
+        shape = list(tensor.shape)
+        shape[first], shape[second] = shape[second], shape[first]
+        device = _device_of(tensor)
+        indices, values = parts_of(tensor)
+        return sparse_of(
+            self._fake_mode,
+            self._empty_on(device, indices.shape, indices.dtype),
+            self._empty_on(device, values.shape, values.dtype),
+            shape,
+            is_coalesced=first == second and tensor.is_coalesced(),
+        )
+
+    def _sparse_product(self, left: torch.Tensor, right: torch.Tensor) -> FakeTensor | None:
+        if left.layout is not torch.sparse_coo or not isinstance(right, FakeTensor):
+            return None
+        if right.layout is not torch.strided or not _are_factors(left, right):
+            return None
+        shape = (left.shape[0], right.shape[1])
+        return self._new_empty(shape, right, right.dtype)
+
+    def _sparse_sum(
+        self, added: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **factors: Any
+    ) -> FakeTensor | None:
+        return self._sparse_product(left, right)
+
+    def _empty_on(self, device: torch.device, shape: torch.Size, dtype: torch.dtype) -> FakeTensor:
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty(shape, dtype=dtype, device="meta")
+        return FakeTensor(self._fake_mode, memory, device)
+
+
+def _device_of(tensor: torch.Tensor) -> torch.device:
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+def _are_factors(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return (
+        isinstance(left, FakeTensor)
+        and left.fake_device == right.fake_device  # type: ignore[attr-defined]
+        and left.dtype == right.dtype
+        and left.dtype in _CUSPARSE_DTYPES
+        and left.dim() == right.dim() == 2
+        and left.shape[1] == right.shape[0]
+    )

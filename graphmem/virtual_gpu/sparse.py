@@ -1,0 +1,59 @@
+"""Sparse COO tensors without data: fake indices and values under one fake tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+aten = torch.ops.aten
+
+
+def sparse_of(
+    fake_mode: FakeTensorMode,
+    indices: FakeTensor,
+    values: FakeTensor,
+    shape: Sequence[int],
+    *,
+    is_coalesced: bool,
+) -> FakeTensor:
+    """A sparse tensor that holds the given memory (c10: `SparseTensorImpl`).
+
+    Args:
+        fake_mode: which the tensor belongs to.
+        indices: sparse dimensions x nonzeros.
+        values: nonzeros x dense dimensions; says dtype and device.
+        shape: of the tensor.
+        is_coalesced: whether the indices are sorted, and none is there twice.
+    """
+    sparse_dims = indices.shape[0]
+    with torch._C._DisableTorchDispatch():
+        memory = aten._sparse_coo_tensor_with_dims_and_tensors.default(
+            sparse_dims,
+            len(shape) - sparse_dims,
+            list(shape),
+            indices,
+            values,
+            dtype=values.dtype,
+            layout=torch.sparse_coo,
+            device="meta",
+            is_coalesced=is_coalesced,
+        )
+    return FakeTensor(fake_mode, memory, values.fake_device)
+
+
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices and values of a sparse COO tensor, coalesced or not: its own memory.
+
+    To look at them is no operation of the program's, so no mode is told.
+    """
+    with _disable_current_modes(), torch.no_grad():
+        return aten._indices.default(tensor), aten._values.default(tensor)
+
+
+def is_coalesced(tensor: torch.Tensor) -> bool:
+    """`Tensor.is_coalesced`; no mode is told either."""
+    with _disable_current_modes():
+        return tensor.is_coalesced()

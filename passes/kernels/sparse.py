@@ -1,0 +1,124 @@
+"""Sparse COO matrices: products with dense ones, and transposes.
+
+  (1) `mm` adds its product to zeros, which live as long as the call (aten/src/ATen/native/sparse/
+      SparseTensorMath.cpp, `_sparse_mm`); `addmm` adds to what it is given.
+  (2) An operand that is not coalesced is, for the time of the call: indices as one number, their
+      order and that of distinct ones, then new values and indices (SparseTensorUtils.cpp,
+      `flatten_indices`; sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`). As many are
+      taken to be distinct as there are, the bound. What Thrust takes to sort them is left out.
+  (3) The product takes row pointers and column numbers of 4 bytes, the result in columns, and a
+      dense operand that is neither row- nor column-major as a copy (sparse/cuda/
+      SparseCUDATensorMath.cu, `s_addmm_out_sparse_dense_cuda_worker`; SparseBlasLegacy.cpp,
+      `s_addmm_out_csr_sparse_dense_cuda_worker`). cuSPARSE's own buffer is left out.
+  (4) A clone copies values, then indices; a transpose does so, too, and takes a row of indices to
+      swap two (TensorShape.cpp, `sparse_transpose_`; the order is that of the CPU build's profile).
+
+No recording has shown these yet: they follow from the source alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Free, Scratch, Step, Take
+
+from .call import Call, Rule, during
+from .layout import contiguous_strides, item_bytes, nbytes
+
+_INDEX_BYTES = 8
+_CUSPARSE_INDEX_BYTES = 4
+
+
+def mm(call: Call, matrix: TensorOut) -> Iterator[Step]:
+    """`_sparse_mm` of a sparse and a dense matrix."""
+    zeros = Scratch("zeros that a sparse product is added to", nbytes(call.op.outputs[0]))
+    yield from during([zeros], _sum(call, matrix, call.tensor("mat2")))
+
+
+def addmm(call: Call, matrix: TensorOut) -> Iterator[Step]:
+    """`addmm_sparse_dense_cuda`."""
+    yield from _sum(call, matrix, call.tensor("mat2"))
+
+
+def _sparse_addmm(call: Call) -> Iterator[Step]:
+    matrix = call.sparse("mat1")
+    return call.outputs() if matrix is None else addmm(call, matrix)
+
+
+def _sum(call: Call, matrix: TensorOut, dense: TensorOut) -> Iterator[Step]:
+    result = call.op.outputs[0]
+    yield from call.outputs()
+    if not matrix.nonzeros:
+        yield from during([Scratch("beta", item_bytes(result.dtype))])
+        return
+    held: list[Scratch] = []
+    if not matrix.is_coalesced:
+        held = _coalesced(matrix)
+        yield from _coalescing(call, matrix, held)
+    indices = Scratch("row numbers for cuSPARSE", _CUSPARSE_INDEX_BYTES * matrix.nonzeros)
+    rows = Scratch("row pointers of a sparse matrix", _CUSPARSE_INDEX_BYTES * (result.shape[0] + 1))
+    columns = Scratch("column numbers for cuSPARSE", _CUSPARSE_INDEX_BYTES * matrix.nonzeros)
+    yield from (Take(rows), Take(indices), Free(indices), Take(columns))
+    yield from during(_matrices(result, dense))
+    call.leave_out(
+        "cuSPARSE's buffer for products of a sparse matrix", "0 bytes", "cuSPARSE decides it"
+    )
+    yield from map(Free, (columns, rows, *reversed(held)))
+
+
+def _matrices(result: TensorOut, dense: TensorOut) -> Iterator[Scratch]:
+    if result.stride != _column_strides(result.shape):
+        yield Scratch("result of a sparse product in columns", nbytes(result))
+    if dense.stride not in (_column_strides(dense.shape), contiguous_strides(dense.shape)):
+        yield Scratch("contiguous copy of an operand", nbytes(dense))
+
+
+def _column_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (1, shape[0])
+
+
+def _coalesced(matrix: TensorOut) -> list[Scratch]:
+    nonzeros = matrix.nonzeros or 0
+    return [
+        Scratch("values of a coalesced operand", item_bytes(matrix.dtype) * nonzeros),
+        Scratch("indices of a coalesced operand", 2 * _INDEX_BYTES * nonzeros),
+    ]
+
+
+def _coalescing(call: Call, matrix: TensorOut, made: list[Scratch]) -> Iterator[Step]:
+    row = _INDEX_BYTES * (matrix.nonzeros or 0)
+    if matrix.nonzeros == 1:
+        yield from map(Take, made)
+        return
+    factors = Scratch("factors of indices", 2 * _INDEX_BYTES)
+    multiplied = Scratch("multiplied indices", 2 * row)
+    numbers = [Scratch(what, row) for what in _NUMBERS]
+    yield from (Take(factors), Take(multiplied), Take(numbers[0]), Free(multiplied), Free(factors))
+    yield from map(Take, numbers[1:])
+    call.leave_out("Thrust's memory to sort a sparse matrix", "0 bytes", "Thrust decides it")
+    yield from map(Take, made)
+    yield from map(Free, reversed(numbers))
+
+
+def _clone(call: Call) -> Iterator[Step]:
+    steps = list(call.outputs())
+    return iter(steps if call.sparse("self") is None else steps[::-1])
+
+
+def _transpose(call: Call) -> Iterator[Step]:
+    matrix = call.sparse("self")
+    yield from _clone(call)
+    if matrix is not None:
+        yield from during(
+            [Scratch("row of indices to swap", _INDEX_BYTES * (matrix.nonzeros or 0))]
+        )
+
+
+_NUMBERS = ("indices as one number", "order of indices", "places of distinct indices")
+RULES: Mapping[str, Rule] = {
+    "aten._sparse_addmm": _sparse_addmm,
+    "aten.clone": _clone,
+    "aten.t": _transpose,
+    "aten.transpose": _transpose,
+}

@@ -1,0 +1,197 @@
+"""Sparse COO matrices on the card: a graph network of two layers."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from graphmem.errors import InputError
+from graphmem.live.gpu import VirtualGpu
+
+NODES, FEATURES, HIDDEN, CLASSES = 300, 40, 16, 8
+EDGES = 900
+INDICES, VALUES = 2 * EDGES * 8, EDGES * 4
+Virtual = Callable[..., VirtualGpu]
+
+
+def ring() -> torch.Tensor:
+    """Each node with its next three, on the host: 900 edges."""
+    start = torch.arange(NODES).repeat_interleave(3)
+    end = (start + torch.arange(1, 4).repeat(NODES)) % NODES
+    edges = torch.stack([start, end])
+    shares = torch.full((EDGES,), 1 / 3)
+    matrix = torch.sparse_coo_tensor(edges, shares, (NODES, NODES), check_invariants=True)
+    return matrix.coalesce()
+
+
+class GraphNetwork(nn.Module):
+    """Two layers that average the neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, HIDDEN, bias=False)
+        self.second = nn.Linear(HIDDEN, CLASSES, bias=False)
+
+    def forward(self, x: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
+        hidden = torch.spmm(neighbours, self.first(x)).relu()
+        return torch.sparse.mm(neighbours, self.second(hidden))
+
+
+def block(nbytes: int) -> int:
+    """The caching allocator rounds to 512 bytes."""
+    return -(-nbytes // 512) * 512
+
+
+def test_a_copy_on_the_card_has_indices_and_values(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    matrix = ring().to("cuda")
+
+    assert matrix.is_sparse
+    assert matrix.is_cuda
+    assert (matrix._nnz(), matrix.is_coalesced()) == (EDGES, True)
+    assert matrix._indices().shape == (2, EDGES)
+    assert matrix._values().shape == (EDGES,)
+    assert matrix.coalesce() is matrix
+    shown = "device='cuda:0', size=(300, 300), nnz=900, layout=torch.sparse_coo)"
+    assert repr(matrix).endswith(shown)
+    assert gpu.allocated == block(INDICES) + block(VALUES)
+
+    shared = matrix.detach()
+    assert gpu.allocated == block(INDICES) + block(VALUES)
+    del matrix
+    assert gpu.allocated == block(INDICES) + block(VALUES)
+    del shared
+    assert gpu.allocated == 0
+
+
+def test_a_dense_copy(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    matrix = ring().to("cuda")
+    dense = matrix.to_dense()
+    del matrix
+    assert dense.shape == (NODES, NODES)
+    assert gpu.allocated == block(NODES * NODES * 4)
+
+
+def test_a_transpose_is_a_copy_that_is_not_coalesced(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    host = ring()
+    turned = host.to("cuda").t()
+    assert turned.is_coalesced() == host.t().is_coalesced()
+    assert host.t()._is_view()  # so that it holds the matrix, although it shares nothing with it
+    assert gpu.allocated == 2 * (block(INDICES) + block(VALUES))
+
+
+def train(steps: int) -> nn.Module:
+    neighbours = ring().cuda()
+    net = GraphNetwork().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x, y = torch.randn(NODES, FEATURES).cuda(), torch.zeros(NODES).long().cuda()
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(net(x, neighbours), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
+def test_a_graph_network_learns_and_leaves_nothing(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    net = train(2)
+    weights = block(FEATURES * HIDDEN * 4) + block(HIDDEN * CLASSES * 4)
+    workspaces = 2 * 8_519_680  # cuBLAS: two threads have run dense products
+    gc.collect()
+    assert gpu.allocated == weights + workspaces
+    del net
+    assert gpu.allocated == workspaces
+
+
+def test_backward_multiplies_by_the_transpose(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    neighbours = ring().cuda()
+    support = torch.randn(NODES, HIDDEN).cuda().requires_grad_()
+    output = torch.spmm(neighbours, support)
+    del neighbours
+    saved = block(INDICES) + block(VALUES)  # by autograd alone
+    rows = block(NODES * HIDDEN * 4)
+    assert gpu.allocated == saved + 2 * rows
+
+    output.sum().backward()
+    assert output.shape == (NODES, HIDDEN)
+    assert support.grad is not None
+    assert support.grad.shape == (NODES, HIDDEN)
+    assert gpu.allocated == 3 * rows
+
+
+def test_what_a_product_takes_besides(virtual_gpu: Virtual) -> None:
+    """`_sparse_mm` and `s_addmm_out_sparse_dense_cuda`, in blocks of 512 bytes."""
+    gpu = virtual_gpu("t4")
+    neighbours, support = ring().cuda(), torch.randn(NODES, HIDDEN).cuda()
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    product = torch.spmm(neighbours, support)
+    rows = block(NODES * HIDDEN * 4)
+    pointers, numbers = block((NODES + 1) * 4), block(EDGES * 4)
+
+    assert product.shape == (NODES, HIDDEN)
+    assert gpu.allocated == before + rows
+    # Zeros, the result, and the result in columns; row pointers and column numbers.
+    assert torch.cuda.max_memory_allocated() == before + 3 * rows + pointers + numbers
+    left_out = [each.what for each in gpu.report().assumptions]
+    assert "cuSPARSE's buffer for products of a sparse matrix" in left_out
+
+
+def test_a_transpose_is_coalesced_for_a_product(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    turned, support = ring().cuda().t(), torch.randn(NODES, CLASSES).cuda()
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    torch.addmm(support, turned, support)
+    result, row = block(NODES * CLASSES * 4), block(EDGES * 8)
+
+    coalesced = block(INDICES) + block(VALUES)
+    sorting = 3 * row + coalesced
+    assert torch.cuda.max_memory_allocated() == before + result + sorting
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
+def test_a_product_that_a_card_has_no_kernel_for(virtual_gpu: Virtual, dtype: torch.dtype) -> None:
+    virtual_gpu("t4")
+    matrix = ring().to("cuda", dtype)
+    with pytest.raises(InputError, match=r"operator aten\.mm\.default of a sparse tensor"):
+        torch.spmm(matrix, torch.ones(NODES, 2, device="cuda", dtype=dtype))
+
+
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_a_sparse_gradient(virtual_gpu: Virtual, *, is_expanded: bool) -> None:
+    """Autograd keeps the one that backward made, or copies one that is not contiguous.
+
+    torch/csrc/autograd/functions/accumulate_grad.h. The indices of the former are the input's.
+    """
+    gpu = virtual_gpu("t4")
+    table = nn.Embedding(1000, 64, sparse=True).cuda()
+    places, factors = torch.arange(200).cuda(), torch.ones(200, 64).cuda()
+    before = gpu.allocated
+    rows = table(places)
+    (rows if is_expanded else rows * factors).sum().backward()
+    del rows
+
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    indices = block(200 * 8) if is_expanded else 0
+    assert gpu.allocated == before + block(200 * 64 * 4) + indices
+    table.weight.grad = None
+    assert gpu.allocated == before
+
+
+def test_a_sparse_matrix_of_the_host_stays_there(virtual_gpu: Virtual) -> None:
+    gpu = virtual_gpu("t4")
+    support = torch.ones(NODES, 2, requires_grad=True)
+    torch.spmm(ring(), support).sum().backward()
+    assert support.grad is not None
+    assert torch.allclose(support.grad, torch.ones(NODES, 2))  # three neighbours, a third each
+    assert gpu.peak == 0
