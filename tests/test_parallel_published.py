@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -136,6 +137,7 @@ def test_ddp_row_of_fairscale() -> None:
 
 @contextmanager
 def one_process(backend: str, world_size: int) -> Iterator[None]:
+    excepthook = sys.excepthook  # a process group sets its own, and leaves it
     if backend == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -147,6 +149,7 @@ def one_process(backend: str, world_size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        sys.excepthook = excepthook
 
 
 def test_buckets_are_those_of_a_real_ddp() -> None:

@@ -305,6 +305,22 @@ class TestMeaningOfEnds:
         assert f'File "{script}", line 4, in fail' in printed
         assert "graphmem/" not in printed
 
+    def test_a_process_group_of_one_leaves_no_hook_behind(self, run: Run, tmp_path: Path) -> None:
+        """`init_process_group` sets `sys.excepthook` to one that begins lines with the rank."""
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('nccl')\n"
+            "print(dist.get_world_size())\n"
+            "dist.destroy_process_group()\n"
+        )
+        before = sys.excepthook
+
+        done = run(script)
+
+        assert (done.exit_code, done.stdout) == (0, "1\n")
+        assert sys.excepthook is before
+
     def test_what_does_not_compile_is_printed_as_python_prints_it(
         self, run: Run, tmp_path: Path
     ) -> None:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -56,6 +57,7 @@ def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]
     if torch.distributed.is_available():
         found += [
             (torch.distributed, "init_process_group", _init_process_group),
+            (sys, "excepthook", sys.excepthook),  # put back: a process group sets its own
             (torch.nn.parallel.DistributedDataParallel, "__init__", _refuse_ddp),
         ]
     return found
