@@ -22,6 +22,7 @@ import msgspec
 from graphmem.analysis import Progress, Request, run_analysis, target_defaults
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
+from graphmem.json_text import json_text
 
 if TYPE_CHECKING:
     from graphmem.report import Report
@@ -95,7 +96,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The result as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+        return json_text(self)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import console, progress, write_text
+from graphmem.cli.output import progress, put_result, write_text
 
 
 def analyze(
@@ -64,13 +65,6 @@ def analyze(
         from graphmem.render.page import page
 
         write_text(html, page(analysis))
-    if output_format == "json":
-        text = report.to_json()
-        write_text(output, text) if output else typer.echo(text, nl=False)
-        return
-    from graphmem.report.text import print_report, report_as_text
+    from graphmem.report.text import print_report
 
-    if output:
-        write_text(output, report_as_text(report))
-    else:
-        print_report(report, console())
+    put_result(output_format, output, report.to_json, partial(print_report, report))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import write_text
+from graphmem.cli.output import put
 from graphmem.errors import InputError
 
 
@@ -60,4 +60,4 @@ def diff(
     else:
         raise InputError("diff takes a BASE and a HEAD", hint="or --git main..HEAD [TARGET]…")
     text = DIFF_FORMATS[output_format](diffs)
-    write_text(output, text) if output else typer.echo(text, nl=False)
+    put(text, output)

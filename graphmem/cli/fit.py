@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import console, progress, write_text
+from graphmem.cli.output import progress, put_result
 from graphmem.fitting import BATCH, DEFAULT_LARGEST, Range, find_fit
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from graphmem.fitting import CardFit, Fit, Probe
-
-_FILE_WIDTH = 100
 
 
 def fit(
@@ -88,25 +87,9 @@ def fit(
     over = Range(vary, smallest, largest, multiple_of)
     with progress() as report_progress:
         found = find_fit(target, request, cards, over, report_progress)
-    if output_format == "json":
-        text = found.to_json()
-        write_text(output, text) if output else typer.echo(text, nl=False)
-    elif output:
-        write_text(output, _as_text(found))
-    else:
-        _print(found, console())
+    put_result(output_format, output, found.to_json, partial(_print, found))
     if any(card.largest is None for card in found.cards):
         raise typer.Exit(1)
-
-
-def _as_text(found: Fit) -> str:
-    import io
-
-    from rich.console import Console
-
-    buffer = io.StringIO()
-    _print(found, Console(file=buffer, width=_FILE_WIDTH, highlight=False))
-    return buffer.getvalue()
 
 
 def _print(found: Fit, to: Console) -> None:

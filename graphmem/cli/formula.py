@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import progress, write_text
+from graphmem.cli.output import progress, put
 from graphmem.errors import InputError
 
 Symbols = Annotated[
@@ -111,7 +111,7 @@ def formula(
             changes=Changes(freeze=tuple(freeze or ())),
         )
     text = FORMATS[output_format](form)
-    write_text(output, text) if output else typer.echo(text, nl=False)
+    put(text, output)
     if not form.is_checked:
         raise typer.Exit(1)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import console, progress, write_text
+from graphmem.cli.output import progress, put_result
 
 if TYPE_CHECKING:
     from graphmem.formulas.terms import Term
@@ -79,7 +80,7 @@ def formulas(
     Without a model: graphmem formulas --params 2851e6 --largest-layer 32e6 --gpus 8 --nodes 1
     """
     from graphmem.formulas import formulas_for, formulas_of
-    from graphmem.formulas.text import print_sheet, sheet_as_text
+    from graphmem.formulas.text import FILE_WIDTH, print_sheet
 
     asked_for = {
         "parameters": parameters,
@@ -105,13 +106,7 @@ def formulas(
         )
         with progress() as report_progress:
             sheet = formulas_of(run_analysis(target, request, report_progress), terms, chosen)
-    if output_format == "json":
-        text = sheet.to_json()
-        write_text(output, text) if output else typer.echo(text, nl=False)
-    elif output:
-        write_text(output, sheet_as_text(sheet))
-    else:
-        print_sheet(sheet, console())
+    put_result(output_format, output, sheet.to_json, partial(print_sheet, sheet), FILE_WIDTH)
 
 
 def _terms(

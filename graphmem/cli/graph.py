@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from graphmem.cli import options
-from graphmem.cli.output import progress, write_text
+from graphmem.cli.output import progress, put
 
 
 def graph(
@@ -38,4 +36,4 @@ def graph(
     with progress() as report_progress:
         _, traced = trace_target(target, request, runtime_of(request), report_progress)
     text = "".join(f"{line}\n" for line in traced.lines())
-    write_text(output, text) if output else typer.echo(text, nl=False)
+    put(text, output)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.status import Status
 
 from graphmem.files import write_bytes, write_text
+from graphmem.plain_text import PLAIN_WIDTH, plain_text
 
-__all__ = ["console", "progress", "write_bytes", "write_text"]
-
-PLAIN_WIDTH = 100
+__all__ = ["console", "progress", "put", "put_result", "write_bytes", "write_text"]
 
 
 def console() -> Console:
@@ -21,6 +22,30 @@ def console() -> Console:
     return Console(
         highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH
     )
+
+
+def put(text: str, file: Path | None) -> None:
+    """Write a document to a file, or to the terminal as it is."""
+    if file:
+        write_text(file, text)
+    else:
+        typer.echo(text, nl=False)
+
+
+def put_result(
+    output_format: str,
+    file: Path | None,
+    to_json: Callable[[], str],
+    show: Callable[[Console], None],
+    width: int = PLAIN_WIDTH,
+) -> None:
+    """Write a result as JSON or as `show` prints it, to a file of `width` columns or here."""
+    if output_format == "json":
+        put(to_json(), file)
+    elif file:
+        write_text(file, plain_text(show, width))
+    else:
+        show(console())
 
 
 @contextlib.contextmanager

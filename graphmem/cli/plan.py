@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import console, progress, write_text
+from graphmem.cli.output import progress, put_result
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ def plan(
         settings=options.pairs(settings, "--set"),
         changes=Changes(checkpoint=tuple(checkpoint or ())),
     )
-    out = _Out(output_format, output)
+    put = partial(put_result, output_format, output)
     if search:
         if wrap:
             raise InputError(
@@ -285,7 +284,7 @@ def plan(
             Hunt(each, request, gpus, wanted, blocks, by=sort or "headroom", top=top or SHOWN)
             for each in (target, *(also or ()))
         ]
-        _search(hunts, dask, out)
+        _search(hunts, dask, put)
         return
     if dask or also or sort or top:
         raise InputError("--dask, --also, --sort and --top are for searches", hint="add --search")
@@ -296,31 +295,12 @@ def plan(
         )
         ranks = planner.plan(layout, report_progress)
     found = describe(name, planner, layout, ranks, request.changes.checkpoint)
-    out.put(found.to_json(), lambda to: print_plan(found, str(layout), to))
+    put(found.to_json, partial(print_plan, found, str(layout)))
     if not found.fits:
         raise typer.Exit(DOES_NOT_FIT)
 
 
-@dataclass(frozen=True)
-class _Out:
-    """Where to write, and how."""
-
-    form: str
-    file: Path | None
-
-    def put(self, json: str, show: Callable[[Console], None]) -> None:
-        """Write one of two forms."""
-        from graphmem.parallel.text import as_text
-
-        if self.form == "json":
-            write_text(self.file, json) if self.file else typer.echo(json, nl=False)
-        elif self.file:
-            write_text(self.file, as_text(show))
-        else:
-            show(console())
-
-
-def _search(hunts: list[Hunt], dask: str | None, out: _Out) -> None:
+def _search(hunts: list[Hunt], dask: str | None, put: Callable[..., None]) -> None:
     from graphmem.parallel.hunting import run_hunts, searches_json
     from graphmem.parallel.text import print_search
 
@@ -331,7 +311,7 @@ def _search(hunts: list[Hunt], dask: str | None, out: _Out) -> None:
         for each in found:
             print_search(each, to)
 
-    out.put(searches_json(found), show)
+    put(partial(searches_json, found), show)
     if not all(each.fitting for each in found):
         raise typer.Exit(DOES_NOT_FIT)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import progress, write_text
+from graphmem.cli.output import progress, put, write_text
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class _Writer:
 
     def write_json(self, text: str) -> None:
         """Write a document."""
-        write_text(self._output, text) if self._output else typer.echo(text, nl=False)
+        put(text, self._output)
 
     def write_lines(self, lines: Iterable[Text | Table]) -> None:
         """Write lines and tables."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
@@ -16,14 +15,7 @@ from graphmem.formulas.tables import format_gigabytes
 from graphmem.formulas.terms import LETTERS, MEANINGS
 from graphmem.units import format_bytes, format_exact
 
-_FILE_WIDTH = 120
-
-
-def sheet_as_text(sheet: Sheet) -> str:
-    """The sheet as plain text of 120 columns."""
-    buffer = io.StringIO()
-    print_sheet(sheet, Console(file=buffer, width=_FILE_WIDTH, highlight=False))
-    return buffer.getvalue()
+FILE_WIDTH = 120
 
 
 def print_sheet(sheet: Sheet, console: Console) -> None:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from graphmem.analysis import Request
 from graphmem.gate.jobs import dask_executor, undisturbed
+from graphmem.json_text import json_text
 from graphmem.parallel.schema import Search
 from graphmem.parallel.search import Searcher, Wanted, search
 from graphmem.parallel.tracing import planner_for
@@ -88,5 +87,4 @@ def run_hunts(
 
 def searches_json(found: Sequence[Search]) -> str:
     """One search as it is, several as a list."""
-    encoded = msgspec.json.encode(found[0] if len(found) == 1 else list(found))
-    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    return json_text(found[0] if len(found) == 1 else list(found))

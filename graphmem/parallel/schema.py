@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from graphmem.json_text import json_text
+
 SCHEMA = "graphmem.plan/1"
 
 
@@ -102,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The plan as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+        return json_text(self)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -139,4 +141,4 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The search as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n"
+        return json_text(self)

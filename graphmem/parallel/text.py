@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +12,6 @@ from graphmem.parallel.schema import Candidate, Plan, Search, StageInfo
 from graphmem.report.categories import CATEGORY_NAMES
 from graphmem.units import format_bytes, format_exact
 
-_FILE_WIDTH = 100
 _COLUMNS = ("parameter", "gradient", "optimizer_state", "activation", "communication")
 _NAMES = {**CATEGORY_NAMES, "communication": "communication buffers"}
 _HEADS = {
@@ -23,13 +21,6 @@ _HEADS = {
     "activation": "activations",
     "communication": "buffers",
 }
-
-
-def as_text(print_it: Callable[[Console], None]) -> str:
-    """What is printed, as plain text of 100 columns."""
-    buffer = io.StringIO()
-    print_it(Console(file=buffer, width=_FILE_WIDTH, highlight=False))
-    return buffer.getvalue()
 
 
 def print_plan(plan: Plan, title: str, console: Console) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from graphmem.json_text import json_text
+
 SCHEMA = "graphmem.report/1"
 
 
@@ -258,8 +260,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """The report as indented JSON."""
-        encoded = msgspec.json.encode(self)
-        return msgspec.json.format(encoded, indent=2).decode() + "\n"
+        return json_text(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:

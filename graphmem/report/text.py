@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from graphmem.plain_text import plain_text
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Holder, OnCard, Peak, Refusal, Report, StepInfo
 from graphmem.units import format_bytes, format_exact
@@ -22,15 +23,12 @@ LAST_STEPS = 2
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = ("", *"▏▎▍▌▋▊▉█")
 _BAR_WIDTH = 24
-_FILE_WIDTH = 100
 _INDENT = " " * 5
 
 
 def report_as_text(report: Report) -> str:
     """The report as plain text of 100 columns."""
-    buffer = io.StringIO()
-    print_report(report, Console(file=buffer, width=_FILE_WIDTH, highlight=False))
-    return buffer.getvalue()
+    return plain_text(partial(print_report, report))
 
 
 def print_report(report: Report, console: Console) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-import msgspec
-
 from graphmem.gate.diff import Diff, Difference
 from graphmem.gate.formats.markdown import escaped
 from graphmem.gate.formats.words import signed
+from graphmem.json_text import json_text
 from graphmem.report.schema import Peak
 from graphmem.units import format_bytes, format_exact
 
@@ -34,7 +33,7 @@ def diffs_as_markdown(diffs: Sequence[Diff]) -> str:
 
 def diffs_as_json(diffs: Sequence[Diff]) -> str:
     """For programs: a list of `graphmem.diff/1`."""
-    return msgspec.json.format(msgspec.json.encode(diffs), indent=2).decode() + "\n"
+    return json_text(diffs)
 
 
 DIFF_FORMATS: Mapping[str, Callable[[Sequence[Diff]], str]] = MappingProxyType(

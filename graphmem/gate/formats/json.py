@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from graphmem.gate.check import Check
+from graphmem.json_text import json_text
 
 
 def as_json(check: Check) -> str:
     """The outcome as indented JSON, its exit code beside it."""
     table = {**msgspec.to_builtins(check), "exit_code": check.exit_code}
-    return msgspec.json.format(msgspec.json.encode(table), indent=2).decode() + "\n"
+    return json_text(table)

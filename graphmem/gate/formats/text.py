@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from graphmem.gate.check import Check, Result
 from graphmem.gate.formats import words
+from graphmem.plain_text import plain_text
 from graphmem.units import format_bytes
 
 _WIDTH = 200
@@ -19,9 +20,8 @@ _STYLES = {"failed": "bold red", "error": "bold red", "smaller": "green", "large
 
 def as_text(check: Check) -> str:
     """The outcome as plain text."""
-    buffer = io.StringIO()
-    print_check(check, Console(file=buffer, width=_WIDTH, highlight=False))
-    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+    text = plain_text(partial(print_check, check), _WIDTH)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def print_check(check: Check, console: Console) -> None:
