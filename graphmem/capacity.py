@@ -18,7 +18,7 @@ from graphmem.allocator import CachingAllocator, OutOfMemory
 from graphmem.gpus import CONTEXT_UNCERTAINTY_BYTES
 from graphmem.graph import Storage
 from graphmem.runtime import Runtime
-from graphmem.simulate import Change, Simulator, Timeline
+from graphmem.simulate import Move, Simulator, Timeline
 
 
 @dataclass(frozen=True)
@@ -78,26 +78,27 @@ class Verdict:
         return self.replay.refused is None
 
 
-def replay(found: Iterable[Change], allocator: CachingAllocator) -> Replay:
-    """Apply changes to an allocator until it runs out of memory."""
+def replay(found: Iterable[Move], allocator: CachingAllocator) -> Replay:
+    """Apply moves to an allocator until it runs out of memory."""
     simulator = Simulator(allocator)
     refused = None
     for tick, born, storage in found:
         try:
             simulator.apply(tick, born, storage)
         except OutOfMemory as error:
+            assert storage is not None  # emptying the cache asks for nothing
             refused = Refused(tick, storage, error)
             break
     return Replay(simulator.finish(), allocator.num_alloc_retries, refused)
 
 
-def judge(found: Sequence[Change], runtime: Runtime, unbounded: Timeline) -> Verdict:
+def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdict:
     """Replay a step on the runtime's card.
 
     Args:
-        found: the changes of the step.
+        found: the moves of the step.
         runtime: the card, the version of torch, the environment.
-        unbounded: the same changes where there is no end of memory.
+        unbounded: the same moves where there is no end of memory.
     """
     whole = Replay(unbounded)
     gpu, estimate, uncertainty = runtime.gpu, runtime.gpu.context_bytes, CONTEXT_UNCERTAINTY_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -117,13 +116,18 @@ class Simulator:
         self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
         self._alive: dict[int, tuple[Storage, Block]] = {}
 
-    def apply(self, tick: int, born: bool, storage: Storage) -> None:
+    def apply(self, tick: int, born: bool, storage: Storage | None) -> None:
         """Allocate a storage that is born at `tick`, or free one that dies then.
+
+        Without a storage, give back what nobody uses, as `torch.cuda.empty_cache()` does.
 
         Raises:
             OutOfMemory: the device is full; nothing is noted then. (Or what `memory` makes of it.)
         """
         timeline = self.timeline
+        if storage is None:
+            self._empty_cache(tick)
+            return
         if born:
             block = self._memory.malloc(storage.nbytes)
             self._alive[storage.id] = storage, block
@@ -134,8 +138,7 @@ class Simulator:
             self._memory.free(block)
         self._note(tick, storage if born else None, None if born else storage)
 
-    def empty_cache(self, tick: int) -> None:
-        """Give back what nobody uses, as `torch.cuda.empty_cache()` does."""
+    def _empty_cache(self, tick: int) -> None:
         given_back: list[tuple[str, int, int]] = []
         listener = self.allocator.on_event
         self.allocator.on_event = lambda *event: given_back.append(event[:3])
@@ -188,22 +191,26 @@ def simulate(
         OutOfMemory: the allocator's device is too small.
     """
     simulator = Simulator(allocator or CachingAllocator())
-    emptied = deque(graph.emptied)
-    for tick, born, storage in changes(graph, programs):
-        while emptied and emptied[0] < tick:
-            simulator.empty_cache(emptied.popleft())
+    for tick, born, storage in moves(graph, programs):
         simulator.apply(tick, born, storage)
-    for tick in emptied:
-        simulator.empty_cache(tick)
     return simulator.finish()
 
 
 Change = tuple[int, bool, Storage]
 """A tick, whether the storage is born then (else it dies), the storage."""
 
+Move = Change | tuple[int, bool, None]
+"""A change, or without a storage the moment at which the cache is emptied."""
+
+
+def moves(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Move]:
+    """What `simulate` replays, in its order; each makes one moment of the timeline."""
+    emptied: list[Move] = [(tick, False, None) for tick in graph.emptied]
+    return sorted([*changes(graph, programs), *emptied], key=lambda move: move[0])
+
 
 def changes(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Change]:
-    """What `simulate` replays, in its order.
+    """The births and deaths of storages, in the order in which they come.
 
     An operation with a program allocates its outputs as the program says, all at one tick; no
     other change falls on that tick, so sorting by tick keeps a program's steps together.

@@ -270,3 +270,21 @@ def test_a_report_of_an_older_version_reads(refused: Report) -> None:
 
     assert older.memory is None
     assert "fits on" not in report_as_text(older)
+
+
+def test_what_an_emptied_cache_gave_back_is_in_no_pool() -> None:
+    """300 MiB are given back before 400 and 100 MiB are taken, each a segment of its own."""
+
+    def step() -> None:
+        first = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
+        del first
+        torch.cuda.empty_cache()
+        kept = [torch.empty(size * MIB, dtype=torch.uint8, device="cuda") for size in (400, 100)]
+        del kept
+
+    report = graphmem.analyze(lambda: TrainingStep(step=step), steps=1)
+
+    assert report.memory is not None
+    assert report.peak.reserved == 500 * MIB
+    assert [pool.reserved for pool in report.memory.pools] == [0, 500 * MIB]
+    assert [pool.allocated for pool in report.memory.pools] == [0, 500 * MIB]

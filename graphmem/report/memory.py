@@ -12,7 +12,7 @@ from graphmem.pipeline import Annotations
 from graphmem.report.build import Held, place_of
 from graphmem.report.schema import Fragmentation, MemoryInfo, OnCard, PoolInfo, Refusal
 from graphmem.runtime import Runtime
-from graphmem.simulate import Timeline, changes
+from graphmem.simulate import Timeline, moves
 
 HOLDERS_AT_REFUSAL = 5
 
@@ -29,7 +29,7 @@ def memory_info(
         timeline: the bytes, where there is no end of memory.
     """
     programs = annotations["kernel_memory"].programs
-    found = changes(graph, programs)
+    found = moves(graph, programs)
     moment, _ = timeline.peak()
     up_to_peak = replay(found[: moment.index], runtime.new_allocator(bounded=False))
     segments = up_to_peak.timeline.segments
