@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem.graph import Op
 from graphmem.live.sizes import SizesFromData
 from graphmem.live.values import Values
-from graphmem.trace.dispatch import tensors_of
 from graphmem.virtual_gpu.node_streams import NodeStreams
 
 aten = torch.ops.aten
@@ -31,6 +31,7 @@ class LiveMode(SizesFromData):
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
+        self._real_elements = math.inf  # the CPU is real
         self._special |= {aten.copy_.default: self._copy}
         self._one_at_a_time = threading.RLock()
 
@@ -65,15 +66,6 @@ class LiveMode(SizesFromData):
         result = func(*args, **kwargs)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result
-
-    def _stays_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operation concerns the CPU alone."""
-        device = kwargs.get("device")
-        if device is not None and device.type != "cpu":
-            return False
-        return not any(
-            isinstance(each, FakeTensor) for each in tensors_of((args, *kwargs.values()))
-        )
 
     def _on_host(self, tensor: torch.Tensor, source: Any) -> torch.Tensor:
         real = self.values.on_host(tensor, source)

@@ -90,7 +90,7 @@ class TraceMode(TorchDispatchMode):
         self._views = views
         self._forms = forms
         on_cpu = recorder.device.type == "cpu"
-        self._real_elements = 1 if on_cpu else REAL_CPU_ELEMENTS
+        self._real_elements: float = 1 if on_cpu else REAL_CPU_ELEMENTS
         self.node: Any = None
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
@@ -287,9 +287,14 @@ class TraceMode(TorchDispatchMode):
         return self._run(func, types, args, kwargs)
 
     def _new_empty(self, shape: Sequence[int], like: FakeTensor, dtype: torch.dtype) -> FakeTensor:
+        return self._empty_on(like.fake_device, shape, dtype)
+
+    def _empty_on(
+        self, device: torch.device, shape: Sequence[int], dtype: torch.dtype
+    ) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
             memory = torch.empty(shape, dtype=dtype, device="meta")
-        return FakeTensor(self._fake_mode, memory, like.fake_device)
+        return FakeTensor(self._fake_mode, memory, device)
 
     def _explain(self, error: Exception, func: Any, args: tuple[Any, ...]) -> InputError:
         where = at(self._location.source())

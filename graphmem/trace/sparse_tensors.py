@@ -114,11 +114,6 @@ class SparseMode(TraceMode):
     ) -> FakeTensor | None:
         return self._sparse_product(left, right)
 
-    def _empty_on(self, device: torch.device, shape: torch.Size, dtype: torch.dtype) -> FakeTensor:
-        with torch._C._DisableTorchDispatch():
-            memory = torch.empty(shape, dtype=dtype, device="meta")
-        return FakeTensor(self._fake_mode, memory, device)
-
 
 def _device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
