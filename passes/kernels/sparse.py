@@ -24,9 +24,8 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
-from .layout import contiguous_strides, item_bytes, nbytes
+from .layout import INDEX_BYTES, contiguous_strides, item_bytes, nbytes
 
-_INDEX_BYTES = 8
 _CUSPARSE_INDEX_BYTES = 4
 
 
@@ -82,16 +81,16 @@ def _coalesced(matrix: TensorOut) -> list[Scratch]:
     nonzeros = matrix.nonzeros or 0
     return [
         Scratch("values of a coalesced operand", item_bytes(matrix.dtype) * nonzeros),
-        Scratch("indices of a coalesced operand", 2 * _INDEX_BYTES * nonzeros),
+        Scratch("indices of a coalesced operand", 2 * INDEX_BYTES * nonzeros),
     ]
 
 
 def _coalescing(call: Call, matrix: TensorOut, made: list[Scratch]) -> Iterator[Step]:
-    row = _INDEX_BYTES * (matrix.nonzeros or 0)
+    row = INDEX_BYTES * (matrix.nonzeros or 0)
     if matrix.nonzeros == 1:
         yield from map(Take, made)
         return
-    factors = Scratch("factors of indices", 2 * _INDEX_BYTES)
+    factors = Scratch("factors of indices", 2 * INDEX_BYTES)
     multiplied = Scratch("multiplied indices", 2 * row)
     numbers = [Scratch(what, row) for what in _NUMBERS]
     yield from (Take(factors), Take(multiplied), Take(numbers[0]), Free(multiplied), Free(factors))
@@ -110,9 +109,7 @@ def _transpose(call: Call) -> Iterator[Step]:
     matrix = call.sparse("self")
     yield from _clone(call)
     if matrix is not None:
-        yield from during(
-            [Scratch("row of indices to swap", _INDEX_BYTES * (matrix.nonzeros or 0))]
-        )
+        yield from during([Scratch("row of indices to swap", INDEX_BYTES * (matrix.nonzeros or 0))])
 
 
 _NUMBERS = ("indices as one number", "order of indices", "places of distinct indices")
