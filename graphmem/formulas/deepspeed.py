@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphmem.formulas.estimate import Formula, Moment, Part
-from graphmem.formulas.roles import COMMUNICATION, Role, of
+from graphmem.formulas.roles import Role, of
 from graphmem.graph import Category
 from graphmem.parallel import Sharding
+from graphmem.report.categories import COMMUNICATION
 
 if TYPE_CHECKING:
     import torch

@@ -11,9 +11,10 @@ from graphmem.analysis import Request, runtime_of
 from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
-from graphmem.formulas.roles import COMMUNICATION, ROUNDING, Role, Roles
+from graphmem.formulas.roles import ROUNDING, Role, Roles
 from graphmem.graph import Category, Phase, PhaseName, Storage
 from graphmem.parallel import Layout, Sharding
+from graphmem.report.categories import COMMUNICATION
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis

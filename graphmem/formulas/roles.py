@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphmem.formulas.blocks import Blocks
 from graphmem.graph import Category, Op, StepGraph, Storage
-from graphmem.report.categories import CATEGORY_NAMES
+from graphmem.report.categories import NAMES_ON_RANKS
 
 if TYPE_CHECKING:
     import torch.fx
@@ -51,9 +51,6 @@ class Saved(enum.StrEnum):
 
 _ORDER = list(Saved)
 ROUNDING = "rounding"
-COMMUNICATION = "communication"
-"""As graphmem/parallel/pieces.py calls buffers for other ranks; that module needs torch."""
-_NAMES = {**CATEGORY_NAMES, COMMUNICATION: "communication buffers"}
 
 
 class Role(NamedTuple):
@@ -63,8 +60,8 @@ class Role(NamedTuple):
     in_block: bool = False
 
     def __str__(self) -> str:
-        if self.what in _NAMES:
-            return _NAMES[self.what]
+        if self.what in NAMES_ON_RANKS:
+            return NAMES_ON_RANKS[self.what]
         return f"{self.what}{', blocks' if self.in_block else ', outside of blocks'}"
 
 

@@ -145,11 +145,11 @@ def _sections(found: Found, traced: Traced | None, only: Sequence[str]) -> Seque
                 f"no formula is called {name!r}", hint=f"there are {', '.join(section_names())}"
             )
     numbers = values(found.terms.values())
-    filled = [
-        *(_formula(formula, numbers, found, traced) for formula in FORMULAS),
-        *(_table(table, numbers, found, traced) for table in TABLES),
+    wanted = set(only or section_names())
+    return [
+        *(_formula(each, numbers, found, traced) for each in FORMULAS if each.name in wanted),
+        *(_table(each, numbers, found, traced) for each in TABLES if each.name in wanted),
     ]
-    return [section for section in filled if not only or section.name in only]
 
 
 def _formula(

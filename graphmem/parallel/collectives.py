@@ -24,9 +24,10 @@ from collections.abc import Iterator
 from graphmem.graph import Op
 from graphmem.parallel.attention import Part
 from graphmem.parallel.dimensions import Dimensions
-from graphmem.parallel.pieces import COMMUNICATION, Piece
+from graphmem.parallel.pieces import Piece
 from graphmem.parallel.rank import Rank
 from graphmem.parallel.shares import Shares
+from graphmem.report.categories import COMMUNICATION
 
 
 def buffers(rank: Rank, dimensions: Dimensions, shares: Shares) -> Iterator[Piece]:

@@ -31,8 +31,9 @@ from graphmem.parallel.buckets import first_buckets, rebuilt_buckets
 from graphmem.parallel.fsdp import padding, shard_fully, share_rows
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
-from graphmem.parallel.pieces import COMMUNICATION, Piece
+from graphmem.parallel.pieces import Piece
 from graphmem.parallel.rank import Moment, Rank
+from graphmem.report.categories import COMMUNICATION
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
 """DeepSpeed's `reduce_bucket_size` where the configuration does not say."""

@@ -33,8 +33,9 @@ from dataclasses import dataclass, field
 from graphmem.graph import Category, PhaseName
 from graphmem.parallel.layout import Layout, Precision
 from graphmem.parallel.parameters import FP32_BYTES, ParameterOnRank
-from graphmem.parallel.pieces import COMMUNICATION, Piece
+from graphmem.parallel.pieces import Piece
 from graphmem.parallel.rank import Moment, Rank
+from graphmem.report.categories import COMMUNICATION
 
 ROOT = ""
 

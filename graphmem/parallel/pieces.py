@@ -13,8 +13,6 @@ from graphmem.graph import OwnerKind, Storage
 from graphmem.parallel.lifetimes import Lifetimes
 from graphmem.parallel.rank import WALKED, Moment, Rank
 
-COMMUNICATION = "communication"
-
 
 @dataclass(slots=True)
 class Piece:

@@ -9,17 +9,16 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.parallel.schema import Candidate, Plan, Search, StageInfo
-from graphmem.report.categories import CATEGORY_NAMES
+from graphmem.report.categories import COMMUNICATION, NAMES_ON_RANKS
 from graphmem.units import format_bytes, format_exact
 
-_COLUMNS = ("parameter", "gradient", "optimizer_state", "activation", "communication")
-_NAMES = {**CATEGORY_NAMES, "communication": "communication buffers"}
+_COLUMNS = ("parameter", "gradient", "optimizer_state", "activation", COMMUNICATION)
 _HEADS = {
     "parameter": "parameters",
     "gradient": "gradients",
     "optimizer_state": "optimizer",
     "activation": "activations",
-    "communication": "buffers",
+    COMMUNICATION: "buffers",
 }
 
 
@@ -89,7 +88,7 @@ def _peak(plan: Plan) -> Iterator[Text | Table]:
         if nbytes:
             share = f"{100 * nbytes / fullest.peak:.1f} %"
             table.add_row(
-                _NAMES.get(category, category), format_bytes(nbytes), f"{nbytes:,}", share
+                NAMES_ON_RANKS.get(category, category), format_bytes(nbytes), f"{nbytes:,}", share
             )
     yield table
     yield Text()

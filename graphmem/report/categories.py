@@ -20,6 +20,12 @@ CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 
+COMMUNICATION = "communication"
+"""The category of buffers for other ranks, which a plan has and a report has not."""
+NAMES_ON_RANKS: Mapping[str, str] = MappingProxyType(
+    {**CATEGORY_NAMES, COMMUNICATION: "communication buffers"}
+)
+
 # From the bottom of a stack to its top: what lives longest first.
 CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
     {
