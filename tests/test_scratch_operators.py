@@ -142,6 +142,34 @@ class TestEmbedding:
             aten.embedding_dense_backward.default, grad, indices, rows, -1, False
         )
 
+    @pytest.mark.parametrize(
+        ("shape", "stride", "copied"),
+        [
+            ((8, 512), (512, 1), []),
+            ((8, 512), (0, 1), [8 * 512 * 8]),  # token_type_ids of BERT, an expanded buffer
+            ((512, 8), (1, 512), [8 * 512 * 8]),
+            ((8, 511), (512, 1), [8 * 511 * 8]),  # `ids[:, :-1]`
+            ((8, 512), (1024, 2), []),  # one run of every second element
+        ],
+    )
+    def test_indices_that_are_no_single_run_are_copied(
+        self, shape: tuple[int, int], stride: tuple[int, int], copied: list[int]
+    ) -> None:
+        """Recorded in a BERT-large, batch x sequence 4,096: `a 32768 / a 16777216 / f 32768`."""
+        indices = tensor(*shape, dtype=LONG, stride=stride)
+        program = Calls().call(aten.embedding.default, tensor(2, 1024), indices)
+
+        assert program == [*copied, "out0", *(-each for each in copied)]
+
+    def test_backward_copies_indices_that_are_not_contiguous(self) -> None:
+        """Embedding.cu: the indices, then the gradient, for as long as the call."""
+        indices = tensor(8, 64, dtype=LONG, stride=(0, 1))
+        grad = tensor(8, 64, 16, stride=(16, 128, 1))
+        program = Calls().call(aten.embedding_dense_backward.default, grad, indices, 2, -1, False)
+
+        copies = [8 * 64 * 8, 8 * 64 * 16 * 4]
+        assert program == [*copies, "out0", -copies[1], -copies[0]]
+
     def test_few_tokens_need_nothing(self) -> None:
         assert self.gradient(3072, 50_257, 768, HALF) == ["out0"]
 
@@ -301,6 +329,28 @@ class TestNorms:
         assert [each.what for each in calls.assumptions()] == [
             "cuDNN's batch norm: reserve and workspaces"
         ]
+
+    def frozen_batch_norm(self, grad: torch.Tensor, *, train: bool = True) -> list[str | int]:
+        x, w = tensor(16, 64, 16, 16), tensor(64)
+        return Calls().call(
+            aten.native_batch_norm_backward.default,
+            grad, x, w, w, w, w, w, train, 1e-5, [True, False, False],
+        )  # fmt: skip
+
+    def test_cudnn_makes_the_gradients_of_frozen_weights_all_the_same(self) -> None:
+        """Recorded 30 times: `a 1048576, a 256, a 256, f 256, f 256` for 64 channels."""
+        assert self.frozen_batch_norm(tensor(16, 64, 16, 16)) == ["out0", 256, 256, -256, -256]
+
+    def test_in_evaluation_frozen_weights_have_no_gradients(self) -> None:
+        """derivatives.yaml, `cudnn_batch_norm`: PyTorch's own kernel, which has a mask."""
+        assert self.frozen_batch_norm(tensor(16, 64, 16, 16), train=False) == ["out0"]
+
+    def test_cudnn_gets_a_contiguous_gradient(self) -> None:
+        """derivatives.yaml, `grad.contiguous(...)`: that of a mean over height and width is not."""
+        grad = tensor(16, 64, 16, 16, stride=(64, 1, 0, 0))
+        copy = 16 * 64 * 16 * 16 * 4
+
+        assert self.frozen_batch_norm(grad) == [copy, "out0", 256, 256, -copy, -256, -256]
 
 
 class TestAttention:

@@ -1,9 +1,15 @@
-"""The gradient of an embedding's table.
+"""Looking up rows of a table, and the gradient of the table.
 
-aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
+`embedding` (aten/src/ATen/native/Embedding.cpp) is `index_select(0, indices.reshape(-1))`: indices
+that are not one run of equal strides, such as those of an expanded buffer, are copied, and the copy
+goes when the rows are there. A recorded BERT-large has the two events around those of the rows
+(tests/test_scratch_operators.py).
+
+The gradient: aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
 EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of the Liger table
 in shared/cuda_recordings.md (A100, 16,384 tokens).
 
+  (0) Indices, then the gradient, are made contiguous, and stay as long as the call.
   (1) Up to 3,072 tokens, without scaling by frequency, nothing but the result is allocated.
   (2) Otherwise tokens are sorted by index and cut into segments of one row each, and those into
       parts of ten tokens; each part has a row of the accumulating type.
@@ -21,7 +27,7 @@ from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .cub import SMALL_NOTE, SORT_NOTE, key_bits, sort_pairs_bytes
-from .layout import accumulate_bytes, is_contiguous, item_bytes, numel
+from .layout import accumulate_bytes, is_contiguous, is_one_run, item_bytes, numel
 from .reduction import contiguous_copy
 
 _TOKENS_WITHOUT_SORT = 3072
@@ -32,9 +38,16 @@ _WARP = 32
 _MAX_THREADS = 1024
 
 
+def _forward(call: Call) -> Iterator[Step]:
+    indices = call.tensor("indices")
+    copies = [] if is_one_run(indices) else [contiguous_copy(indices, "the indices")]
+    yield from during(copies, call.outputs())
+
+
 def _dense_backward(call: Call) -> Iterator[Step]:
     grad, indices = call.tensor("grad_output"), call.tensor("indices")
-    copies = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
+    operands = ((indices, "the indices"), (grad, "the gradient"))
+    copies = [contiguous_copy(each, what) for each, what in operands if not is_contiguous(each)]
     is_small = numel(indices) <= _TOKENS_WITHOUT_SORT and not call.value("scale_grad_by_freq")
     yield from during(copies, call.outputs() if is_small else _sorted(call, grad, indices))
 
@@ -94,4 +107,7 @@ def _is_atomic(call: Call, segments: int, parts: int, width: int) -> bool:
     return call.runtime.release >= _ATOMIC_SINCE and not fills_card and parts > 4 * blocks
 
 
-RULES: Mapping[str, Rule] = {"aten.embedding_dense_backward": _dense_backward}
+RULES: Mapping[str, Rule] = {
+    "aten.embedding": _forward,
+    "aten.embedding_dense_backward": _dense_backward,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import pairwise
 
 import torch
 
@@ -68,6 +69,16 @@ def is_contiguous(tensor: TensorOut) -> bool:
 def _matches(tensor: TensorOut, strides: tuple[int, ...]) -> bool:
     dims = zip(tensor.shape, tensor.stride, strides, strict=True)
     return all(size == 1 or stride == wanted for size, stride, wanted in dims)
+
+
+def is_one_run(tensor: TensorOut) -> bool:
+    """Whether `reshape(-1)` is a view: one stride leads through all elements.
+
+    aten/src/ATen/TensorUtils.cpp, `computeStride`.
+    """
+    dims = [(n, s) for n, s in zip(tensor.shape, tensor.stride, strict=True) if n != 1]
+    pairs = pairwise(dims)
+    return not numel(tensor) or all(outer == size * inner for (_, outer), (size, inner) in pairs)
 
 
 def is_channels_last(tensor: TensorOut) -> bool:
