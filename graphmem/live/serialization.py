@@ -1,12 +1,11 @@
-"""Save, load and copy tensors of the virtual GPU.
+"""Save and load tensors of the virtual GPU.
 
 (1) `torch.save` writes zeros in their place, with `cuda:0` as the location, so that the file has
     its true size and `torch.load` knows where its tensors were.
 (2) `torch.load` puts them onto the virtual GPU, each storage whole, or where `map_location` says.
-(3) A deep copy is a copy on the device.
 
-What graphmem notes on tensors is neither saved nor copied. Not covered: the format of files before
-torch 1.6, and `pickle` without `torch.save`.
+What graphmem notes on tensors is not saved. Not covered: the format of files before torch 1.6, and
+`pickle` without `torch.save`.
 """
 
 from __future__ import annotations
@@ -63,11 +62,9 @@ def replacements(
         (torch.UntypedStorage, "to", moved),
         (torch._utils, "_rebuild_tensor", rebuilt),
         (FakeTensor, "__reduce_ex__", _reduce),
-        (FakeTensor, "__deepcopy__", _copy),
         *(
-            (kind, method, _without_notes(getattr(kind, method)))
+            (kind, "__reduce_ex__", _without_notes(kind.__reduce_ex__))
             for kind in (torch.Tensor, torch.nn.Parameter)
-            for method in ("__reduce_ex__", "__deepcopy__")
         ),
     ]
 
@@ -84,30 +81,6 @@ def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:
     storage._fake_device = tensor.fake_device
     looks = (tensor.storage_offset(), tuple(tensor.size()), tensor.stride())
     return torch._utils._rebuild_tensor_v2, (storage, *looks, tensor.requires_grad, hooks)
-
-
-def _copy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-    """`Tensor.__deepcopy__` and `Parameter.__deepcopy__`.
-
-    Raises:
-        RuntimeError: the tensor is no leaf.
-    """
-    if id(tensor) in memo:
-        return memo[id(tensor)]
-    if not tensor.is_leaf:
-        raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
-            "protocol at the moment."
-        )
-    copy: Any = tensor.detach().clone(memory_format=torch.preserve_format)
-    if getattr(tensor, "_is_param", False):
-        copy = torch.nn.Parameter(copy, tensor.requires_grad)
-    else:
-        copy.requires_grad_(tensor.requires_grad)
-        if tensor.grad is not None:
-            copy.grad = _copy(tensor.grad, memo)  # type: ignore[arg-type]
-    memo[id(tensor)] = copy
-    return copy
 
 
 def _without_notes(method: Callable[..., Any]) -> Callable[..., Any]:

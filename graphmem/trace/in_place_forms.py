@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.virtual_gpu.notes import NOTHING, Note
+
 aten = torch.ops.aten
 
 
@@ -134,14 +136,14 @@ class InPlaceForms:
         makers = form.makers
         if not torch.is_grad_enabled():
             makers |= form.without_graph
-        maker, call = getattr(args[0], _CALL, (None, None))
+        maker, call = getattr(args[0], _CALL, NOTHING).value or (None, None)
         return form.in_place if maker in makers and call == _call(node, caller) else func
 
     def note(self, func: Any, result: Any, node: Any, caller: FrameType | None) -> None:
         """`func` has run, in the form that was chosen, and made `result`."""
         if func in _MAKERS:
             first = result[0] if isinstance(result, tuple) else result
-            setattr(first, _CALL, (func, _call(node, caller)))
+            setattr(first, _CALL, Note((func, _call(node, caller))))
 
 
 def _call(node: Any, frame: FrameType | None) -> tuple[int | None, list[tuple[int, int]]]:

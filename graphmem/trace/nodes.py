@@ -15,6 +15,7 @@ import torch
 import torch.fx
 
 from graphmem.graph import TensorOut
+from graphmem.virtual_gpu.notes import NOTHING, Note
 
 MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
 """The node that made a tensor, or the node that made several and the position among them."""
@@ -54,12 +55,12 @@ class NodeWriter:
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:
         """What made a tensor; a placeholder for one that no operation has made."""
-        made_by: MadeBy | None = getattr(tensor, "_graphmem_node", None)
+        made_by: MadeBy | None = getattr(tensor, "_graphmem_node", NOTHING).value
         return self._node_of(tensor) if made_by is None else made_by
 
     def remember(self, tensor: torch.Tensor, node: MadeBy) -> None:
         """A tensor is what a node returned, or one of the tensors that it returned."""
-        tensor._graphmem_node = node  # type: ignore[attr-defined]
+        tensor._graphmem_node = Note(node)  # type: ignore[attr-defined]
 
     def _to_nodes(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -68,10 +69,12 @@ class NodeWriter:
             return type(value)([self._to_nodes(item) for item in value])
         if isinstance(value, dict):
             return {key: self._to_nodes(item) for key, item in value.items()}
+        if isinstance(value, torch.UntypedStorage):
+            return None  # `set_` is given one: to hold it would keep it alive
         return value
 
     def _node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
-        made_by = getattr(tensor, "_graphmem_node", None)
+        made_by = getattr(tensor, "_graphmem_node", NOTHING).value
         if isinstance(made_by, torch.fx.Node):
             return made_by
         node = self._placeholder() if made_by is None else self.item(*made_by)

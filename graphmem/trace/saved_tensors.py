@@ -21,6 +21,7 @@ from graphmem import graph
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
+from graphmem.virtual_gpu.notes import NOTHING, Note
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
 
@@ -188,7 +189,7 @@ class SavedTensors:
         alias = self._remake_sparse(saved) if saved.parts else self._remake(saved)
         if saved.made_by is not None:
             self._recorder.remember_maker(alias, saved.made_by)
-        alias._graphmem_unpacked = True  # type: ignore[attr-defined]
+        alias._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
         return alias
 
     def _remake(self, saved: SavedTensor) -> FakeTensor:
@@ -324,10 +325,10 @@ def _described(saved: SavedTensor) -> graph.TensorOut | None:
 
 def is_just_unpacked(tensor: torch.Tensor) -> bool:
     """Whether nobody but autograd has seen the tensor yet. The answer is True only once."""
-    answer = getattr(tensor, "_graphmem_unpacked", False)
-    if answer:
-        tensor._graphmem_unpacked = False  # type: ignore[attr-defined]
-    return answer
+    note = getattr(tensor, "_graphmem_unpacked", NOTHING)
+    if note.value:
+        del tensor._graphmem_unpacked  # type: ignore[attr-defined]
+    return bool(note.value)
 
 
 _RAW = "_raw_saved_"

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu import cuda_api, parameters
 from graphmem.virtual_gpu.attention import attention_of
+from graphmem.virtual_gpu.copies import deep_copies
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
@@ -56,6 +57,7 @@ def virtual_cuda(
                 *cuda_api.replacements(gpu, memory, torch_release),
                 *parameters.moved_by_data(),
                 *of_parameters,
+                *deep_copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
             ]
         ),
@@ -84,7 +86,8 @@ def _data_lifted_on_cpu() -> Iterator[None]:
 @contextmanager
 def fake_cpu(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
-    with replaced([*parameters.moved_by_data(), *parameters.fake_from_birth(fake_mode)]):
+    of_parameters = parameters.fake_from_birth(fake_mode)
+    with replaced([*parameters.moved_by_data(), *of_parameters, *deep_copies()]):
         yield
 
 

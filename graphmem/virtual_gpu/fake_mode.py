@@ -6,7 +6,7 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
@@ -46,6 +46,8 @@ class VirtualFakeMode(FakeTensorMode):
                 result.append(_looks(arg))
             elif kind is list or kind is tuple:
                 self._prep_args_for_hash(result, arg, *rest)
+            elif kind is torch.UntypedStorage:
+                raise _BypassDispatchCache("the cache would keep the storage")
             else:
                 super()._prep_args_for_hash(result, (arg,), *rest)
 
