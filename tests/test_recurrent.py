@@ -151,3 +151,62 @@ class TestCopies:
         program = self.forward(tensor(5, 3, 8), batch_first=False)
 
         assert all(isinstance(step, str) for step in program)
+
+
+class TestCells:
+    """B = 3, inputs of 10, states of 20 (cuda/RNN.cu); sizes in bytes of float32."""
+
+    state = 3 * 20 * FLOAT
+
+    def test_a_gru_cell_keeps_five_numbers_for_each_of_a_state(self) -> None:
+        def step() -> None:
+            cell = nn.GRUCell(10, 20).cuda()
+            cell(torch.randn(3, 10, device="cuda")).sum().backward()
+
+        graph = traced(step)
+
+        forward = storages_of(graph, "aten._thnn_fused_gru_cell.")
+        assert sorted(each.nbytes for each in forward) == [self.state, 5 * self.state]
+        backward = storages_of(graph, "aten._thnn_fused_gru_cell_backward.")
+        bias = 3 * 20 * FLOAT
+        assert [each.nbytes for each in backward] == [
+            3 * self.state, 3 * self.state, self.state, bias, bias
+        ]  # fmt: skip
+
+    def test_a_gru_cell_without_biases_has_no_gradients_of_them(self) -> None:
+        def step() -> None:
+            cell = nn.GRUCell(10, 20, bias=False).cuda()
+            cell(torch.randn(3, 10, device="cuda")).sum().backward()
+
+        backward = storages_of(traced(step), "aten._thnn_fused_gru_cell_backward.")
+        assert [each.nbytes for each in backward] == [3 * self.state, 3 * self.state, self.state]
+
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_an_lstm_cell_keeps_its_gates(self, *, bias: bool) -> None:
+        def step() -> None:
+            cell = nn.LSTMCell(10, 20, bias=bias).cuda()
+            cell(torch.randn(3, 10, device="cuda"))[0].sum().backward()
+
+        forward = storages_of(traced(step), "aten._thnn_fused_lstm_cell.")
+        assert sorted(each.nbytes for each in forward) == [self.state, self.state, 4 * self.state]
+
+    def test_what_backward_needs_is_allocated_first(self) -> None:
+        gates, state = tensor(3, 80), tensor(3, 20)
+        biases = tensor(80), tensor(80)
+        program = Calls().call(aten._thnn_fused_lstm_cell.default, gates, gates, state, *biases)
+
+        assert program == ["out2", "out0", "out1"]
+
+
+def test_lengths_copied_off_the_device_pack_at_most_all_steps() -> None:
+    def step() -> None:
+        layers = nn.LSTM(8, 16, batch_first=True).cuda()
+        rows = torch.randn(3, 5, 8, device="cuda")
+        lengths = torch.randint(1, 6, (3,), device="cuda").cpu()
+        layers(pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False))
+
+    report = analyze(lambda: TrainingStep(step=step), steps=1)
+    told = {each.what: each.value for each in report.assumptions}
+
+    assert storages_of(traced(step), "aten._cudnn_rnn.")[0].nbytes == 3 * 5 * 16 * FLOAT
+    assert told["the lengths of packed sequences"] == "5 each (the bound)"

@@ -9,7 +9,7 @@ on it, the trace is refused:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem.errors import InputError
 from graphmem.trace.dispatch import at
 from graphmem.trace.sparse_tensors import SparseMode
+from graphmem.virtual_gpu.operators.lengths import lengths_on_host
 
 aten = torch.ops.aten
 
@@ -105,14 +106,24 @@ class DataDependentMode(SparseMode):
 
     def _pack_padded(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A packed sequence has a row for each step of each; the lengths are real, on the CPU."""
-        padded, lengths, _ = args
-        if not isinstance(padded, FakeTensor) or isinstance(lengths, FakeTensor):
+        padded, lengths, batch_first = args
+        if not isinstance(padded, FakeTensor):
             return self._run(func, types, args, kwargs)
+        longest = padded.shape[1 if batch_first else 0]
+        on_host = lengths_on_host(lengths, longest, "the lengths of packed sequences", self)
+        lengths = torch.tensor(on_host, dtype=torch.int64, device="cpu")
         steps = torch.arange(int(lengths[0]))
         batch_sizes = (lengths[:, None] > steps).sum(0)
         shape = int(lengths.sum()), *padded.shape[2:]
         data = self._new_empty(shape, padded, padded.dtype)
         return self._record_made(func, args, kwargs, (data, batch_sizes))
+
+    def lengths_of(self, tensor: FakeTensor, bound: int, what: str) -> Sequence[int]:
+        """Lengths of sequences that are on the device: the bound of each."""
+        self._recorder.assume(
+            what, f"{bound} each (the bound)", "they are on the device", self._location.source()
+        )
+        return [bound] * tensor.numel()
 
     def _count_nonzero(self, numel: int) -> int:
         return self._count("how many elements a mask selects", numel)

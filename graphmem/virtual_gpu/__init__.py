@@ -22,6 +22,7 @@ from graphmem.virtual_gpu.copies import deep_copies
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
+from graphmem.virtual_gpu.operators import card_composites
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.recurrent import flatten_parameters, recurrent_layers
 
@@ -64,6 +65,7 @@ def virtual_cuda(
         attention_of(gpu, torch_release),
         fused_kernels(torch_release),
         recurrent_layers(),
+        card_composites(),
         _data_lifted_on_cpu(),
     ):
         yield

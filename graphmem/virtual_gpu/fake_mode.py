@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
+from graphmem.virtual_gpu.operators import KERNELS
+
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
@@ -18,6 +20,15 @@ class VirtualFakeMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+
+    def dispatch(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """PyTorch's, but for operators whose results graphmem makes itself."""
+        kernel = KERNELS.get(func)
+        if kernel is not None:
+            return kernel(*args, **(kwargs or {}))
+        return super().dispatch(func, types, args, kwargs)
 
     @property
     def avoid_device_init(self) -> bool:

@@ -5,7 +5,7 @@ their result (mlp01 shows both blocks); the others reduce the storage of their r
 temporary, into a scalar (aten/src/ATen/native/Loss.cpp, cuda/Loss.cu).
 `binary_cross_entropy_with_logits` has the logarithm of the sigmoid beside.
 
-Not covered: `nll_loss` of input that is not contiguous, `multi_margin_loss`, `ctc_loss`.
+Not covered: `nll_loss` of input that is not contiguous, `multi_margin_loss`.
 """
 
 from __future__ import annotations

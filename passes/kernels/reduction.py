@@ -17,7 +17,8 @@ Not covered: `median`, `mode`, `kthvalue`, `aminmax`, complex numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -164,10 +165,18 @@ def _count_nonzero(call: Call) -> Iterator[Step]:
 
 
 def _logsumexp(call: Call) -> Iterator[Step]:
-    """Clause (3), `logsumexp_out_impl`."""
-    tensor, dims = call.tensor("self"), call.value("dim")
+    """Clause (3)."""
+    tensor, keepdim = call.tensor("self"), bool(call.value("keepdim"))
+    yield from logsumexp(call, tensor, call.value("dim"), call.outputs(), keepdim=keepdim)
+
+
+def logsumexp(
+    call: Call, tensor: TensorOut, dims: object, outputs: Iterable[Step], *, keepdim: bool
+) -> Iterator[Step]:
+    """`logsumexp_out_impl` of a tensor; `outputs` allocate the result."""
     size = item_bytes(tensor.dtype)
-    rows = numel(call.op.outputs[0])
+    axes = set(axes_of(dims, tensor))
+    rows = math.prod(n for axis, n in enumerate(tensor.shape) if axis not in axes)
     maxima = Scratch("maxima", rows * size)
     yield Take(maxima)
     yield from reduced(call, tensor, dims, kernel_of=value_kernel, keepdim=True)
@@ -175,8 +184,8 @@ def _logsumexp(call: Call) -> Iterator[Step]:
     exponentials = compact(tensor)
     with_exponentials = Scratch("exponentials", nbytes(exponentials))
     yield Take(with_exponentials)
-    yield from call.outputs()
-    yield from reduced(call, exponentials, dims, keepdim=bool(call.value("keepdim")))
+    yield from outputs
+    yield from reduced(call, exponentials, dims, keepdim=keepdim)
     yield Free(with_exponentials)
     yield Free(maxima)
 

@@ -1,0 +1,210 @@
+"""`ctc_loss` on the virtual GPU: PyTorch's own kernels and cuDNN's, in every form of lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from graphmem import TrainingStep, analyze
+from graphmem.gpus import find_gpu
+from graphmem.graph import StepGraph
+from graphmem.trace import Options, trace
+from tests.kernel_calls import Calls, aten, tensor
+from tests.oracle import assert_agree, run, traced_events
+
+STEPS, BATCH, LABELS = 50, 16, 20
+LONGEST = 30
+FLOAT, INT64 = 4, 8
+LOG_ALPHA = BATCH * STEPS * (2 * LONGEST + 1) * FLOAT
+"""cuda/LossCTC.cu: a row for each sequence and step, a column for each label and blank."""
+
+
+def traced(step: Callable[[], Any]) -> StepGraph:
+    def build() -> TrainingStep:
+        return TrainingStep(step=step)
+
+    return trace(build, gpu=find_gpu("a100"), options=Options(steps=1))
+
+
+def sizes_of(graph: StepGraph, target: str) -> list[int]:
+    """Bytes of what the operations of a name allocate."""
+    births = (op.births for op in graph.ops if op.target.startswith(target))
+    return [graph.storages[number].nbytes for born in births for number in born]
+
+
+def padded() -> torch.Tensor:
+    return torch.randint(1, LABELS, (BATCH, LONGEST), device="cuda")
+
+
+def concatenated() -> torch.Tensor:
+    return torch.randint(1, LABELS, (BATCH * LONGEST,), device="cuda")
+
+
+def on_host(length: int) -> torch.Tensor:
+    return torch.full((BATCH,), length)
+
+
+def on_device(length: int) -> torch.Tensor:
+    return torch.full((BATCH,), length, device="cuda")
+
+
+def as_list(length: int) -> list[int]:
+    return [length] * BATCH
+
+
+@pytest.mark.parametrize("targets", [padded, concatenated])
+@pytest.mark.parametrize("lengths", [on_host, on_device, as_list])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_form_of_lengths_makes_the_same_table(
+    targets: Callable[[], torch.Tensor], lengths: Callable[[int], Any], reduction: str
+) -> None:
+    longest = LONGEST
+    if targets is concatenated and lengths is on_device:
+        longest = STEPS  # nobody knows the lengths: no target is longer than its input
+
+    def step() -> None:
+        scores = torch.randn(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
+        lost = nn.CTCLoss(reduction=reduction)(
+            scores.log_softmax(2), targets(), lengths(STEPS), lengths(LONGEST)
+        )
+        lost.sum().backward()
+
+    graph = traced(step)
+
+    table = BATCH * STEPS * (2 * longest + 1) * FLOAT
+    assert sorted(sizes_of(graph, "aten._ctc_loss.")) == [BATCH * FLOAT, table]
+    assert sizes_of(graph, "aten._ctc_loss_backward.") == [STEPS * BATCH * LABELS * FLOAT]
+
+
+def test_lengths_on_the_device_are_taken_at_their_bound_and_said_so() -> None:
+    def step() -> None:
+        scores = torch.randn(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
+        long, short = torch.randint(1, 9, (2, BATCH), device="cuda")
+        functional.ctc_loss(scores.log_softmax(2), padded(), long, short).backward()
+
+    report = analyze(lambda: TrainingStep(step=step), steps=1)
+
+    told = {each.what: each.value for each in report.assumptions}
+    assert told["the lengths of ctc_loss's inputs"] == f"{STEPS} each (the bound)"
+    assert told["the lengths of ctc_loss's targets"] == f"{LONGEST} each (the bound)"
+
+
+def test_an_unbatched_loss_is_a_number() -> None:
+    seen: list[torch.Size] = []
+
+    def step() -> None:
+        scores = torch.randn(STEPS, LABELS, device="cuda", requires_grad=True)
+        target = torch.ones(LONGEST, dtype=torch.int64, device="cuda")
+        options: dict[str, Any] = {"reduction": "none", "zero_infinity": True}
+        lost = functional.ctc_loss(scores.log_softmax(1), target, [STEPS], [LONGEST], **options)
+        seen.append(lost.shape)
+        lost.backward()
+
+    traced(step)
+    assert seen == [torch.Size([])]
+
+
+@pytest.mark.parametrize("lengths", [on_device, as_list])
+def test_cudnn_takes_targets_of_32_bits_that_lie_one_after_the_other(
+    lengths: Callable[[int], Any],
+) -> None:
+    """cudnn/LossCTC.cpp: with lists of lengths the targets are on the host, with tensors the
+    lengths have 32 bits. The gradient is the forward pass's."""
+
+    def step() -> None:
+        scores = torch.randn(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
+        many, few = lengths(STEPS), lengths(3)
+        if isinstance(many, torch.Tensor):
+            many, few = many.int(), few.int()
+        labels = torch.ones(BATCH * 3, dtype=torch.int32, device="cpu")
+        functional.ctc_loss(scores.log_softmax(2), labels, many, few, reduction="sum").backward()
+
+    graph = traced(step)
+
+    gradient = STEPS * BATCH * LABELS * FLOAT
+    assert sorted(sizes_of(graph, "aten._cudnn_ctc_loss.")) == [BATCH * FLOAT, gradient]
+    assert not sizes_of(graph, "aten._ctc_loss.")
+
+
+def test_cudnn_does_not_take_what_its_kernels_cannot() -> None:
+    def step() -> None:
+        scores = torch.randn(300, 2, LABELS, device="cuda").log_softmax(2)
+        labels = torch.ones(2 * 256, dtype=torch.int32, device="cpu")
+        functional.ctc_loss(scores, labels, [300, 300], [256, 256])
+
+    graph = traced(step)
+    assert sizes_of(graph, "aten._ctc_loss.")
+    assert not sizes_of(graph, "aten._cudnn_ctc_loss.")
+
+
+def test_a_real_run_of_the_cpu_agrees() -> None:
+    def build() -> TrainingStep:
+        model = nn.Linear(8, LABELS)
+        labels = torch.randint(1, LABELS, (4, 5))
+
+        def loss(scores: torch.Tensor) -> torch.Tensor:
+            found = scores.log_softmax(2)
+            return functional.ctc_loss(found, labels, [12] * 4, [5, 3, 2, 5], reduction="sum")
+
+        return TrainingStep(model=model, inputs=torch.randn(12, 4, 8), loss=loss)
+
+    options = Options(steps=2)
+    assert_agree(run(build, options), traced_events(build, options))
+
+
+class TestScratch:
+    """cuda/LossCTC.cu, a table of 61 columns; sizes in bytes."""
+
+    lengths = BATCH * INT64
+
+    def loss(self, zero_infinity: bool, steps: int = STEPS) -> list[str | int]:
+        grad, scores = tensor(BATCH), tensor(steps, BATCH, LABELS)
+        labels = tensor(BATCH, LONGEST, dtype=torch.int64)
+        table = tensor(BATCH, steps, 2 * LONGEST + 1)
+        return _fake_backward(grad, scores, labels, table, zero_infinity)
+
+    def test_a_small_problem_has_lengths_and_a_second_table(self) -> None:
+        """2 * 50 + 24 * 16 // 10 + 2 * 20 // 10 = 142 is not above 450."""
+        assert self.loss(zero_infinity=False) == [
+            *[self.lengths] * 3, LOG_ALPHA, "out0", -LOG_ALPHA, *[-self.lengths] * 3
+        ]  # fmt: skip
+
+    def test_a_large_problem_sums_the_blanks_of_both_tables(self) -> None:
+        """2 * 300 is above 450. The sum has LONGEST + 1 columns."""
+        program = self.loss(zero_infinity=False, steps=300)
+        blanks = BATCH * 300 * (LONGEST + 1) * FLOAT
+
+        table = BATCH * 300 * (2 * LONGEST + 1) * FLOAT
+        assert program[:6] == [*[self.lengths] * 3, table, "out0", blanks]
+
+    def test_infinities_are_replaced_in_a_copy_of_the_gradient(self) -> None:
+        program = self.loss(zero_infinity=True, steps=300)
+        gradient = 300 * BATCH * LABELS * FLOAT
+
+        assert program[4] == gradient
+        mask, zero = BATCH, FLOAT
+        end = program.index("out0")
+        assert program[end - 2 : end + 4] == [mask, zero, "out0", -zero, -mask, -gradient]
+
+
+def _fake_backward(
+    grad: torch.Tensor,
+    scores: torch.Tensor,
+    labels: torch.Tensor,
+    table: torch.Tensor,
+    zero_infinity: bool,
+) -> list[str | int]:
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_ctc_loss_backward", lambda grad, scores, *_: torch.empty_like(scores), "Meta")
+    try:
+        return Calls().call(
+            aten._ctc_loss_backward.default, grad, scores, labels, [scores.shape[0]] * BATCH,
+            [LONGEST] * BATCH, grad, table, 0, zero_infinity,
+        )  # fmt: skip
+    finally:
+        library._destroy()
