@@ -668,6 +668,27 @@ def losses_of_all_kinds(first: nn.Linear, second: nn.Linear) -> None:
     loss.backward()
 
 
+@program
+def classes_as_rows_of_ones(first: nn.Linear, second: nn.Linear) -> None:
+    classes = torch.arange(64).remainder(SIZE)
+    first(functional.one_hot(classes, SIZE).float()).sum().backward()
+
+
+@program
+def frozen_between_forward_and_backward(first: nn.Linear, second: nn.Linear) -> None:
+    x = second(first(rows()).relu())
+    first.weight.requires_grad_(False)
+    x.sum().backward()
+    first.weight.requires_grad_(True)
+
+
+@program
+def graph_that_outlives_its_backward_pass(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    y = (x.sigmoid() * x.tanh()).exp() + second(x).square()
+    (y.sum() + (y * x).sum()).backward(retain_graph=True)
+
+
 # ---- functions of functions ----------------------------------------------------------------------
 
 

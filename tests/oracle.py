@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -276,18 +276,6 @@ def assert_agree(real: Recording, traced: list[Event]) -> None:
                 events[stretch.start : stretch.stop], key=_by_block
             )
     assert_equal(ordered, other)
-
-
-def assert_agree_but_for_order(real: Recording, traced: list[Event]) -> None:
-    """The same, where frees that follow each other may come in any order."""
-    assert real.events, "the real run allocated nothing"
-    assert_equal(_with_sorted_frees(real.events), _with_sorted_frees(traced))
-
-
-def _with_sorted_frees(events: list[Event]) -> list[Event]:
-    stretches = groupby(events, key=lambda event: event.kind)
-    ordered = [sorted(stretch, key=_by_block) for _, stretch in stretches]
-    return list(chain.from_iterable(ordered))
 
 
 def _by_block(event: Event) -> tuple[int, int, int]:

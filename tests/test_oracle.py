@@ -27,18 +27,11 @@ MIXED_GROUP_NORM = ("unet_block", {"autocast": "bf16"})
 """The CPU normalises bf16 groups with fp32 weights in one kernel, whose meta kernel errs. CUDA's
 autocast hands fp32 to it."""
 
-ANY_ORDER_OF_FREES = {
-    "several_losses": "a graph that dies with its saved tensors frees them by another order of "
-    "nodes when Python has seen the nodes (deleteNode, torch/csrc/autograd/node.cpp)",
-}
 
-
-def compare(
-    make: Callable[[], TrainingStep], *, steps: int = 2, any_order: bool = False, **options: Any
-) -> None:
+def compare(make: Callable[[], TrainingStep], *, steps: int = 2, **options: Any) -> None:
     chosen = Options(steps=steps, subclass_like=True, **options)
     real, traced = oracle.run(make, chosen), oracle.traced_events(make, chosen)
-    (oracle.assert_agree_but_for_order if any_order else oracle.assert_agree)(real, traced)
+    oracle.assert_agree(real, traced)
 
 
 # ---- every fixture -------------------------------------------------------------------------------
@@ -52,8 +45,7 @@ FIXTURES = [
 
 @pytest.mark.parametrize(("name", "settings"), FIXTURES, ids=str)
 def test_fixture(name: str, settings: dict[str, Any]) -> None:
-    make = partial(build, name, **{**TINY[name], **settings})
-    compare(make, any_order=settings.get("technique") in ANY_ORDER_OF_FREES)
+    compare(partial(build, name, **{**TINY[name], **settings}))
 
 
 @pytest.mark.parametrize("family", BRANCHES_ON_DATA)

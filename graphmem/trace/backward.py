@@ -27,6 +27,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from graphmem.trace import python_functions
+from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.pruned_edges import without_edges
@@ -187,12 +188,14 @@ class Backward:
     def _reachable_from(self, roots: list[tuple[Node, int]]) -> dict[Node, Edges]:
         """Every node that a gradient can reach, with its edges."""
         self._views.settle()
+        self._hooks.settle()
         graph: dict[Node, Edges] = {}
         stack = list(dict.fromkeys(node for node, _ in roots if node is not None))
         while stack:
             node = stack.pop()
             if node not in graph:
                 graph[node] = self._views.edges_of(node)
+                free_in_a_loop(node)
                 stack += [following for following, _ in graph[node] if following is not None]
         return graph
 
@@ -254,8 +257,13 @@ class Backward:
         self._hooks.run_tensor_hooks(node, inputs)
 
     def _accumulate_grad(self, node: Node, gradients: Gradients) -> None:
-        """`AccumulateGrad::apply`: hooks that see the node's inputs hold a second reference."""
-        if gradients[0] is None:
+        """`AccumulateGrad::apply`: hooks that see the node's inputs hold a second reference.
+
+        A leaf that has been frozen since the forward pass takes no gradient
+        (torch/csrc/autograd/functions/accumulate_grad.cpp).
+        """
+        if gradients[0] is None or not node.variable.requires_grad:
+            self._hooks.run_after(node, [], list(gradients))
             return
         has_hooks = self._hooks.has_after(node)
         inputs = list(gradients) if has_hooks else []

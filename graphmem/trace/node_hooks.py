@@ -50,6 +50,7 @@ class NodeHooks:
     def __init__(self) -> None:
         self._hooked: set[NodeKey] = set()
         self._retaining: list[weakref.ref[torch.Tensor]] = []
+        self._retained_at: dict[NodeKey, list[weakref.ref[torch.Tensor]]] = {}
 
     def _of(self, node: Any) -> _Hooks | None:
         if key_of(node) not in self._hooked:
@@ -76,10 +77,24 @@ class NodeHooks:
         if hooks is not None:
             for position, registered in hooks.tensor.items():
                 gradients[position] = run_tensor_hooks(registered, gradients[position])
-        for known in self._retaining:
+        for known in self._retained_at.get(key_of(node), ()) if self._retained_at else ():
             tensor = known()
             if tensor is not None and tensor.grad_fn is node:
                 _retain(tensor, gradients[tensor.output_nr])
+
+    def settle(self) -> None:
+        """A walk begins: find the nodes of tensors that retain their gradients.
+
+        A tensor that was written into has another node than when it was asked to retain.
+        """
+        self._retained_at = {}
+        self._retaining = [known for known in self._retaining if self._retain_at_node(known)]
+
+    def _retain_at_node(self, known: weakref.ref[torch.Tensor]) -> bool:
+        tensor = known()
+        if tensor is not None and tensor.grad_fn is not None:
+            self._retained_at.setdefault(key_of(tensor.grad_fn), []).append(known)
+        return tensor is not None
 
     def run_before(self, node: Any, gradients: Gradients) -> None:
         """Pre-hooks, which see all gradients of the node [`call_pre_hooks`]."""
@@ -111,8 +126,8 @@ class NodeHooks:
 
         def retain_grad(tensor: torch.Tensor) -> None:
             if tensor.grad_fn is not None and not tensor.retains_grad:
-                self._retaining = [known for known in self._retaining if known() is not None]
                 self._retaining.append(weakref.ref(tensor))
+                self._retain_at_node(self._retaining[-1])
             original_retain_grad(tensor)
 
         original_retain_grad = torch.Tensor.retain_grad

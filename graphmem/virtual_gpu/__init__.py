@@ -23,6 +23,7 @@ from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
 from graphmem.virtual_gpu.operators import card_composites
+from graphmem.virtual_gpu.one_hot import scattered_one_hot
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.recurrent import flatten_parameters, recurrent_layers
 
@@ -66,6 +67,7 @@ def virtual_cuda(
         fused_kernels(torch_release),
         recurrent_layers(),
         card_composites(),
+        scattered_one_hot(),
         _data_lifted_on_cpu(),
     ):
         yield
@@ -89,7 +91,8 @@ def _data_lifted_on_cpu() -> Iterator[None]:
 def fake_cpu(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
     of_parameters = parameters.fake_from_birth(fake_mode)
-    with replaced([*parameters.moved_by_data(), *of_parameters, *deep_copies()]):
+    replacements = [*parameters.moved_by_data(), *of_parameters, *deep_copies()]
+    with replaced(replacements), scattered_one_hot():
         yield
 
 

@@ -1,0 +1,56 @@
+"""`one_hot` as it runs on tensors with data.
+
+PyTorch asks whether the indices are fake (`aten/src/ATen/native/Onehot.cpp`) and then compares them
+with an `arange`, for the sake of compilers: three results, one of them a boolean for each element.
+Tensors with data get zeros, into which ones are scattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+@contextmanager
+def scattered_one_hot() -> Iterator[None]:
+    """Answer `one_hot` by scattering while the context is open."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for key in ("AutogradCPU", "CPU", "AutogradCUDA", "CUDA"):
+            library.impl("one_hot", _one_hot, key)
+        yield
+    finally:
+        library._destroy()
+
+
+def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    is_plain = type(indices) in (torch.Tensor, FakeTensor)
+    if not is_plain or indices.dtype is not torch.int64 or not indices.numel():
+        return _as_pytorch_does(indices, num_classes)
+    classes = _checked_on_cpu(indices, num_classes) if indices.is_cpu else num_classes
+    if classes == -1:
+        classes = int(indices.max().item()) + 1
+    if classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    result = torch.zeros((*indices.shape, classes), dtype=torch.int64, device=indices.device)
+    return result.scatter_(-1, indices.unsqueeze(-1), 1)
+
+
+def _checked_on_cpu(indices: torch.Tensor, num_classes: int) -> int:
+    """Both ends are read on the CPU; what fake indices read as says nothing of them."""
+    least, greatest = (int(end.item()) for end in torch.aminmax(indices))
+    if isinstance(indices, FakeTensor):
+        return num_classes
+    if least < 0:
+        raise RuntimeError("Class values must be non-negative.")
+    if -1 < num_classes <= greatest:
+        raise RuntimeError("Class values must be smaller than num_classes.")
+    return greatest + 1 if num_classes == -1 else num_classes
+
+
+def _as_pytorch_does(indices: torch.Tensor, num_classes: int) -> Any:
+    return torch.ops.aten.one_hot.default.decompose(indices, num_classes)
