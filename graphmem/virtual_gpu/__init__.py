@@ -22,8 +22,8 @@ from graphmem.virtual_gpu.copies import deep_copies
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
-from graphmem.virtual_gpu.operators import card_composites
 from graphmem.virtual_gpu.one_hot import scattered_one_hot
+from graphmem.virtual_gpu.operators import card_composites
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.recurrent import flatten_parameters, recurrent_layers
 
