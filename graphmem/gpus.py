@@ -7,7 +7,7 @@ newest driver printed that was found, and `other_memory_bytes` what others did. 
 in whole MiB only; their `memory_note` says so.
 
 Compute capability, multiprocessors and threads: NVIDIA's data sheets, CUDA C++ Programming Guide
-("Technical Specifications per Compute Capability"), and shared/cuda_memory_facts.md section 0.
+("Technical Specifications per Compute Capability"), and docs/sources.md, "Multiprocessors".
 
 Not covered: MIG slices, laptop variants, cards that are not NVIDIA's.
 
@@ -66,7 +66,7 @@ CONTEXT_NOTE = (
 # The widest spread of those readings for one capability is 113 MiB (RTX 3090), and 15 of rounding.
 CONTEXT_UNCERTAINTY_BYTES = 128 * _MIB
 
-# shared/cuda_memory_facts.md section 2.1 (read in the machine code of the wheels of torch 2.7,
+# docs/sources.md, "cuBLAS workspaces" (read in the machine code of the wheels of torch 2.7,
 # 2.8, 2.10, 2.11, 2.12.1 and 2.13.0; pytorch PR #175344).
 _CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
 _CUBLAS_WORKSPACE_BYTES_LARGE = 4096 * 1024 * 8

@@ -1,8 +1,8 @@
 """Recordings of CUDA memory: snapshots of torch.cuda.memory, and compact event files.
 
 Two formats are read, told apart by their first bytes: the pickle that
-`torch.cuda.memory._dump_snapshot` writes (plain or gzip), and `*.events.json` as the recordings
-folder's INDEX.md describes it.
+`torch.cuda.memory._dump_snapshot` writes (plain or gzip), and `*.events.json` as
+docs/sources.md, "Public recordings", describes it.
 
 A file may come from anyone. A pickle is first checked opcode by opcode against the few that plain
 data needs (so it can name no class, call nothing, and build no deep nest), then read by an

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _KIB = 1024
 _TRUE = frozenset({"1", "true", "yes", "on"})  # c10/util/env.cpp, `check_env`
 
-# shared/cuda_memory_facts.md section 2.3: recordings of torch 2.1 to 2.6, and of 2.9 (PR #156495);
+# docs/sources.md, "cublasLt workspaces": recordings of torch 2.3 to 2.6, and of 2.9 (PR #156495);
 # PRs #168175 and #175879 (2.12).
 _LT_WORKSPACE_KEPT_SINCE = (2, 9)
 _LT_WORKSPACE_SHARED_SINCE = (2, 12)

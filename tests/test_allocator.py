@@ -119,7 +119,7 @@ def test_small_blocks_are_cut_exactly() -> None:
 
 
 def test_counting_three_tensors() -> None:
-    """Ground truth B: three randn(256) of which the second and third replace and die in turn."""
+    """The article on activation memory: the second and third of three randn(256) die."""
     allocator = CachingAllocator()
     first = allocator.malloc(256 * 4)
     second = allocator.malloc(256 * 4)
@@ -132,7 +132,7 @@ def test_counting_three_tensors() -> None:
 
 
 def test_first_product_of_small_matrices() -> None:
-    """Ground truth C: 512 for the matrix, then the product and the cuBLAS workspace."""
+    """The nanoGPT article: 512 for the matrix, then the product and the cuBLAS workspace."""
     allocator = CachingAllocator()
     allocator.malloc(2 * 2 * 4)
     assert (allocated(allocator), reserved(allocator)) == (512, SMALL_SEGMENT)

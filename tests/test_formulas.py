@@ -344,7 +344,7 @@ class TestKorthikanti:
     """ "Reducing Activation Recomputation", arXiv 2205.05198; EleutherAI's is its first formula."""
 
     def test_eleutherai_says_12_02_gib(self, sheet: Sheet) -> None:
-        """Seed 0's figure for GPT-2 small."""
+        """The nanoGPT article's figure for GPT-2 small."""
         found = comparison(sheet, "eleutherai-activations")
 
         assert found.estimate == 12 * BSH * (34 + 5 * 12 * 1024 // 768)
@@ -392,7 +392,7 @@ class TestKorthikanti:
         assert total(korthikanti.blocks(**terms)) == rows["no parallelism"]
 
     def test_the_first_stage_of_a_pipeline(self) -> None:
-        """Section 4.2.3: p micro-batches of L/p layers; interleaving adds (p-1)/(p·m)."""
+        """Korthikanti, 4.2.3: p micro-batches of L/p layers; interleaving adds (p-1)/(p·m)."""
         assert korthikanti.in_first_stage(8) == 1
         assert korthikanti.in_first_stage(8, chunks=3) == 1 + Fraction(7, 24)
 

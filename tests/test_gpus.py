@@ -84,7 +84,7 @@ def test_every_row_is_complete(gpu: Gpu) -> None:
 @pytest.mark.parametrize(
     ("name", "multiprocessors", "threads"),
     [
-        # shared/cuda_memory_facts.md section 0
+        # docs/sources.md, "Multiprocessors"
         ("v100-32gb", 80, 2048),
         ("t4", 40, 1024),
         ("a100-40gb", 108, 2048),
@@ -96,7 +96,7 @@ def test_every_row_is_complete(gpu: Gpu) -> None:
         ("b200", 148, 2048),
     ],
 )
-def test_multiprocessors_and_their_threads_are_the_fact_sheets(
+def test_multiprocessors_and_their_threads_are_those_of_the_data_sheets(
     name: str, multiprocessors: int, threads: int
 ) -> None:
     gpu = find_gpu(name)
@@ -108,7 +108,7 @@ def test_multiprocessors_and_their_threads_are_the_fact_sheets(
 @pytest.mark.parametrize(
     ("name", "torch_version", "workspace_bytes"),
     [
-        # shared/cuda_memory_facts.md section 2.1
+        # docs/sources.md, "cuBLAS workspaces"
         ("t4", "2.13.0", SMALL_WORKSPACE),
         ("a100", "2.13.0+cpu", SMALL_WORKSPACE),
         ("rtx-4090", "2.3", SMALL_WORKSPACE),

@@ -31,7 +31,7 @@ def marks(report: Report, step: int) -> dict[str, int]:
 
 
 class TestLinearStack:
-    """Ground truth A: "Memory footprint of a neural net during backpropagation"."""
+    """The article "Memory footprint of a neural net during backpropagation"."""
 
     def test_the_four_figures_of_the_third_iteration(self) -> None:
         forward, backward, optimizer = analyzed("linear_stack").steps[2].phases
@@ -80,7 +80,7 @@ class TestLinearStack:
 
 
 class TestActivationMemory:
-    """Ground truth B: "Activation memory: a deep dive using PyTorch"."""
+    """The article "Activation memory: a deep dive using PyTorch"."""
 
     @pytest.mark.parametrize(
         ("fixture", "activation", "expected"),
@@ -112,7 +112,7 @@ class TestActivationMemory:
 
 
 class TestGpt2:
-    """Ground truth C: "Transformer memory arithmetic: all the bytes in nanoGPT"."""
+    """The article "Transformer memory arithmetic: all the bytes in nanoGPT"."""
 
     @pytest.fixture
     def report(self) -> Report:

@@ -39,7 +39,7 @@ def planner(
 def zero_recipe() -> TrainingStep:
     """20 layers of 2000 x 2000, batch 20, Adam of a PyTorch that had no foreach implementation.
 
-    `shared/cuda_recordings.md`, section D. Its cuBLAS workspaces were not PyTorch's yet.
+    docs/sources.md, "Printed figures". Its cuBLAS workspaces were not PyTorch's yet.
     """
     return TrainingStep(
         model=nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(20))),

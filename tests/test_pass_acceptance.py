@@ -1,4 +1,4 @@
-"""GPT-2 under fp16 autocast as seed 0 derives it, and no byte without a reason in any fixture."""
+"""GPT-2 under fp16 autocast as its article derives it; in any fixture, a reason for each byte."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_line_by_line(module: str, field: str, expected: int) -> None:
 
 
 def test_the_unexplained_250_mb_are_copies_of_named_weights() -> None:
-    """Every linear weight and the tied head in fp16, ground truth C."""
+    """Every linear weight and the tied head in fp16."""
     casts = [each for each in gpt2().annotations["autocast"].casts if each.weight]
     per_block = sum(each.nbytes for each in casts if (each.weight or "").startswith("h.3."))
 

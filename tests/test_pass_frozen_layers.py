@@ -1,4 +1,5 @@
-"""What freezing leaves out, and the reason in words: ground truth A's statements."""
+"""What freezing leaves out, and the reason in words: the backpropagation article's
+statements (docs/sources.md)."""
 
 from __future__ import annotations
 

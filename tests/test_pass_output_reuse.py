@@ -68,7 +68,7 @@ def test_what_an_exchange_is_said_to_save_is_what_the_exchanged_model_saves(
 def test_the_published_ratios_of_relu_to_gelu(
     fixture: str, before: int, after: int, ratio: float
 ) -> None:
-    """Ground truth B, seed 2."""
+    """The activation memory article (docs/sources.md)."""
     gelu = analyzed(fixture, "gelu").report.saved_for_backward
     relu = analyzed(fixture, "gelu", "relu").report.saved_for_backward
 

@@ -1,7 +1,7 @@
 """Reading recordings, trusted or not, and replaying those of the recordings folder.
 
-The folder lies beside the repository, or where GRAPHMEM_RECORDINGS says. Its INDEX.md tells for
-each recording what an independent replay of the default allocator found.
+The folder lies beside the repository, or where GRAPHMEM_RECORDINGS says. Its index, if there is
+one, tells for each recording what an independent replay of the default allocator found.
 """
 
 from __future__ import annotations

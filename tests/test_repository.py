@@ -102,6 +102,27 @@ def test_the_passes_of_the_wheel_import_as_graphmem_passes(wheel: Path, tmp_path
     assert found == tmp_path / "site/graphmem/passes/__init__.py"
 
 
+def test_the_suite_of_an_installed_package_says_what_it_needs(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); sys.meta_path[:] = "
+        "[finder for finder in sys.meta_path if 'editable' not in repr(finder)]; "
+        "from graphmem.cli import main; sys.argv = ['graphmem', 'verify', '--suite']; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    first, *hints = done.stderr.splitlines()
+    assert first == (
+        "error: the case files of the suite come with graphmem's repository, not with the package"
+    )
+    assert "--cases DIR --recordings DIR" in " ".join(hints)
+
+
 def test_the_editable_install_maps_passes_and_leaves_their_name_free(tmp_path: Path) -> None:
     script = (
         "import importlib.util, graphmem.passes; "

@@ -1,6 +1,6 @@
 """What kernels other than reductions take besides their outputs; figures derived in each test.
 
-The fact sheet is shared/cuda_memory_facts.md; recordings are those of shared/recordings.
+Figures and recordings are those of docs/sources.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def most_at_once(program: list[str | int]) -> int:
 
 
 class TestCub:
-    """Section 3.5 of the fact sheet."""
+    """docs/sources.md, "Embeddings, indexing and sorting"."""
 
     @pytest.mark.parametrize(
         ("count", "bits", "gpu", "nbytes"),
@@ -175,11 +175,11 @@ class TestEmbedding:
 
     def test_the_liger_row(self) -> None:
         """16,384 tokens, 4,096 rows of 768 floats on an A100: 18,120,704 bytes at the peak, within
-        the table's precision of 1 KiB (section 7)."""
+        the table's precision of 1 KiB."""
         assert most_at_once(self.gradient(16_384, 4096, 768, torch.float32)) == 18_120_704
 
     def test_gradients_of_parts_are_kept_in_float32(self) -> None:
-        """8,192 tokens, 50,257 rows of 4,096: 8192/10 + 8192 rows (section 3.4's example)."""
+        """8,192 tokens, 50,257 rows of 4,096: 8192/10 + 8192 rows."""
         program = self.gradient(8192, 50_257, 4096, HALF)
 
         assert 147_636_224 == (819 + 8192) * 4096 * 4
@@ -291,7 +291,7 @@ class TestNorms:
         assert program == ["out0", "out1", "out2"]
 
     def test_group_norm_has_factors_of_channels(self) -> None:
-        """Two of N*C floats each (section 3.2)."""
+        """Two of N*C floats each."""
         program = Calls().call(
             aten.native_group_norm.default,
             tensor(2, 32, 8, 8), tensor(32), tensor(32), 2, 32, 64, 4, 1e-5,
@@ -300,7 +300,7 @@ class TestNorms:
         assert program == ["out0", "out1", "out2", 256, 256, -256, -256]
 
     def test_group_norm_backward_has_five_arrays_at_once(self) -> None:
-        """The Liger rows (section 7): three of N*C and two of N*G floats beside the outputs."""
+        """The rows of Liger: three of N*C and two of N*G floats beside the outputs."""
         x, stats = tensor(2, 32, 8, 8), tensor(2, 4)
         program = Calls().call(
             aten.native_group_norm_backward.default,
@@ -465,7 +465,7 @@ class TestAttention:
 
 class TestOthers:
     def test_dropout_allocates_its_mask_first(self) -> None:
-        """Section 3.3."""
+        """aten/src/ATen/native/cuda/Dropout.cu; recording mha_lm128_infer."""
         program = Calls().call(aten.native_dropout.default, tensor(100), 0.5, True)
 
         assert program == ["out1", "out0"]
@@ -503,7 +503,7 @@ class TestOthers:
     def test_a_long_row_is_sorted_by_cub(self) -> None:
         """n floats with int64 positions: n*8 and n*4 for the second buffers, four passes of
         256*8, ceil(10000/3072) = 4 tiles of 256*4, 16 bytes of counters, each a multiple of 256,
-        and 255 (section 3.5)."""
+        and 255."""
         program = Calls("a100").call(aten.sort.default, tensor(10_000), 0)
         storage = 80_128 + 40_192 + 4 * 2048 + 4 * 1024 + 256 + 255
 

@@ -1,7 +1,4 @@
-"""Staging buffers of reductions, against the table and the recordings of the fact sheet.
-
-shared/cuda_memory_facts.md section 3.1 has the table, section 7 the recordings.
-"""
+"""Staging buffers of reductions, against docs/sources.md, "Reductions": table and recordings."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ class TestTheRecordings:
         assert staging((4, 512, 2_560), [2], H100, FLOAT, strides) == Staging(41_943_040, 64)
 
     def test_sum_of_everything_and_any(self) -> None:
-        """attn01: 524,288 elements; a recording that is kept back: 1,966,080 elements on a card
+        """attn01: 524,288 elements; worked by hand: 1,966,080 elements on a card
         of 144 resident blocks of 512 threads, 48 multiprocessors of three."""
         card = Gpu("48", "", 0, (8, 6), 48)
 

@@ -104,7 +104,7 @@ class TestByHand:
 
 
 class TestGpt2:
-    """Ground truth C: "Transformer memory arithmetic: all the bytes in nanoGPT"."""
+    """The article "Transformer memory arithmetic: all the bytes in nanoGPT"."""
 
     @pytest.fixture(scope="class")
     @staticmethod

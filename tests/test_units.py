@@ -19,7 +19,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
         (MIB, "1.0 MiB"),
         (500 * MIB, "500.0 MiB"),
         (GIB, "1.000 GiB"),
-        (18_976_121_856, "17.673 GiB"),  # ground truth C: the published figure for these bytes
+        (18_976_121_856, "17.673 GiB"),  # the nanoGPT article's figure for these bytes
         (2000 * GIB, "2000.000 GiB"),
         (-3 * MIB // 2, "-1.5 MiB"),
     ],

@@ -130,13 +130,29 @@ class TestRecordings:
         assert len(rows) == len(files)
         assert sum(row["replayed"] for row in rows) >= 29
 
+    def test_the_table_says_where_a_snapshot_stands_in(
+        self, tmp_path: Path, run_graphmem: Run
+    ) -> None:
+        """A compact file of one block that was allocated before it begins tells no start."""
+        path = tmp_path / "x.events.json"
+        path.write_bytes(compact([["f", 512, 0]], base_alloc=1 << 30, base_res=1 << 30))
+        empty = pickle.dumps({"segments": [], "device_traces": [[]]}, protocol=4)
+        (tmp_path / "x.pickle.gz").write_bytes(gzip.compress(empty))
+
+        outcome = run_graphmem("verify", "--allocator", "--format", "json", str(path))
+
+        [row] = json.loads(outcome.stdout)["allocator"]
+        assert row["recording"] == "x.pickle.gz (for x.events.json)"
+
     @NEEDS_RECORDINGS
     def test_a_snapshot_stands_in_for_a_compact_file_without_a_start(self) -> None:
         recorded = read_recorded(FOLDER / "cs336med_infer_ctx128.events.json")
 
-        assert recorded.name == "cs336med_infer_ctx128.pickle.gz"
+        assert recorded.name == (
+            "cs336med_infer_ctx128.pickle.gz (for cs336med_infer_ctx128.events.json)"
+        )
         assert recorded.replay is not None
-        assert recorded.replay.base_allocated == 1_703_276_544  # INDEX.md
+        assert recorded.replay.base_allocated == 1_703_276_544
 
 
 def test_a_compact_file_may_tell_the_figures_of_a_start_that_it_does_not_tell(

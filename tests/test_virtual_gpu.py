@@ -149,7 +149,7 @@ def attention(
 
 
 class TestAttention:
-    """`sdp_utils.cpp`; the versions and cards of shared/cuda_memory_facts.md section 3.8.1."""
+    """`sdp_utils.cpp`; versions and cards of docs/sources.md, "Attention"."""
 
     @pytest.mark.parametrize(
         ("gpu", "release", "build", "backend"),

@@ -338,7 +338,7 @@ def write(options: argparse.Namespace, snapshot: Any, about: Mapping[str, Any]) 
 
 
 def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[str, Any]:
-    """The events of one device as `*.events.json` has them (shared/recordings/INDEX.md).
+    """The events of one device as `*.events.json` has them (docs/sources.md).
 
     A row is [action, bytes, ordinal], with the index of its site for an allocation. An ordinal
     stands for an address, in order of first appearance; blocks and segments have their own.

@@ -143,7 +143,14 @@ class PrintedCase(Case):
 
 def default_cases() -> Path:
     """The case files of the repository."""
-    return _REPOSITORY / "fixtures" / "cases"
+    folder = _REPOSITORY / "fixtures" / "cases"
+    if not folder.is_dir():
+        raise InputError(
+            "the case files of the suite come with graphmem's repository, not with the package",
+            hint="run it in a checkout of the repository, or name a folder: --cases DIR "
+            "--recordings DIR",
+        )
+    return folder
 
 
 def read_cases(place: Path) -> list[Case]:

@@ -57,7 +57,7 @@ def read_recorded(path: Path) -> Recorded:
     """Read a recording and replay it.
 
     A compact file that does not tell the state before its first event gives way to the snapshot
-    of the same name beside it.
+    of the same name beside it, and `name` says so.
 
     Raises:
         InputError: a file cannot be read, or contradicts itself.
@@ -66,7 +66,9 @@ def read_recorded(path: Path) -> Recorded:
     snapshot = path.with_name(path.name.removesuffix(COMPACT) + SNAPSHOT)
     tells_start = recording.final is not None or _tells_its_start(recording)
     if not tells_start and path.name.endswith(COMPACT) and snapshot.is_file():
-        recording, tells_start = read_recording(snapshot), True
+        stand_in = read_recording(snapshot)
+        recording = replace(stand_in, name=f"{stand_in.name} (for {path.name})")
+        tells_start = True
     made = replay(recording) if tells_start else None
     base = recording.base_allocated if made is None else made.base_allocated
     return Recorded(

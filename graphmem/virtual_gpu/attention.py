@@ -70,7 +70,7 @@ def _prefers_cudnn(gpu: Gpu, torch_release: tuple[int, int]) -> bool:
     """`priority_order`: cuDNN comes first on Hopper and data-centre Blackwell.
 
     2.9 asks for cuDNN 9.9 and 2.10 for one newer than 9.15 (its wheel ships 9.10), 2.13 takes any
-    minor version of both (shared/cuda_memory_facts.md 3.8.1, read in the wheels).
+    minor version of both (docs/sources.md, "Attention", read in the wheels).
     """
     major, minor = gpu.compute_capability
     if torch_release < (2, 9) or torch_release == (2, 10):

@@ -1,7 +1,8 @@
 """Temporary storage of CUB's algorithms, as compiled into PyTorch's wheels.
 
-CCCL 3.0.1 (torch 2.13, CUDA 13.0), cub/device/dispatch/dispatch_radix_sort.cuh, read for
-shared/cuda_memory_facts.md section 3.5; the recording cs336med_train_ctx1024 shows one size.
+CCCL 3.0.1 (torch 2.13, CUDA 13.0), cub/device/dispatch/dispatch_radix_sort.cuh; the formula is in
+docs/sources.md, "Embeddings, indexing and sorting"; the recording cs336med_train_ctx1024 shows one
+size.
 
 Not covered: keys below four bytes, and the sizes of scans, selections and `unique`.
 """

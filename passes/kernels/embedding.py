@@ -6,8 +6,8 @@ goes when the rows are there. A recorded BERT-large has the two events around th
 (tests/test_scratch_operators.py).
 
 The gradient: aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
-EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of the Liger table
-in shared/cuda_recordings.md (A100, 16,384 tokens).
+EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of Liger (docs/
+sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens).
 
   (0) Indices, then the gradient, are made contiguous, and stay as long as the call.
   (1) Up to 3,072 tokens, without scaling by frequency, nothing but the result is allocated.

@@ -3,7 +3,7 @@
   (1) The first product of a thread allocates the workspace of the thread's cuBLAS handle, after
       the outputs and the copies of operands; it is never freed. Autograd runs the backward pass
       of CUDA tensors in a thread of its own, so a training loop has two
-      (aten/src/ATen/cuda/CublasHandlePool.cpp; ckpt11 and mlp01 of shared/recordings).
+      (aten/src/ATen/cuda/CublasHandlePool.cpp; recordings ckpt11 and mlp01).
   (2) `addmm` with a bias takes cublasLt where `_takes_lt` says so; what that allocates depends on
       the version (`Runtime.cublaslt_workspace`): up to torch 2.8 a block for each call, taken
       before the handle's own (ckpt11, lin01, mlp01); from 2.9 one for each handle, never freed

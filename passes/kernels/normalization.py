@@ -6,8 +6,8 @@ native/group_norm.cpp).
 (2) The weight's gradient of many short rows is summed in two steps: partial sums, then a
 column sum of them into new results, while those allocated first are dropped
 (`ConfigureAndLaunchGammaBetaBackwardKernel`; pytorch PR #148605, torch 2.8).
-(3) Group norm has per-channel factors of its own in both passes; the Liger table of
-shared/cuda_recordings.md shows all five of the backward pass at its peak.
+(3) Group norm has per-channel factors of its own in both passes; the rows of Liger
+(docs/sources.md, "Norms") show all five of the backward pass at its peak.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ buffer and semaphores, and frees them when it returns; `setReduceConfig` decides
 brackets). A reduction that does not run along the fastest dimension, such as a sum of columns,
 allocates the buffer a block's width times the vector's width too large.
 
-Exact in every recording that was compared, see section 7 of shared/cuda_memory_facts.md.
+Exact in every recording that was compared, see docs/sources.md, "Reductions".
 """
 
 from __future__ import annotations
