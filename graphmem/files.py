@@ -1,12 +1,29 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all.
+
+Clauses:
+  (1) a regular file, or one that is not there yet, is written beside its place and renamed over
+      it; through symbolic links, so that a link stays one; with the mode and owner that it had;
+  (2) a device, a fifo and a stream of this process (`/dev/stdout`, `/dev/fd/3`) are written to
+      as they are: a file in their place would break others that use them.
+
+Not covered: access lists and extended attributes of a file that is replaced; a name of the same
+file by another hard link keeps the old content.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import stat
+import sys
 import tempfile
 from pathlib import Path
 
 from graphmem.errors import InputError
+
+_STREAM = re.compile(r"/dev/(?:std(?P<name>in|out|err)|fd/(?P<fd>\d+))|/proc/self/fd/(?P<proc>\d+)")
+_NAMED_STREAMS = {"in": 0, "out": 1, "err": 2}
+_MOST_LINKS = 40  # of one path, as Linux counts (path_resolution(7))
 
 
 def check_place(path: Path) -> None:
@@ -15,40 +32,108 @@ def check_place(path: Path) -> None:
     Raises:
         InputError: the folder does not exist or cannot be written, or the path is a folder.
     """
-    if path.is_dir():
+    if _stream(path) is not None:
+        return
+    place = _place(path)
+    if place.is_dir():
         raise InputError(f"cannot write {path}: it is a folder", hint="name a file in it")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: no such folder", hint=f"mkdir -p {path.parent}")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    if not place.parent.is_dir():
+        raise InputError(f"cannot write {path}: no such folder", hint=f"mkdir -p {place.parent}")
+    if place.exists() and not os.access(place, os.W_OK):
+        raise InputError(f"cannot write {path}: it is read-only", hint="name another file")
+    if _is_replaced(place) and not os.access(place.parent, os.W_OK | os.X_OK):
         raise InputError(
-            f"cannot write {path}: {path.parent} is read-only", hint="name a file elsewhere"
+            f"cannot write {path}: {place.parent} is read-only", hint="name a file elsewhere"
         )
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text, whole or not at all; see `write_bytes`."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file beside its place and rename it, so that nobody ever sees half of it.
+    """Write a file so that nobody ever sees half of it, or to a device, fifo or stream.
 
     Raises:
-        InputError: the folder does not exist or cannot be written.
+        InputError: the folder does not exist or cannot be written, or the disk is full.
     """
+    try:
+        stream = _stream(path)
+        place = _place(path)
+        if stream is not None:
+            _write_to_stream(stream, content)
+        elif _is_replaced(place):
+            _replace(place, content)
+        else:
+            place.write_bytes(content)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _stream(path: Path) -> int | None:
+    """The descriptor of this process that a path stands for, also by way of links."""
+    for _ in range(_MOST_LINKS):
+        found = _STREAM.fullmatch(str(Path.cwd() / path))
+        if found is not None:
+            return _NAMED_STREAMS.get(found["name"]) or int(found["fd"] or found["proc"] or 0)
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None
+
+
+def _place(path: Path) -> Path:
+    """Where a path leads."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # the latter of links that go round in circles
+        raise InputError(f"cannot write {path}: its links lead nowhere") from error
+
+
+def _is_replaced(place: Path) -> bool:
+    """Whether there is a regular file or nothing."""
+    return place.is_file() or not place.exists()
+
+
+def _write_to_stream(descriptor: int, content: bytes) -> None:
+    sys.stdout.flush()
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(content)
+
+
+def _replace(place: Path, content: bytes) -> None:
+    """Write beside the place, and rename."""
     beside: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
+            dir=place.parent, prefix=f".{place.name[:64]}.", delete=False
         ) as file:
             beside = Path(file.name)
             file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        beside.chmod(0o666 & ~umask)
-        beside.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+        if _takes_after(beside, place):
+            beside.replace(place)
+        else:
+            place.write_bytes(content)
     finally:
         if beside is not None:
             beside.unlink(missing_ok=True)
+
+
+def _takes_after(beside: Path, place: Path) -> bool:
+    """Give a new file the mode and owner of the old one; False where the owner forbids it."""
+    if not place.exists():
+        umask = os.umask(0)
+        os.umask(umask)
+        beside.chmod(0o666 & ~umask)
+        return True
+    old, new = place.stat(), beside.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        try:
+            os.chown(beside, old.st_uid, old.st_gid)
+        except OSError:
+            return False
+    beside.chmod(stat.S_IMODE(old.st_mode))
+    return True

@@ -108,7 +108,7 @@ def test_the_suite_of_an_installed_package_says_what_it_needs(wheel: Path, tmp_p
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); sys.meta_path[:] = "
         "[finder for finder in sys.meta_path if 'editable' not in repr(finder)]; "
-        "from graphmem.cli import main; sys.argv = ['graphmem', 'verify', '--suite']; sys.exit(main())"
+        "from graphmem.cli import main; sys.exit(main(['verify', '--suite']))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", script],
