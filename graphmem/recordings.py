@@ -4,33 +4,31 @@ Two formats are read, told apart by their first bytes: the pickle that
 `torch.cuda.memory._dump_snapshot` writes (plain or gzip), and `*.events.json` as
 docs/sources.md, "Public recordings", describes it.
 
-A file may come from anyone. A pickle is first checked opcode by opcode against the few that plain
-data needs (so it can name no class, call nothing, and build no deep nest), then read by an
-unpickler that refuses every global. Whatever does not fit ends in an InputError of one line.
+A file may come from anyone. `graphmem/plain_data.py` reads it as data alone, and bounds what it may
+take; here every part is checked for its type before it is used, and nothing that a file may name
+twice is walked twice. Whatever does not fit ends in an InputError of one line.
 
 Not covered: allocations of other processes, and what a recording's ring buffer has dropped.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import pickle
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from graphmem.allocator.pool import BlockInfo, BlockState, SegmentInfo
 from graphmem.allocator.settings import AllocatorSettings, settings_of_snapshot
 from graphmem.errors import InputError
+from graphmem.plain_data import plain_data, unpacked
 
-MAX_BYTES = 1 << 30  # of a file, packed or unpacked
 MAX_GPU_BYTES = 1 << 42
+MAX_EVENTS = 5_000_000
+MAX_JSON_BYTES = 1 << 27  # the largest compact file known has 0.4 MB
 
 Action = Literal[
     "alloc",
@@ -128,12 +126,12 @@ def read_recording(path: str | Path, device: int | None = None) -> Recording:
         InputError: when the file cannot be read, or is not such a recording.
     """
     path = Path(path)
-    data = _contents(path)
+    data = unpacked(path)
     try:
         if data[:1] == b"{":
-            return _from_json(path.name, msgspec.json.decode(data))
+            return _from_json(path.name, data)
         if data[:1] == b"\x80":
-            return _from_snapshot(path.name, _plain_data(data), device)
+            return _from_snapshot(path.name, plain_data(data), device)
     except InputError as error:
         raise InputError(f"{path} is not a usable recording: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -144,80 +142,18 @@ def read_recording(path: str | Path, device: int | None = None) -> Recording:
     raise InputError(f"{path} is neither a memory snapshot (pickle) nor a compact event file.")
 
 
-def _contents(path: Path) -> bytes:
-    """The file's bytes, unpacked if it is gzip, within the size limit."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if data[:2] == b"\x1f\x8b":
-            with gzip.open(io.BytesIO(data)) as unpacked:
-                data = unpacked.read(MAX_BYTES + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InputError(f"{path} is a damaged or truncated gzip file.") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if len(data) > MAX_BYTES:
-        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
-    return data
-
-
-class _NoGlobals(pickle.Unpickler):
-    """Refuses every class and function; `_check_opcodes` has already done so."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise InputError(
-            f"the pickle names {module_name}.{global_name}, which plain data never does."
-        )
-
-
-def _plain_data(data: bytes) -> object:
-    """The lists, dictionaries, strings and numbers of a pickle."""
-    _check_opcodes(data)
-    try:
-        return _NoGlobals(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, EOFError, MemoryError, OverflowError) as error:
-        raise InputError(f"the pickle is damaged or truncated ({error}).") from None
-
-
-_INT = rb"(?:K.|M..|J....)"
-_FIXED = re.compile(  # opcodes whose arguments have a fixed length; a tuple is a pair of integers
-    _INT + rb"{2}\x86|" + _INT + rb"|h.|j.{4}|q.|r.{4}|G.{8}|\x8a\x06.{6}|\x95.{8}|\x80."
-    rb"|[\]}(Neuas\x88\x89\x94]",
-    re.DOTALL,
-)
-_FIXED_RUN = re.compile(rb"(?:" + _FIXED.pattern + rb")++", re.DOTALL)
-_LENGTH_BYTES = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x8A: 1}  # three kinds of string, and LONG1
-_STOP = ord(".")
-
-
-def _check_opcodes(data: bytes) -> None:
-    """Allow only opcodes of plain data: no global, no call, no tuple but a pair of integers."""
-    at = 0
-    while at < len(data):
-        run = _FIXED_RUN.match(data, at)
-        if run is not None:
-            at = run.end()
-            continue
-        opcode = data[at]
-        if opcode == _STOP:
-            return
-        width = _LENGTH_BYTES.get(opcode)
-        if width is None:
-            raise InputError(f"the pickle has an opcode ({opcode:#04x}) that plain data never has.")
-        at += 1 + width
-        at += int.from_bytes(data[at - width : at], "little")
-    raise InputError("the pickle is truncated.")
-
-
 def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
     """The recording of one device in what `torch.cuda.memory._snapshot` returns."""
     traces = snapshot["device_traces"]
     if device is None:
         device = next((index for index, trace in enumerate(traces) if trace), 0)
+    _check_count(len(traces), "devices", 1 << 10)
     if not 0 <= device < len(traces):
         raise InputError(f"it has no device {device}.")
     settings = snapshot.get("allocator_settings", {})
     segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
+    _check_count(len(traces[device]), "events", MAX_EVENTS)
+    _check_count(sum(len(segment["blocks"]) for segment in segments), "blocks", MAX_EVENTS)
     return Recording(
         name=name,
         events=tuple(_trace_events(traces[device])),
@@ -228,27 +164,30 @@ def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
 
 def _trace_events(trace: Iterable[Any]) -> Iterator[Event]:
     frames: dict[int, Frame] = {}  # snapshots share their frames: by the identity of each
+    stacks: dict[int, tuple[tuple[Frame, ...], Frame | None]] = {}
     for entry in trace:
-        action = _TRACE_ACTIONS.get(entry["action"])
+        action = _TRACE_ACTIONS.get(_text(entry["action"]))
         if action is None:
             if entry["action"] in _IGNORED_ACTIONS:
                 continue
-            raise InputError(f"it has an event {str(entry['action'])[:40]!r} that is not known.")
-        stack = tuple(_frame(raw, frames) for raw in entry.get("frames", ()))
+            raise InputError(f"it has an event {entry['action'][:40]!r} that is not known.")
+        raw = entry.get("frames", ())
+        if id(raw) not in stacks:
+            stack = tuple(_frame(each, frames) for each in raw)
+            stacks[id(raw)] = (stack, next(filter(is_user_frame, stack), None))
         yield Event(
             action,
             _number(entry["addr"]),
             _size(entry["size"]),
             _number(entry["stream"]),
-            stack,
-            next(filter(is_user_frame, stack), None),
+            *stacks[id(raw)],
         )
 
 
 def _frame(raw: Any, known: dict[int, Frame]) -> Frame:
     frame = known.get(id(raw))
     if frame is None:
-        frame = Frame(str(raw["filename"]), str(raw["name"]), _number(raw["line"]))
+        frame = Frame(_text(raw["filename"]), _text(raw["name"]), _number(raw["line"]))
         known[id(raw)] = frame
     return frame
 
@@ -281,40 +220,75 @@ def _segment_info(raw: Any) -> SegmentInfo:
     )
 
 
-def _from_json(name: str, content: Any) -> Recording:
+class _CompactFile(msgspec.Struct):
+    """What is read of a compact event file; rows are checked while they are decoded."""
+
+    events: list[Annotated[list[int | str], msgspec.Meta(min_length=3, max_length=4)]]
+    sites: list[str] = []
+    replay: dict[str, Any] = {}
+    allocator_settings: dict[str, Any] = {}
+
+
+def _from_json(name: str, data: bytes) -> Recording:
     """The recording in a compact event file."""
-    sites = [_site_frames(site) for site in content.get("sites", ())]
-    replayed = content.get("replay", {})
+    _check_count(len(data), "bytes", MAX_JSON_BYTES)
+    content = msgspec.json.decode(data, type=_CompactFile)
+    _check_count(len(content.events), "events", MAX_EVENTS)
+    sites = [_site_frames(site) for site in content.sites]
+    replayed = content.replay
     return Recording(
         name=name,
-        events=tuple(_json_event(row, sites) for row in content["events"]),
-        settings=settings_of_snapshot(content.get("allocator_settings", {})),
+        events=tuple(_json_event(row, sites) for row in content.events),
+        settings=settings_of_snapshot(content.allocator_settings),
         base_allocated=_size(replayed["base_alloc"]) if "base_alloc" in replayed else None,
         base_reserved=_size(replayed["base_res"]) if "base_res" in replayed else None,
         has_addresses=False,
     )
 
 
-def _json_event(row: Any, sites: list[tuple[Frame, ...]]) -> Event:
+def _json_event(row: list[int | str], sites: list[tuple[Frame, ...]]) -> Event:
     """`[op, size, ordinal]`, and for an allocation the index of its site."""
-    action = _JSON_ACTIONS.get(row[0])
+    action = _JSON_ACTIONS.get(_text(row[0]))
     if action is None:
         raise InputError(f"it has an event {str(row[0])[:40]!r} that is not known.")
-    frames = sites[row[3]] if len(row) > 3 else ()
+    frames = sites[_number(row[3], len(sites))] if len(row) > 3 else ()
     return Event(action, _number(row[2]), _size(row[1]), 0, frames, frames[-1] if frames else None)
+
+
+_SITE_END = re.compile(r":(\d+)(?:<|$)")
 
 
 def _site_frames(site: str) -> tuple[Frame, ...]:
     """`train.py:main:16<linear.py:forward:125`: the user's line, then the library's within it."""
     if site == "engine":  # the autograd thread has no Python frames
         return ()
-    parts = re.findall(r"(.+?):(.+?):(\d+)(?:<|$)", site)
-    return tuple(Frame(file, function, int(line)) for file, function, line in reversed(parts))
+    frames, start = [], 0
+    for end in _SITE_END.finditer(site):
+        file, _, function = site[start : end.start()].partition(":")
+        frames.append(Frame(file, function, int(end[1])))
+        start = end.end()
+    return tuple(reversed(frames))
+
+
+def _check_count(count: int, what: str, limit: int) -> None:
+    """Refuse more than any recording has, before each is looked at."""
+    if count > limit:
+        raise InputError(f"it has {count:,} {what}, more than {limit:,}.")
+
+
+def _text(value: object) -> str:
+    """A string; of anything else not even the text is made, which may be endless."""
+    if type(value) is not str:
+        raise InputError(f"it has {type(value).__name__} where a text should stand.")
+    return value
 
 
 def _number(value: object, limit: int = 1 << 64) -> int:
     """A whole number of a sane size."""
-    if type(value) is not int or not 0 <= value < limit:
+    if type(value) is not int:
+        shown = value[:40] if type(value) is str else type(value).__name__
+        raise InputError(f"{shown!r} stands where a number should.")
+    if not 0 <= value < limit:
         raise InputError(f"{str(value)[:40]!r} stands where a number should.")
     return value
 

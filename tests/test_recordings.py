@@ -11,6 +11,8 @@ import io
 import json
 import os
 import pickle
+import time
+import tracemalloc
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphmem.allocator.replay as replay_module
-from graphmem import recordings
+from graphmem import plain_data
 from graphmem.allocator import AllocatorSettings, BlockInfo, CachingAllocator, SegmentInfo
 from graphmem.allocator.replay import Replay, replay
 from graphmem.errors import InputError
@@ -348,7 +350,7 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, protocol: int)
 
 def test_the_unpickler_itself_names_no_class() -> None:
     with pytest.raises(InputError, match=r"names posix\.system|names nt\.system"):
-        recordings._NoGlobals(io.BytesIO(pickle.dumps(Evil()))).load()
+        plain_data.NoGlobals(io.BytesIO(pickle.dumps(Evil()))).load()
 
 
 def test_a_deep_nest_is_refused(tmp_path: Path) -> None:
@@ -372,11 +374,117 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(plain_data, "MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\x80" + bytes(2 << 20)))
 
     assert "larger than 1 MiB" in refuse(path)
+
+
+_HEAPS = {
+    "dictionaries": b"\x80\x04](" + b"}" * 3_000_000 + b"e.",
+    "nested lists": b"\x80\x04" + b"]" * 3_000_000 + b"a" * 2_999_999 + b".",
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("heap", _HEAPS)
+def test_a_heap_of_empty_containers_is_refused_before_it_is_built(
+    heap: str, packed: bool, tmp_path: Path
+) -> None:
+    """10 million dictionaries, packed into 9.8 KB, once took 888 MiB and 24 seconds."""
+    path = tmp_path / "heap.pickle"
+    path.write_bytes(gzip.compress(_HEAPS[heap]) if packed else _HEAPS[heap])
+
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        refuse(path)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert time.process_time() - began < 5
+    assert taken < 40 * MIB  # the file twice over, 6 MB, 16 to read it, and no object for a byte
+
+
+def test_what_unpacks_a_thousandfold_is_refused_after_a_few_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"\x80\x04(" + b"N" * (64 << 20)))
+
+    tracemalloc.start()
+    try:
+        assert "unpacks to more than 250 times its size" in refuse(path)
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken < 64 * MIB
+
+
+def test_what_would_take_more_memory_than_is_allowed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_data, "_MEMORY", 1 << 20)
+    path = tmp_path / "large.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [list(range(100_000))]}))
+
+    assert "could take more than" in refuse(path)
+
+
+def test_the_lines_of_sites_take_linear_time(tmp_path: Path) -> None:
+    """800 of these took more than a minute."""
+    path = tmp_path / "x.events.json"
+    path.write_text(json.dumps({"events": [["a", 512, 0, 0]], "sites": ["a:" * 200_000]}))
+
+    began = time.process_time()
+    read_recording(path)
+
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("site", [-1, 1, 1 << 70])
+def test_a_site_that_is_not_there_is_refused(site: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.events.json"
+    path.write_text(json.dumps({"events": [["a", 512, 0, site]], "sites": ["a.py:f:1"]}))
+
+    assert "where a number should" in refuse(path) or "ValidationError" in refuse(path)
+
+
+def test_a_text_that_is_a_nest_of_shared_lists_is_refused(tmp_path: Path) -> None:
+    """Sixty lists, each naming the one before twice: written out, 2^60 of them."""
+    nest: list[Any] = []
+    for _ in range(60):
+        nest = [nest, nest]
+    path = tmp_path / "laughs.pickle"
+    for bad in (entry(nest, 0, 512), entry("alloc", nest, 512), entry("alloc", 0, nest)):
+        path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[bad]]}, protocol=4))
+        refuse(path)
+
+
+def test_a_stack_that_many_events_name_is_read_once(tmp_path: Path) -> None:
+    """20,000 events with one stack of 20,000 frames are 400,000,000 if each has its own."""
+    frame = {"filename": "a.py", "name": "f", "line": 1}
+    stack = [frame] * 20_000
+    trace = [{**entry("alloc", 0, 512), "frames": stack} for _ in range(20_000)]
+    path = tmp_path / "shared.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}, protocol=4))
+
+    began = time.process_time()
+    recording = read_recording(path)
+
+    assert time.process_time() - began < 5
+    assert recording.events[0].frames is recording.events[-1].frames
+
+
+def test_blocks_that_many_segments_name_are_refused(tmp_path: Path) -> None:
+    block = {"size": 512, "state": "inactive"}
+    segment = {"address": 0, "total_size": 0, "stream": 0, "segment_type": "small"}
+    blocks = [block] * 3_000
+    segments = [{**segment, "blocks": blocks} for _ in range(3_000)]
+    path = tmp_path / "shared.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[]]}, protocol=4))
+
+    assert "9,000,000 blocks" in refuse(path)
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:

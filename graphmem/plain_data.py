@@ -1,0 +1,155 @@
+"""Files of strangers as plain data: gzip and pickle without code, and without more than they cost.
+
+Clauses:
+  (1) a gzip file is unpacked piece by piece, and refused as soon as it grows more than `_GROWTH`
+      times (recordings of real runs grow 10 to 40 times, what only repeats itself 1,000 times);
+  (2) a pickle is checked opcode by opcode against the few that plain data needs, so it can name no
+      class, call nothing, and build no deep nest; then it is read by an unpickler that refuses
+      every global;
+  (3) before it is read, what its objects can take in memory is bounded from above: lists and
+      dictionaries are counted, and may be no denser than real ones, whose entries take bytes of
+      the file as well; and the bound of all objects is `_MEMORY`.
+
+Not covered: a list that a pickle names many times costs its file two bytes each time, so whoever
+walks over what comes from here must not walk a shared list twice.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from graphmem.errors import InputError
+
+MAX_BYTES = 1 << 30  # of a file, packed or unpacked
+_MEMORY = 1 << 32
+_GROWTH = 250
+_PIECE = 1 << 16
+_READ_AT_ONCE = 1 << 24
+_ALWAYS_UNPACKED = 1 << 22  # bytes that any file may unpack to
+
+
+def unpacked(path: Path) -> bytes:
+    """The file's bytes, unpacked if it is gzip, within the size limit.
+
+    Raises:
+        InputError: it cannot be read, is damaged, or too large.
+    """
+    try:
+        with path.open("rb") as file:
+            pieces = []  # of a device the size is not known before
+            while sum(map(len, pieces)) <= MAX_BYTES and (piece := file.read(_READ_AT_ONCE)):
+                pieces.append(piece)
+            data = b"".join(pieces)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if data[:2] == b"\x1f\x8b":
+        data = _unpacked(path, data)
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
+    return data
+
+
+def _unpacked(path: Path, packed: bytes) -> bytes:
+    source, made = io.BytesIO(packed), bytearray()
+    try:
+        with gzip.open(source) as file:
+            while piece := file.read(_PIECE):
+                made += piece
+                if len(made) > _ALWAYS_UNPACKED + _GROWTH * source.tell():
+                    raise InputError(
+                        f"{path} unpacks to more than {_GROWTH} times its size, which no "
+                        "recording does."
+                    )
+                if len(made) > MAX_BYTES:
+                    break
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InputError(f"{path} is a damaged or truncated gzip file.") from None
+    return bytes(made)
+
+
+class NoGlobals(pickle.Unpickler):
+    """Refuses every class and function; `_check_opcodes` has already done so."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Refuse."""
+        raise InputError(
+            f"the pickle names {module_name}.{global_name}, which plain data never does."
+        )
+
+
+def plain_data(data: bytes) -> object:
+    """The lists, dictionaries, strings and numbers of a pickle.
+
+    Raises:
+        InputError: it is damaged, holds anything else, or would take too much memory.
+    """
+    _check_opcodes(data)
+    _check_cost(data)
+    try:
+        return NoGlobals(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, MemoryError, OverflowError) as error:
+        raise InputError(f"the pickle is damaged or truncated ({error}).") from None
+
+
+_INT = rb"(?:K.|M..|J....)"
+_FIXED = re.compile(  # opcodes whose arguments have a fixed length; a tuple is a pair of integers
+    _INT + rb"{2}\x86|" + _INT + rb"|h.|j.{4}|q.|r.{4}|G.{8}|\x8a\x06.{6}|\x95.{8}|\x80."
+    rb"|[\]}(Neuas\x88\x89\x94]",
+    re.DOTALL,
+)
+_FIXED_RUN = re.compile(rb"(?:" + _FIXED.pattern + rb")++", re.DOTALL)
+_LENGTH_BYTES = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x8A: 1}  # three kinds of string, and LONG1
+_STOP = ord(".")
+
+
+def _check_opcodes(data: bytes) -> None:
+    """Allow only opcodes of plain data: no global, no call, no tuple but a pair of integers."""
+    at = 0
+    while at < len(data):
+        run = _FIXED_RUN.match(data, at)
+        if run is not None:
+            at = run.end()
+            continue
+        opcode = data[at]
+        if opcode == _STOP:
+            return
+        width = _LENGTH_BYTES.get(opcode)
+        if width is None:
+            raise InputError(f"the pickle has an opcode ({opcode:#04x}) that plain data never has.")
+        at += 1 + width
+        at += int.from_bytes(data[at - width : at], "little")
+    raise InputError("the pickle is truncated.")
+
+
+# CPython 3.11, sys.getsizeof: a dictionary of one to five entries takes 232 bytes and 16 for the
+# collector, a list that was appended to 56 + 4 * 8 + 16; every other opcode makes less than 13 for
+# each byte of its own, such as `M` (three bytes: a number of 28 and a place of 8 for it).
+_DICTIONARY_BYTES = 248
+_LIST_BYTES = 104
+_OTHER_BYTES = 13
+_BYTES_OF_A_CONTAINER = 8  # at least, of the file, on average over `_SAMPLE` bytes
+_SAMPLE = 1 << 16
+
+
+def _check_cost(data: bytes) -> None:
+    """Refuse what would take far more memory than a recording of as many bytes.
+
+    A byte that is an argument and looks like an opcode counts as well; one byte of 256 does.
+    """
+    cost = 0
+    for start in range(0, len(data), _SAMPLE):
+        end = min(start + _SAMPLE, len(data))
+        dictionaries = data.count(b"}", start, end)
+        lists = data.count(b"]", start, end)
+        if (dictionaries + lists) * _BYTES_OF_A_CONTAINER > end - start + _SAMPLE // 16:
+            raise InputError("the pickle is a heap of empty lists or dictionaries.")
+        cost += dictionaries * _DICTIONARY_BYTES + lists * _LIST_BYTES
+        cost += (end - start) * _OTHER_BYTES
+        if cost > _MEMORY:
+            raise InputError(f"reading it could take more than {_MEMORY >> 30} GiB of memory.")
