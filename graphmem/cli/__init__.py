@@ -29,6 +29,7 @@ from graphmem.cli.plan import plan
 from graphmem.cli.render import render
 from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
 from graphmem.cli.run import run
+from graphmem.cli.signals import orderly_termination
 from graphmem.cli.verify import verify
 from graphmem.cli.whatif import whatif
 
@@ -54,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     settings = Settings()
-    return guarded(partial(_run, arguments, settings), settings)
+    with orderly_termination():
+        return guarded(partial(_run, arguments, settings), settings)
 
 
 def _run(arguments: list[str], settings: Settings) -> None:

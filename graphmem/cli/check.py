@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from graphmem.cli import options
 from graphmem.cli.output import console, write_text
 from graphmem.errors import InputError
+from graphmem.plain_text import Console, visible
 
 if TYPE_CHECKING:
     from graphmem.gate.check import Check
@@ -134,8 +134,8 @@ def _tell(outcome: Check, output_format: str, output: Path | None) -> None:
     from graphmem.gate.formats.text import print_check
 
     if output:
-        write_text(output, FORMATS[output_format](outcome))
+        write_text(output, visible(FORMATS[output_format](outcome)))
     elif output_format == "text":
         print_check(outcome, console())
     else:
-        typer.echo(FORMATS[output_format](outcome), nl=False)
+        typer.echo(visible(FORMATS[output_format](outcome)), nl=False)

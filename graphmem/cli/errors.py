@@ -2,7 +2,7 @@
 
 Exit codes: 0 fine, 1 the gate or a verification failed, 2 the input was wrong, 3 graphmem itself
 broke (graphmem/errors.py); besides, as shells have it, 128 plus the signal's number where the
-user interrupted (130) or the reader of stdout went away (141).
+user interrupted (130), the reader of stdout went away (141) or the process was told to end (143).
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from graphmem.cli.signals import Terminated
 from graphmem.errors import GraphmemError, InputError, InternalError
+from graphmem.plain_text import Console
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+TERMINATED = 143
 
 
 @dataclass
@@ -39,8 +41,8 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
     try:
         exit_code = _call(run)
         sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        return TERMINATED if isinstance(stop, Terminated) else INTERRUPTED
     except BrokenPipeError:
         _discard_stdout()
         return BROKEN_PIPE

@@ -7,10 +7,10 @@ import sys
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from graphmem.gpus import CONTEXT_NOTE, DEFAULT_GPU, GPUS, Gpu
+from graphmem.plain_text import Console
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.status import Status
 
 from graphmem.files import write_bytes, write_text
-from graphmem.plain_text import PLAIN_WIDTH, plain_text
+from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, visible
 
 __all__ = ["console", "progress", "put", "put_result", "write_bytes", "write_text"]
 
@@ -27,9 +26,9 @@ def console() -> Console:
 def put(text: str, file: Path | None) -> None:
     """Write a document to a file, or to the terminal as it is."""
     if file:
-        write_text(file, text)
+        write_text(file, visible(text))
     else:
-        typer.echo(text, nl=False)
+        typer.echo(visible(text), nl=False)
 
 
 def put_result(

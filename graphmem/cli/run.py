@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from graphmem.cli import options
 from graphmem.cli.output import write_text
+from graphmem.plain_text import Console
 
 if TYPE_CHECKING:
     from graphmem.report import Report

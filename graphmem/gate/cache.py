@@ -7,16 +7,20 @@ Clauses:
       analysis read; an entry holds where all of them are unchanged;
   (3) an entry is one file of its own, written whole and renamed, so that checks at the same time
       cannot spoil each other's; one that cannot be read is none;
-  (4) an entry that no check has used for a month is dropped.
+  (4) an entry that no check has used for a month is dropped;
+  (5) only entries of this user are believed, that git does not track and that not everybody may
+      write: with a change of code one could otherwise commit the report that lets it pass.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import stat
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -24,6 +28,7 @@ import msgspec
 
 from graphmem.errors import InputError
 from graphmem.files import write_bytes, write_text
+from graphmem.gate.git import tracked_below
 from graphmem.gate.jobs import Job, Outcome
 from graphmem.gate.sources import are_unchanged
 
@@ -38,7 +43,22 @@ class Cache:
     """The reports of one project."""
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._folder = root / FOLDER
+
+    @cached_property
+    def _tracked(self) -> frozenset[str] | None:
+        """Files of the folder that git tracks, in small letters; None where git does not answer."""
+        return tracked_below(self._root, FOLDER)
+
+    def _is_trusted(self, path: Path) -> bool:
+        if self._tracked is None or self._folder.is_symlink() or path.parent.is_symlink():
+            return False
+        name = path.relative_to(self._root).as_posix().lower()
+        state = path.lstat()
+        is_own = not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
+        is_closed = stat.S_ISREG(state.st_mode) and not state.st_mode & stat.S_IWOTH
+        return is_own and is_closed and not {name, FOLDER} & self._tracked
 
     def find(self, job: Job) -> Outcome | None:
         """What an earlier analysis of the same content found, or None."""
@@ -81,7 +101,8 @@ class Cache:
         found: list[tuple[int, Path]] = []
         with suppress(OSError):  # another check may drop entries meanwhile
             for path in (self._folder / _key(job)).glob("[!.]*.json"):
-                found += [(path.stat().st_mtime_ns, path)]
+                if self._is_trusted(path):
+                    found += [(path.stat().st_mtime_ns, path)]
         return [path for _, path in sorted(found, reverse=True)]
 
     def _make(self, folder: Path) -> None:

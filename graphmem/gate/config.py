@@ -145,7 +145,7 @@ def find_config(start: Path) -> Path:
         if (folder / FILE).is_file():
             return folder / FILE
         pyproject = folder / _PYPROJECT
-        if pyproject.is_file() and "[tool.graphmem" in pyproject.read_text("utf-8"):
+        if pyproject.is_file() and b"[tool.graphmem" in pyproject.read_bytes():
             return pyproject
     raise InputError(
         f"there is no {FILE} here or above, and no [tool.graphmem] in a {_PYPROJECT}",
@@ -164,9 +164,11 @@ def load_config(path: Path) -> Config:
         text = path.read_text("utf-8")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path.name} is not TOML: it is not UTF-8") from error
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path.name} is not TOML: {error}") from error
     prefix = _TABLE if path.name == _PYPROJECT else ()
     for key in prefix:

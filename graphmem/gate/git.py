@@ -31,6 +31,19 @@ def tracked_files(root: Path) -> list[str] | None:
     return sorted(filter(None, listed.split("\0")))
 
 
+def tracked_below(root: Path, folder: str) -> frozenset[str] | None:
+    """Files that git tracks below `root/folder`, whatever their case, in small letters.
+
+    None where there is a repository that git does not answer for; without one nothing is tracked.
+    """
+    try:
+        listed = _git(root, "ls-files", "-z", "--", f":(icase){folder}")
+    except InputError:
+        has_repository = any((each / ".git").exists() for each in (root, *root.parents))
+        return None if has_repository else frozenset()
+    return frozenset(filter(None, listed.lower().split("\0")))
+
+
 @contextmanager
 def worktree(root: Path, revision: str) -> Iterator[Path]:
     """The folder as it was at a revision, in a temporary worktree.

@@ -12,6 +12,7 @@ from graphmem.render.lifetimes import Clock
 
 TableName = Literal["timeline", "holders"]
 Rows = list[dict[str, Any]]
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def table(analysis: Analysis, name: TableName) -> Rows:
@@ -24,8 +25,13 @@ def csv_text(rows: Rows) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _no_formula(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """A text that a spreadsheet takes for text (OWASP, "CSV Injection")."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def parquet_bytes(rows: Rows) -> bytes:

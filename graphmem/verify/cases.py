@@ -178,7 +178,7 @@ def read_case(path: Path) -> Case:
         return _recorded_case(path, msgspec.convert(content, _RecordedFile))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not a case file: {error}.") from None
 
 

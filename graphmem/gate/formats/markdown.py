@@ -58,5 +58,5 @@ def _details(result: Result) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """Text that Markdown shows as it is; an empty comment keeps GitHub from telling @somebody."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("@", "@<!-- -->")

@@ -1,0 +1,222 @@
+"""Files and names of strangers: one line and exit code 2, or shown as what they are."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphmem.gate.formats.markdown import escaped
+from graphmem.plain_text import Console, visible
+from tests.conftest import Outcome
+from tests.gate_project import TINY, Project
+
+Run = Callable[..., Outcome]
+
+_NAMED = """\
+import torch
+
+def build():
+    model = torch.nn.Sequential()
+    model.add_module({name!r}, torch.nn.Linear(64, 64))
+    return model, (torch.ones(4, 64),)
+"""
+_ESCAPES = "\x1b[2J\x1b]0;gone\x07\x9b31m\u202e\r"
+
+
+def target(folder: Path, name: str) -> str:
+    """A model with a module of that name."""
+    path = folder / "named.py"
+    path.write_text(_NAMED.format(name=name))
+    return f"{path}:build"
+
+
+@pytest.mark.parametrize("command", [("analyze",), ("analyze", "--format", "json"), ("graph",)])
+def test_escape_sequences_in_names_are_written_out(
+    command: tuple[str, ...], tmp_path: Path, run_graphmem: Run
+) -> None:
+    outcome = run_graphmem(*command, target(tmp_path, f"a{_ESCAPES}b"))
+
+    assert outcome.exit_code == 0
+    assert "\x1b" not in outcome.stdout + outcome.stderr
+    assert "\x9b" not in outcome.stdout
+    assert "\u202e" not in outcome.stdout
+
+
+def test_escape_sequences_in_an_error_are_written_out(tmp_path: Path, run_graphmem: Run) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(f"def build():\n    raise ValueError({_ESCAPES!r})\n")
+
+    outcome = run_graphmem("analyze", f"{path}:build")
+
+    assert outcome.exit_code == 2
+    assert "\x1b" not in outcome.stderr
+    assert "\\u001b[2J" in outcome.stderr
+
+
+def test_colours_of_the_console_itself_stay() -> None:
+    console = Console(force_terminal=True, color_system="standard", width=40, highlight=False)
+    with console.capture() as capture:
+        console.print("\x1b[31mred", style="bold")
+
+    assert capture.get() == "\x1b[1m\\u001b[31mred\x1b[0m\n"
+
+
+def test_a_json_document_still_means_the_same_once_controls_are_written_out() -> None:
+    """U+009B begins an escape sequence, and JSON lets it stand as it is."""
+    import json
+
+    document = json.dumps({"name": "\x9b31m\u202e"}, ensure_ascii=False)
+
+    assert json.loads(visible(document)) == json.loads(document)
+
+
+def test_markdown_tells_nobody() -> None:
+    assert "@team" not in escaped("ask @team")
+
+
+def test_cells_of_csv_are_no_formulas(tmp_path: Path, run_graphmem: Run) -> None:
+    output = tmp_path / "holders.csv"
+    outcome = run_graphmem(
+        "render", target(tmp_path, '=HYPERLINK("http://x")'), "--view", "holders", "-o", str(output)
+    )
+    if outcome.exit_code:
+        outcome = run_graphmem(
+            "render", target(tmp_path, '=HYPERLINK("http://x")'), "-o", str(output)
+        )
+
+    assert outcome.exit_code == 0, outcome.stderr
+    cells = [cell for row in csv.reader(output.open()) for cell in row]
+    assert any("HYPERLINK" in cell for cell in cells)
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+
+
+_GARBAGE = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "not UTF-8": b"\xff\xfe = 1\n",
+    "deep": b"a = " + b"[" * 100_000,
+    "other fields": b"[evil]\nx = 1\n",
+}
+
+
+@pytest.mark.parametrize("name", ["graphmem.toml", "graphmem.lock"])
+@pytest.mark.parametrize("content", [*_GARBAGE.values()][1:], ids=[*_GARBAGE][1:])
+def test_a_hostile_toml_or_lock_is_exit_code_2(
+    name: str, content: bytes, tmp_path: Path, run_graphmem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.py").write_text(TINY)
+    (tmp_path / "graphmem.toml").write_text('[target.one]\ntarget = "one.py:build"\n')
+    (tmp_path / name).write_bytes(content)
+
+    outcome = run_graphmem("check", "--no-cache")
+
+    assert outcome.exit_code == 2, outcome.stderr
+    assert outcome.stderr.startswith("error: ")
+    assert len(outcome.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("content", _GARBAGE.values(), ids=_GARBAGE)
+def test_a_hostile_case_file_is_exit_code_2(
+    content: bytes, tmp_path: Path, run_graphmem: Run
+) -> None:
+    path = tmp_path / "case.toml"
+    path.write_bytes(content)
+
+    outcome = run_graphmem("verify", "--suite", "--cases", str(path))
+
+    assert outcome.exit_code == 2
+    assert len(outcome.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("content", _GARBAGE.values(), ids=_GARBAGE)
+@pytest.mark.parametrize("name", ["report.json", "model.pt2"])
+def test_a_hostile_report_or_exported_program_is_exit_code_2(
+    name: str, content: bytes, tmp_path: Path, run_graphmem: Run
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+
+    outcome = run_graphmem("diff", str(path), str(path))
+
+    assert outcome.exit_code == 2
+    assert len(outcome.stderr.splitlines()) <= 2
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    config = '[target.one]\ntarget = "one.py:build"\n'
+    return Project.create(tmp_path / "project", one__py=TINY, graphmem__toml=config)
+
+
+def cached(project: Project) -> bool:
+    [result] = project.graphmem("check", "--format", "json").json()["results"]
+    return bool(result["is_cached"])
+
+
+def test_an_entry_of_the_cache_that_git_tracks_is_not_believed(project: Project) -> None:
+    """A change could bring the report of the old code with it, and pass."""
+    project.graphmem("check")
+    assert cached(project)
+    project.git("add", "--force", ".graphmem_cache")
+
+    assert not cached(project)
+
+
+def test_an_entry_of_the_cache_that_everybody_may_write_is_not_believed(project: Project) -> None:
+    project.graphmem("check")
+    for entry in (project.root / ".graphmem_cache").rglob("*.json"):
+        entry.chmod(0o666)
+
+    assert not cached(project)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_an_entry_of_the_cache_of_another_user_is_not_believed(project: Project) -> None:
+    project.graphmem("check")
+    for entry in (project.root / ".graphmem_cache").rglob("*.json"):
+        os.chown(entry, 12345, 12345)
+
+    assert not cached(project)
+
+
+def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time, pathlib\ndef build():\n    pathlib.Path('on').touch()\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "graphmem", "analyze", "slow.py:build", "-o", "out.txt"],
+        cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (tmp_path / "on").exists() and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 143
+    assert "Traceback" not in (process.stderr.read() if process.stderr else "")
+    assert {each.name for each in tmp_path.iterdir()} <= {"slow.py", "on", "__pycache__"}
+
+
+@pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
+def test_a_home_that_is_not_there_or_read_only_does_not_matter(
+    home: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny.py").write_text(TINY)
+    environment = {key: value for key, value in os.environ.items() if key != "HOME"}
+    done = subprocess.run(
+        [sys.executable, "-m", "graphmem", "analyze", "tiny.py:build", "--steps", "1"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=environment if home is None else {**environment, "HOME": home},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
