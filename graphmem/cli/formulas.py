@@ -51,7 +51,7 @@ def formulas(
         typer.Option(
             "--example",
             metavar="NAME",
-            help="The terms of a published example: t5-3b, t5-large or llama-3-405b.",
+            help="The terms of a published example: t5-3b, t5-large, t5-11b or llama-3-405b.",
         ),
     ] = None,
     only: Annotated[
@@ -59,7 +59,16 @@ def formulas(
         typer.Option("--only", metavar="FORMULA", help="One formula, as nanogpt-peak; repeatable."),
     ] = None,
     settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="The card; with it, each formula has a verdict. `graphmem gpus` lists them.  "
+            f"[default: {options.DEFAULT_GPU_NAME}, without verdicts]",
+            show_default=False,
+        ),
+    ] = None,
     torch: options.TorchVersion = None,
     env: options.Environment = None,
     autocast: options.Autocast = None,
@@ -88,14 +97,14 @@ def formulas(
         "gpus": gpus,
         "nodes": nodes,
     }
-    terms, chosen = _terms(term, asked_for, example, tuple(only or ()))
+    terms, chosen = _terms(term, asked_for, example, tuple(only or ()), gpu)
     if target is None:
         sheet = formulas_for(terms, chosen)
     else:
         from graphmem.analysis import Request, run_analysis
 
         request = Request(
-            gpu=gpu,
+            gpu=gpu or options.DEFAULT_GPU_NAME,
             torch=torch,
             env=options.pairs(env, "--env"),
             autocast=autocast,
@@ -114,13 +123,15 @@ def _terms(
     asked_for: dict[str, str | None],
     example: str | None,
     only: tuple[str, ...],
+    gpu: str | None,
 ) -> tuple[dict[str, Term], tuple[str, ...]]:
     """The terms that were given, and the formulas asked for: an example brings its own."""
     from graphmem.formulas.examples import EXAMPLES, example_terms
-    from graphmem.formulas.terms import given_terms
+    from graphmem.formulas.terms import card_term, given_terms
 
     given = {name: text for name, text in asked_for.items() if text is not None}
-    terms = given_terms(options.pairs(texts, "--term") | given)
+    card = {"memory": card_term(gpu)} if gpu is not None else {}
+    terms = card | given_terms(options.pairs(texts, "--term") | given)
     if example is None:
         return terms, only
     return example_terms(example) | terms, only or EXAMPLES[example].formulas

@@ -75,6 +75,13 @@ class Blocks:
             f"{module}.".startswith(f"{path}.") if path else bool(module) for path in self.paths
         )
 
+    def name_within(self, module: str) -> str | None:
+        """What a module is called within its block; None outside of blocks."""
+        for path in self.paths:
+            if path and module.startswith(f"{path}."):
+                return module.removeprefix(f"{path}.")
+        return module if module and "" in self.paths else None
+
     def like_softmax(self, shape: Sequence[int]) -> bool:
         """Whether a tensor is as large as the scores of attention that is not fused."""
         return (tuple(shape[-2:]), prod(shape)) in self._scores

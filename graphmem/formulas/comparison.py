@@ -71,20 +71,19 @@ def compare(formula: Formula, parts: Sequence[Part], exact: Exact | None, of: st
     """
     if exact is None:
         return Comparison(formula, parts, (), of)
-    claimed = frozenset[object]().union(*(part.roles for part in parts))
     rows = [
         Row(
             part.name,
             part.expression,
             part.bytes,
-            sum(exact.by_role.get(role, 0) for role in part.roles),
+            sum(nbytes for role, nbytes in exact.by_role.items() if part.stands_for(role)),
         )
         for part in parts
     ]
     left_out = [
         Row(str(role), None, 0, nbytes)
         for role, nbytes in exact.by_role.items()
-        if role not in claimed and nbytes
+        if nbytes and not any(part.stands_for(role) for part in parts)
     ]
     rows += sorted(left_out, key=lambda row: -abs(row.exact))
     return Comparison(formula, parts, rows, of)

@@ -23,12 +23,13 @@ Fractions are cut off where DeepSpeed cuts them, in the floating-point numbers t
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from graphmem.formulas.estimate import Formula, Moment, Part
-from graphmem.formulas.roles import Role, of
+from graphmem.formulas.roles import Role, Saved, in_blocks, of
 from graphmem.graph import Category
 from graphmem.parallel import Sharding
 from graphmem.report.categories import COMMUNICATION
@@ -199,25 +200,83 @@ def zero3_live(
     return zero3_table(*parameters_of(model), hardware, buffer_factor)
 
 
+def zero3_case_bytes(parameters: float, largest_layer: float, gpus: int) -> tuple[int, ...]:
+    """Bytes of a GPU in the three cases of that script."""
+    largest = int(4 * largest_layer)
+    return (
+        largest + int(18 * parameters / gpus),
+        largest,
+        largest + int(2 * parameters / gpus),
+    )
+
+
 def zero3_cases(parameters: float, largest_layer: float, gpus: int) -> str:
     """What the script of DeepSpeed's documentation prints for ZeRO-3: three cases, bytes of a GPU.
 
     Case 1 keeps all on the GPUs, case 2 nothing, case 3 the 16-bit parameters.
     """
-    largest = int(4 * largest_layer)
-    cases = (
-        largest + int(18 * parameters / gpus),
-        largest,
-        largest + int(2 * parameters / gpus),
-    )
+    cases = zero3_case_bytes(parameters, largest_layer, gpus)
     return "\n".join(
         [
             f"total params:         {parameters / 1e6:6.2f}M",
             f"largest layer params: {largest_layer / 1e6:6.2f}M",
-            f"largest layer memory: {largest >> 20:6}MB",
+            f"largest layer memory: {int(4 * largest_layer) >> 20:6}MB",
             *(f"case{i} gpu memory: {case >> 20:6}MB" for i, case in enumerate(cases, 1)),
         ]
     )
+
+
+PINNED: Mapping[str, int] = MappingProxyType(
+    {
+        "parameters offloaded": 2 + 4,
+        "the same, gradients accumulated": 2 + 4 + 2,
+        "parameters not offloaded": 4,
+    }
+)
+"""Bytes of pinned general RAM for each parameter: 2 of 16-bit parameters, 4 of fp32 gradients, and
+2 of 16-bit gradients where they are accumulated."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one GPU holds: everywhere·P + divided·P/G + layer·P_l."""
+
+    everywhere: int = 0
+    divided: int = 0
+    layer: int = 0
+
+    def largest(self, memory: int, gpus: int, largest_layer: int) -> int:
+        """The formula backwards: the most parameters that `memory` bytes have room for."""
+        room = max(0, memory - self.layer * largest_layer)
+        return room * gpus // (self.everywhere * gpus + self.divided)
+
+
+COSTS: Mapping[str, Cost] = MappingProxyType(
+    {
+        "ZeRO-2, optimizer on CPU: 2·P": Cost(2),
+        f"ZeRO-2 {Release.DOCUMENTED}: 4·P + 16·P/G": Cost(4, 16),
+        f"ZeRO-2 {Release.CURRENT}: 2·P + 18·P/G": Cost(2, 18),
+        "ZeRO-3, optimizer on CPU: 4·P_l + 2·P/G": Cost(0, 2, 4),
+        "ZeRO-3, nothing off: 4·P_l + 18·P/G": Cost(0, 18, 4),
+    }
+)
+"""The formulas that grow with P; with all on the CPU ZeRO-3 has no largest model."""
+
+
+def activations(*, batch: int, sequence: int, hidden: int, heads: int) -> list[Part]:
+    """The sketch under "Activation Memory": (2·s·a + 16·h)·s·b, for one block as it stands."""
+    scores = (Saved.SOFTMAX, Saved.PROBABILITIES, Saved.ATTENTION_MASK)
+    others = (Saved.NORM_INPUT, Saved.NORMED_INPUT, Saved.LINEAR_INPUT, Saved.QKV)
+    return [
+        Part(
+            *("scores of attention", "2·a·s²·b", 2 * heads * sequence**2 * batch),
+            in_blocks(*scores),
+        ),
+        Part(
+            *("tensors of the blocks' width", "16·s·b·h", 16 * hidden * sequence * batch),
+            in_blocks(*others, Saved.NONLINEARITY, Saved.DROPOUT_MASK),
+        ),
+    ]
 
 
 def _table(hardware: Hardware, model: str, rows: Sequence[Estimate]) -> str:
@@ -285,4 +344,12 @@ ZERO3 = Formula(
     moment=Moment.STATES,
     parts=zero3_parts,
     sharding=Sharding.ZERO_3,
+)
+ACTIVATIONS = Formula(
+    name="deepspeed-activations",
+    title='Activations, "probably around"; as it stands, of one block',
+    expression="(2·s·a + 16·h)·s·b",
+    source="DeepSpeed, Memory Requirements, Activation Memory",
+    moment=Moment.FORWARD,
+    parts=activations,
 )

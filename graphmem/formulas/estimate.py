@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from graphmem.formulas.roles import Role
+from graphmem.graph import Category
 from graphmem.parallel import Sharding
 
 
@@ -49,13 +50,19 @@ class Part:
         expression: as the source writes it, in the letters of terms.py.
         bytes: its value.
         roles: the storages of the exact result that it stands for; none for what a traced step
-            on one device does not have.
+            on one device does not have. That of the category ACTIVATION is every activation's.
     """
 
     name: str
     expression: str
     bytes: int
     roles: frozenset[Role] = frozenset()
+
+    def stands_for(self, role: Role) -> bool:
+        """Whether it is about the storages with this role."""
+        return role in self.roles or (
+            role.is_activation and Role(Category.ACTIVATION) in self.roles
+        )
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
 from graphmem.formulas.roles import ROUNDING, Role, Roles
-from graphmem.graph import Category, Phase, PhaseName, Storage
+from graphmem.graph import Category, OwnerKind, Phase, PhaseName, Storage
 from graphmem.parallel import Layout, Sharding
 from graphmem.report.categories import COMMUNICATION
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from graphmem.analysis import Analysis
     from graphmem.simulate import Timeline
 
+EVERY_LINEAR_LAYER = "every linear layer"
 _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -117,6 +120,30 @@ class Traced:
             else:
                 whole += storage.nbytes
         return divided, whole
+
+    def linear_layers(self) -> dict[str, tuple[Fraction, Fraction, int]]:
+        """What linear layers of blocks allocate in the last forward pass and leave alive.
+
+        By the layer's name within a block, then for all of them: bytes of a block on average,
+        bytes of the weights that autocast copies in one, bytes of all blocks.
+        """
+        graph, count = self.analysis.graph, len(self.blocks.paths)
+        found = defaultdict[str, int](int)
+        weights = defaultdict[str, int](int)
+        for storage in self._made_in(self._last(PhaseName.FORWARD)):
+            op = None if storage.owned_as(OwnerKind.WORKSPACE) else graph.op_of(storage)
+            within = self.blocks.name_within(op.module) if op is not None else None
+            if not within or op is None or not graph.modules[op.module].endswith("Linear"):
+                continue
+            copied = storage.nbytes if storage.owned_as(OwnerKind.AUTOCAST_CACHE) else 0
+            for name in (within, EVERY_LINEAR_LAYER):
+                found[name] += storage.nbytes
+                weights[name] += copied
+        names = sorted(found, key=EVERY_LINEAR_LAYER.__eq__)  # as found, the sum last
+        return {
+            name: (Fraction(found[name], count), Fraction(weights[name], count), found[name])
+            for name in names
+        }
 
     @cached_property
     def _roles(self) -> Roles:

@@ -32,6 +32,18 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
             {"parameters": 737_668_096, "largest_layer": 32_899_072, "gpus": 4, "nodes": 1},
             ("deepspeed-zero3-cases",),
         ),
+        "t5-11b": Example(
+            "DeepSpeed, Memory Requirements: a 40 GB GPU can fit a model of about 11 B parameters, "
+            "whose weights take 22 GB, and other components the remaining 18 GB",
+            {
+                "parameters": 11_000_000_000,
+                "gpus": 1,
+                "nodes": 1,
+                "memory": 40_000_000_000,
+                "others": 18_000_000_000,
+            },
+            ("deepspeed-zero2-table", "deepspeed-largest-model", "deepspeed-pinned"),
+        ),
         "llama-3-405b": Example(
             "hepengfei.ml, the long-context pre-training of Llama 3 405B; KVH from Llama 3, "
             "arXiv 2407.21783, table 3",
@@ -44,12 +56,18 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
                 "sequence": 131_072,
                 "batch": 16,
                 "gradient": 4,
+                "memory": 40_000_000_000,
                 "dp": 8,
                 "tp": 8,
                 "pp": 16,
                 "cp": 16,
             },
-            ("parallel-llama-3", "parallel-layouts"),
+            (
+                "parallel-llama-3",
+                "parallel-checkpointing",
+                "parallel-layouts",
+                "parallel-all-gpus",
+            ),
         ),
     }
 )

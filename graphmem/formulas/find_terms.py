@@ -11,8 +11,9 @@ Clauses, each with what it is read from:
       heads of d = columns of the queries;
   (5) vocabulary: the classes of the log-softmax outside of the blocks, else the rows of the
       largest embedding;
-  (6) parameters, largest layer, buffers, bytes of a number: the storages of parameters and
-      buffers.
+  (6) parameters, those that are trained, largest layer, buffers, bytes of a number: the storages
+      of parameters and buffers;
+  (7) saved: what the report calls saved for backward.
 
 A term that cannot be read has a reason instead.
 """
@@ -27,6 +28,7 @@ from math import prod
 from graphmem.formulas.blocks import Attention, Blocks, last_forward, operand
 from graphmem.formulas.terms import Term
 from graphmem.graph import OwnerKind, StepGraph
+from graphmem.report.build import saved_for_backward
 
 _PRODUCTS = ("aten.mm", "aten.addmm", "aten._addmm_activation")
 
@@ -56,7 +58,8 @@ def find_terms(graph: StepGraph, blocks: Blocks) -> Found:
     finder = _Finder(graph, blocks)
     found = Found({}, {})
     for find in (
-        *(finder.parameters, finder.largest_layer, finder.buffers, finder.width),
+        *(finder.parameters, finder.trained, finder.largest_layer, finder.buffers, finder.width),
+        finder.saved,
         *(finder.attention_terms, finder.layers, finder.hidden, finder.kv_heads),
         finder.vocabulary,
     ):
@@ -101,6 +104,18 @@ class _Finder:
             raise _UnknownError("the step has no parameters")
         name, count = max(layers.items(), key=lambda item: item[1])
         yield Term("largest_layer", count, f"module {name or '(the model)'}")
+
+    def trained(self) -> Iterator[Term]:
+        trained = {
+            storage.id: storage
+            for name, storage in self._parameters.items()
+            if self._graph.parameters.get(name)
+        }
+        count = sum(prod(storage.shape) for storage in trained.values())
+        yield Term("trained", count, f"{len(trained)} storages of parameters")
+
+    def saved(self) -> Iterator[Term]:
+        yield Term("saved", saved_for_backward(self._graph), "saved by the last forward pass")
 
     def buffers(self) -> Iterator[Term]:
         held = [

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
+from math import ceil, prod
 from types import MappingProxyType
 
 from graphmem.formulas.estimate import Formula, Moment, Part, total
@@ -89,6 +89,11 @@ class Layout:
                 for name in SUMMANDS
             }
         )
+
+    def gpus(self, degrees: Mapping[str, int]) -> int:
+        """On how many GPUs it runs: sequence parallelism takes those of tensor parallelism."""
+        named = (self.degrees or {"dp"}) - {"micro_batches", "sp"}
+        return prod(degrees.get(degree, 1) for degree in named)
 
     def approximate(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
         """As the article's Llama 3 example computes: M_a2 is divided as M_a1 is."""
@@ -181,6 +186,46 @@ def without_shared_heads(memory: Memory, terms: Mapping[str, int]) -> Memory:
     bsh = terms["layers"] * terms["batch"] * terms["sequence"] * terms["hidden"]
     missing = 2 * terms.get("low", 2) * bsh * shared // heads
     return replace(memory, inner=memory.inner - missing)
+
+
+def with_one_optimizer(memory: Memory, gpus: int) -> Mapping[str, Fraction]:
+    """All GPUs of plain data parallelism, one of which has the optimizer: M_o + d·(the rest)."""
+    return {
+        name: Fraction(getattr(memory, name) * (1 if name == "optimizer" else gpus))
+        for name in SUMMANDS
+    }
+
+
+def least_micro_batches(rank: Mapping[str, Fraction], room: int, times: int) -> int | None:
+    """The fewest micro-batches with which a rank fits; None where its states alone do not.
+
+    Args:
+        rank: its bytes by summand, with `times` micro-batches.
+        room: bytes of the card.
+        times: micro-batches that the activations are divided by already.
+    """
+    activations = (rank["inner"] + rank["outer"]) * times
+    rest = room - sum(rank.values(), Fraction()) + rank["inner"] + rank["outer"]
+    return max(1, ceil(activations / rest)) if rest > 0 else None
+
+
+def checkpoints(memory: Memory, terms: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
+    """What activations are without checkpointing and with it, whose ratio is the factor AC.
+
+    The article has "about 9" where "we only keep pre-LN activations for MLP with LN": an MLP's
+    9·k·b·s·h to the norm's input k·b·s·h. With that input and the dropout mask it is 10·k + 1 to k;
+    attention, which is not checkpointed then, keeps what it had.
+    """
+    low = terms.get("low", 2)
+    bsh = terms["layers"] * terms["batch"] * terms["sequence"] * terms["hidden"]
+    mlp, kept, everything = (10 * low + 1) * bsh, low * bsh, memory.activations
+    return {
+        "nothing is checkpointed": (everything, everything),
+        "the MLP alone, 9·k to k": (9 * low * bsh, kept),
+        "the MLP with its norm, 10·k + 1 to k": (mlp, kept),
+        "blocks whose MLP and norm keep k": (everything, everything - mlp + kept),
+        "blocks that keep their input, k": (everything, kept),
+    }
 
 
 def regular(

@@ -59,6 +59,11 @@ class Role(NamedTuple):
     what: Category | Saved | str
     in_block: bool = False
 
+    @property
+    def is_activation(self) -> bool:
+        """Whether it is none of the report's categories (clause 1)."""
+        return self.what not in NAMES_ON_RANKS
+
     def __str__(self) -> str:
         if self.what in NAMES_ON_RANKS:
             return NAMES_ON_RANKS[self.what]

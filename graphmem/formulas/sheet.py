@@ -13,18 +13,20 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from graphmem.errors import InputError
-from graphmem.formulas import deepspeed, korthikanti, nanogpt
+from graphmem.formulas import deepspeed, footprint, korthikanti, nanogpt
 from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.blocks import find_blocks
 from graphmem.formulas.comparison import Comparison, compare
 from graphmem.formulas.estimate import MOMENTS, Formula
 from graphmem.formulas.exact import Exact, Traced
 from graphmem.formulas.find_terms import Found, find_terms
-from graphmem.formulas.tables import TABLES, Printed, Table, Tabled
+from graphmem.formulas.tabled import Printed, Table, Tabled
+from graphmem.formulas.tables import TABLES
 from graphmem.formulas.terms import DEGREES, LETTERS, Term, values
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
+    from graphmem.report.schema import OnCard
 
 SCHEMA = "graphmem.formulas/1"
 FORMULAS: Sequence[Formula] = (
@@ -37,6 +39,8 @@ FORMULAS: Sequence[Formula] = (
     parallel.MIXED,
     deepspeed.ZERO2,
     deepspeed.ZERO3,
+    deepspeed.ACTIVATIONS,
+    footprint.PEAK,
 )
 
 
@@ -71,23 +75,36 @@ class Sheet:
         target: whose step it is; None where only terms were given.
         terms: the terms that are known, by name.
         sections: one for each formula or table.
+        on_card: the traced step's own verdict, where the formulas are held against its card.
     """
 
     target: str | None
     terms: Mapping[str, Term]
     sections: Sequence[Section]
+    on_card: OnCard | None = None
+
+    def left_beside(self, nbytes: int) -> int | None:
+        """What the card leaves, negative where it is too small; None where none is given."""
+        card = self.terms.get("memory")
+        return None if card is None else card.value - nbytes
 
     def to_json(self) -> str:
         """The sheet as JSON; bytes that are no whole number are given as a fraction's decimals."""
-        found = {
+        found: dict[str, Any] = {
             "schema": SCHEMA,
             "target": self.target,
             "terms": {
                 term.name: {"letter": term.letter, "value": term.value, "source": term.source}
                 for term in self.terms.values()
             },
-            "formulas": [_as_json(section) for section in self.sections],
+            "formulas": [_as_json(section, self) for section in self.sections],
         }
+        if self.on_card is not None:
+            found["step"] = {
+                "reserved": self.on_card.capacity - self.on_card.margin,
+                "fits": self.on_card.fits,
+                "left": self.on_card.margin,
+            }
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -107,10 +124,15 @@ def formulas_of(
     blocks = find_blocks(analysis.graph)
     found = find_terms(analysis.graph, blocks)
     terms = found.terms | dict(given or {})
+    memory = analysis.report.memory
+    on_card = memory.on_card if memory is not None else None
+    if on_card is not None and ("memory" not in terms or terms["memory"].value != on_card.capacity):
+        on_card = None
     return Sheet(
         analysis.report.target,
         terms,
         _sections(Found(terms, found.unknown), Traced(analysis, blocks), only),
+        on_card,
     )
 
 
@@ -196,7 +218,7 @@ def _table(
     return Section(tabled.name, tabled.title, tabled.source, table=filled)
 
 
-def _as_json(section: Section) -> dict[str, Any]:
+def _as_json(section: Section, sheet: Sheet) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": section.name,
         "title": section.title,
@@ -206,18 +228,27 @@ def _as_json(section: Section) -> dict[str, Any]:
         found["missing"] = dict(section.missing)
     if section.comparison is not None:
         found |= _comparison_as_json(section.comparison)
+        left = sheet.left_beside(section.comparison.estimate)
+        found |= {} if left is None else {"fits": left >= 0, "left": left}
     if section.printed is not None:
         found["printed"] = section.printed.text
         found["rows"] = [
             {"cpu": row.cpu, "gpu": row.gpu, "options": row.options} for row in section.printed.rows
         ]
+        found |= _left_as_json(section.printed.left)
     if section.table is not None:
         found["notes"] = list(section.table.notes)
         found["columns"] = list(section.table.columns)
         found["rows"] = {
-            name: [_number(nbytes) for nbytes in row] for name, row in section.table.rows.items()
+            name: [_number(figure) for figure in row] for name, row in section.table.rows.items()
         }
+        found |= _left_as_json(section.table.left)
+        found |= {"least_micro_batches": section.table.least} if section.table.least else {}
     return found
+
+
+def _left_as_json(left: Mapping[str, Fraction]) -> dict[str, Any]:
+    return {"left": {name: _number(nbytes) for name, nbytes in left.items()}} if left else {}
 
 
 def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
@@ -247,5 +278,5 @@ def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     return found
 
 
-def _number(nbytes: Fraction) -> int | float:
-    return nbytes.numerator if nbytes.denominator == 1 else float(nbytes)
+def _number(figure: Fraction) -> int | float:
+    return figure.numerator if figure.denominator == 1 else float(figure)

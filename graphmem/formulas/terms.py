@@ -8,6 +8,8 @@ from decimal import Decimal, InvalidOperation
 from types import MappingProxyType
 
 from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.units import format_bytes
 
 LETTERS: Mapping[str, str] = MappingProxyType(
     {
@@ -19,6 +21,8 @@ LETTERS: Mapping[str, str] = MappingProxyType(
         "layers": "L",
         "vocabulary": "v",
         "parameters": "N",
+        "trained": "N_trained",
+        "saved": "A",
         "largest_layer": "N_largest",
         "buffers": "N_buf",
         "width": "k",
@@ -33,6 +37,8 @@ LETTERS: Mapping[str, str] = MappingProxyType(
         "pp": "PP",
         "cp": "CP",
         "micro_batches": "MB",
+        "memory": "M_gpu",
+        "others": "M_other",
     }
 )
 
@@ -46,6 +52,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "layers": "blocks",
         "vocabulary": "classes of the loss",
         "parameters": "parameters, shared ones once",
+        "trained": "parameters that are not frozen",
+        "saved": "bytes that autograd holds after a forward pass",
         "largest_layer": "parameters that one module holds itself, at most",
         "buffers": "elements of buffers",
         "width": "bytes of a number",
@@ -60,6 +68,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "pp": "stages of pipeline parallelism",
         "cp": "ranks of context parallelism",
         "micro_batches": "micro-batches of a batch",
+        "memory": "bytes of a card for tensors",
+        "others": "bytes of the card that other components take",
     }
 )
 
@@ -111,6 +121,18 @@ def _whole(key: str, text: str) -> int:
             hint="write it as 768, 2_851_000_000 or 2851e6",
         )
     return int(value)
+
+
+def card_term(name: str) -> Term:
+    """What a card leaves to tensors, so that formulas have a verdict.
+
+    Raises:
+        InputError: no card has that name.
+    """
+    gpu = find_gpu(name)
+    context = format_bytes(gpu.context_bytes)
+    room = gpu.memory_bytes - gpu.context_bytes
+    return Term("memory", room, f"{gpu.title}, less {context} of CUDA context")
 
 
 def values(terms: Iterable[Term]) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -11,7 +12,8 @@ from rich.text import Text
 
 from graphmem.formulas.comparison import Comparison
 from graphmem.formulas.sheet import Section, Sheet
-from graphmem.formulas.tables import format_gigabytes
+from graphmem.formulas.tabled import Table as Figures
+from graphmem.formulas.tabled import format_in
 from graphmem.formulas.terms import LETTERS, MEANINGS
 from graphmem.units import format_bytes, format_exact
 
@@ -20,7 +22,7 @@ FILE_WIDTH = 120
 
 def print_sheet(sheet: Sheet, console: Console) -> None:
     """Print the sheet; what a source's own program prints is printed as it is."""
-    for part in (_terms(sheet), _overview(sheet)):
+    for part in (_terms(sheet), _overview(sheet), _verdicts(sheet)):
         for line in part:
             console.print(line)
     for section in sheet.sections:
@@ -74,6 +76,35 @@ def _overview(sheet: Sheet) -> Iterator[RenderableType]:
     yield Text()
 
 
+def _verdicts(sheet: Sheet) -> Iterator[RenderableType]:
+    """Whether the card holds what each formula says, and the step itself."""
+    found = [each.comparison for each in sheet.sections if each.comparison is not None]
+    card = sheet.terms.get("memory")
+    if not found or card is None:
+        return
+    table = _new_table("formula", "says", f"on {format_bytes(card.value)}", right=("says",))
+    for comparison in found:
+        left = sheet.left_beside(comparison.estimate) or 0
+        table.add_row(
+            comparison.formula.name,
+            format_bytes(comparison.estimate),
+            _verdict(left >= 0, format_bytes(abs(left))),
+        )
+    if sheet.on_card is not None:
+        own = sheet.on_card
+        table.add_row(
+            "the traced step, reserved",
+            format_bytes(own.capacity - own.margin),
+            _verdict(own.fits, format_bytes(abs(own.margin))),
+        )
+    yield table
+    yield Text()
+
+
+def _verdict(fits: bool, difference: str) -> str:
+    return f"fits, {difference} left" if fits else f"does not fit, {difference} over"
+
+
 def _section(section: Section) -> Iterator[RenderableType]:
     yield Text.assemble((section.name, "bold"), f"  {section.title}")
     yield Text(f"  {section.source}", style="dim")
@@ -82,9 +113,31 @@ def _section(section: Section) -> Iterator[RenderableType]:
     if section.printed is not None:
         yield Text()
         yield section.printed.text
+        yield from _on_card(section.printed.left, _in_gigabytes, None)
     if section.table is not None:
         yield from _tabled(section)
     yield Text()
+
+
+def _on_card(
+    left: Mapping[str, Fraction], format_left: Callable[[Fraction], str], table: Figures | None
+) -> Iterator[RenderableType]:
+    """Whether the card holds each row."""
+    if not left:
+        return
+    verdicts = _new_table("", "on the card")
+    for name, nbytes in left.items():
+        verdict = _verdict(nbytes >= 0, format_left(abs(nbytes)))
+        if nbytes < 0 and table is not None and name in table.least:
+            least = table.least[name]
+            verdict += f"; fits if MB >= {least}" if least else "; no MB is enough"
+        verdicts.add_row(name, verdict)
+    yield Text()
+    yield Padding(verdicts, (0, 0, 0, 2))
+
+
+def _in_gigabytes(nbytes: Fraction) -> str:
+    return f"{format_in('GB', nbytes)} GB (10^9 bytes)"
 
 
 def _comparison(comparison: Comparison) -> Iterator[RenderableType]:
@@ -131,10 +184,14 @@ def _tabled(section: Section) -> Iterator[RenderableType]:
     for note in section.table.notes:
         yield Text(f"  {note}")
     yield Text()
-    table = _new_table("GB (10^9 bytes)", *section.table.columns, right=section.table.columns)
-    for name, row in section.table.rows.items():
-        table.add_row(name, *map(format_gigabytes, row))
+    found = section.table
+    table = _new_table(found.head, *found.columns, right=found.columns)
+    for name, row in found.rows.items():
+        table.add_row(name, *map(found.format, found.columns, row))
     yield Padding(table, (0, 0, 0, 2))
+    yield from _on_card(
+        found.left, lambda left: f"{format_in(found.unit, left)} {found.unit}", found
+    )
 
 
 def _new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
