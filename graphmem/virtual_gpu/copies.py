@@ -27,7 +27,7 @@ def deep_copies() -> list[Replacement]:
     return [(FakeTensor, "__deepcopy__", _copied)]
 
 
-def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+def _copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Any:
     """Copy a tensor and what belongs to it.
 
     Raises:
@@ -52,9 +52,9 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _of_storage(tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+def _of_storage(tensor: FakeTensor, memo: dict[Any, Any]) -> torch.Tensor:
     """The same view of the copied storage."""
-    copies: dict[int, torch.UntypedStorage] = memo.setdefault("torch", {})  # type: ignore[arg-type]
+    copies: dict[int, torch.UntypedStorage] = memo.setdefault("torch", {})
     memory = tensor.untyped_storage()
     known = copies.get(memory._cdata)
     made = None
@@ -64,7 +64,7 @@ def _of_storage(tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
     viewed = tensor.new_empty([])
     if made is not None and made.dtype is tensor.dtype:
         return made
-    viewed.set_(known, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+    viewed.set_(known, tensor.storage_offset(), tensor.size(), tensor.stride())
     return viewed
 
 
@@ -74,7 +74,7 @@ def _copy_of(tensor: FakeTensor) -> torch.Tensor:
     is_whole = memory.nbytes() == tensor.numel() * tensor.element_size()
     if is_whole and tensor.numel():
         return tensor.clone(memory_format=torch.preserve_format)
-    bytes_of = tensor.new_empty([0], dtype=torch.uint8).set_(memory)  # type: ignore[call-overload]
+    bytes_of = tensor.new_empty([0], dtype=torch.uint8).set_(memory)
     return bytes_of.clone()
 
 

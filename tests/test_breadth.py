@@ -1,0 +1,37 @@
+"""A cross-section of what `tools/breadth.py` tries: analysed, and in step with a real CPU run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tools.breadth import all_cases
+from tools.model_zoo.measuring import measure
+
+CROSS_SECTION = (
+    "constructs/an averaged model",
+    "constructs/a reference model",
+    "constructs/two optimizers",
+    "constructs/gradient penalty",
+    "constructs/checkpointed layers",
+    "timm/mobilenetv3_small_050",
+    "timm/vit_tiny_patch16_224",
+    "timm/convnext_atto",
+    "x-transformers/decoder",
+    "x-transformers/encoder-decoder",
+)
+
+
+@pytest.mark.parametrize("wanted", CROSS_SECTION)
+def test_a_model_is_analysed_and_agrees_with_a_real_step(wanted: str) -> None:
+    family = wanted.partition("/")[0]
+    pytest.importorskip({"constructs": "torch"}.get(family, family.replace("-", "_")))
+    (case,) = [case for case in all_cases() if f"{case.family}/{case.name}" == wanted]
+    row: dict[str, Any] = {}
+    for found in measure(case.build):
+        row.update(found)
+    assert row["cpu"] == "ok", row["cpu_message"]
+    assert row["analysis"] == "ok", row["analysis_message"]
+    assert row["agrees"] == "in every event", row["difference"]
+    assert row["saved"] in (None, row["traced_saved"])

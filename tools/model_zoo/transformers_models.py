@@ -1,0 +1,202 @@
+"""Every model type of `transformers`: a tiny one with the head that is most often trained.
+
+With `--testers FOLDER`, the library's own `ModelTester` makes configuration and inputs where that
+folder has `test_modeling_NAME.py` (tests/models of the library's repository; they are not in the
+wheel). Else the configuration is a shrunk one, and the inputs are those that `forward` names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.auto import configuration_auto, modeling_auto
+
+from tools.model_zoo.case import Case, seeded
+from tools.model_zoo.tiny_configs import VOCABULARY, shrink
+
+BATCH, LENGTH = 2, 7
+HEADS = (
+    "CAUSAL_LM SEQ_TO_SEQ_CAUSAL_LM IMAGE_TEXT_TO_TEXT VISION_2_SEQ SPEECH_SEQ_2_SEQ MASKED_LM "
+    "IMAGE_CLASSIFICATION OBJECT_DETECTION SEMANTIC_SEGMENTATION DEPTH_ESTIMATION CTC "
+    "AUDIO_CLASSIFICATION SEQUENCE_CLASSIFICATION VIDEO_CLASSIFICATION PRETRAINING "
+    "ZERO_SHOT_IMAGE_CLASSIFICATION ZERO_SHOT_OBJECT_DETECTION MASKED_IMAGE_MODELING "
+    "TIME_SERIES_PREDICTION TEXT_ENCODING"
+).split()
+
+
+def cases(testers: Path | None) -> Iterator[Case]:
+    """One case for each model type that has a model."""
+    for model_type in sorted(configuration_auto.CONFIG_MAPPING_NAMES):
+        build = seeded(partial(_build, model_type, testers))
+        yield Case("transformers", model_type, build)
+
+
+def _build(model_type: str, testers: Path | None) -> tuple[Any, Any]:
+    tester = None if testers is None else _tester(model_type, testers)
+    if tester is not None:
+        return _as_its_tester_does(*tester, model_type)
+    config_class = configuration_auto.CONFIG_MAPPING[model_type]
+    kind = model_class(config_class)
+    config = shrink(config_class())
+    model = kind(config)
+    model.train()
+    return model, Inputs(model).all()
+
+
+def model_class(config_class: type) -> Any:
+    """The best-ranked model for a kind of configuration.
+
+    Raises:
+        LookupError: there is none.
+    """
+    names = [f"MODEL_FOR_{head}_MAPPING" for head in HEADS]
+    for name in [*names, "MODEL_MAPPING"]:
+        found = getattr(modeling_auto, name, {}).get(config_class, None)
+        if found is not None:
+            return found[0] if isinstance(found, tuple) else found
+    raise LookupError("no auto class has a model for this configuration")
+
+
+class Inputs:
+    """What a model's `forward` is called with.
+
+    Args:
+        model: names its inputs by the parameters of `forward`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._config = model.config
+        self._names = set(inspect.signature(model.forward).parameters)
+        self._class = type(model).__name__
+
+    def all(self) -> dict[str, torch.Tensor]:
+        """The inputs that it needs and has, with a mask and with labels."""
+        made: dict[str, torch.Tensor] = {}
+        for name, make in self._makers().items():
+            if name in self._names:
+                made[name] = make()
+        if "input_ids" not in made:
+            made.pop("attention_mask", None)
+        labels = self._labels(made)
+        if labels is not None and "labels" in self._names:
+            made["labels"] = labels
+        if "decoder_input_ids" in self._names and labels is None:
+            made["decoder_input_ids"] = self._tokens()
+        if "return_loss" in self._names and labels is None:
+            return {**made, "return_loss": True}  # type: ignore[dict-item]
+        return made
+
+    def _makers(self) -> dict[str, Callable[[], torch.Tensor]]:
+        return {
+            "input_ids": self._tokens,
+            "attention_mask": self._mask,
+            "pixel_values": self._pixels,
+            "input_features": self._features,
+            "input_values": lambda: torch.randn(BATCH, 1600),
+            "bbox": lambda: torch.zeros(BATCH, LENGTH, 4, dtype=torch.int64),
+        }
+
+    def _tokens(self) -> torch.Tensor:
+        return torch.randint(10, self._vocabulary(), (BATCH, LENGTH))
+
+    def _vocabulary(self) -> int:
+        text = self._config.get_text_config()
+        return int(getattr(text, "vocab_size", VOCABULARY))
+
+    def _mask(self) -> torch.Tensor:
+        """Ones, as a tokenizer makes of sentences of one length."""
+        return torch.ones(BATCH, LENGTH, dtype=torch.int64)
+
+    def _pixels(self) -> torch.Tensor:
+        config = self._vision()
+        side = getattr(config, "image_size", 32)
+        height, width = side if isinstance(side, (list, tuple)) else (side, side)
+        channels = getattr(config, "num_channels", None) or 3
+        frames = getattr(config, "num_frames", None)
+        if frames and "video" in self._class.lower():
+            return torch.randn(BATCH, frames, channels, height, width)
+        return torch.randn(BATCH, channels, height, width)
+
+    def _vision(self) -> Any:
+        for name in ("vision_config", "encoder", "backbone_config"):
+            found = getattr(self._config, name, None)
+            if found is not None and hasattr(found, "model_type"):
+                return found
+        return self._config
+
+    def _features(self) -> torch.Tensor:
+        mels = getattr(self._config, "num_mel_bins", None) or 16
+        positions = getattr(self._config, "max_source_positions", 32)
+        if "Whisper" in self._class:
+            return torch.randn(BATCH, mels, 2 * positions)
+        return torch.randn(BATCH, 64, mels)
+
+    def _labels(self, made: dict[str, torch.Tensor]) -> Any:
+        if "labels" not in self._names:
+            return None
+        name = self._class
+        if "ForImageClassification" in name or "ForSequenceClassification" in name:
+            return torch.randint(0, self._config.num_labels, (BATCH,))
+        if "ForAudio" in name or "ForVideo" in name:
+            return torch.randint(0, self._config.num_labels, (BATCH,))
+        if "ForSemanticSegmentation" in name:
+            pixels = made["pixel_values"]
+            shape = (BATCH, *pixels.shape[-2:])
+            return torch.randint(0, self._config.num_labels, shape)
+        if "ObjectDetection" in name:
+            boxes = torch.rand(2, 4) / 4 + 0.3
+            return [{"class_labels": torch.tensor([0, 1]), "boxes": boxes} for _ in range(BATCH)]
+        if "DepthEstimation" in name or "MaskedImageModeling" in name:
+            return None
+        return self._tokens()
+
+
+# ---- the library's own testers -------------------------------------------------------------------
+
+
+def _tester(model_type: str, folder: Path) -> tuple[type, Any] | None:
+    """The class with the tests and its `ModelTester`, where the folder has them."""
+    module_name = configuration_auto.model_type_to_module_name(model_type)
+    found = sorted(folder.rglob(f"test_modeling_{module_name}.py"))
+    if not found:
+        return None
+    root = str(folder.parent.parent if folder.name == "models" else folder)
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    try:
+        spec = importlib.util.spec_from_file_location(f"tester_{module_name}", found[0])
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except Exception:  # noqa: BLE001 - testers of another version than the library's
+        return None
+    for value in vars(module).values():
+        if isinstance(value, type) and getattr(value, "all_model_classes", None):
+            return value, value
+    return None
+
+
+def _as_its_tester_does(test_class: Any, _: Any, model_type: str) -> tuple[Any, Any]:
+    test = test_class()
+    test.setUp()
+    config, inputs = test.model_tester.prepare_config_and_inputs_for_common()
+    wanted = model_class(type(config)).__name__
+    kinds = {kind.__name__: kind for kind in test.all_model_classes}
+    kind = kinds.get(wanted) or test.all_model_classes[-1]
+    inputs = test._prepare_for_class(inputs, kind, return_labels=True)
+    for name in list(vars(config)):
+        if "drop" in name and isinstance(getattr(config, name), float):
+            setattr(config, name, 0.0)
+    model = kind(config)
+    model.train()
+    accepted = set(inspect.signature(model.forward).parameters)
+    return model, {name: value for name, value in inputs.items() if name in accepted}
