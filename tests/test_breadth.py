@@ -15,6 +15,7 @@ CROSS_SECTION = (
     "constructs/two optimizers",
     "constructs/gradient penalty",
     "constructs/checkpointed layers",
+    "constructs/initialised by every function",
     "timm/mobilenetv3_small_050",
     "timm/vit_tiny_patch16_224",
     "timm/convnext_atto",

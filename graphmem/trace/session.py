@@ -17,6 +17,7 @@ import torch
 import torch.optim.optimizer as optim_hooks
 
 from graphmem.errors import InputError
+from graphmem.trace import initialisers
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -97,6 +98,8 @@ class Session:
             stack.enter_context(self.location.following(outermost))
             stack.enter_context(self.saved.hooks())
             stack.enter_context(replaced([self._refusing_transforms()]))
+            of_weights = initialisers.replacements(self.recorder, self.location)
+            stack.enter_context(replaced(of_weights))
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
