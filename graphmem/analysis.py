@@ -126,6 +126,7 @@ def trace_target(
     progress: Progress = lambda message: None,
 ) -> tuple[str, StepGraph]:
     """The target's name and its step graph."""
+    from graphmem.caller import turn
     from graphmem.target import load_target
     from graphmem.trace import Options, trace
 
@@ -137,7 +138,7 @@ def trace_target(
     )
     progress("importing the target")
     loaded = load_target(target, request.settings)
-    with loaded.imported() as build, _blaming_the_step():
+    with turn("an analysis"), loaded.imported() as build, _blaming_the_step():
         graph = trace(
             lambda: overridden(build(), request),
             gpu=runtime.gpu,
@@ -153,6 +154,7 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     Raises:
         InputError: the target cannot be imported.
     """
+    from graphmem.caller import put_back, turn
     from graphmem.target import load_target
     from graphmem.virtual_gpu import virtual_cuda
     from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
@@ -160,7 +162,13 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     runtime = runtime_of(request)
     loaded = load_target(target, request.settings)
     mode = VirtualFakeMode()
-    with loaded.imported(), mode, virtual_cuda(runtime.gpu, runtime.release, mode):
+    with (
+        turn("an analysis"),
+        put_back(all_values=True) as before,
+        loaded.imported(),
+        mode,
+        virtual_cuda(runtime.gpu, runtime.release, mode, before=before.tensors),
+    ):
         return loaded.defaults()
 
 

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
 from graphmem.analysis import Analysis, Request, runtime_of
+from graphmem.caller import put_back, turn
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import addresses, printing, serialization, surroundings, torchscript
@@ -108,10 +109,17 @@ class VirtualGpu:
             )
         self._was_entered = True
         session = self._session
-        device = virtual_cuda(
-            self.runtime.gpu, self.runtime.release, session.fake_mode, memory=self.memory
-        )
         with ExitStack() as stack:
+            stack.enter_context(turn("a virtual GPU"))
+            belongings = stack.enter_context(put_back(all_values=False))
+            session.mode.belongings = belongings
+            device = virtual_cuda(
+                self.runtime.gpu,
+                self.runtime.release,
+                session.fake_mode,
+                memory=self.memory,
+                before=belongings.tensors,
+            )
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(torchscript.unfused())
             stack.enter_context(session.watching(device, outermost))

@@ -63,6 +63,7 @@ class LiveMode(SizesFromData):
         return op
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._spare(func, args, kwargs)
         result = func(*args, **kwargs)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result
@@ -80,6 +81,7 @@ class LiveMode(SizesFromData):
         like: Any = self._fake_mode.dispatch(aten.empty_like.default, types, (target,), {})
         assumed = self.values.on_host(like, source)
         self._record(func, args, kwargs, target, self._recorder.begin_op())
+        self._spare(func, args, kwargs)
         target.copy_(assumed)
         return target
 

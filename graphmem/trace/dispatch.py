@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphmem.caller import Belongings
 from graphmem.errors import InputError
 from graphmem.graph import Op, OwnerKind, Source
 from graphmem.trace.autocast import AutocastRegions
@@ -68,6 +69,7 @@ class TraceMode(TorchDispatchMode):
 
     Attributes:
         node: the autograd node that runs, or None in a forward pass.
+        belongings: what was there before the program, if anybody asks for it afterwards.
     """
 
     _caller_depth = 1
@@ -92,6 +94,7 @@ class TraceMode(TorchDispatchMode):
         on_cpu = recorder.device.type == "cpu"
         self._real_elements: float = 1 if on_cpu else REAL_CPU_ELEMENTS
         self.node: Any = None
+        self.belongings: Belongings | None = None
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
         self._special: dict[Any, Callable[..., Any]] = {
@@ -165,10 +168,16 @@ class TraceMode(TorchDispatchMode):
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tick = self._recorder.begin_op()
+        self._spare(func, args, kwargs)
         result = func(*args, **kwargs)
         if self._recorder.device.type == "cpu":
             self._record(func, args, kwargs, result, tick)
         return result
+
+    def _spare(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What was there before the program is copied before it is written into."""
+        if self.belongings is not None:
+            self.belongings.before(func, args, kwargs)
 
     def _stays_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operation runs on real data.

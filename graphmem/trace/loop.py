@@ -86,6 +86,8 @@ class TrainingLoop:
             self._model.eval()
             return
         self.optimizer = self._make_optimizer()
+        if self.optimizer is not None:
+            follow_parameters(self.optimizer)
         if self._step.scaler is True:
             self.scaler = torch.amp.GradScaler(self._device.type)
         else:
@@ -160,6 +162,19 @@ class TrainingLoop:
                 f"unknown autocast {self._step.autocast!r}", hint="fp16, bf16, or none at all"
             )
         return torch.autocast(self._device.type, dtype=dtype)
+
+
+def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Move the state of an optimizer that has stepped before to where its parameters are.
+
+    As `load_state_dict` does: `step` stays on the CPU (torch/optim/optimizer.py,
+    `_process_value_according_to_param_policy`).
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            is_apart = isinstance(value, torch.Tensor) and value.device != parameter.device
+            if is_apart and name != "step":
+                state[name] = value.to(parameter.device)
 
 
 def call(model: torch.nn.Module, inputs: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from graphmem.caller import Belongings, put_back
+from graphmem.caller.settings import of_a_new_program
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph
@@ -75,7 +77,13 @@ class _Tracer:
 
     def run(self, build: Callable[[], TrainingStep]) -> StepGraph:
         caller = sys._getframe()
-        with _without_collector(), self._session.watching(self._device_context(), caller):
+        with (
+            _without_collector(),
+            put_back(all_values=True) as belongings,
+            of_a_new_program(),
+            self._session.watching(self._device_context(belongings), caller),
+        ):
+            self._session.mode.belongings = belongings
             step = build()
             self._session.mode.assume(step.assume)
             iterate = self._prepare(step)
@@ -84,17 +92,18 @@ class _Tracer:
                 self._iterate(number, iterate)
             return self._recorder.finish()
 
-    def _device_context(self) -> AbstractContextManager[None]:
+    def _device_context(self, belongings: Belongings) -> AbstractContextManager[None]:
         if self._gpu is None:
-            return fake_cpu(self._session.fake_mode)
-        return self._card(self._gpu)
+            return fake_cpu(self._session.fake_mode, belongings.tensors)
+        return self._card(self._gpu, belongings)
 
     @contextmanager
-    def _card(self, gpu: Gpu) -> Iterator[None]:
+    def _card(self, gpu: Gpu, belongings: Belongings) -> Iterator[None]:
         empty_cache = self._recorder.empty_cache
         names = ("_cuda_emptyCache", "_accelerator_emptyCache")
+        release, fake_mode = self._options.torch_release, self._session.fake_mode
         with (
-            virtual_cuda(gpu, self._options.torch_release, self._session.fake_mode),
+            virtual_cuda(gpu, release, fake_mode, before=belongings.tensors),
             replaced((torch._C, name, empty_cache) for name in names),
         ):
             yield

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphmem.caller.tensors import Tensors
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu import cuda_api, parameters
 from graphmem.virtual_gpu.attention import attention_of
@@ -38,6 +39,7 @@ def virtual_cuda(
     fake_mode: FakeTensorMode,
     *,
     memory: DeviceMemory | None = None,
+    before: Tensors | None = None,
 ) -> Iterator[None]:
     """Make torch take fake CUDA tensors for tensors on `gpu`; everything is put back afterwards.
 
@@ -47,17 +49,15 @@ def virtual_cuda(
         fake_mode: the mode of the fake tensors.
         memory: answers questions about memory while the program runs. With it, tensors of the CPU
             are real; without, parameters are fake wherever they are, and nothing is asked.
+        before: tensors that were there before; told of what happens to them.
     """
     ensure_cuda_device_guard()
-    if memory is None:
-        of_parameters = parameters.fake_from_birth(fake_mode)
-    else:
-        of_parameters = parameters.data_across_devices()
+    of_parameters = parameters.fake_from_birth(fake_mode) if memory is None else []
     with (
         replaced(
             [
                 *cuda_api.replacements(gpu, memory, torch_release),
-                *parameters.moved_by_data(),
+                *parameters.moved_by_data(before or Tensors(())),
                 *of_parameters,
                 *deep_copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
@@ -88,11 +88,11 @@ def _data_lifted_on_cpu() -> Iterator[None]:
 
 
 @contextmanager
-def fake_cpu(fake_mode: FakeTensorMode) -> Iterator[None]:
+def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterator[None]:
     """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
+    moved = parameters.moved_by_data(before or Tensors(()))
     of_parameters = parameters.fake_from_birth(fake_mode)
-    replacements = [*parameters.moved_by_data(), *of_parameters, *deep_copies()]
-    with replaced(replacements), scattered_one_hot():
+    with replaced([*moved, *of_parameters, *deep_copies()]), scattered_one_hot():
         yield
 
 

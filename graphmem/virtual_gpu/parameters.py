@@ -15,27 +15,33 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem.caller.tensors import Tensors, become
 from graphmem.virtual_gpu.patching import Replacement
 
 
-def moved_by_data() -> list[Replacement]:
-    """The attributes to replace so that parameters keep their identity."""
-    return [(torch.nn.Module, "_apply", _apply)]
+def moved_by_data(before: Tensors) -> list[Replacement]:
+    """The attributes to replace so that parameters keep their identity.
 
-
-def data_across_devices() -> list[Replacement]:
-    """The attributes to replace so that `parameter.data = other` may come from the device."""
+    Args:
+        before: tensors that were there before; told of what happens to them.
+    """
     data: Any = torch.Tensor.data
 
     def assign(tensor: torch.Tensor, new: torch.Tensor) -> None:
         if _are_alike(tensor, new):
+            before.before_data(tensor)
             data.__set__(tensor, new)
-        else:
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            kind = torch.nn.Parameter if is_parameter else torch.Tensor.requires_grad_
-            _become(tensor, kind(new.detach(), tensor.requires_grad))
+            return
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        kind = torch.nn.Parameter if is_parameter else torch.Tensor.requires_grad_
+        other = kind(new.detach(), tensor.requires_grad)
+        before.before_becoming(tensor, other)
+        become(tensor, other)
 
-    return [(torch.Tensor, "data", property(data.__get__, assign))]
+    return [
+        (torch.Tensor, "data", property(data.__get__, assign)),
+        (torch.nn.Module, "_apply", _apply),
+    ]
 
 
 def fake_from_birth(fake_mode: FakeTensorMode) -> list[Replacement]:
@@ -74,10 +80,7 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
     if moved is parameter:
         return
     parameter.grad = None
-    if _are_alike(parameter, moved):
-        parameter.data = moved
-    else:
-        _become(parameter, torch.nn.Parameter(moved, parameter.requires_grad))
+    parameter.data = moved
     if isinstance(parameter, FakeTensor) and isinstance(moved, FakeTensor):
         parameter.fake_device = moved.fake_device
     if gradient is not None:
@@ -89,15 +92,3 @@ def _are_alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) == isinstance(other, FakeTensor) and (
         tensor.is_meta == other.is_meta
     )
-
-
-def _become(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Give a tensor all that another is, but for its identity; the other is not used again."""
-    kind, attributes = type(tensor), dict(tensor.__dict__)
-    tensor.__class__ = type(other)
-    other.__class__ = kind
-    tensor.__dict__.clear()
-    tensor.__dict__.update(other.__dict__)
-    other.__dict__.clear()
-    other.__dict__.update(attributes)
-    torch._C._swap_tensor_impl(tensor, other)

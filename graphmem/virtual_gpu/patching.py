@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from graphmem.caller.turns import uninterrupted
+
 Replacement = tuple[Any, str, Any]
 
 
@@ -20,8 +22,9 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in reversed(undo):
-            if value is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        with uninterrupted():
+            for owner, name, value in reversed(undo):
+                if value is missing:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, value)

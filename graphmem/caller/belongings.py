@@ -1,0 +1,127 @@
+"""All that the caller had before, found by asking Python's collector for what there is."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import compress
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from graphmem.caller.generators import Generators, generators_on_the_stack
+from graphmem.caller.objects import Objects
+from graphmem.caller.settings import Settings
+from graphmem.caller.tensors import Tensors
+from graphmem.caller.turns import uninterrupted
+from graphmem.caller.values import Values
+
+_KINDS = frozenset(
+    {
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        LRScheduler,
+        torch.amp.GradScaler,
+        torch.utils.data.DataLoader,
+        torch.utils.data.Sampler,
+    }
+)
+
+
+class Belongings:
+    """What there is now."""
+
+    def __init__(self, *, all_values: bool) -> None:
+        """Note it.
+
+        Args:
+            all_values: whether no tensor may change its values; else only those that modules and
+                optimizers hold, and what the program writes into others is its own doing.
+        """
+        tensors, objects = _what_there_is()
+        self._settings = Settings()
+        self.tensors = Tensors(tensors)
+        self._objects = Objects(objects, self.tensors)
+        held = [note for note in self.tensors if all_values or note.held is not None]
+        self.values = Values(held)
+        for note in held:
+            grad_note = None if note.grad is None else self.tensors.note_of(note.grad)
+            if grad_note is not None:
+                self.values.guard(grad_note)
+        self.generators = Generators([*generators_on_the_stack(), *_generators_of(objects)])
+
+    def before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operation is about to run on real data."""
+        self.values.before(operation, args, kwargs)
+        generator = kwargs.get("generator")
+        if generator is not None:
+            self.generators.before_draw(generator)
+
+    def put_back(self) -> None:
+        """Undo everything that has changed."""
+        with ExitStack() as stack, torch._C.DisableTorchFunctionSubclass():
+            stack.callback(self.generators.put_back)
+            stack.callback(self._undo_changes)
+            stack.callback(self._objects.put_back)
+            stack.callback(self.values.put_back)
+            stack.callback(self._undo_moves)
+            stack.callback(self._settings.put_back)
+
+    def _undo_moves(self) -> None:
+        for note in self.tensors:
+            note.undo_moves()
+
+    def _undo_changes(self) -> None:
+        for note in self.tensors:
+            note.undo_changes()
+
+
+@contextmanager
+def put_back(*, all_values: bool) -> Iterator[Belongings]:
+    """Note what there is, and put it back when the block is left, however it is left.
+
+    Args:
+        all_values: see `Belongings`.
+    """
+    found: list[Belongings] = []
+    try:
+        with uninterrupted():
+            found.append(Belongings(all_values=all_values))
+        yield found[0]
+    finally:
+        with uninterrupted():
+            for each in found:
+                each.put_back()
+
+
+def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
+    """Tensors, and objects that hold them."""
+    everything = _all_objects()
+    kinds = set(map(type, everything))
+    of_tensors = {kind for kind in kinds if torch.Tensor in kind.__mro__}
+    of_objects = {kind for kind in kinds if not _KINDS.isdisjoint(kind.__mro__)}
+    wanted = of_tensors | of_objects
+    found = list(compress(everything, map(wanted.__contains__, map(type, everything))))
+    del everything
+    tensors = [each for each in found if type(each) in of_tensors]
+    return tensors, [each for each in found if type(each) in of_objects]
+
+
+def _all_objects() -> list[Any]:
+    """What the collector knows; it does not list what was frozen."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
+
+
+def _generators_of(objects: list[Any]) -> Iterator[Any]:
+    for each in objects:
+        for value in vars(each).values():
+            if isinstance(value, torch.Generator):
+                yield value

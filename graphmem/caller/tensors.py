@@ -1,0 +1,155 @@
+"""Tensors of the caller's: which memory they had, and what autograd knew of them.
+
+A tensor that moves to the virtual card keeps its identity and changes all else
+(`graphmem.virtual_gpu.parameters`). What it was lies in another Python object meanwhile, its
+`original`, and the two swap once more at the end. A tensor that nobody holds any more by then is
+replaced by its original: who does not hold it cannot tell.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class Note:
+    """What a tensor was.
+
+    Attributes:
+        held: the tensor, while it is real: then nothing but this note may hold it. A fake one is
+            not held, since the card's memory is the program's to free.
+        original: what the tensor was before it became another one, None while it is itself.
+        data: its memory before other data was assigned to it, None while it has its own.
+        grad: its gradient.
+    """
+
+    __slots__ = (
+        "_attributes",
+        "_post_hooks",
+        "_requires_grad",
+        "_tensor_hooks",
+        "_version",
+        "data",
+        "grad",
+        "held",
+        "original",
+        "ref",
+    )
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.ref = weakref.ref(tensor)
+        self.held: torch.Tensor | None = None
+        self.original: torch.Tensor | None = None
+        self.data: torch.Tensor | None = None
+        is_leaf = tensor.is_leaf
+        self.grad = tensor.grad if is_leaf else None
+        self._requires_grad = tensor.requires_grad if is_leaf else None
+        self._tensor_hooks = _Hooks(tensor, "_backward_hooks")
+        self._post_hooks = _Hooks(tensor, "_post_accumulate_grad_hooks")
+        self._attributes = dict(tensor.__dict__)
+        self._version = None if tensor.is_inference() else tensor._version
+
+    def tensor(self) -> torch.Tensor | None:
+        """The tensor, or what stands for it; None where nothing is left of it."""
+        found = self.ref()
+        return self.original if found is None else found
+
+    def undo_moves(self) -> None:
+        """Give the tensor back the memory that it had."""
+        tensor = self.ref()
+        if tensor is not None and self.original is not None:
+            become(tensor, self.original)
+        if self.data is not None:
+            target = self.tensor()
+            if target is not None:
+                target.data = self.data
+
+    def undo_changes(self) -> None:
+        """Give back gradient, hooks, attributes, and whether it requires a gradient."""
+        tensor = self.tensor()
+        if tensor is None:
+            return
+        if not _are_same(tensor.__dict__, self._attributes):
+            tensor.__dict__.clear()
+            tensor.__dict__.update(self._attributes)
+        if self._requires_grad is not None:
+            if tensor.requires_grad is not self._requires_grad:
+                tensor.requires_grad_(self._requires_grad)
+            if tensor.grad is not self.grad:
+                tensor.grad = self.grad
+        self._tensor_hooks.undo(tensor)
+        self._post_hooks.undo(tensor)
+        if self._version is not None and tensor._version != self._version:
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (self._version,))
+
+
+def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return list(one) == list(other) and all(one[name] is other[name] for name in one)
+
+
+class _Hooks:
+    """The hooks of one kind on a tensor."""
+
+    __slots__ = ("_before", "_hooks", "_name")
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        self._name = name
+        self._hooks: dict[int, Any] | None = getattr(tensor, name)
+        self._before = dict(self._hooks or {})
+
+    def undo(self, tensor: torch.Tensor) -> None:
+        """Take off what was added, and put back what was removed."""
+        now = getattr(tensor, self._name)
+        if now is None:
+            return
+        if self._hooks is None:
+            setattr(tensor, self._name, None)
+        elif self._hooks != self._before:
+            self._hooks.clear()
+            self._hooks.update(self._before)
+
+
+class Tensors:
+    """Notes of tensors, by identity."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._notes = {id(tensor): Note(tensor) for tensor in tensors}
+
+    def __iter__(self) -> Any:
+        return iter(self._notes.values())
+
+    def note_of(self, tensor: torch.Tensor) -> Note | None:
+        """What is known of a tensor that was there before."""
+        note = self._notes.get(id(tensor))
+        return note if note is not None and note.ref() is tensor else None
+
+    def before_data(self, tensor: torch.Tensor) -> None:
+        """Other data of the same kind is about to be assigned to a tensor."""
+        note = self.note_of(tensor)
+        if note is not None and note.original is None and note.data is None:
+            note.data = tensor.detach()
+
+    def before_becoming(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """A tensor is about to become what `other` is, and the other way round."""
+        note = self.note_of(tensor)
+        if note is not None and note.original is None:
+            note.original, note.held = other, None
+
+
+def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Let two tensors swap all that they are, but for their identity.
+
+    Also where graphs of autograd hold them: a node goes on with what it held
+    (`THPModule_swap_tensor_impl`, torch/csrc/Module.cpp).
+    """
+    kind, attributes = type(tensor), dict(tensor.__dict__)
+    tensor.__class__ = type(other)
+    other.__class__ = kind
+    tensor.__dict__.clear()
+    tensor.__dict__.update(other.__dict__)
+    other.__dict__.clear()
+    other.__dict__.update(attributes)
+    torch._C._swap_tensor_impl(tensor, other)

@@ -1,0 +1,71 @@
+"""One program at a time: torch is patched for the whole process.
+
+Several threads that ask for an analysis take turns. Who asks from within a program that is being
+watched, its threads included, would wait for itself, and is refused.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from graphmem.errors import InputError
+
+_lock = threading.Lock()
+_inside: set[int] = set()
+
+
+def is_watched() -> bool:
+    """Whether this thread runs a program that is being watched."""
+    return threading.get_ident() in _inside
+
+
+@contextmanager
+def turn(what: str) -> Iterator[None]:
+    """Wait until no other thread's program is watched.
+
+    Args:
+        what: what is asked for, with its article.
+
+    Raises:
+        InputError: this thread's own is.
+    """
+    if is_watched():
+        raise InputError(
+            f"{what} was asked for from inside of an analysis or on a virtual GPU",
+            hint="ask before or after: outside of build(), of the step, and of the "
+            "`with graphmem.virtual_gpu(…)` block or the script of `graphmem run`",
+        )
+    with _lock, watched_thread():
+        yield
+
+
+@contextmanager
+def watched_thread() -> Iterator[None]:
+    """This thread belongs to the program that is being watched."""
+    ident = threading.get_ident()
+    _inside.add(ident)
+    try:
+        yield
+    finally:
+        _inside.discard(ident)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C wait until the end of the block, so that nothing is left half done."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        before(*caught[0])

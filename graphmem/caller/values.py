@@ -1,0 +1,96 @@
+"""Values of the caller's tensors: memory is copied before it is written into for the first time.
+
+Operations that run on real data come by here. Which arguments they write into says their schema;
+the kernels of batch normalisation write running statistics that theirs does not mark
+(aten/src/ATen/native/native_functions.yaml, `native_batch_norm`: no `(a!)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from graphmem.caller.tensors import Note
+
+aten = torch.ops.aten
+_UNMARKED = {aten.native_batch_norm.default: (3, 4)}
+
+
+class Values:
+    """The memory of some tensors."""
+
+    def __init__(self, notes: Iterable[Note]) -> None:
+        self._by_storage: dict[int, list[Note]] = {}
+        self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
+        for note in notes:
+            self.guard(note)
+
+    def guard(self, note: Note) -> None:
+        """What this tensor holds is copied before it is written into."""
+        storage = _storage_of(note.ref())
+        if storage is not None:
+            self._by_storage.setdefault(storage._cdata, []).append(note)
+
+    def before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An operation is about to run on real data."""
+        if not self._by_storage:
+            return
+        for position, name in self._written_by(operation):
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in _tensors_in(value):
+                self.before_write(tensor)
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        """A tensor is about to be written into."""
+        storage = _storage_of(tensor)
+        if storage is None or storage._cdata in self._copies:
+            return
+        for note in self._by_storage.get(storage._cdata, ()):
+            known = _storage_of(note.ref())
+            if known is not None and known._cdata == storage._cdata:
+                self._copies[storage._cdata] = (storage, storage.clone())
+                return
+
+    def _written_by(self, operation: Any) -> tuple[tuple[int, str], ...]:
+        found = self._written.get(operation)
+        if found is None:
+            schema = operation._schema
+            unmarked = _UNMARKED.get(operation, ())
+            found = self._written[operation] = tuple(
+                (position, argument.name)
+                for position, argument in enumerate(schema.arguments)
+                if position in unmarked
+                or (argument.alias_info is not None and argument.alias_info.is_write)
+            )
+        return found
+
+    def put_back(self) -> None:
+        """Undo what was written."""
+        for storage, copy in self._copies.values():
+            if storage.nbytes() != copy.nbytes():
+                storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+
+
+def _storage_of(tensor: torch.Tensor | None) -> torch.UntypedStorage | None:
+    """The memory of a tensor on this machine."""
+    if tensor is None or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and _is_wrapper(tensor):
+        return None
+    return tensor.untyped_storage()
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a class of its own has no memory itself, as a fake one."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        yield from (each for each in value if isinstance(each, torch.Tensor))
