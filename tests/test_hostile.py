@@ -114,7 +114,7 @@ def test_a_hostile_toml_or_lock_is_exit_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.py").write_text(TINY)
-    (tmp_path / "graphmem.toml").write_text('[target.one]\ntarget = "one.py:build"\n')
+    (tmp_path / "graphmem.toml").write_text('[targets.one]\ntarget = "one.py:build"\n')
     (tmp_path / name).write_bytes(content)
 
     outcome = run_graphmem("check", "--no-cache")
@@ -153,7 +153,7 @@ def test_a_hostile_report_or_exported_program_is_exit_code_2(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    config = '[target.one]\ntarget = "one.py:build"\n'
+    config = '[targets.one]\ntarget = "one.py:build"\n'
     return Project.create(tmp_path / "project", one__py=TINY, graphmem__toml=config)
 
 

@@ -120,6 +120,8 @@ def read_lock(path: Path) -> Lock:
         text = path.read_text("utf-8")
     except OSError as error:
         raise InputError(f"cannot read {path.name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path.name} is no baseline: it is not UTF-8") from error
     conflict = _CONFLICT.search(text)
     if conflict:
         line = text.count("\n", 0, conflict.start()) + 1
@@ -129,7 +131,7 @@ def read_lock(path: Path) -> Lock:
         )
     try:
         lock = msgspec.toml.decode(text, type=Lock)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{path.name} is no baseline: {error}") from error
     if lock.schema != SCHEMA:
         raise InputError(f"{path.name} has the schema {lock.schema!r}, not {SCHEMA!r}")
