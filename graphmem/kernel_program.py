@@ -14,6 +14,8 @@ from typing import Protocol
 from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
 
 MAIN_THREAD = "the main thread"
+CONVOLUTION_WORKSPACE = "workspace of cuDNN's convolution"
+"""Scratch that cuDNN can do without: it passes over plans whose workspace cannot be allocated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

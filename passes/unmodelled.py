@@ -3,7 +3,8 @@
 Each clause lists itself as an assumption where the graph meets it, so that no report is silently
 approximate:
   (1) cuDNN chooses the workspace of a convolution at run time; a plan whose workspace cannot be
-      allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp);
+      allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp); `kernels/convolution.py`
+      has a rule for some;
   (2) LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space, dropout state and
       workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp);
   (3) operations for which a rule of `kernel_memory` lacks the layout of an operand;
@@ -17,7 +18,7 @@ approximate:
 from __future__ import annotations
 
 from graphmem.graph import Assumption, Op, StepGraph
-from graphmem.kernel_program import KernelMemory
+from graphmem.kernel_program import CONVOLUTION_WORKSPACE, KernelMemory, Take
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 
@@ -36,7 +37,7 @@ def find_unmodelled(
     memory: KernelMemory = annotations["kernel_memory"]
     found = [
         _assumption(
-            _matching(graph, _CONVOLUTIONS),
+            [op for op in _matching(graph, _CONVOLUTIONS) if not _has_workspace(op, memory)],
             "workspace of cuDNN's convolutions",
             "0 bytes",
             "cuDNN chooses it at run time, up to what is left on the card",
@@ -79,6 +80,13 @@ def find_unmodelled(
 
 def _matching(graph: StepGraph, prefixes: tuple[str, ...]) -> list[Op]:
     return [op for op in graph.ops if op.target.startswith(prefixes)]
+
+
+def _has_workspace(op: Op, memory: KernelMemory) -> bool:
+    program = memory.programs.get(op.index, ())
+    return any(
+        isinstance(step, Take) and step.scratch.what == CONVOLUTION_WORKSPACE for step in program
+    )
 
 
 def _of_nodes(graph: StepGraph, names: frozenset[str]) -> list[Op]:

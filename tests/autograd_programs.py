@@ -643,6 +643,14 @@ def close_where_both_are_not_a_number(first: nn.Linear, second: nn.Linear) -> No
 
 
 @program
+def searched_for_nan(first: nn.Linear, second: nn.Linear) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        (first(rows()).exp() * second(rows()).sin()).square().sum().backward()
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        first(rows()).exp().sum().backward()
+
+
+@program
 def products_with_a_batch_of_one(first: nn.Linear, second: nn.Linear) -> None:
     x = first(cube())
     (x @ torch.randn(1, SIZE, 5)).square().sum().backward()

@@ -495,6 +495,70 @@ class TestOthers:
         assert program == ["out0", "out1", "out2", *as_matrix[1:]]
         assert len(program) == 7
 
+    def half_convolution(
+        self, gpu: str, dtype: torch.dtype = HALF, stride: tuple[int, ...] | None = None
+    ) -> Calls:
+        """(8, 12, 16, 16) by 24 filters of 3x3: 16 and 24 are the next multiples of 8."""
+        calls = Calls(gpu)
+        x, weight = (
+            tensor(8, 12, 16, 16, dtype=dtype, stride=stride),
+            tensor(24, 12, 3, 3, dtype=dtype),
+        )
+        self.program = calls.call(
+            aten.convolution.default, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+        )
+        return calls
+
+    @pytest.mark.parametrize(
+        ("gpu", "dtype"),
+        [("a100", HALF), ("h100", HALF), ("t4", torch.float16), ("v100", torch.float16)],
+    )
+    def test_tensor_cores_get_copies_with_channels_last_and_padded(
+        self, gpu: str, dtype: torch.dtype
+    ) -> None:
+        calls = self.half_convolution(gpu, dtype)
+        copies = (8 * 16 * 256 + 24 * 16 * 9 + 8 * 24 * 256) * 2
+
+        assert self.program == ["out0", copies, -copies]
+        assert [each.what for each in calls.assumptions()] == [
+            "workspace of cuDNN's convolutions in 16 bits"
+        ]
+
+    @pytest.mark.parametrize(
+        ("gpu", "dtype", "stride"),
+        [
+            ("t4", HALF, None),  # bfloat16 is emulated there: ResNet-50 of t4_preflight
+            ("a100", torch.float32, None),  # nca2d
+            ("a100", HALF, (12 * 256, 1, 12 * 16, 12)),  # channels last
+        ],
+    )
+    def test_without_a_transpose_nothing_is_taken(
+        self, gpu: str, dtype: torch.dtype, stride: tuple[int, ...] | None
+    ) -> None:
+        self.half_convolution(gpu, dtype, stride)
+
+        assert self.program == ["out0"]
+
+    def test_a_weights_gradient_has_partial_sums_besides(self) -> None:
+        """Liger's row of length 256 on an RTX 3090: 12.19287109375 MiB were printed, at
+        this workspace (fixtures/cases/liger_multi_token_attention.toml)."""
+        x, weight = tensor(2, 4, 256, 256, dtype=HALF), tensor(4, 4, 3, 3, dtype=HALF)
+        program = Calls("rtx-3090").call(
+            aten.convolution_backward.default,
+            x, x, weight, [4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
+        )  # fmt: skip
+        copies = 2 * (2 * 8 * 256 * 256) * 2 + 4 * 8 * 9 * 2
+
+        assert program == ["out0", copies, -copies, "out1", copies + 1_115_008, -copies - 1_115_008]
+
+    def test_a_convolution_of_each_channel_takes_none(self) -> None:
+        x, weight = tensor(8, 16, 16, 16, dtype=HALF), tensor(16, 1, 3, 3, dtype=HALF)
+        program = Calls("a100").call(
+            aten.convolution.default, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 16
+        )
+
+        assert program == ["out0"]
+
     def test_short_rows_are_sorted_in_place(self) -> None:
         program = Calls().call(aten.sort.default, tensor(10, 1000), 1)
 

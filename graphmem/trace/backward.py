@@ -10,9 +10,11 @@ done here (torch/csrc/autograd/engine.cpp; names in brackets are its own):
   (3) results are summed and cast to what the next node expects while the node's own gradients
       and saved tensors are still alive [`validate_outputs`];
   (4) then the incoming gradients are dropped, then the saved tensors [`evaluate_function`];
-  (5) then each result moves to the next node's buffer, where it is summed [`InputBuffer::add`].
+  (5) in anomaly mode each result is then searched for NaN [`evaluate_function`];
+  (6) then each result moves to the next node's buffer, where it is summed [`InputBuffer::add`].
 
-Not covered: several devices at once (one queue serves all), and anomaly mode.
+Not covered: several devices at once (one queue serves all), and what anomaly mode does with sparse
+gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch.autograd.function import BackwardCFunction
 
 from graphmem.trace import python_functions
 from graphmem.trace.freed_graphs import free_in_a_loop
-from graphmem.trace.gradients import GradientRules
+from graphmem.trace.gradients import GradientRules, search_for_nan
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.ready_queue import ReadyQueue
@@ -221,6 +223,7 @@ class Backward:
             with self._saved.running(node, release=not task.keep_graph):
                 outputs = self._call(task, node, inputs)
                 _drop(inputs)
+            search_for_nan(outputs)
             self._observer.run_node(None)
             self._hand_on(task, node, outputs)
 

@@ -183,3 +183,19 @@ def sum_to(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     if dims:
         tensor = tensor.sum(dims, keepdim=True)
     return tensor.view(shape) if leading else tensor
+
+
+def search_for_nan(gradients: list[Any]) -> None:
+    """`isnan(output)._is_any_true()`, in anomaly mode: a bool for each element.
+
+    torch/csrc/autograd/engine.cpp, `evaluate_function`, after `release_variables`; what it finds is
+    a value of the device, of which a trace knows nothing.
+    """
+    if not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
+        return
+    with torch.no_grad():
+        for gradient in gradients:
+            if gradient is not None and not gradient.is_sparse:
+                mask = torch.isnan(gradient)
+                found = torch._is_any_true(mask)
+                del found, mask  # in this order, as temporaries of one expression go
