@@ -1,12 +1,14 @@
 """Whether a step fits on the card: its allocations and frees, replayed with an end of memory.
 
 A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
-where the driver refuses. What the context takes is an estimate; the verdict is certain iff it is
-the same where the context takes `CONTEXT_UNCERTAINTY_BYTES` less and the driver leaves as much of
-the card as any was seen to leave, and where it takes as much more and the driver leaves as little.
+where the driver refuses. What the context takes is an estimate with bounds
+(graphmem/cuda_context.py); the verdict is certain iff it is the same where the context takes the
+least and the driver leaves as much of the card as any was seen to leave, and where it takes the
+most and the driver leaves as little. cuDNN passes over a convolution's plan whose workspace is
+refused; which one it takes then is not known, so the run goes on without one, and the verdict is
+not certain.
 
-Not covered: what cuDNN and cuBLAS do when their workspace is refused (they take a slower plan), and
-other processes on the card.
+Not covered: other processes on the card.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from graphmem.allocator import CachingAllocator, OutOfMemory
-from graphmem.gpus import CONTEXT_UNCERTAINTY_BYTES
-from graphmem.graph import Storage
+from graphmem.graph import OwnerKind, Storage
+from graphmem.kernel_program import CONVOLUTION_WORKSPACE
 from graphmem.runtime import Runtime
 from graphmem.simulate import Move, Simulator, Timeline
 
@@ -38,11 +40,13 @@ class Replay:
         timeline: up to the end, or to the request that was refused.
         cache_emptied: how often the driver refused and the cache was given back.
         refused: the request that ended it, or None.
+        did_without: how many workspaces of convolutions were refused.
     """
 
     timeline: Timeline
     cache_emptied: int = 0
     refused: Refused | None = None
+    did_without: int = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -82,14 +86,26 @@ def replay(found: Iterable[Move], allocator: CachingAllocator) -> Replay:
     """Apply moves to an allocator until it runs out of memory."""
     simulator = Simulator(allocator)
     refused = None
+    without: set[int] = set()
     for tick, born, storage in found:
+        if storage is not None and storage.id in without:
+            continue
         try:
             simulator.apply(tick, born, storage)
         except OutOfMemory as error:
             assert storage is not None  # emptying the cache asks for nothing
+            if _can_do_without(storage):
+                without.add(storage.id)
+                continue
             refused = Refused(tick, storage, error)
             break
-    return Replay(simulator.finish(), allocator.num_alloc_retries, refused)
+    return Replay(simulator.finish(), allocator.num_alloc_retries, refused, len(without))
+
+
+def _can_do_without(storage: Storage) -> bool:
+    """Whether cuDNN tries another plan (aten/src/ATen/native/cudnn/Conv_v8.cpp, `try_plans`)."""
+    owner = storage.owned_as(OwnerKind.WORKSPACE)
+    return owner is not None and owner.name == CONVOLUTION_WORKSPACE
 
 
 def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdict:
@@ -101,7 +117,7 @@ def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdi
         unbounded: the same moves where there is no end of memory.
     """
     whole = Replay(unbounded)
-    gpu, estimate, uncertainty = runtime.gpu, runtime.gpu.context_bytes, CONTEXT_UNCERTAINTY_BYTES
+    gpu, estimate = runtime.gpu, runtime.gpu.context_bytes
     most = gpu.memory_bytes + gpu.memory_surplus_bytes
     least = gpu.memory_bytes - gpu.memory_spread_bytes
 
@@ -112,14 +128,15 @@ def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdi
 
     result = on_card(gpu.memory_bytes, estimate)
     others = [
-        on_card(most, max(0, estimate - uncertainty)),
-        on_card(least, estimate + uncertainty),
+        on_card(most, estimate - gpu.context_spread_bytes),
+        on_card(least, estimate + gpu.context_surplus_bytes),
     ]
     fits = result.refused is None
     capacity = _capacity_of(runtime.new_allocator())
     return Verdict(
         replay=result,
-        is_certain=all(fits == (other.refused is None) for other in others),
+        is_certain=not result.did_without
+        and all(fits == (other.refused is None) for other in others),
         capacity_bytes=capacity,
         margin_bytes=capacity - (result if fits else whole).reserved_bytes,
     )

@@ -75,6 +75,7 @@ class CardFit(msgspec.Struct, frozen=True):
     capacity: int
     context: int
     context_uncertainty: int
+    context_spread: int
     memory_spread: int
     memory_surplus: int
     largest: int | None
@@ -250,6 +251,7 @@ class _Search:
             capacity=card.capacity,
             context=card.context,
             context_uncertainty=card.context_uncertainty,
+            context_spread=card.context_spread,
             memory_spread=card.memory_spread,
             memory_surplus=card.memory_surplus,
             largest=largest,

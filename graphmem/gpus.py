@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 
+from graphmem.cuda_context import context_of
 from graphmem.errors import InputError
 
 _MIB = 2**20
@@ -40,31 +41,11 @@ _MAX_THREADS_PER_MULTIPROCESSOR: Mapping[tuple[int, int], int] = MappingProxyTyp
     }
 )
 
-# The largest of the public out-of-memory messages of PyTorch 2.x that were found for each compute
-# capability, as "this process has A in use" less "B is allocated by PyTorch" less "C is reserved
-# by PyTorch but unallocated"; messages with private pools were left out. The texts round to
-# 0.01 GiB, hence about 15 MiB either way.
-_CONTEXT_BYTES: Mapping[tuple[int, int], int] = MappingProxyType(
-    {
-        (7, 0): 384 * _MIB,  # V100: 379, 384, 384 MiB
-        (7, 5): 198 * _MIB,  # T4: 115, 164, 198 MiB
-        (8, 0): 543 * _MIB,  # A100: 491, 504, 512, 543 MiB
-        (8, 6): 420 * _MIB,  # RTX 3090: 307, 353, 420 MiB
-        (8, 9): 483 * _MIB,  # RTX 4090: 483 MiB; RTX 6000 Ada, idle: 426 MiB (unsloth-zoo #1053)
-        (9, 0): 680 * _MIB,  # H100: 599, 601 MiB; H200: 680 MiB
-        (10, 0): 712 * _MIB,  # B200: 712 MiB
-        (12, 0): 614 * _MIB,  # RTX 5090: 614 MiB
-    }
-)
-
 CONTEXT_NOTE = (
     "an estimate: memory of the CUDA context, loaded kernels and library handles, seen by "
     "nvidia-smi and not by torch.cuda.memory_reserved(); the largest of a few public readings "
     "for the compute capability, and lazy kernel loading moves it"
 )
-
-# The widest spread of those readings for one capability is 113 MiB (RTX 3090), and 15 of rounding.
-CONTEXT_UNCERTAINTY_BYTES = 128 * _MIB
 
 # docs/sources.md, "cuBLAS workspaces" (read in the machine code of the wheels of torch 2.7,
 # 2.8, 2.10, 2.11, 2.12.1 and 2.13.0; pytorch PR #175344).
@@ -117,7 +98,17 @@ class Gpu:
     @property
     def context_bytes(self) -> int:
         """Bytes that a process takes besides what PyTorch's allocator reserves; `CONTEXT_NOTE`."""
-        return _CONTEXT_BYTES[self.compute_capability]
+        return context_of(self.compute_capability).estimate_bytes
+
+    @property
+    def context_spread_bytes(self) -> int:
+        """How much less than `context_bytes` it may be."""
+        return self.context_bytes - context_of(self.compute_capability).least_bytes
+
+    @property
+    def context_surplus_bytes(self) -> int:
+        """How much more than `context_bytes` it may be."""
+        return context_of(self.compute_capability).most_bytes - self.context_bytes
 
     def cublas_workspace_bytes(self, torch_version: str) -> int:
         """Bytes of one cuBLAS workspace where CUBLAS_WORKSPACE_CONFIG is not set.

@@ -4,10 +4,11 @@ import re
 
 import pytest
 
+from graphmem.cuda_context import READINGS, Reading, context_of
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 SMALL_WORKSPACE = 8_519_680
 LARGE_WORKSPACE = 33_554_432
 
@@ -140,3 +141,23 @@ def test_a_card_has_what_its_newest_driver_leaves_and_others_leave_less_or_more(
 def test_a_version_of_torch_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="not a version of torch: 'newest'"):
         find_gpu("a100").cublas_workspace_bytes("newest")
+
+
+def test_the_context_has_the_bounds_that_were_read() -> None:
+    """Messages of PyTorch on A100s: 491 to 543 MiB; nvidia-smi beside one empty tensor: 863. On
+    Hopper 599 to 680, and 1,185 with CUDA 12.8."""
+    a100, h100 = find_gpu("a100"), find_gpu("h100")
+
+    assert a100.context_bytes == 543 * MIB
+    assert a100.context_bytes + a100.context_surplus_bytes == 863 * MIB
+    assert h100.context_bytes + h100.context_surplus_bytes == 1185 * MIB
+    assert h100.context_bytes - h100.context_spread_bytes == (680 - 128) * MIB
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.card)
+def test_every_reading_of_one_process_lies_within_its_cards_bounds(reading: Reading) -> None:
+    context = context_of(reading.compute_capability)
+    within = [context.least_bytes <= mib * MIB <= context.most_bytes for mib in reading.mib]
+
+    assert reading.source
+    assert all(within) or reading.has_nccl

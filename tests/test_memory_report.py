@@ -15,7 +15,8 @@ from graphmem.allocator import BlockInfo, SegmentInfo
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.capacity import Verdict, judge, replay
 from graphmem.gpus import Gpu
-from graphmem.graph import Storage
+from graphmem.graph import Owner, OwnerKind, Storage
+from graphmem.kernel_program import CONVOLUTION_WORKSPACE
 from graphmem.render.page import page
 from graphmem.report.memory import fragmentation_of, pools_of
 from graphmem.report.schema import Fragmentation, PoolInfo
@@ -117,6 +118,18 @@ def test_a_verdict_that_a_driver_with_more_room_would_change_says_so() -> None:
     verdict = verdict_on(changes_of(740 * MIB), other_drivers)
     assert not verdict.is_certain
     assert (verdict.fits, verdict.capacity_bytes) == (False, CAPACITY)
+
+
+def test_a_convolution_goes_on_without_a_workspace_that_is_refused() -> None:
+    """cuDNN tries its next plan; what that takes is not known, so the verdict is not certain."""
+    changes = changes_of(400 * MIB, 300 * MIB, -1, 20 * MIB)
+    owner = Owner(OwnerKind.WORKSPACE, CONVOLUTION_WORKSPACE, 2)
+    changes[1][2].owners.append(owner)
+    verdict = verdict_on(changes)
+
+    assert verdict.fits
+    assert not verdict.is_certain
+    assert (verdict.replay.did_without, verdict.replay.reserved_bytes) == (1, 420 * MIB)
 
 
 def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:

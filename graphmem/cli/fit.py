@@ -168,14 +168,14 @@ def _where(card: CardFit, name: str) -> str:
 
 
 def _footnotes(card: CardFit, name: str) -> Iterator[str]:
+    from graphmem.report.text import context_in_words
     from graphmem.units import format_bytes
 
     yield from (f"not as expected: {each}" for each in card.surprises)
     if not card.surprises and card.largest is not None:
         yield f"assumed: every smaller {_value_of(name)} fits as well"
-    context, uncertainty = format_bytes(card.context), format_bytes(card.context_uncertainty)
-    room = f"{card.capacity:,} bytes"
-    yield f"PyTorch can have {room}, beside {context} ± {uncertainty} of CUDA context"
+    context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
+    yield f"PyTorch can have {card.capacity:,} bytes, beside {context}"
     for nbytes, word in ((card.memory_spread, "less"), (card.memory_surplus, "more")):
         if nbytes:
             yield f"some drivers leave {format_bytes(nbytes)} {word} of this card"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
+from graphmem.cuda_context import READINGS
 from graphmem.gpus import CONTEXT_NOTE, DEFAULT_GPU, GPUS, Gpu
 from graphmem.plain_text import Console
 from graphmem.units import format_bytes
@@ -37,6 +39,7 @@ def _as_json() -> dict[str, Any]:
         "default": DEFAULT_GPU,
         "context_note": CONTEXT_NOTE,
         "gpus": [_row_as_json(gpu) for gpu in GPUS],
+        "context_readings": [asdict(reading) for reading in READINGS],
     }
 
 
@@ -50,6 +53,8 @@ def _row_as_json(gpu: Gpu) -> dict[str, Any]:
         "memory_spread_bytes": gpu.memory_spread_bytes,
         "memory_surplus_bytes": gpu.memory_surplus_bytes,
         "context_bytes": gpu.context_bytes,
+        "context_spread_bytes": gpu.context_spread_bytes,
+        "context_surplus_bytes": gpu.context_surplus_bytes,
         "compute_capability": list(gpu.compute_capability),
         "multiprocessors": gpu.multiprocessors,
         "max_threads_per_multiprocessor": gpu.max_threads_per_multiprocessor,

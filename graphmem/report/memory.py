@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from graphmem.allocator import SegmentInfo
 from graphmem.capacity import Refused, Replay, Verdict, judge, replay
-from graphmem.gpus import CONTEXT_UNCERTAINTY_BYTES
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
 from graphmem.report.build import Held, place_of
@@ -89,13 +88,15 @@ def _on_card(
         within_estimate=not verdict.is_certain,
         capacity=verdict.capacity_bytes,
         context=runtime.gpu.context_bytes,
-        context_uncertainty=CONTEXT_UNCERTAINTY_BYTES,
+        context_uncertainty=runtime.gpu.context_surplus_bytes,
+        context_spread=runtime.gpu.context_spread_bytes,
         memory_spread=runtime.gpu.memory_spread_bytes,
         memory_surplus=runtime.gpu.memory_surplus_bytes,
         allocated=verdict.replay.allocated_bytes,
         reserved=verdict.replay.reserved_bytes,
         margin=verdict.margin_bytes,
         cache_emptied=verdict.replay.cache_emptied,
+        did_without=verdict.replay.did_without,
         refused=None
         if refused is None
         else _refusal(refused, verdict.replay.timeline, graph, annotations),

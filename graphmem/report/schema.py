@@ -136,18 +136,20 @@ class OnCard(msgspec.Struct, frozen=True):
 
     Attributes:
         fits: whether it does.
-        within_estimate: whether the answer is another one where there is `context_uncertainty +
-            memory_surplus` more room, or `context_uncertainty + memory_spread` less.
+        within_estimate: whether the answer is another one where there is `context_spread +
+            memory_surplus` more room, or `context_uncertainty + memory_spread` less, or whether
+            a convolution had to do without its workspace.
         capacity: what the allocator can have: the card's memory less `context`, or what a memory
             fraction allows.
         context: what the process takes besides; an estimate.
-        context_uncertainty: how far it may be off, either way.
+        context_uncertainty, context_spread: how much more and less of it was seen.
         memory_spread, memory_surplus: how much less and more of the card other drivers leave.
         allocated, reserved: the highest on the card; up to the refusal where there is one.
         margin: what is left where the most is reserved; negative where the step does not fit: how
             much more than `capacity` it would reserve where there is no end of memory.
         cache_emptied: how often the driver refused and the cache was given back.
         refused: what does not fit.
+        did_without: how many workspaces cuDNN's convolutions could not have.
     """
 
     fits: bool
@@ -162,6 +164,8 @@ class OnCard(msgspec.Struct, frozen=True):
     cache_emptied: int
     refused: Refusal | None
     memory_surplus: int = 0
+    context_spread: int = 0
+    did_without: int = 0
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):

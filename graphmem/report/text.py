@@ -129,8 +129,16 @@ def _verdict(report: Report) -> Iterator[Text | Padding]:
 
 
 def _context(card: OnCard) -> str:
-    uncertainty = format_bytes(card.context_uncertainty)
-    return f"{format_bytes(card.context)} ± {uncertainty} of CUDA context{_spread(card)}"
+    context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
+    return f"{context}{_spread(card)}"
+
+
+def context_in_words(estimate: int, less: int, more: int) -> str:
+    """An estimate of the CUDA context with its bounds."""
+    if less == more:
+        return f"{format_bytes(estimate)} ± {format_bytes(more)} of CUDA context"
+    bounds = f"{format_bytes(estimate - less)} to {format_bytes(estimate + more)} were seen"
+    return f"{format_bytes(estimate)} of CUDA context ({bounds})"
 
 
 def _spread(card: OnCard) -> str:
@@ -143,6 +151,11 @@ def _emptied(card: OnCard) -> Iterator[Text]:
     if card.cache_emptied:
         times = "once" if card.cache_emptied == 1 else f"{card.cache_emptied} times"
         yield Text(f"{_INDENT}PyTorch emptied its cache {times} on the way")
+    if card.did_without:
+        yield Text(
+            f"{_INDENT}{card.did_without} of cuDNN's workspaces were refused: it takes another "
+            "plan, which is not known"
+        )
 
 
 def _timeline(report: Report) -> Iterator[Text]:

@@ -1,0 +1,118 @@
+"""What a process has of a card besides what PyTorch's allocator reserves: readings, by card.
+
+The CUDA context, loaded kernels, and handles of libraries. Two kinds of readings were found:
+
+  (1) a message of PyTorch that memory ran out: "this process has A in use" less "B is allocated by
+      PyTorch" less "C is reserved by PyTorch but unallocated". That is the very quantity; the
+      texts round to 0.01 GiB, hence about 15 MiB either way;
+  (2) nvidia-smi, beside a process that has allocated next to nothing. That counts what the driver
+      itself has of the card as well, and what a launcher made, so it is a bound from above.
+
+The estimate for a compute capability is the largest reading of (1) without NCCL; the least that is
+reckoned with is `_SLACK` below it, or the smallest less its rounding; the most is `_SLACK` above
+it, or the largest of (1) and (2). Ranks of a process group have NCCL's buffers besides: their
+readings are listed, and bound no verdict of one process.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+_MIB = 2**20
+
+_ROUNDING = 15 * _MIB
+_SLACK = 128 * _MIB  # the widest spread of (1) for one capability, 113 MiB (RTX 3090), and rounding
+
+_MESSAGES = "out-of-memory messages of PyTorch 2.x"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What processes on a card were seen to take.
+
+    Attributes:
+        card: where.
+        compute_capability: the card's.
+        mib: what was read, each.
+        source: who printed it, and under which driver or CUDA where that is known.
+        is_exact: kind (1), else kind (2).
+        has_nccl: whether the process was one of several ranks.
+    """
+
+    card: str
+    compute_capability: tuple[int, int]
+    mib: tuple[int, ...]
+    source: str
+    is_exact: bool = True
+    has_nccl: bool = False
+
+
+READINGS: tuple[Reading, ...] = (
+    Reading("V100", (7, 0), (379, 384, 384), _MESSAGES),
+    Reading("T4", (7, 5), (115, 164, 198), _MESSAGES),
+    Reading("A100", (8, 0), (491, 504, 512, 543), _MESSAGES),
+    Reading(
+        "A100 80 GB",
+        (8, 0),
+        (863,),
+        "nvidia-smi after one empty tensor, 2023: the article of docs/exactness.md, nanoGPT",
+        is_exact=False,
+    ),
+    Reading("RTX 3090", (8, 6), (307, 353, 420), _MESSAGES),
+    Reading("RTX 4090", (8, 9), (483,), _MESSAGES),
+    Reading("RTX 6000 Ada", (8, 9), (426,), "unsloth-zoo #1053, idle, torch 2.10.0+cu130"),
+    Reading("H100", (9, 0), (599, 601), _MESSAGES),
+    Reading("H200", (9, 0), (680,), _MESSAGES),
+    Reading(
+        "H100",
+        (9, 0),
+        (1184, 1185),
+        "nvidia-smi before the model exists, torch 2.9.1+cu128, world size 1 under torchrun: "
+        "openai/parameter-golf @4908dc46, track_non_record_16mb",
+        is_exact=False,
+    ),
+    Reading(
+        "H100, eight ranks",
+        (9, 0),
+        (1505, 1519, 1520, 1521, 1525),
+        "nvidia-smi before the model exists, each of eight, CUDA 12.6 and 12.8, torch 2.9, 2.10: "
+        "openai/parameter-golf @4908dc46, KellerJordan/modded-nanogpt @f411b3d3",
+        is_exact=False,
+        has_nccl=True,
+    ),
+    Reading("B200", (10, 0), (712,), _MESSAGES),
+    Reading("RTX 5090", (12, 0), (614,), _MESSAGES),
+)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a process takes besides, by compute capability."""
+
+    estimate_bytes: int
+    least_bytes: int
+    most_bytes: int
+
+
+@cache
+def context_of(compute_capability: tuple[int, int]) -> Context:
+    """The readings of processes that are no ranks, as one estimate with its bounds."""
+    exact = list(_mib_of(compute_capability, is_exact=True))
+    every = [*exact, *_mib_of(compute_capability, is_exact=False)]
+    estimate = max(exact) * _MIB
+    return Context(
+        estimate_bytes=estimate,
+        least_bytes=max(0, min(estimate - _SLACK, min(exact) * _MIB - _ROUNDING)),
+        most_bytes=max(max(every) * _MIB, estimate + _SLACK),
+    )
+
+
+def _mib_of(compute_capability: tuple[int, int], *, is_exact: bool) -> Iterator[int]:
+    for reading in READINGS:
+        fits = reading.compute_capability == compute_capability and not reading.has_nccl
+        if fits and reading.is_exact == is_exact:
+            yield from reading.mib
