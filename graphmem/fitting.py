@@ -182,7 +182,7 @@ def find_fit(
 ) -> Fit:
     """What `fit` does."""
     _check(request, over)
-    names = list(dict.fromkeys(find_gpu(name).name for name in gpus))
+    names = list(dict.fromkeys(find_gpu(name).label for name in gpus))
     _check_target(target, request, over)
     searches = [_Search(target, replace(request, gpu=name), over, progress) for name in names]
     cards = [search.run() for search in searches]

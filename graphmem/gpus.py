@@ -9,7 +9,9 @@ in whole MiB only; their `memory_note` says so.
 Compute capability, multiprocessors and threads: NVIDIA's data sheets, CUDA C++ Programming Guide
 ("Technical Specifications per Compute Capability"), and docs/sources.md, "Multiprocessors".
 
-Not covered: MIG slices, laptop variants, cards that are not NVIDIA's.
+A card that is not listed can be described (graphmem/gpu_description.py).
+
+Not covered: MIG slices, cards that are not NVIDIA's.
 
 This module does not import torch.
 """
@@ -25,10 +27,10 @@ from types import MappingProxyType
 from graphmem.cuda_context import context_of
 from graphmem.errors import InputError
 
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 
 # CUDA C++ Programming Guide, "Maximum number of resident threads per SM".
-_MAX_THREADS_PER_MULTIPROCESSOR: Mapping[tuple[int, int], int] = MappingProxyType(
+MAX_THREADS_PER_MULTIPROCESSOR: Mapping[tuple[int, int], int] = MappingProxyType(
     {
         (7, 0): 2048,
         (7, 5): 1024,
@@ -54,6 +56,7 @@ _CUBLAS_WORKSPACE_BYTES_LARGE = 4096 * 1024 * 8
 _BLACKWELL_LARGE_WORKSPACE_SINCE = (2, 12)
 
 _READ_IN_MIB = "read in whole MiB, so up to 1 MiB too low"
+_NOMINAL = "the nominal size: ECC and the driver leave up to 9 % less (of an L4 8.4 %)"
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,20 @@ class Gpu:
         return max((self.memory_bytes, *self.other_memory_bytes)) - self.memory_bytes
 
     @property
+    def label(self) -> str:
+        """What `find_gpu` takes to find this card again."""
+        if _BY_NORMALISED_NAME.get(_normalised(self.name)) is self:
+            return self.name
+        sm = "".join(map(str, self.compute_capability))
+        return (
+            f"name={self.name},memory={self.memory_bytes},sm={sm},"
+            f"multiprocessors={self.multiprocessors}"
+        )
+
+    @property
     def max_threads_per_multiprocessor(self) -> int:
         """Threads that one multiprocessor keeps resident."""
-        return _MAX_THREADS_PER_MULTIPROCESSOR[self.compute_capability]
+        return MAX_THREADS_PER_MULTIPROCESSOR[self.compute_capability]
 
     @property
     def context_bytes(self) -> int:
@@ -182,6 +196,30 @@ GPUS: tuple[Gpu, ...] = (
     ),
     # deviceQuery 12.7
     Gpu("rtx-a6000", "NVIDIA RTX A6000", 51_160_023_040, (8, 6), 84, ("a6000",)),
+    # get_device_properties(): 45416MB and 84 multiprocessors
+    Gpu("a40", "NVIDIA A40", 45_416 * _MIB, (8, 6), 84, memory_note=_READ_IN_MIB),
+    # get_device_properties(): 48601MB and 72 multiprocessors
+    Gpu("quadro-rtx-8000", "Quadro RTX 8000", 48_601 * _MIB, (7, 5), 72, memory_note=_READ_IN_MIB),
+    # Data sheets of NVIDIA ("Quadro RTX 6000", "TITAN RTX"): 24 GB, 4,608 CUDA cores, which are 72
+    # multiprocessors. A CNN recorded on such a card has the staging buffers of 72 (576 bytes).
+    Gpu(
+        "quadro-rtx-6000",
+        "Quadro RTX 6000",
+        24 * _GIB,
+        (7, 5),
+        72,
+        memory_note=_NOMINAL,
+        other_memory_bytes=(24 * _GIB * 91 // 100,),
+    ),
+    Gpu(
+        "titan-rtx",
+        "TITAN RTX",
+        24 * _GIB,
+        (7, 5),
+        72,
+        memory_note=_NOMINAL,
+        other_memory_bytes=(24 * _GIB * 91 // 100,),
+    ),
     # get_device_properties() of torch 2.7.1+cu128: 97250MB and 188 multiprocessors
     Gpu(
         "rtx-pro-6000",
@@ -207,13 +245,18 @@ DEFAULT_GPU = "a100-80gb"
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU called `name`: its name, its title or an alias.
+    """Return the GPU called `name`: its name, its title or an alias, or the one that is described.
 
-    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count.
+    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count. A description is
+    "name=my-card,memory=24GiB,sm=75,multiprocessors=72" (graphmem/gpu_description.py).
 
     Raises:
         InputError: no GPU is called so; the hint names the nearest ones.
     """
+    if "=" in name:
+        from graphmem.gpu_description import described_gpu
+
+        return described_gpu(name)
     wanted = _normalised(name)
     gpu = _BY_NORMALISED_NAME.get(wanted)
     if gpu is not None:
@@ -225,7 +268,7 @@ def find_gpu(name: str) -> Gpu:
     if nearest:
         hint = f"did you mean {' or '.join(nearest)}? `graphmem gpus` lists all"
     else:
-        hint = "`graphmem gpus` lists the known ones"
+        hint = "`graphmem gpus` lists the known ones, and says how to describe another"
     raise InputError(f"unknown GPU {name!r}", hint=hint)
 
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from graphmem.cuda_context import READINGS, Reading, context_of
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu
+from tests.kernel_calls import Calls, aten, tensor
 
 MIB, GIB = 2**20, 2**30
 SMALL_WORKSPACE = 8_519_680
@@ -53,7 +55,10 @@ def test_a_gpu_like_no_other_is_answered_with_the_list(written: str) -> None:
     with pytest.raises(InputError) as refusal:
         find_gpu(written)
 
-    assert refusal.value.hint == "`graphmem gpus` lists the known ones"
+    assert (
+        refusal.value.hint
+        == "`graphmem gpus` lists the known ones, and says how to describe another"
+    )
 
 
 def test_no_two_gpus_answer_to_one_name() -> None:
@@ -161,3 +166,42 @@ def test_every_reading_of_one_process_lies_within_its_cards_bounds(reading: Read
 
     assert reading.source
     assert all(within) or reading.has_nccl
+
+
+def test_a_card_that_is_not_listed_is_described() -> None:
+    """A recorded `any` of 1,966,080 elements had 144 blocks of 512 threads: 72 multiprocessors of
+    1,024 threads, as a Quadro RTX 6000 has."""
+    described = find_gpu("name=rtx-6000, memory=24GiB, sm=75, multiprocessors=72")
+
+    assert (described.name, described.memory_bytes) == ("rtx-6000", 24 * GIB)
+    assert described.compute_capability == (7, 5)
+    assert described.multiprocessors * described.max_threads_per_multiprocessor // 512 == 144
+    assert find_gpu(described.label) == described
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_a_listed_card_is_found_by_its_label(gpu: Gpu) -> None:
+    assert find_gpu(gpu.label) is gpu
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("memory=24GiB,sm=75", "lacks multiprocessors"),
+        ("memory=24GiB,sm=75,multiprocessors=72,colour=green", "no field .* 'colour=green'"),
+        ("memory=24GiB,sm=75,multiprocessors=many", "multiprocessors=many is no number"),
+        ("memory=much,sm=75,multiprocessors=72", "memory=much is no card's memory"),
+        ("memory=24GiB,sm=35,multiprocessors=72", "sm=35 is no compute capability"),
+    ],
+)
+def test_a_description_that_cannot_be_used_says_why(written: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_gpu(written)
+
+
+@pytest.mark.parametrize("name", ["quadro-rtx-6000", "titan-rtx", "quadro-rtx-8000"])
+def test_the_turing_workstation_cards_have_72_multiprocessors(name: str) -> None:
+    """A recorded `any` over 1,966,080 elements on one of them took 144 and 4 bytes."""
+    program = Calls(name).call(aten.any.default, tensor(1_966_080, dtype=torch.bool))
+
+    assert program == ["out0", 144, 4, -4, -144]

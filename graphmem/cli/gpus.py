@@ -82,5 +82,8 @@ def _print_table() -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
     console.print(table)
     console.print(f"\ndefault: {DEFAULT_GPU}", highlight=False)
+    console.print(
+        "another card: --gpu name=my-card,memory=24GiB,sm=75,multiprocessors=72", highlight=False
+    )
     console.print("memory: torch.cuda.get_device_properties().total_memory", highlight=False)
     console.print(f"context: {CONTEXT_NOTE}", highlight=False, soft_wrap=True)

@@ -25,7 +25,12 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="A keyword argument of build(); repeatable."),
 ]
 GpuName = Annotated[
-    str, typer.Option("--gpu", metavar="NAME", help="The card; `graphmem gpus` lists them.")
+    str,
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        help="The card; `graphmem gpus` lists them, and says how to describe another.",
+    ),
 ]
 TorchVersion = Annotated[
     str | None,

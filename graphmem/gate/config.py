@@ -41,7 +41,7 @@ _TABLE = ("tool", "graphmem")
 
 def _gpu(name: str) -> str:
     try:
-        return find_gpu(name).name
+        return find_gpu(name).label
     except InputError as error:
         raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from error
 

@@ -111,7 +111,7 @@ def saved_for_backward(graph: StepGraph) -> int:
 def _runtime(runtime: Runtime) -> RuntimeInfo:
     major, minor = runtime.gpu.compute_capability
     return RuntimeInfo(
-        gpu=runtime.gpu.name,
+        gpu=runtime.gpu.label,
         title=runtime.gpu.title,
         memory=runtime.gpu.memory_bytes,
         compute_capability=f"{major}.{minor}",
