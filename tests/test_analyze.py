@@ -179,3 +179,29 @@ def test_a_line_of_the_graph_names_operation_shape_bytes_storage_module_and_line
     assert re.fullmatch(
         r"%\w+ = aten\.addmm\.default  bfloat16\[16x256\] 8192B s\d+  up  \S*mlp\.py:\d+  .*", line
     )
+
+
+def test_flags_of_libraries_that_no_rule_follows_are_named() -> None:
+    """Each is an assumption with a bound; without convolutions cuDNN's have nothing to change."""
+
+    import torch
+    from torch import nn
+
+    def build() -> object:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.deterministic = True
+        return nn.Conv2d(3, 8, 3), torch.randn(2, 3, 16, 16), lambda out: out.sum()
+
+    flags = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    try:
+        report = graphmem.analyze(build, steps=1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags
+
+    assert {
+        "memory of deterministic algorithms",
+        "workspace of cuDNN's deterministic plans",
+        "workspaces of cuDNN's trials",
+    } <= {each.what for each in report.assumptions}

@@ -25,6 +25,7 @@ from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.dispatch import at
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.in_place_forms import InPlaceForms
+from graphmem.trace.library_flags import note_flags
 from graphmem.trace.location import Location
 from graphmem.trace.naming import describe_model, name_model, name_optimizer, name_variables
 from graphmem.trace.node_hooks import NodeHooks
@@ -105,6 +106,7 @@ class Session:
             stack.enter_context(self._autocast.following())
             stack.enter_context(self.mode)
             yield
+            note_flags(self.recorder)
 
     def _refusing_transforms(self) -> Replacement:
         """The derivatives of `torch.func` begin by switching off hooks for saved tensors."""
@@ -138,6 +140,7 @@ class Session:
         """The outermost call of `backward` or `grad` begins a phase."""
         if not self._depth:
             name_variables(self.recorder, self.location)
+            note_flags(self.recorder)
             self.recorder.enter_backward()
 
     def enter_backward(self) -> None:

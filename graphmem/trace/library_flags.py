@@ -1,0 +1,44 @@
+"""Flags that make libraries take other kernels, which no rule follows: named in the report.
+
+Read where a backward pass begins and where the trace ends; a flag that is set and put back between
+two such moments is not seen.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from graphmem.trace.recorder import Recorder
+
+
+def note_flags(recorder: Recorder) -> None:
+    """List each flag that is set now as an assumption, with its bound."""
+    if torch.are_deterministic_algorithms_enabled():
+        recorder.assume(
+            "memory of deterministic algorithms",
+            "as without them",
+            "torch.use_deterministic_algorithms() takes other kernels: writes at indices sort, "
+            "five times 8 bytes an index; flash attention's gradient has a float32 copy of that of "
+            "the queries for each share of the multiprocessors; a recorded BERT, six blocks of "
+            "4 bytes",
+            None,
+        )
+    if not any(op.target.startswith("aten.convolution") for op in recorder.graph.ops):
+        return
+    if torch.backends.cudnn.deterministic:
+        recorder.assume(
+            "workspace of cuDNN's deterministic plans",
+            "as of others",
+            "torch.backends.cudnn.deterministic leaves out plans; the workspace of what is chosen "
+            "is bounded by what is left on the card",
+            None,
+        )
+    if torch.backends.cudnn.benchmark:
+        recorder.assume(
+            "workspaces of cuDNN's trials",
+            "0 bytes",
+            "torch.backends.cudnn.benchmark tries the plans for each new shape, with workspaces up "
+            "to what is left on the card, then empties the cache: the first step's peak may be "
+            "higher, reserved bytes lower",
+            None,
+        )
