@@ -123,7 +123,11 @@ class RealRun(TorchDispatchMode):
         storage = tensor.untyped_storage()
         known = self._blocks.get(storage._cdata)
         nbytes = storage.nbytes()
-        if (known is None and not nbytes) or (known is not None and known.nbytes == nbytes):
+        if (
+            tensor.is_meta
+            or (known is None and not nbytes)
+            or (known is not None and known.nbytes == nbytes)
+        ):
             return
         block = _Block(storage, self._freed)
         block.key, block.nbytes, block.number = storage._cdata, nbytes, None

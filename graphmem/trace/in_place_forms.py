@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.trace.transform_levels import TransformLevels
 from graphmem.virtual_gpu.notes import NOTHING, Note
 
 aten = torch.ops.aten
@@ -114,10 +115,12 @@ class InPlaceForms:
 
     Args:
         observed: choose as an observed run does.
+        levels: of `torch.func`, whose wrappers are subclass-like in every run.
     """
 
-    def __init__(self, *, observed: bool) -> None:
+    def __init__(self, *, observed: bool, levels: TransformLevels) -> None:
         self._observed = observed
+        self._levels = levels
 
     def choose(self, func: Any, args: tuple[Any, ...], node: Any, caller: FrameType | None) -> Any:
         """The operation to run in place of `func`, which `caller` has called.
@@ -131,7 +134,7 @@ class InPlaceForms:
         form = _IN_PLACE.get(func)
         if node is not None:
             form = _IN_FORMULA.get(node.name(), _IN_PLACE).get(func)
-        if form is None or self._observed:
+        if form is None or self._observed or self._levels:
             return func
         makers = form.makers
         if not torch.is_grad_enabled():

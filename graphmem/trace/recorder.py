@@ -26,6 +26,7 @@ from graphmem.graph import (
     TensorOut,
 )
 from graphmem.trace.nodes import MadeBy, NodeWriter
+from graphmem.trace.transform_levels import innermost
 from graphmem.virtual_gpu.sparse import parts_of
 
 DTYPE_NAMES = {
@@ -171,6 +172,7 @@ class Recorder:
 
         A sparse tensor has none of its own: those of its indices and values are alive.
         """
+        tensor = innermost(tensor)
         if tensor.layout is not torch.strided:
             return None
         return self.storage_in(tensor.untyped_storage())

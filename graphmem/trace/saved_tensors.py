@@ -18,9 +18,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem import graph
+from graphmem.errors import InputError
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
+from graphmem.trace.transform_levels import innermost, wrapped_anew
 from graphmem.virtual_gpu.notes import NOTHING, Note
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
@@ -120,9 +122,19 @@ class SavedTensors:
             leave(hooks, *exception)
             regions.pop().clear()
 
+        @contextmanager
+        def disabled(message: str) -> Iterator[None]:
+            """What torch.func's derivatives begin with; the user's hooks may not be on then."""
+            if regions:
+                raise InputError(
+                    message, hint="leave out save_on_cpu() or other hooks around the transform"
+                )
+            yield
+
         replacements = [
             (manager, "__enter__", enter_wrapped),
             (manager, "__exit__", leave_wrapped),
+            (torch.autograd.graph, "disable_saved_tensors_hooks", disabled),
         ]
         with manager(self._pack, self._unpack), replaced(replacements):
             try:
@@ -147,11 +159,14 @@ class SavedTensors:
 
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         saved = self._new_token([])
+        wrapper, tensor = tensor, innermost(tensor)
         if tensor.layout is not torch.strided:
             self._pack_sparse(saved, tensor)
             return saved
         storage, _ = self._recorder.observe(tensor, None)
-        if isinstance(tensor, FakeTensor):
+        if wrapper is not tensor:
+            saved.payload = wrapped_anew(wrapper)
+        elif isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
             saved.made_by = self._recorder.maker_of(tensor)
         else:

@@ -11,18 +11,16 @@ import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.optim.optimizer as optim_hooks
 
-from graphmem.errors import InputError
 from graphmem.trace import initialisers
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
 from graphmem.trace.data_dependent import DataDependentMode
-from graphmem.trace.dispatch import at
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.in_place_forms import InPlaceForms
 from graphmem.trace.library_flags import note_flags
@@ -32,8 +30,9 @@ from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.transform_levels import TransformLevels
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
-from graphmem.virtual_gpu.patching import Replacement, replaced
+from graphmem.virtual_gpu.patching import replaced
 
 
 class Session:
@@ -72,6 +71,7 @@ class Session:
         rules = GradientRules(self.recorder, subclass_like=subclass_like)
         self._walk = Backward(rules, self.saved, self._hooks, self._views, self)
         self._depth = 0
+        self._levels = TransformLevels()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self.mode = mode(
             self.recorder,
@@ -79,7 +79,7 @@ class Session:
             self.location,
             self._autocast,
             self._views,
-            InPlaceForms(observed=subclass_like),
+            InPlaceForms(observed=subclass_like, levels=self._levels),
         )
 
     @contextmanager
@@ -98,27 +98,15 @@ class Session:
             stack.enter_context(self._hooks.collecting())
             stack.enter_context(self.location.following(outermost))
             stack.enter_context(self.saved.hooks())
-            stack.enter_context(replaced([self._refusing_transforms()]))
             of_weights = initialisers.replacements(self.recorder, self.location)
             stack.enter_context(replaced(of_weights))
+            stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
             stack.enter_context(self.mode)
             yield
             note_flags(self.recorder)
-
-    def _refusing_transforms(self) -> Replacement:
-        """The derivatives of `torch.func` begin by switching off hooks for saved tensors."""
-
-        def refuse(message: str) -> NoReturn:
-            where = at(self.location.source())
-            raise InputError(
-                f"torch.func's derivatives switch off the hooks that show what is saved{where}",
-                hint="take the gradient with backward() or torch.autograd.grad",
-            )
-
-        return torch.autograd.graph, "disable_saved_tensors_hooks", refuse
 
     def name_what_lives(self) -> None:
         """Say what models and optimizers hold, by the names of now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,21 +41,21 @@ def device_replacements(gpu: Gpu, torch_release: tuple[int, int]) -> list[Replac
         "_cuda_getDeviceCount": lambda: 1,
         "_cuda_getDevice": lambda: _DEVICE,
         "_cuda_setDevice": check_device,
-        "_cuda_exchangeDevice": _exchange,
-        "_cuda_maybeExchangeDevice": _exchange,
+        "_cuda_exchangeDevice": _exchange_device,
+        "_cuda_maybeExchangeDevice": _maybe_exchange_device,
         "_cuda_canDeviceAccessPeer": _can_access_peer,
         "_cuda_ipc_collect": _nothing,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: _DEVICE,
         "_accelerator_setDeviceIndex": check_device,
-        "_accelerator_exchangeDevice": _exchange,
-        "_accelerator_maybeExchangeDevice": _exchange,
+        "_accelerator_exchangeDevice": _exchange_index,
+        "_accelerator_maybeExchangeDevice": _maybe_exchange_index,
     }
     cuda = torch.cuda
     return [
         *((torch._C, name, function) for name, function in functions.items()),
-        (cuda, "_exchange_device", _exchange),
-        (cuda, "_maybe_exchange_device", _exchange),
+        (cuda, "_exchange_device", _exchange_device),
+        (cuda, "_maybe_exchange_device", _maybe_exchange_device),
         (cuda, "_get_device_properties", lambda device: properties),
         (cuda, "_CudaDeviceProperties", DeviceProperties),
         (cuda, "_is_in_bad_fork", lambda: False),
@@ -96,6 +97,13 @@ def _exchange(index: int) -> int:
         return -1
     check_device(index)
     return _DEVICE
+
+
+# torch._dynamo tells functions apart by identity (`TorchInGraphFunctionVariable._get_handlers`).
+_exchange_device = partial(_exchange)
+_maybe_exchange_device = partial(_exchange)
+_exchange_index = partial(_exchange)
+_maybe_exchange_index = partial(_exchange)
 
 
 def _can_access_peer(device: int, peer: int) -> bool:

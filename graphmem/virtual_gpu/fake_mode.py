@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
@@ -22,7 +23,7 @@ class VirtualFakeMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     def dispatch(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Any = None
     ) -> Any:
         """PyTorch's, but for operators whose results graphmem makes itself."""
         kernel = KERNELS.get(func)
