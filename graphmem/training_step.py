@@ -27,6 +27,7 @@ class TrainingStep:
             a callable without arguments that makes one of these anew each iteration. Inputs
             on the CPU are moved to the device in every iteration, as a training loop does.
         loss: `loss(output) -> scalar`. Default: the output's own `.loss`, else the sum of it.
+            Tensors of the CPU that it closes over, such as labels, are moved with the inputs.
         optimizer: an optimizer, or a callable `parameters -> optimizer`. Default: AdamW.
         autocast: `"fp16"`, `"bf16"`, or None.
         accumulate: forward and backward passes for each optimizer step.
@@ -35,6 +36,9 @@ class TrainingStep:
         step: a callable without arguments that runs one whole iteration as the user's own loop
             body would; it closes over model, optimizer and data, and the other fields are then
             used for names only.
+        keep_output: hold the model's output until the next forward pass has made another one, as
+            the usual `output = model(x); loss = loss_fn(output); loss.backward()` does. False is
+            `loss = loss_fn(model(x))`, which also `transformers.Trainer` comes to.
         assume: what graphmem may take for granted of values that only a real run knows, such as
             `{"nonzero": 0.25}`: a data-dependent selection keeps a quarter of its elements. Each
             assumption that was used is listed in the report.
@@ -49,4 +53,5 @@ class TrainingStep:
     clip_grad_norm: float | None = None
     scaler: Any = None
     step: Callable[[], Any] | None = None
+    keep_output: bool = True
     assume: Mapping[str, float] = field(default_factory=dict)

@@ -70,7 +70,7 @@ def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
             draws.fill()
         return tensor
 
-    original: Callable[..., torch.Tensor] = init._no_grad_trunc_normal_  # type: ignore[attr-defined]
+    original: Callable[..., torch.Tensor] = init._no_grad_trunc_normal_
     return [
         (init, "_no_grad_trunc_normal_", trunc_normal),
         *(skipped(name, lambda tensor: True) for name in _FILLS),

@@ -2,7 +2,14 @@
 
 One iteration is: move the inputs, forward, loss, backward (`accumulate` times), clip, optimizer
 step, zero the gradients. The outputs and the loss are ordinary variables of this loop, so they
-live from one iteration into the next as they do in a user's.
+live from one iteration into the next as they do in a user's:
+
+    output = model(inputs)
+    loss = loss_fn(output)
+    loss.backward()
+
+With `keep_output=False` it is `loss = loss_fn(model(inputs))`. Host tensors that the loss closes
+over move with the inputs (`closed_over`).
 """
 
 from __future__ import annotations
@@ -15,6 +22,8 @@ from typing import Any
 import torch
 
 from graphmem.errors import InputError
+from graphmem.graph import Source
+from graphmem.trace.closed_over import ClosedOver
 from graphmem.training_step import TrainingStep
 
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -63,6 +72,7 @@ class TrainingLoop:
         *,
         keep_grads: bool,
         inference: bool,
+        notice: Callable[[str, str, str, Source | None], object] = lambda *told: None,
     ) -> None:
         if step.model is None:
             raise InputError("the training step has neither a model nor a step to run")
@@ -73,7 +83,9 @@ class TrainingLoop:
         self._on_input = on_input
         self._keep_grads = keep_grads
         self._inference = inference
+        self._notice = notice
         self._moves_inputs = False
+        self._closed_over = ClosedOver(None, device)
         self.optimizer: torch.optim.Optimizer | None = None
         self.scaler: Any = None
         self.output: Any = None
@@ -85,6 +97,8 @@ class TrainingLoop:
         if self._inference:
             self._model.eval()
             return
+        if self._moves_inputs:
+            self._move_what_the_loss_closes_over()
         self.optimizer = self._make_optimizer()
         if self.optimizer is not None:
             follow_parameters(self.optimizer)
@@ -92,6 +106,17 @@ class TrainingLoop:
             self.scaler = torch.amp.GradScaler(self._device.type)
         else:
             self.scaler = self._step.scaler or None
+
+    def _move_what_the_loss_closes_over(self) -> None:
+        self._closed_over = ClosedOver(self._step.loss, self._device)
+        self._closed_over.move_modules()
+        if self._closed_over.names:
+            self._notice(
+                f"host tensors that the loss closes over ({', '.join(self._closed_over.names)})",
+                "they move to the card with the inputs",
+                "the loop is graphmem's own; a step of yours moves them itself",
+                self._closed_over.source,
+            )
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         made = self._step.optimizer
@@ -115,15 +140,24 @@ class TrainingLoop:
 
     def _next_inputs(self) -> Any:
         inputs = self._step.inputs() if callable(self._step.inputs) else self._step.inputs
-        return to_device(inputs, self._device, self._on_input) if self._moves_inputs else inputs
+        return self._to_device(inputs) if self._moves_inputs else inputs
+
+    def _to_device(self, value: Any) -> Any:
+        return to_device(value, self._device, self._on_input)
 
     def _forward(self) -> None:
         with self._autocast():
             self.output = call(self._model, self._next_inputs())
 
     def _forward_with_loss(self) -> None:
-        with self._autocast():
-            loss = (self._step.loss or default_loss)(call(self._model, self._next_inputs()))
+        loss_of = self._step.loss or default_loss
+        inputs = [self._next_inputs()]  # popped: none of this loop's variables keeps them
+        with self._closed_over.moved(self._to_device), self._autocast():
+            if self._step.keep_output:
+                self.output = call(self._model, inputs.pop())
+                loss = loss_of(self.output)
+            else:
+                loss = loss_of(call(self._model, inputs.pop()))
         self.loss = loss if self._step.accumulate == 1 else loss / self._step.accumulate
 
     def _backward(self) -> None:
@@ -242,17 +276,16 @@ def move_to_device(model: torch.nn.Module, inputs: Any, device: torch.device) ->
     """Move a model that was left on the CPU; True when its inputs are to be moved as well.
 
     Raises:
-        InputError: the model is on the device and its inputs are not, or the other way round.
+        InputError: the inputs are on the device and the model is not.
     """
     held = [*model.parameters(), *model.buffers()]
     on_device = any(tensor.device == device for tensor in held)
     given = [] if callable(inputs) else list(tensors_in(inputs))
     inputs_on_device = any(tensor.device == device for tensor in given)
-    if device.type != "cpu" and given and held and on_device != inputs_on_device:
-        model_at, inputs_at = (device, "the CPU") if on_device else ("the CPU", device)
+    if device.type != "cpu" and held and inputs_on_device and not on_device:
         raise InputError(
-            f"the model is on {model_at} and its inputs are on {inputs_at}",
-            hint="put both on the device in build(), or leave both on the CPU",
+            f"the model is on the CPU and its inputs are on {device}",
+            hint="put the model on the device in build() as well, or leave both on the CPU",
         )
     model.to(device)
     return not inputs_on_device

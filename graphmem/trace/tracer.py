@@ -125,6 +125,7 @@ class _Tracer:
             self._identify_input,
             keep_grads=self._options.keep_grads,
             inference=self._options.inference,
+            notice=self._recorder.assume,
         )
         loop.prepare()
         return loop.iterate

@@ -1,0 +1,179 @@
+"""Host tensors that a loss closes over, in the loop that graphmem runs itself.
+
+`lambda out: cross_entropy(out, labels)` is how a loss with labels is written. A loop of the user's
+own moves labels with the batch, so graphmem's does: (1) tensors, and lists, tuples and dicts of
+them, in closures, defaults, `partial`s, attributes of callable objects and globals that the loss
+names are on the device while the model and the loss run; (2) modules, such as a criterion with
+weights, move once.
+
+Not moved: single numbers, which a card takes from the host; what requires grad, since an optimizer
+would not know the copy; what the loss reaches in other ways.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from graphmem.graph import Source
+from graphmem.trace.location import is_user_file, short_path
+
+Move = Callable[[Any], Any]
+
+
+class _Place(NamedTuple):
+    """Where a value stands, and how another one is put there."""
+
+    name: str
+    value: Any
+    put: Callable[[Any], object]
+
+
+class ClosedOver:
+    """What a loss closes over on the host.
+
+    Attributes:
+        names: of what moves.
+        source: where the loss is written, None where that cannot be told.
+    """
+
+    def __init__(self, loss: Callable[..., Any] | None, device: torch.device) -> None:
+        self._device = device
+        self._seen: set[int] = set()
+        self._places: list[_Place] = []
+        self._modules: dict[str, torch.nn.Module] = {}
+        self.source = _source_of(loss)
+        if loss is not None and device.type != "cpu":
+            self._look_at("the loss", loss, None)
+
+    @property
+    def names(self) -> list[str]:
+        """What moves, by the names that the loss has for it."""
+        return list(dict.fromkeys([*(place.name for place in self._places), *self._modules]))
+
+    def move_modules(self) -> None:
+        """Modules move once, before the first iteration."""
+        for module in self._modules.values():
+            module.to(self._device)
+
+    @contextmanager
+    def moved(self, move: Move) -> Iterator[None]:
+        """Have the tensors on the device for a while.
+
+        Args:
+            move: copies what is in a nest of tensors to the device.
+        """
+        for place in self._places:
+            place.put(move(place.value))
+        try:
+            yield
+        finally:
+            for place in self._places:
+                place.put(place.value)
+
+    def _look_at(self, name: str, value: Any, put: Callable[[Any], object] | None) -> None:
+        if id(value) in self._seen:
+            return
+        if isinstance(value, torch.nn.Module):
+            self._seen.add(id(value))
+            held = [*value.parameters(), *value.buffers()]
+            if any(tensor.device.type == "cpu" for tensor in held):
+                self._modules[name] = value
+        elif put is not None and _holds_host_tensors(value):
+            self._places.append(_Place(name, value, put))
+        elif callable(value):
+            self._seen.add(id(value))
+            self._look_into(value)
+
+    def _look_into(self, function: Any) -> None:
+        if isinstance(function, partial):
+            self._look_into_partial(function)
+        elif isinstance(function, types.MethodType):
+            self._look_at(function.__name__, function.__self__, None)
+            self._look_into(function.__func__)
+        elif isinstance(function, types.FunctionType):
+            self._look_into_function(function)
+        elif not isinstance(function, (type, types.BuiltinFunctionType)):
+            attributes = getattr(function, "__dict__", {})
+            for name, value in list(attributes.items()):
+                self._look_at(name, value, partial(attributes.__setitem__, name))
+
+    def _look_into_function(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            self._look_at(name, value, partial(setattr, cell, "cell_contents"))
+        names = code.co_varnames[: code.co_argcount]
+        defaults = list(function.__defaults__ or ())
+        for position, value in enumerate(defaults):
+            name = names[len(names) - len(defaults) + position]
+            self._look_at(name, value, partial(_put_default, function, position))
+        for name in _named_in(code):
+            if name in function.__globals__:
+                put = partial(function.__globals__.__setitem__, name)
+                self._look_at_global(name, function.__globals__[name], put, function)
+
+    def _look_at_global(
+        self, name: str, value: Any, put: Callable[[Any], object], function: types.FunctionType
+    ) -> None:
+        """Only what belongs to the same file: its tensors, its modules and its functions."""
+        is_function = isinstance(value, types.FunctionType)
+        if is_function and value.__globals__ is function.__globals__:
+            self._look_at(name, value, None)
+        elif isinstance(value, (torch.Tensor, torch.nn.Module, list, tuple, dict, partial)):
+            self._look_at(name, value, put)
+
+    def _look_into_partial(self, function: partial[Any]) -> None:
+        self._look_at("the loss", function.func, None)
+        for position, value in enumerate(function.args):
+            self._look_at(f"argument {position}", value, partial(_put_argument, function, position))
+        for name, value in function.keywords.items():
+            self._look_at(name, value, partial(function.keywords.__setitem__, name))
+
+
+def _holds_host_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device.type == "cpu" and value.dim() > 0 and not value.requires_grad
+    if isinstance(value, dict):
+        return any(map(_holds_host_tensors, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_holds_host_tensors, value))
+
+
+def _put_default(function: types.FunctionType, position: int, value: Any) -> None:
+    defaults = list(function.__defaults__ or ())
+    defaults[position] = value
+    function.__defaults__ = tuple(defaults)
+
+
+def _put_argument(function: partial[Any], position: int, value: Any) -> None:
+    arguments = list(function.args)
+    arguments[position] = value
+    state = (function.func, tuple(arguments), function.keywords, vars(function))
+    function.__setstate__(state)  # type: ignore[attr-defined]
+
+
+def _named_in(code: types.CodeType) -> Iterator[str]:
+    """The globals that a function may name, those of functions inside of it as well."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _named_in(constant)
+
+
+def _source_of(loss: Any) -> Source | None:
+    while isinstance(loss, partial):
+        loss = loss.func
+    code = getattr(loss, "__code__", None)
+    if code is None:
+        code = getattr(vars(type(loss)).get("__call__"), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return None
+    return Source(short_path(code.co_filename), code.co_firstlineno, code.co_name)
