@@ -103,7 +103,7 @@ _GARBAGE = {
     "binary": bytes(range(256)),
     "not UTF-8": b"\xff\xfe = 1\n",
     "deep": b"a = " + b"[" * 100_000,
-    "other fields": b"[evil]\nx = 1\n",
+    "other fields": b'schema = "evil"\n[evil]\nx = 1\n',
 }
 
 
