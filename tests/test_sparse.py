@@ -195,3 +195,18 @@ def test_a_sparse_matrix_of_the_host_stays_there(virtual_gpu: Virtual) -> None:
     assert support.grad is not None
     assert torch.allclose(support.grad, torch.ones(NODES, 2))  # three neighbours, a third each
     assert gpu.peak == 0
+
+
+def test_sgd_adds_the_rows_of_a_sparse_gradient_in_place(virtual_gpu: Virtual) -> None:
+    """`add_out_dense_sparse_cuda` makes nothing of its own."""
+    gpu = virtual_gpu("t4")
+    table = nn.Embedding(1000, 64, sparse=True).cuda()
+    optimizer = torch.optim.SGD(table.parameters(), 0.1)
+    table(torch.arange(200).cuda()).sum().backward()
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+
+    assert torch.cuda.max_memory_allocated() == gpu.allocated == before
+    optimizer.zero_grad()
+    assert gpu.allocated == block(1000 * 64 * 4)

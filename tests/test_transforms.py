@@ -24,7 +24,7 @@ from graphmem import TrainingStep, analyze
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.trace import Options, trace
-from tests.oracle import assert_agree_but_for_order, run, traced_events
+from tests.oracle import assert_agree, run, traced_events
 
 SAMPLES, WIDTH = 5, 8
 
@@ -116,8 +116,7 @@ def test_a_real_run_agrees(transform: Callable[[nn.Module, torch.Tensor], Any]) 
         return TrainingStep(step=step)
 
     options = Options(steps=2)
-    # Frees of a graph that is dropped whole come in the order of its nodes' destruction.
-    assert_agree_but_for_order(run(build, options), traced_events(build, options))
+    assert_agree(run(build, options), traced_events(build, options))
 
 
 def test_per_sample_gradients_on_a_card() -> None:

@@ -9,7 +9,9 @@ that many indices and values, which die with it. What follows is what a graph ne
 (3) `t` and `transpose`, which copy both and leave them unsorted
     (aten/src/ATen/native/TensorShape.cpp, `sparse_transpose_`);
 (4) products of a sparse and a dense matrix, which are dense and row-major
-    (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_sparse_dense_cuda`).
+    (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_sparse_dense_cuda`);
+(5) sparse rows added to a dense matrix in place, as SGD does with an embedding's gradient
+    (the same file, `add_out_dense_sparse_cuda`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class SparseMode(TraceMode):
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
-        self._of_sparse: dict[Any, Callable[..., FakeTensor | None]] = {
+        self._of_sparse: dict[Any, Callable[..., torch.Tensor | None]] = {
             aten._to_copy.default: self._copy_sparse,
             aten.clone.default: self._copy_sparse,
             aten.detach.default: self._detach_sparse,
@@ -43,6 +45,7 @@ class SparseMode(TraceMode):
             aten.mm.default: self._sparse_product,
             aten.addmm.default: self._sparse_sum,
             aten._sparse_addmm.default: self._sparse_sum,
+            aten.add_.Tensor: self._add_sparse_rows,
         }
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -101,6 +104,16 @@ class SparseMode(TraceMode):
             is_coalesced=first == second and tensor.is_coalesced(),
         )
 
+    def _add_sparse_rows(
+        self, dense: torch.Tensor, rows: torch.Tensor, **factor: Any
+    ) -> torch.Tensor | None:
+        """Clause (5): nothing is made."""
+        if not isinstance(rows, FakeTensor) or rows.layout is not torch.sparse_coo:
+            return None
+        is_fitting = dense.shape == rows.shape and dense.dtype == rows.dtype
+        has_rows = parts_of(rows)[0].shape[0] == 1
+        return dense if is_fitting and has_rows and _is_on_card(rows) else None
+
     def _sparse_product(self, left: torch.Tensor, right: torch.Tensor) -> FakeTensor | None:
         if left.layout is not torch.sparse_coo or not isinstance(right, FakeTensor):
             return None
@@ -117,6 +130,10 @@ class SparseMode(TraceMode):
 
 def _device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+def _is_on_card(tensor: FakeTensor) -> bool:
+    return tensor.fake_device.type != "cpu"
 
 
 def _are_factors(left: torch.Tensor, right: torch.Tensor) -> bool:
