@@ -273,13 +273,18 @@ class _Timeline:
 def assert_agree(real: Recording, traced: list[Event]) -> None:
     """Fail with the first event that differs, and its neighbours on both sides."""
     assert real.events, "the real run allocated nothing"
+    assert_equal(*sorted_where_unordered(real, traced))
+
+
+def sorted_where_unordered(real: Recording, traced: list[Event]) -> tuple[list[Event], list[Event]]:
+    """Both sequences, those stretches sorted whose order is another in every run."""
     ordered, other = list(real.events), list(traced)
     for stretch in real.unordered:
         for events in (ordered, other):
             events[stretch.start : stretch.stop] = sorted(
                 events[stretch.start : stretch.stop], key=_by_block
             )
-    assert_equal(ordered, other)
+    return ordered, other
 
 
 def _by_block(event: Event) -> tuple[int, int, int]:

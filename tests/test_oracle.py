@@ -115,3 +115,16 @@ def test_torchscript() -> None:
         return training_step(iterate)
 
     compare(make, steps=5)
+
+
+def test_clipping_takes_the_same_operations_as_for_real() -> None:
+    def make() -> TrainingStep:
+        step = build("linear_stack", **TINY["linear_stack"])
+        step.clip_grad_norm = 1.0
+        return step
+
+    options = Options(steps=1, subclass_like=True)
+    real, traced = oracle.run(make, options).events, oracle.traced_events(make, options)
+    norms = [event for event in real if event.where == "aten._foreach_norm.Scalar"]
+    assert norms
+    assert [event for event in traced if event.where == "aten._foreach_norm.Scalar"] == norms

@@ -52,5 +52,6 @@ def free_in_a_loop(node: Any) -> None:
     """Let a node that Python has seen hand on the nodes behind it when it dies."""
     metadata = node.metadata
     if _KEY not in metadata:
-        following = dict.fromkeys(edge[0] for edge in node.next_functions if edge[0] is not None)
-        metadata[_KEY] = _Following(tuple(following))
+        edges = reversed(node.next_functions)  # the last edge to a node is what lets go of it
+        following = dict.fromkeys(edge[0] for edge in edges if edge[0] is not None)
+        metadata[_KEY] = _Following(tuple(reversed(following)))

@@ -92,7 +92,13 @@ def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterat
     """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
     moved = parameters.moved_by_data(before or Tensors(()))
     of_parameters = parameters.fake_from_birth(fake_mode)
-    with replaced([*moved, *of_parameters, *deep_copies()]), scattered_one_hot():
+    replacements = [
+        *moved,
+        *of_parameters,
+        *deep_copies(),
+        *cuda_api.foreach_of_fake_tensors(),
+    ]
+    with replaced(replacements), scattered_one_hot():
         yield
 
 

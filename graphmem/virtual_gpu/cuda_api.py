@@ -19,6 +19,7 @@ import torch.cuda.amp.common
 import torch.jit._builtins
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
 
 from graphmem.allocator import CachingAllocator
@@ -76,12 +77,24 @@ def replacements(
 
 
 def _what_switches_itself_off() -> list[Replacement]:
-    """Autocast, gradient scalers, foreach optimizers look for a card, or for its tensors."""
-    foreach_types = [torch.Tensor, torch.nn.Parameter, FakeTensor]
+    """Autocast and gradient scalers look for a card, foreach forms for plain tensors."""
     return [
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
-        (torch_optimizer, "_foreach_supported_types", foreach_types),
+        *foreach_of_fake_tensors(),
         (torch.cuda, "_check_bf16_tensor_supported", lambda device: True),
+    ]
+
+
+def foreach_of_fake_tensors() -> list[Replacement]:
+    """Optimizers and the clipping of gradients take their foreach form for tensors of these types.
+
+    The lists are those of torch/optim/optimizer.py (`_default_to_fused_or_foreach`) and
+    torch/utils/_foreach_utils.py (`_has_foreach_support`, which torch/nn/utils/clip_grad.py asks).
+    """
+    plain = [torch.Tensor, FakeTensor]
+    return [
+        (torch_optimizer, "_foreach_supported_types", [*plain, torch.nn.Parameter]),
+        (_foreach_utils, "_foreach_supported_types", plain),
     ]
 
 

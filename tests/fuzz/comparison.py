@@ -1,0 +1,162 @@
+"""Run a program for real and traced, observed and unobserved, and say how they compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from graphmem import TrainingStep
+from graphmem.errors import InputError
+from graphmem.trace import Options
+from tests import oracle, unobserved
+from tests.autograd_programs import TwoResults
+from tests.oracle import Event
+
+SIZE = 6
+STEPS = 2
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * 2 + x * 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program compares.
+
+    Attributes:
+        verdict: "equal", "invalid" where real PyTorch refuses it, "refused" where the trace does,
+            "order" where only frees that follow each other do so in another order (by design,
+            docs/exactness.md), "leaks" where PyTorch never frees what the trace does, else
+            "differs".
+        details: the first difference, or the error.
+    """
+
+    verdict: str
+    details: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.verdict in ("differs", "refused")
+
+
+def training_step(lines: list[str]) -> TrainingStep:
+    """A program as a step, on tensors and modules of its own."""
+    modules = nn.ModuleDict(
+        {
+            "first": nn.Linear(SIZE, SIZE),
+            "second": nn.Linear(SIZE, SIZE),
+            "gru": nn.GRU(SIZE, SIZE, batch_first=True),
+        }
+    )
+    scope = {
+        "torch": torch,
+        "F": functional,
+        "checkpoint": checkpoint,
+        "Doubled": Doubled,
+        "TwoResults": TwoResults,
+        **vars(torch.optim),
+        **modules,
+        "modules": modules,
+        "parameters": list(modules.parameters()),
+        "optimizer": None,
+        "kept": [],
+        "x": torch.randn(SIZE, SIZE).requires_grad_(),
+        "mask": torch.ones(SIZE, SIZE, dtype=torch.bool),
+        "order": torch.arange(SIZE),
+        "indices": torch.zeros(SIZE, SIZE, dtype=torch.int64),
+    }
+    body = ["global optimizer", *lines, "modules.zero_grad()", "x.grad = None"]
+    exec("def step():\n" + "".join(f"    {line}\n" for line in body), scope)
+    return TrainingStep(model=modules, step=scope["step"])
+
+
+def compare(lines: list[str]) -> Outcome:
+    """Both oracles; the first that finds something says it."""
+    try:
+        training_step(lines).step()  # type: ignore[misc]
+    except Exception as error:  # noqa: BLE001 - whatever real PyTorch refuses is no program
+        return Outcome("invalid", str(error).splitlines()[0])
+    found = Outcome("equal")
+    for both in (_observed, _unobserved):
+        try:
+            real, traced = both(lines)
+        except InputError as error:
+            return Outcome("refused", f"{both.__name__}: {error}")
+        except RuntimeError as error:
+            return Outcome("differs", f"{both.__name__}: the trace fails: {error}")
+        outcome = _outcome(real, traced)
+        if outcome.is_fault:
+            return replace(outcome, details=f"{both.__name__}: {outcome.details}")
+        found = outcome if found.verdict == "equal" else found
+    return found
+
+
+def _observed(lines: list[str]) -> tuple[list[Event], list[Event]]:
+    options = Options(steps=STEPS, subclass_like=True)
+    make = lambda: training_step(lines)  # noqa: E731
+    real = oracle.run(make, options)
+    traced = oracle.traced_events(make, options)
+    return oracle.sorted_where_unordered(real, traced)
+
+
+def _unobserved(lines: list[str]) -> tuple[list[Event], list[Event]]:
+    make = lambda: training_step(lines)  # noqa: E731
+    return unobserved.profiled_events(make, STEPS), unobserved.traced_events(make, STEPS)
+
+
+def _outcome(real: list[Event], traced: list[Event]) -> Outcome:
+    try:
+        oracle.assert_equal(real, traced)
+    except AssertionError as error:
+        return Outcome(_kind_of_difference(real, traced), str(error))
+    return Outcome("equal")
+
+
+def _kind_of_difference(real: list[Event], traced: list[Event]) -> str:
+    if _with_sorted_frees(real) == _with_sorted_frees(traced):
+        return "order"
+    freed = {(event.step, event.block) for event in real if event.kind == "free"}
+    of_leaks = [e for e in traced if e.kind == "free" and (e.step, e.block) not in freed]
+    without = [event for event in traced if event not in of_leaks]
+    leaks = of_leaks and _with_sorted_frees(real) == _with_sorted_frees(without)
+    return "leaks" if leaks else "differs"
+
+
+def _with_sorted_frees(events: list[Event]) -> list[Event]:
+    stretches = groupby(events, key=lambda event: event.kind)
+    return [
+        event
+        for kind, stretch in stretches
+        for event in (sorted(stretch, key=_by_block) if kind == "free" else stretch)
+    ]
+
+
+def _by_block(event: Event) -> tuple[int, int, int]:
+    return event.step, -1 if event.block is None else event.block, event.nbytes or 0
+
+
+def reduced(lines: list[str]) -> list[str]:
+    """The program without the lines that the fault does not need."""
+    verdict = compare(lines).verdict
+    position = len(lines) - 1
+    while position >= 0:
+        shorter = lines[:position] + lines[position + 1 :]
+        if shorter and compare(shorter).verdict == verdict:
+            lines = shorter
+        position -= 1
+    return lines
