@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 NAMED = {
-    r"(?s)(_\(|inplace=True).*create_graph": "second derivatives through a view that was written into",
+    r"(?s)(_\(|inplace=True).*create_graph": "second derivatives of a view that was written to",
     r"max_pool1d": "without a gradient, max_pool1d has a kernel of its own on the CPU",
 }
 """Causes by what a program must match."""
