@@ -143,7 +143,7 @@ class VirtualGpu:
             *addresses.replacements(session.recorder, self._machine.block_holding),
             *printing.replacements(self._values),
             *serialization.replacements(session.recorder, session.fake_mode, self._values),
-            *surroundings.replacements(session.mode, self._values.eager),
+            *surroundings.replacements(self._values.eager),
             *torchscript.replacements(self._values.scripted),
         ]
 

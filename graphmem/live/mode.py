@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
 import torch
@@ -33,14 +32,12 @@ class LiveMode(SizesFromData):
         super().__init__(*watchers)
         self._real_elements = math.inf  # the CPU is real
         self._special |= {aten.copy_.default: self._copy}
-        self._one_at_a_time = threading.RLock()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         try:
-            with self._one_at_a_time:
-                return super().__torch_dispatch__(func, types, args, kwargs)
+            return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
             # A traceback keeps what its frames hold, and a card's has no frames of graphmem.
             refused = error.with_traceback(None)

@@ -6,7 +6,7 @@
     and `DistributedDataParallel`, are errors that say so.
 (3) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
     after a fork either.
-(4) A thread that the program starts runs under the same mode, one operation at a time.
+(4) Threads that the program starts are watched (`graphmem.trace.threads`).
 (5) `share_memory_` does nothing to tensors on the card, as on a real one (torch/storage.py); to
     send them to another process, which has no card, is an error.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -31,27 +30,20 @@ from graphmem.virtual_gpu.patching import Replacement
 _forking: list[bool] = []
 
 
-def replacements(mode: LiveMode, eager: Callable[[], None]) -> list[Replacement]:
+def replacements(eager: Callable[[], None]) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
-        mode: under which the program runs.
         eager: called when the program asks for compilation.
     """
     _watch_forks()
-    bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def run_eagerly(model: Any = None, **options: Any) -> Any:
         eager()
         return (lambda function: function) if model is None else model
 
-    def begin_thread(thread: threading.Thread) -> None:
-        with mode:
-            bootstrap(thread)
-
     found: list[Replacement] = [
         (torch, "compile", run_eagerly),
-        (threading.Thread, "_bootstrap_inner", begin_thread),
         *_shared_memory(),
     ]
     if torch.distributed.is_available():

@@ -7,6 +7,7 @@ themselves are followed. The outermost clears the cache of weights when it ends.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,14 +22,15 @@ from graphmem.virtual_gpu.patching import replaced
 _ASKING = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda")
 
 
-class AutocastRegions:
-    """Follows `torch.autocast` for the kind of device that is traced."""
+class AutocastRegions(threading.local):
+    """Follows `torch.autocast` for the kind of device that is traced, in each thread by itself."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._device_type = recorder.device.type
         self._outer: list[bool] = []
         self._asked_for = 0
+        self._entered: list[Any] = []
         self.enabled = False
 
     def state_of(self, operation: Any) -> AutocastState:
@@ -61,18 +63,17 @@ class AutocastRegions:
         Regions that the program never leaves end with it: they are the thread's state.
         """
         enter, leave = autocast.__enter__, autocast.__exit__
-        entered_regions: list[Any] = []
 
         def enter_region(region: Any) -> Any:
             entered = enter(region)  # type: ignore[no-untyped-call]
-            entered_regions.append(region)
+            self._entered.append(region)
             self._outer.append(self.enabled)
             self.enabled = torch.is_autocast_enabled(self._device_type)
             return entered
 
         def leave_region(region: Any, *exception: Any) -> Any:
             self.enabled = self._outer.pop()
-            entered_regions.pop()
+            self._entered.pop()
             with self._recorder.releasing_in_order():
                 return leave(region, *exception)
 
@@ -85,5 +86,5 @@ class AutocastRegions:
             with replaced(replacements):
                 yield
         finally:
-            for region in reversed(entered_regions):
+            for region in reversed(self._entered):
                 leave(region, None, None, None)

@@ -20,6 +20,7 @@ gradients.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,6 +70,13 @@ class GraphTask:
         return [i for i, next_ in following if next_ is not None and not self.executes(next_)]
 
 
+class _OfThread(threading.local):
+    """What runs in a thread: `GraphTask`s are thread-local in the engine as well."""
+
+    def __init__(self) -> None:
+        self.tasks: list[GraphTask] = []
+
+
 class Observer(Protocol):
     """Who wants to know what the walk is doing."""
 
@@ -102,7 +110,7 @@ class Backward:
         self._views = views
         self._observer = observer
         self._ids = itertools.count()
-        self._tasks: list[GraphTask] = []
+        self._of_thread = _OfThread()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -123,6 +131,11 @@ class Backward:
         ]
         with replaced(replacements):
             yield
+
+    @property
+    def _tasks(self) -> list[GraphTask]:
+        """The calls that run in this thread, innermost last."""
+        return self._of_thread.tasks
 
     # What PyTorch calls on its engine -----------------------------------------------------------
 

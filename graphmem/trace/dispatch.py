@@ -8,6 +8,7 @@ large ones are fake too. `data_dependent` says what comes of operations that ask
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -31,6 +32,7 @@ from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import is_just_unpacked
+from graphmem.trace.threads import NodeNumbers
 from graphmem.virtual_gpu.attention import seed_and_offset_on_host
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
@@ -64,11 +66,16 @@ _FUSED_UPDATES = (
 )
 
 
+class _OfThread(threading.local):
+    node: Any = None
+
+
 class TraceMode(TorchDispatchMode):
     """Runs each operation on fake tensors and has it recorded.
 
     Attributes:
-        node: the autograd node that runs, or None in a forward pass.
+        is_over: whether the program has ended, whose threads may go on.
+        numbers: keeps the numbers of autograd's nodes apart.
         belongings: what was there before the program, if anybody asks for it afterwards.
     """
 
@@ -93,7 +100,10 @@ class TraceMode(TorchDispatchMode):
         self._forms = forms
         on_cpu = recorder.device.type == "cpu"
         self._real_elements: float = 1 if on_cpu else REAL_CPU_ELEMENTS
-        self.node: Any = None
+        self.is_over = False
+        self.numbers = NodeNumbers()
+        self._of_thread = _OfThread()
+        self._one_at_a_time = threading.RLock()
         self.belongings: Belongings | None = None
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
@@ -111,6 +121,15 @@ class TraceMode(TorchDispatchMode):
         """Spare each operation a wrapper that only matters under `torch.compile`."""
         return False
 
+    @property
+    def node(self) -> Any:
+        """The autograd node that runs in this thread, or None in a forward pass."""
+        return self._of_thread.node
+
+    @node.setter
+    def node(self, node: Any) -> None:
+        self._of_thread.node = node
+
     def forward_of(self, node: Any) -> Op | None:
         """The operation for which autograd made a node."""
         return self._op_of_node.get(node._sequence_nr())
@@ -119,14 +138,19 @@ class TraceMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        special = self._special.get(func)
-        if special is not None:
-            return special(func, types, args, kwargs)
-        if _is_inference(args) and func._can_decompose():
-            return self._decompose(func, types, args, kwargs)
-        if func in WATCHED:
-            return self._run_in_form(func, types, args, kwargs, sys._getframe(self._caller_depth))
-        return self._run(func, types, args, kwargs)
+        if self.is_over:
+            return func(*args, **kwargs)
+        with self._one_at_a_time:
+            self.numbers.go_on()
+            special = self._special.get(func)
+            if special is not None:
+                return special(func, types, args, kwargs)
+            if _is_inference(args) and func._can_decompose():
+                return self._decompose(func, types, args, kwargs)
+            if func in WATCHED:
+                caller = sys._getframe(self._caller_depth)
+                return self._run_in_form(func, types, args, kwargs, caller)
+            return self._run(func, types, args, kwargs)
 
     def _run_in_form(
         self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,13 @@ class _Named(weakref.ref[torch.nn.Module]):
     name: str
 
 
+class _OfThread(threading.local):
+    """The modules that run in a thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.modules: list[str] = []
+
+
 class Location:
     """Follows module calls by global hooks, and finds the user's line on the Python stack.
 
@@ -39,7 +47,7 @@ class Location:
     def __init__(self) -> None:
         self.on_root: Callable[[torch.nn.Module], object] = _ignore
         self._outermost: FrameType | None = None
-        self._stack: list[str] = []
+        self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         self._is_user_code: dict[CodeType, bool] = {}
@@ -48,7 +56,8 @@ class Location:
     @property
     def module(self) -> str:
         """Qualified name of the innermost module that runs, "" outside of any."""
-        return self._stack[-1] if self._stack else ""
+        stack = self._of_thread.modules
+        return stack[-1] if stack else ""
 
     @contextmanager
     def following(self, outermost: FrameType | None) -> Iterator[None]:
@@ -66,18 +75,19 @@ class Location:
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         known = self._names.get(id(module))
         name = self._name(module) if known is None else known.name
-        if not self._stack:
+        stack = self._of_thread.modules
+        if not stack:
             self.on_root(module)
-        self._stack.append(name)
+        stack.append(name)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        self._stack.pop()
+        self._of_thread.modules.pop()
 
     def _name(self, module: torch.nn.Module) -> str:
         """Name a module first seen: inside another one by its class, else as a new root."""
-        if self._stack:
+        if self._of_thread.modules:
             self._roots.append(weakref.ref(module))
-            self._note(module, f"{self._stack[-1]}.{type(module).__name__}".lstrip("."))
+            self._note(module, f"{self.module}.{type(module).__name__}".lstrip("."))
         else:
             self.know(module)
         return self._names[id(module)].name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ class Recorder:
         self.on_change: Callable[[Storage], object] = _ignore
         self.on_op: Callable[[Op], object] = _ignore
         self.tick = 0
+        self._ticks = itertools.count(1)  # atomic: storages die in every thread
         self.step = -1
         self._stepped_at = -1
         self._phase_to_begin: PhaseName | None = None
@@ -76,8 +78,8 @@ class Recorder:
 
     def next_tick(self) -> int:
         """The next moment of the trace."""
-        self.tick += 1
-        return self.tick
+        self.tick = tick = next(self._ticks)
+        return tick
 
     # Phases ------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ a fake tensor of the same geometry whose memory stands for the same storage.
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,6 +95,14 @@ class SavedTensor:
         self.release()
 
 
+class _OfThread(threading.local):
+    """What a thread has: nodes that run and what each has unpacked, and the user's hooks."""
+
+    def __init__(self) -> None:
+        self.unpacked: list[list[SavedTensor]] = []
+        self.regions: list[list[Hook]] = []
+
+
 class SavedTensors:
     """Packs and unpacks saved tensors, and releases them node by node."""
 
@@ -103,16 +112,18 @@ class SavedTensors:
         self._by_node: dict[int, list[weakref.ref[SavedTensor]]] = {}
         self._numbers = itertools.count()
         self._fields: dict[type, tuple[str, ...]] = {}
-        self._unpacked: list[list[SavedTensor]] = []
+        self._of_thread = _OfThread()
+        self._is_over = False
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Install the hooks; those that the user's code pushes are wrapped, not replaced."""
         manager = torch.autograd.graph.saved_tensors_hooks
         leave = manager.__exit__
-        regions: list[list[Hook]] = []
+        of_thread = self._of_thread
 
         def enter_wrapped(hooks: Any) -> None:
+            regions = of_thread.regions
             regions.append([hooks.pack_hook, hooks.unpack_hook])
             torch._C._autograd._push_saved_tensors_default_hooks(
                 self._wrapped_pack(regions[-1]), self._unpack_by_user
@@ -120,12 +131,12 @@ class SavedTensors:
 
         def leave_wrapped(hooks: Any, *exception: Any) -> None:
             leave(hooks, *exception)
-            regions.pop().clear()
+            of_thread.regions.pop().clear()
 
         @contextmanager
         def disabled(message: str) -> Iterator[None]:
             """What torch.func's derivatives begin with; the user's hooks may not be on then."""
-            if regions:
+            if of_thread.regions:
                 raise InputError(
                     message, hint="leave out save_on_cpu() or other hooks around the transform"
                 )
@@ -140,7 +151,23 @@ class SavedTensors:
             try:
                 yield
             finally:
+                self._is_over = True
                 self._forget()
+
+    @contextmanager
+    def hooks_of_thread(self) -> Iterator[None]:
+        """Install the hooks in another thread of the program, which may outlive the trace."""
+        torch._C._autograd._push_saved_tensors_default_hooks(self._pack_while_on, self._unpack_any)
+        try:
+            yield
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    def _pack_while_on(self, tensor: torch.Tensor) -> Any:
+        return tensor if self._is_over else self._pack(tensor)
+
+    def _unpack_any(self, packed: Any) -> torch.Tensor:
+        return self._unpack(packed) if isinstance(packed, SavedTensor) else packed
 
     def _forget(self) -> None:
         """What autograd still holds when the trace ends has no end in it."""
@@ -193,8 +220,8 @@ class SavedTensors:
         """
         if saved.is_released:
             raise RuntimeError(_RELEASED)
-        if self._unpacked:
-            self._unpacked[-1].append(saved)
+        if self._of_thread.unpacked:
+            self._of_thread.unpacked[-1].append(saved)
 
     def _unpack(self, saved: SavedTensor) -> torch.Tensor:
         self._open(saved)
@@ -253,11 +280,11 @@ class SavedTensors:
     def running(self, node: Any, *, release: bool) -> Iterator[None]:
         """Run one node; afterwards everything that it saved is released, unless kept."""
         held = self._held_by(node)
-        self._unpacked.append([])
+        self._of_thread.unpacked.append([])
         try:
             yield
         finally:
-            unpacked = self._unpacked.pop()
+            unpacked = self._of_thread.unpacked.pop()
         if release:
             if not self._fields_of(node):
                 held = self._held_out_of_sight(node, unpacked)

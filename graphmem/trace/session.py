@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
-from graphmem.trace import initialisers
+from graphmem.trace import initialisers, threads
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -30,6 +30,7 @@ from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from graphmem.virtual_gpu.patching import replaced
@@ -72,6 +73,7 @@ class Session:
         self._walk = Backward(rules, self.saved, self._hooks, self._views, self)
         self._depth = 0
         self._levels = TransformLevels()
+        self._numbers = NodeNumbers()
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self.mode = mode(
             self.recorder,
@@ -81,6 +83,7 @@ class Session:
             self._views,
             InPlaceForms(observed=subclass_like, levels=self._levels),
         )
+        self.mode.numbers = self._numbers
 
     @contextmanager
     def watching(
@@ -104,9 +107,26 @@ class Session:
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
+            stack.enter_context(replaced(threads.replacements(self._watching_thread)))
+            stack.callback(self._end)
             stack.enter_context(self.mode)
             yield
             note_flags(self.recorder)
+
+    @contextmanager
+    def _watching_thread(self) -> Iterator[None]:
+        """Watch another thread of the program."""
+        self._numbers.go_on()
+        with self.saved.hooks_of_thread(), self.mode:
+            try:
+                yield
+            finally:
+                if not self.mode.is_over:
+                    self._numbers.go_on()
+
+    def _end(self) -> None:
+        """Leave threads alone that outlive the program."""
+        self.mode.is_over = True
 
     def name_what_lives(self) -> None:
         """Say what models and optimizers hold, by the names of now."""

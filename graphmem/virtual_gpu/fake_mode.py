@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any
@@ -16,10 +17,15 @@ _PLAIN = frozenset(
 )
 
 
+class _OfThread(threading.local):
+    in_kernel = False
+
+
 class VirtualFakeMode(FakeTensorMode):
     """Fake tensors beside real ones of the CPU; an operator without a meta kernel is an error."""
 
     def __init__(self) -> None:
+        self._of_thread = _OfThread()
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     def dispatch(
@@ -30,6 +36,15 @@ class VirtualFakeMode(FakeTensorMode):
         if kernel is not None:
             return kernel(*args, **(kwargs or {}))
         return super().dispatch(func, types, args, kwargs)
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """Whether this thread is in a kernel, where a tensor says that it is a meta tensor."""
+        return self._of_thread.in_kernel
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._of_thread.in_kernel = value
 
     @property
     def avoid_device_init(self) -> bool:

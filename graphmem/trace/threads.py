@@ -1,0 +1,98 @@
+"""Threads that a program starts are watched like the thread that it runs in.
+
+Dispatch modes and hooks for saved tensors belong to a thread (`PythonTorchFunctionTLS`,
+`SavedTensorDefaultHooks`: both `thread_local`), and so does the count by which autograd numbers its
+nodes (aten/src/ATen/SequenceNumber.cpp). Every thread that starts gets the modes and hooks, and a
+count that goes on where the others are, so that a number means one node.
+
+(1) A thread that outlives the program is left alone from then on.
+(2) A worker of a pool that was there before is watched while it does what the program submitted.
+
+Not covered: other threads that were there before; and the engine's order of nodes that are ready at
+the same time and come from different threads, which counts by thread on a card.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread as pools
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphmem.caller.turns import is_watched, watched_thread
+from graphmem.virtual_gpu.patching import Replacement
+
+_ROOM = 64
+"""Numbers left to the thread that has made the newest node so far for what was not seen of it."""
+_GET_AND_INCREMENT = "_ZN2at15sequence_number17get_and_incrementEv"
+
+
+class NodeNumbers:
+    """Keeps threads from giving one number to two nodes."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._newest = 0
+
+    def go_on(self) -> None:
+        """This thread is about to make nodes, or has just made one."""
+        thread = threading.get_ident()
+        newest = torch._C._autograd._get_sequence_nr()
+        if thread != self._thread and newest <= self._newest:
+            newest = _count_on(newest, self._newest + _ROOM)
+        self._thread = thread
+        self._newest = max(self._newest, newest)
+
+
+def _count_on(number: int, target: int) -> int:
+    count = _counter()
+    if count is not None:
+        for _ in range(target - number):
+            count()
+    return torch._C._autograd._get_sequence_nr()
+
+
+@cache
+def _counter() -> Callable[[], int] | None:
+    """Autograd's own count of this thread."""
+    folder = Path(torch.__file__).parent / "lib"
+    for library in folder.glob("libtorch_cpu.*"):
+        try:
+            function: Any = getattr(ctypes.PyDLL(str(library)), _GET_AND_INCREMENT)
+        except (OSError, AttributeError):
+            continue
+        function.restype = ctypes.c_uint64
+        return function  # type: ignore[no-any-return]
+    return None
+
+
+def replacements(watching: Callable[[], AbstractContextManager[None]]) -> list[Replacement]:
+    """The attributes to replace so that threads are watched.
+
+    Args:
+        watching: watches the thread that enters it.
+    """
+    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    work = pools._WorkItem.run
+
+    def begin_watched(thread: threading.Thread) -> None:
+        with watched_thread(), watching():
+            begin(thread)
+
+    def work_watched(item: Any) -> None:
+        if is_watched():
+            work(item)
+            return
+        with watched_thread(), watching():
+            work(item)
+
+    return [
+        (threading.Thread, "_bootstrap_inner", begin_watched),
+        (pools._WorkItem, "run", work_watched),
+    ]
