@@ -30,7 +30,7 @@ def test_a_model_is_analysed_and_agrees_with_a_real_step(wanted: str) -> None:
     pytest.importorskip({"constructs": "torch"}.get(family, family.replace("-", "_")))
     (case,) = [case for case in all_cases() if f"{case.family}/{case.name}" == wanted]
     row: dict[str, Any] = {}
-    for found in measure(case.build):
+    for found in measure(case):
         row.update(found)
     assert row["cpu"] == "ok", row["cpu_message"]
     assert row["analysis"] == "ok", row["analysis_message"]

@@ -113,7 +113,7 @@ def _child(case: Any, out: Connection) -> None:
     from tools.model_zoo.measuring import measure
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for found in measure(case.build):
+    for found in measure(case):
         out.send(found)
 
 

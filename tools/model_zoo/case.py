@@ -23,11 +23,13 @@ class Case:
         family: where it comes from, such as "transformers".
         name: what it is called there.
         build: makes the training step; it draws the same random numbers at each call.
+        amend: told why the real step failed; whether `build` makes another one now.
     """
 
     family: str
     name: str
     build: Callable[[], TrainingStep]
+    amend: Callable[[str], bool] = lambda message: False
 
 
 def seeded(build: Callable[[], Any]) -> Callable[[], TrainingStep]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,11 +35,37 @@ HEADS = (
 def cases(testers: Path | None) -> Iterator[Case]:
     """One case for each model type that has a model."""
     for model_type in sorted(configuration_auto.CONFIG_MAPPING_NAMES):
-        build = seeded(partial(_build, model_type, testers))
-        yield Case("transformers", model_type, build)
+        placeholders = Placeholders()
+        build = seeded(partial(_build, model_type, testers, placeholders))
+        yield Case("transformers", model_type, build, placeholders.learn)
 
 
-def _build(model_type: str, testers: Path | None) -> tuple[Any, Any]:
+class Placeholders:
+    """How many tokens of a text stand for images, which only the model knows: its error tells."""
+
+    _TOLD = re.compile(r"tokens: \D*\d+\D*features \D*(\d+)")
+
+    def __init__(self) -> None:
+        self.each = 0
+        self._tried = 0
+
+    def learn(self, message: str) -> bool:
+        """Whether a message says how many features there are, for all texts or for one of them."""
+        told = self._TOLD.search(message)
+        self._tried += 1
+        if told is None or self._tried > 2:
+            return False
+        self.each = int(told[1]) // (BATCH if self._tried == 1 else 1)
+        return self.each > 0
+
+    def put_into(self, tokens: torch.Tensor, number: int | None) -> torch.Tensor:
+        """The tokens, after those of the images."""
+        if not self.each or number is None:
+            return tokens
+        return torch.cat([torch.full((BATCH, self.each), number), tokens], dim=1)
+
+
+def _build(model_type: str, testers: Path | None, placeholders: Placeholders) -> tuple[Any, Any]:
     tester = None if testers is None else _tester(model_type, testers)
     if tester is not None:
         return _as_its_tester_does(*tester, model_type)
@@ -47,7 +74,7 @@ def _build(model_type: str, testers: Path | None) -> tuple[Any, Any]:
     config = shrink(config_class())
     model = kind(config)
     model.train()
-    return model, Inputs(model).all()
+    return model, Inputs(model, placeholders).all()
 
 
 def model_class(config_class: type) -> Any:
@@ -69,10 +96,12 @@ class Inputs:
 
     Args:
         model: names its inputs by the parameters of `forward`.
+        placeholders: of its images.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, placeholders: Placeholders) -> None:
         self._model = model
+        self._placeholders = placeholders
         self._config = model.config
         self._names = set(inspect.signature(model.forward).parameters)
         self._class = type(model).__name__
@@ -105,7 +134,11 @@ class Inputs:
         }
 
     def _tokens(self) -> torch.Tensor:
-        return torch.randint(10, self._vocabulary(), (BATCH, LENGTH))
+        tokens = torch.randint(50, self._vocabulary(), (BATCH, LENGTH))
+        names = ("image_token_id", "image_token_index")
+        numbers = [getattr(self._config, name, None) for name in names]
+        number = next((number for number in numbers if number is not None), None)
+        return self._placeholders.put_into(tokens, number)
 
     def _vocabulary(self) -> int:
         text = self._config.get_text_config()
@@ -113,7 +146,7 @@ class Inputs:
 
     def _mask(self) -> torch.Tensor:
         """Ones, as a tokenizer makes of sentences of one length."""
-        return torch.ones(BATCH, LENGTH, dtype=torch.int64)
+        return torch.ones(BATCH, LENGTH + self._placeholders.each, dtype=torch.int64)
 
     def _pixels(self) -> torch.Tensor:
         config = self._vision()
