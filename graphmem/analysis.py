@@ -36,6 +36,9 @@ class Request:
         grads: "keep" zeroes gradients in place, "none" drops them.
         steps: iterations to trace.
         inference: forward passes only.
+        assume: what the program reads and only a real run knows, as `--assume` says it.
+        strict: whatever would be assumed is an error.
+        worst_routing: where sizes hang on routing, say the peak under the worst as well.
         settings: keyword arguments of `build`, as text.
         changes: what to change in the step that `build` made.
     """
@@ -48,6 +51,9 @@ class Request:
     grads: str = "none"
     steps: int = 3
     inference: bool = False
+    assume: tuple[str, ...] = ()
+    strict: bool = False
+    worst_routing: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
 
@@ -83,7 +89,7 @@ def analyze(
         >>> report = graphmem.analyze("model.py:build", gpu="h100", autocast="bf16")
         >>> report.peak.allocated
     """
-    return run_analysis(target, Request(**options), progress).report
+    return run_analysis(target, Request(**{"worst_routing": True, **options}), progress).report
 
 
 def run_analysis(
@@ -105,7 +111,24 @@ def run_analysis(
     timeline = simulate(graph, annotations["kernel_memory"].programs, allocator)
     memory = memory_info(runtime, graph, annotations, timeline)
     report = build_report(name, runtime, graph, annotations, timeline, memory)
+    if request.worst_routing and graph.is_routed:
+        report = _with_worst_routing(report, target, request, progress)
     return Analysis(report, graph, annotations, timeline)
+
+
+def _with_worst_routing(
+    report: Report,
+    target: str | Callable[[], Any],
+    request: Request,
+    progress: Progress,
+) -> Report:
+    """The report, with the peak where all tokens go to the same experts beside its own."""
+    import msgspec
+
+    progress("tracing the worst routing")
+    assume = (*request.assume, "routing=1")
+    worst = run_analysis(target, replace(request, assume=assume, worst_routing=False), progress)
+    return msgspec.structs.replace(report, worst_routing_peak=worst.report.peak.allocated)
 
 
 def runtime_of(request: Request) -> Runtime:
@@ -135,6 +158,8 @@ def trace_target(
         torch_release=runtime.release,
         keep_grads=request.grads == "keep",
         inference=request.inference,
+        assume=request.assume,
+        strict=request.strict,
     )
     progress("importing the target")
     loaded = load_target(target, request.settings)

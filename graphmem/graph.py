@@ -300,6 +300,7 @@ class StepGraph:
         modules: the class of every module by its qualified name.
         parameters: whether each parameter requires a gradient, by its qualified name.
         tied: further names of parameters that several modules share, each with the first one.
+        is_routed: sizes hang on how tokens are routed, which is assumed.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
     """
 
@@ -315,6 +316,7 @@ class StepGraph:
     parameters: dict[str, bool] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     emptied: list[int] = field(default_factory=list)
+    is_routed: bool = False
     end: int = 0
 
     @property

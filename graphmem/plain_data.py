@@ -42,7 +42,7 @@ def unpacked(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            pieces = []  # of a device the size is not known before
+            pieces: list[bytes] = []  # of a device the size is not known before
             while sum(map(len, pieces)) <= MAX_BYTES and (piece := file.read(_READ_AT_ONCE)):
                 pieces.append(piece)
             data = b"".join(pieces)

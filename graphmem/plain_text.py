@@ -40,7 +40,7 @@ class Console(rich.console.Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
-def plain_text(show: Callable[[rich.console.Console], None], width: int = PLAIN_WIDTH) -> str:
+def plain_text(show: Callable[[Console], None], width: int = PLAIN_WIDTH) -> str:
     """What `show` prints, without colour and as many columns wide."""
     buffer = io.StringIO()
     show(Console(file=buffer, width=width, highlight=False))

@@ -52,6 +52,7 @@ def fit(
     ] = 1,
     torch: options.TorchVersion = None,
     env: options.Environment = None,
+    assume: options.Assume = None,
     autocast: options.Autocast = None,
     optimizer: options.Optimizer = None,
     grads: options.Grads = "none",
@@ -75,6 +76,7 @@ def fit(
     request = Request(
         torch=torch,
         env=options.pairs(env, "--env"),
+        assume=tuple(assume or ()),
         autocast=autocast,
         optimizer=optimizer,
         grads=grads,

@@ -94,6 +94,20 @@ Freeze = Annotated[
 Inference = Annotated[
     bool, typer.Option("--inference", help="Forward passes only, under inference_mode.")
 ]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--assume",
+        metavar="WHERE=NUMBER",
+        help="What the program reads off the device and only a real run knows. WHERE is a "
+        "variable's name (loss=2.5), a line (train.py:120=0), nonzero (the share that masks "
+        "select) or routing (the largest expert's share of all tokens); true, false, nan and inf "
+        "are numbers too. Repeatable.",
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Whatever would be assumed is an error instead.")
+]
 
 
 def writable(path: Path | None) -> Path | None:

@@ -35,16 +35,8 @@ def run(
     gpu: options.GpuName = options.DEFAULT_GPU_NAME,
     torch: options.TorchVersion = None,
     env: options.Environment = None,
-    assume: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--assume",
-            metavar="WHERE=NUMBER",
-            help="What the script reads off the device, where WHERE is a variable's name "
-            "(loss=2.5) or a line (train.py:120=0); true, false, nan and inf are numbers too. "
-            "Repeatable.",
-        ),
-    ] = None,
+    assume: options.Assume = None,
+    strict: options.Strict = False,
     max_steps: Annotated[
         int | None,
         typer.Option(
@@ -52,7 +44,8 @@ def run(
             min=1,
             metavar="N",
             help="Stop when the next iteration would begin after N; an iteration ends with "
-            "optimizer.step(), or without an optimizer with backward().",
+            "optimizer.step(), without an optimizer with backward(), and where nothing trains "
+            "with a forward pass.",
             show_default=False,
         ),
     ] = None,
@@ -66,8 +59,9 @@ def run(
     Operations on the device do no arithmetic. Questions about its memory are answered as the card
     would; what does not fit raises torch.cuda.OutOfMemoryError.
 
-    Numbers that the script reads off the device are assumed: 1.0 for a loss, zeros for a tensor.
-    Each is told once on stderr, and listed in the report.
+    What the script computed of what it knows, such as a mask, is read as it is. Other numbers that
+    it reads off the device are assumed: 1.0 for a loss, zeros for a tensor. Each is told once on
+    stderr, and listed in the report.
 
     The script's output is untouched: the report goes to stderr, or to FILE. The exit code is the
     script's own. docs/running_scripts.md tells more.
@@ -88,6 +82,7 @@ def run(
         torch=torch,
         env=options.pairs(env, "--env"),
         assume=assume or (),
+        strict=strict,
         max_steps=max_steps,
         tell=tell,
         name=" ".join(["-m", script] if is_module else [script]),

@@ -13,14 +13,14 @@ from graphmem.analysis import Analysis, Request, runtime_of
 from graphmem.caller import put_back, turn
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.live import addresses, printing, serialization, surroundings, torchscript
+from graphmem.live import addresses, serialization, surroundings, torchscript
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
 from graphmem.live.session import LiveSession
-from graphmem.live.values import Choices, Values
 from graphmem.pipeline import run_passes
 from graphmem.report import Report
 from graphmem.report.build import build_report
+from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.node_streams import NodeStreams
@@ -54,6 +54,7 @@ class VirtualGpu:
         torch: str | None = None,
         env: Mapping[str, str] | None = None,
         assume: Sequence[str] = (),
+        strict: bool = False,
         max_steps: int | None = None,
         tell: Callable[[str], None] = lambda line: None,
         name: str = "",
@@ -65,6 +66,7 @@ class VirtualGpu:
             torch: version whose CUDA rules apply; default: the one that is installed.
             env: environment variables that PyTorch reads, in place of those of this process.
             assume: what a program reads off the device, as in `--assume`.
+            strict: whatever would be assumed is an `InputError` where it happens.
             max_steps: iterations after which the program is stopped by `EnoughSteps`.
             tell: called with a line of text whenever something is assumed for the first time.
             name: what the report is about; default: the card.
@@ -80,8 +82,9 @@ class VirtualGpu:
         self._session = LiveSession(max_steps)
         recorder = self._session.recorder
         self._machine = LiveMachine(self.runtime, self.memory, recorder)
-        self._values = Values(recorder, self._session.location, Choices.parse(assume), tell)
-        self._session.mode.values = self._values
+        self._session.reads.choose(Choices.parse(assume))
+        self._session.reads.tell = tell
+        recorder.is_strict = strict
         self._session.mode.streams = NodeStreams(self.memory)
         self._observer = Observer(self._session, self._machine, tell)
         self._stack = ExitStack()
@@ -141,10 +144,9 @@ class VirtualGpu:
         session = self._session
         return [
             *addresses.replacements(session.recorder, self._machine.block_holding),
-            *printing.replacements(self._values),
-            *serialization.replacements(session.recorder, session.fake_mode, self._values),
-            *surroundings.replacements(self._values.eager),
-            *torchscript.replacements(self._values.scripted),
+            *serialization.replacements(session.recorder, session.fake_mode, session.reads),
+            *surroundings.replacements(session.reads.eager),
+            *torchscript.replacements(session.reads.scripted),
         ]
 
     def finish(self) -> None:

@@ -17,16 +17,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from graphmem.live.values import Values
 from graphmem.trace.recorder import Recorder
+from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.patching import Replacement
 
 _NOTES = "_graphmem_"
 
 
-def replacements(
-    recorder: Recorder, fake_mode: FakeTensorMode, values: Values
-) -> list[Replacement]:
+def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) -> list[Replacement]:
     """The attributes to replace."""
     to_host: Any = torch.UntypedStorage.cpu
     to_device: Any = torch.UntypedStorage.to
@@ -39,7 +37,7 @@ def replacements(
     def zeros_on_host(memory: torch.UntypedStorage) -> Any:
         if not is_on_device(memory):
             return to_host(memory)
-        values.saved()
+        reads.saved()
         return torch.zeros(memory.nbytes(), dtype=torch.uint8, device="cpu").untyped_storage()
 
     def moved(memory: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:

@@ -8,6 +8,7 @@
 (3) Where the program calls no module, the backward pass begins the iteration; the operations since
     the last step of an optimizer are its forward pass.
 (4) A module called without gradients begins an evaluation, which ends where training goes on.
+(5) Where no optimizer was made and nothing went backward, each forward pass counts as a step.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class LiveSession(Session):
         self.on_iteration: Callable[[int], object] = lambda number: None
         self._max_steps = max_steps
         self._is_complete = True
+        self._forwards = 0
+        self._walked = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.location.on_root = self._called
 
@@ -69,6 +72,7 @@ class LiveSession(Session):
         """A module is called from outside of any other."""
         if self._depth:  # a recomputation, or a hook
             return
+        self._count_forward()
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
             if phase is not PhaseName.EVALUATION:
@@ -78,6 +82,13 @@ class LiveSession(Session):
             self.recorder.begin_iteration(self.recorder.step + 1)
         elif phase is not PhaseName.FORWARD:
             self.recorder.enter_forward()
+
+    def _count_forward(self) -> None:
+        """Where nothing trains, as in generation, forward passes are what there is to count."""
+        self._forwards += 1
+        trains = self._made or self._walked
+        if self._max_steps is not None and not trains and self._forwards > self._max_steps:
+            raise EnoughSteps
 
     def _begin_iteration(self) -> None:
         """The next iteration is about to begin."""
@@ -94,6 +105,7 @@ class LiveSession(Session):
         if not self._depth and self._is_complete:
             self._begin_iteration()
             self.recorder.step += 1
+        self._walked = True
         super().begin_backward()
 
     def run_node(self, node: Any) -> None:

@@ -88,7 +88,18 @@ def _headline(report: Report) -> Iterator[Text]:
         f"torch {runtime.torch}",
         style="dim",
     )
+    yield from _routing(report)
     yield Text()
+
+
+def _routing(report: Report) -> Iterator[Text]:
+    """The bound, where the peak hangs on a routing that only a real run knows."""
+    worst = report.worst_routing_peak
+    if worst is not None:
+        yield Text(
+            f"{_INDENT}with tokens spread over experts as assumed below; {format_bytes(worst)} "
+            f"({format_exact(worst)}) if all go to the same experts"
+        )
 
 
 def where(place: Peak | Refusal) -> str:

@@ -33,6 +33,8 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.trace.threads import NodeNumbers
+from graphmem.values.known import INTEGERS
+from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.attention import seed_and_offset_on_host
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
@@ -51,6 +53,7 @@ _FROM_SIZE = {
     aten.randn.default,
 }
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
+_INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -77,8 +80,11 @@ class TraceMode(TorchDispatchMode):
         is_over: whether the program has ended, whose threads may go on.
         numbers: keeps the numbers of autograd's nodes apart.
         belongings: what was there before the program, if anybody asks for it afterwards.
+        reads: answers what the program reads, and knows values; set before anything runs.
+        is_host_counted: the memory that is counted is the CPU's.
     """
 
+    reads: Reads
     _caller_depth = 1
     """How many frames up from `__torch_dispatch__` the instruction is that called the operation."""
 
@@ -105,6 +111,7 @@ class TraceMode(TorchDispatchMode):
         self._of_thread = _OfThread()
         self._one_at_a_time = threading.RLock()
         self.belongings: Belongings | None = None
+        self.is_host_counted = on_cpu
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
         self._special: dict[Any, Callable[..., Any]] = {
@@ -182,13 +189,20 @@ class TraceMode(TorchDispatchMode):
         try:
             result = self._fake_mode.dispatch(func, types, args, kwargs)
         except _EXPLAINED as error:
-            raise self._explain(error, func, args) from error
+            result = self._dynamic(error, func, args, kwargs)
+            if result is None:
+                raise self._explain(error, func, args) from error
+            return result
         except RuntimeError as error:
             if _lacks_sparse_kernel(error, args):
                 raise self._explain(error, func, args) from error
             raise
         self._record(func, args, kwargs, result, tick)
         return result
+
+    def _dynamic(self, error: Exception, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation that asked for data, None where it cannot be had."""
+        return None
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tick = self._recorder.begin_op()
@@ -219,7 +233,14 @@ class TraceMode(TorchDispatchMode):
             if isinstance(tensor, FakeTensor):
                 return False
             reads_real = True
-        return reads_real or _elements(func, args) <= self._real_elements
+        return reads_real or self._is_made_real(func, args, kwargs)
+
+    def _is_made_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether what a factory makes on the CPU is real; integers decide more than others."""
+        limit = self._real_elements
+        if limit > 1 and (func in _RANDOM_INTEGERS or kwargs.get("dtype") in _INTEGERS):
+            limit = max(limit, INTEGERS)
+        return _elements(func, args) <= limit
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int
@@ -254,6 +275,7 @@ class TraceMode(TorchDispatchMode):
         self._views.note(newest - 1, args, result)
         if func is aten._to_copy.default and op.births:
             self._identify_autocast_copy(args[0], result)
+        self.reads.known.follow(func, args, kwargs, result)
         return op
 
     def _identify_autocast_copy(self, weight: torch.Tensor, copy: torch.Tensor) -> None:

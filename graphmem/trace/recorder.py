@@ -13,6 +13,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.errors import InputError
 from graphmem.graph import (
     Assumption,
     Mark,
@@ -57,6 +58,7 @@ class Recorder:
         on_change: called with a storage that was born or lost an owner, from the depths of Python's
             memory management, so it may do no more than note it.
         on_op: called with each operation when it has been recorded.
+        is_strict: whatever would be assumed is an error.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,6 +66,7 @@ class Recorder:
         self.graph = StepGraph(fx=torch.fx.Graph(), device=str(device))
         self.on_change: Callable[[Storage], object] = _ignore
         self.on_op: Callable[[Op], object] = _ignore
+        self.is_strict = False
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
         self.step = -1
@@ -344,7 +347,17 @@ class Recorder:
         return owner
 
     def assume(self, what: str, value: str, why: str, source: Source | None) -> None:
-        """Note an assumption; the same one at the same line is noted once and counted."""
+        """Note an assumption; the same one at the same line is noted once and counted.
+
+        Raises:
+            InputError: nothing may be assumed.
+        """
+        if self.is_strict:
+            where = "" if source is None else f" at {source}"
+            raise InputError(
+                f"{what} would be assumed{where} ({value}): {why}",
+                hint="leave out --strict, or decide it from what is known",
+            )
         for known in self.graph.assumptions:
             if (known.what, known.value, known.source) == (what, value, source):
                 known.times += 1

@@ -24,6 +24,7 @@ from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.trace.transform_levels import innermost, wrapped_anew
+from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.notes import NOTHING, Note
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
@@ -56,6 +57,7 @@ class SavedTensor:
         "parts",
         "payload",
         "storage",
+        "values",
     )
 
     def __init__(
@@ -72,6 +74,7 @@ class SavedTensor:
         self.geometry: tuple[Any, ...] | None = None
         self.made_by: MadeBy | None = None
         self.payload: Any = None
+        self.values: Any = None
         self.parts: tuple[SavedTensor, ...] = ()
 
     def name_after(self, field: str) -> None:
@@ -83,7 +86,7 @@ class SavedTensor:
     def release(self) -> None:
         """Let go, as `Node::release_variables` does."""
         self.is_released = True
-        self.payload = None
+        self.payload = self.values = None
         self.hooks = []
         for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
             part.release()
@@ -104,7 +107,13 @@ class _OfThread(threading.local):
 
 
 class SavedTensors:
-    """Packs and unpacks saved tensors, and releases them node by node."""
+    """Packs and unpacks saved tensors, and releases them node by node.
+
+    Attributes:
+        known: the values that go with what is saved; set before anything is.
+    """
+
+    known: KnownValues
 
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         self._recorder = recorder
@@ -196,6 +205,7 @@ class SavedTensors:
         elif isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
             saved.made_by = self._recorder.maker_of(tensor)
+            saved.values = self.known.saved(tensor)
         else:
             saved.payload = tensor
         if storage is not None:
@@ -242,6 +252,8 @@ class SavedTensors:
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
             self._recorder.alias(alias, saved.storage)
+        if saved.values is not None:
+            self.known.share(alias, saved.values)
         return alias
 
     def _remake_sparse(self, saved: SavedTensor) -> FakeTensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
-from graphmem.trace import initialisers, threads
+from graphmem.trace import initialisers, printing, threads
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -32,6 +32,7 @@ from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
+from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from graphmem.virtual_gpu.patching import replaced
 
@@ -45,6 +46,7 @@ class Session:
         fake_mode: the mode of the fake tensors.
         saved: what autograd holds.
         mode: the dispatch mode under which the program runs.
+        reads: what the program reads off the device.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Session:
             InPlaceForms(observed=subclass_like, levels=self._levels),
         )
         self.mode.numbers = self._numbers
+        self.mode.reads = self.reads = Reads(self.recorder, self.location)
+        self.saved.known = self.reads.known
 
     @contextmanager
     def watching(
@@ -104,6 +108,7 @@ class Session:
             of_weights = initialisers.replacements(self.recorder, self.location)
             stack.enter_context(replaced(of_weights))
             stack.enter_context(replaced(self._levels.replacements()))
+            stack.enter_context(replaced(printing.replacements(self.reads)))
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())

@@ -20,6 +20,7 @@ from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.naming import name_model
 from graphmem.trace.session import Session
 from graphmem.training_step import TrainingStep
+from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import fake_cpu, virtual_cuda
 from graphmem.virtual_gpu.patching import replaced
 
@@ -33,6 +34,8 @@ class Options:
         torch_release: the version whose choice of CUDA kernels applies.
         keep_grads: zero gradients in place instead of dropping them.
         inference: forward passes only, under `torch.inference_mode`.
+        assume: what the program reads and only a real run knows, as `--assume` says it.
+        strict: whatever would be assumed is an error.
         subclass_like: see `GradientRules`; True only to compare with an observed CPU run.
     """
 
@@ -40,6 +43,8 @@ class Options:
     torch_release: tuple[int, int] = (2, 13)
     keep_grads: bool = False
     inference: bool = False
+    assume: tuple[str, ...] = ()
+    strict: bool = False
     subclass_like: bool = False
 
 
@@ -74,6 +79,7 @@ class _Tracer:
         self._device = torch.device("cpu" if gpu is None else "cuda:0")
         self._session = Session(self._device, subclass_like=options.subclass_like)
         self._recorder = self._session.recorder
+        self._recorder.is_strict = options.strict
 
     def run(self, build: Callable[[], TrainingStep]) -> StepGraph:
         caller = sys._getframe()
@@ -84,12 +90,15 @@ class _Tracer:
             self._session.watching(self._device_context(belongings), caller),
         ):
             self._session.mode.belongings = belongings
+            self._session.reads.choose(Choices.parse(self._options.assume))
             step = build()
-            self._session.mode.assume(step.assume)
+            self._session.reads.choose(Choices.of(step.assume))
+            self._session.reads.choose(Choices.parse(self._options.assume))
             iterate = self._prepare(step)
             for number in range(self._options.steps):
                 self._progress(f"tracing step {number + 1} of {self._options.steps}")
                 self._iterate(number, iterate)
+            self._recorder.graph.is_routed = self._session.reads.is_routed
             return self._recorder.finish()
 
     def _device_context(self, belongings: Belongings) -> AbstractContextManager[None]:

@@ -7,21 +7,21 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.live.values import Values
+from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.patching import Replacement
 from graphmem.virtual_gpu.sparse import parts_of
 
 
-def replacements(values: Values) -> list[Replacement]:
+def replacements(reads: Reads) -> list[Replacement]:
     """The attributes to replace."""
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
-        return values.on_host(tensor, tensor)
+        return reads.on_host(tensor, tensor)
 
     def represent(tensor: FakeTensor, *, tensor_contents: Any = None) -> str:
         if tensor.layout is torch.sparse_coo:
             return represent_sparse(tensor)
-        text = repr(to_host(tensor.detach()))
+        text = repr(to_host(tensor))
         device = f", device='{tensor.fake_device}'" if tensor.fake_device.type != "cpu" else ""
         kind = "Parameter containing:\n" if getattr(tensor, "_is_param", False) else ""
         return f"{kind}{text[:-1]}{device}{_origin(tensor)})"
@@ -35,8 +35,15 @@ def replacements(values: Values) -> list[Replacement]:
     def to_list(tensor: FakeTensor) -> Any:
         return to_host(tensor).tolist()
 
+    def formatted(tensor: FakeTensor, specification: str) -> str:
+        """`Tensor.__format__` (torch/_tensor.py), which knows plain tensors only."""
+        if not tensor.dim():
+            return format(reads.scalar(tensor), specification)
+        return object.__format__(tensor, specification)
+
     return [
         (FakeTensor, "__repr__", represent),
+        (FakeTensor, "__format__", formatted),
         (FakeTensor, "tolist", to_list),
         (FakeTensor, "numpy", _refuse_numpy),
         (FakeTensor, "__array__", _refuse_numpy),

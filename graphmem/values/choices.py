@@ -1,0 +1,84 @@
+"""What the user wants assumed: `--assume WHERE=NUMBER`, and `TrainingStep.assume`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphmem.errors import InputError
+from graphmem.graph import Source
+
+_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
+_WORDS = {"true": 1.0, "false": 0.0}
+_GRAMMAR = (
+    "write NAME=NUMBER or FILE:LINE=NUMBER, such as loss=2.5 or train.py:120=0; "
+    "nonzero=0..1 is what masks select, routing=0..1 the largest expert's share"
+)
+_SHARES = ("nonzero", "routing")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user wants assumed.
+
+    Attributes:
+        by_name: by a variable, such as `loss` or `outputs.loss`; or `nonzero`, `routing`.
+        by_line: by file, as the user wrote it, and line.
+    """
+
+    by_name: Mapping[str, float] = field(default_factory=dict)
+    by_line: Mapping[tuple[str, int], float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, texts: Sequence[str]) -> Choices:
+        """Read the texts of `--assume`.
+
+        Raises:
+            InputError: one is not of the form.
+        """
+        pairs = []
+        for text in texts:
+            where, equals, number = text.rpartition("=")
+            if not equals or not where:
+                raise InputError(f"cannot assume {text!r}", hint=_GRAMMAR)
+            pairs.append((where, _number(number, text)))
+        return cls.of(dict(pairs))
+
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Choices:
+        """Take over what a `TrainingStep` says.
+
+        Raises:
+            InputError: a share outside of 0 to 1.
+        """
+        by_name: dict[str, float] = {}
+        by_line: dict[tuple[str, int], float] = {}
+        for where, value in values.items():
+            if where in _SHARES and not 0 <= value <= 1:
+                raise InputError(f"cannot assume {where}={value:g}: it is a share", hint=_GRAMMAR)
+            line = _LINE.fullmatch(where)
+            if line is None:
+                by_name[where] = float(value)
+            else:
+                by_line[line["file"], int(line["line"])] = float(value)
+        return cls(by_name, by_line)
+
+    def over(self, other: Choices) -> Choices:
+        """These, and those of another where these say nothing."""
+        return Choices({**other.by_name, **self.by_name}, {**other.by_line, **self.by_line})
+
+    def find(self, name: str | None, source: Source | None) -> float | None:
+        """What was chosen for a variable read at a line."""
+        if source is not None:
+            for (file, line), value in self.by_line.items():
+                if line == source.line and f"/{source.file}".endswith(f"/{file.lstrip('./')}"):
+                    return value
+        return None if name is None else self.by_name.get(name)
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        return _WORDS[text.lower()] if text.lower() in _WORDS else float(text)
+    except ValueError:
+        raise InputError(f"cannot assume {whole!r}: {text!r} is no number", hint=_GRAMMAR) from None

@@ -1,0 +1,440 @@
+"""The values that are known of tensors without data, followed through operations.
+
+Clauses:
+(1) Values belong to storages. A view has those of its base, because it shares its memory.
+(2) Where all operands of an operation are known, it runs on the CPU too, and its results are known.
+    A tensor of the host that is real is known as it is.
+(3) What writes into a storage writes into its values where its operands are known. Otherwise the
+    storage is forgotten, whole; one that is written from end to end need not be known before.
+(4) Tensors that require grad have no values: weights are what training finds. So what a model
+    computes of its weights costs nothing here.
+(5) Integers and truth values are carried up to `INTEGERS` elements, other numbers up to `FLOATS`:
+    what programs decide by are indices, counts and masks.
+(6) Values by a rule of `rules` are *assumed*, and so is what is computed of them.
+
+Not covered: sparse, nested and quantised tensors, and operators of other libraries.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.graph import Source
+from graphmem.values.rules import Rule, Rules
+
+aten = torch.ops.aten
+
+INTEGERS = 1 << 24
+"""Elements of an integer or bool tensor whose values are carried: a mask of 4096 x 4096."""
+
+FLOATS = 1 << 16
+"""Elements of any other tensor whose values are carried."""
+
+
+class Assumed(NamedTuple):
+    """A rule that stood in for what only a real run knows.
+
+    Attributes:
+        what: that is assumed, in words.
+        value: what it is taken as.
+        why: it is not known.
+        source: the line where the rule was applied.
+    """
+
+    what: str
+    value: str
+    why: str
+    source: Source | None
+
+
+Basis = frozenset[Assumed]
+"""The rules that values rest on; empty where they are known."""
+
+KNOWN: Basis = frozenset()
+
+_RANDOM = Rule("random numbers", "those of one draw", "a card draws its own")
+
+
+class Values(NamedTuple):
+    """A real tensor that holds what is known of a fake one, and the rules that it rests on."""
+
+    tensor: torch.Tensor
+    basis: Basis
+
+
+class _Held(weakref.ref[torch.UntypedStorage]):
+    """A weak reference to fake memory that knows its values; with it they are forgotten."""
+
+    __slots__ = ("basis", "key", "memory")
+    key: int
+    memory: torch.UntypedStorage
+    basis: Basis
+
+
+class _Plan(NamedTuple):
+    """What an operator does to values.
+
+    Attributes:
+        writes: the arguments that it writes into, by position or by name.
+        overwrites: it writes the first argument from end to end without reading it.
+        is_random: it draws random numbers.
+        is_known: its results can be known at all.
+    """
+
+    writes: tuple[int | str, ...]
+    overwrites: bool
+    is_random: bool
+    is_known: bool = True
+
+
+class KnownValues:
+    """Follows operations, and knows the values of their results where they can be known."""
+
+    def __init__(self, rules: Rules, where: Callable[[], Source | None]) -> None:
+        """Knows nothing yet.
+
+        Args:
+            rules: what is assumed of results that only a real run would know.
+            where: the line that runs.
+        """
+        self._rules = rules
+        self._where = where
+        self._held: dict[int, _Held] = {}
+        self._plans: dict[Any, _Plan | None] = {}
+        self._draws = 0
+
+    def of(self, tensor: torch.Tensor) -> Values | None:
+        """The values of a tensor; None where they are not known."""
+        if not isinstance(tensor, FakeTensor):
+            return Values(tensor, KNOWN) if _is_plain(tensor) else None
+        held = self._held_for(tensor)
+        if held is None or tensor.is_conj() or tensor.is_neg():
+            return None
+        with torch._C._DisableTorchDispatch():
+            view = torch.empty(0, dtype=tensor.dtype, device="cpu")
+            view.set_(held.memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return Values(view, held.basis)
+
+    def of_all(self, tensors: Iterable[torch.Tensor]) -> Basis | None:
+        """What the values of several tensors rest on; None where one is not known."""
+        basis = KNOWN
+        for tensor in tensors:
+            known = self.of(tensor)
+            if known is None:
+                return None
+            basis |= known.basis
+        return basis
+
+    def _held_for(self, tensor: torch.Tensor) -> _Held | None:
+        if tensor.layout is not torch.strided:
+            return None
+        memory = tensor.untyped_storage()
+        held = self._held.get(memory._cdata)
+        if held is not None and held.memory.nbytes() != memory.nbytes():  # it was resized
+            del self._held[memory._cdata]
+            return None
+        return held
+
+    def note(self, tensor: torch.Tensor, real: torch.Tensor, basis: Basis) -> None:
+        """The values of a fake tensor whose memory is its own are those of a real one."""
+        memory = tensor.untyped_storage()
+        with torch._C._DisableTorchDispatch():
+            if not _is_laid_out_as(real, tensor, memory):
+                copy = torch.empty(0, dtype=torch.uint8, device="cpu")
+                copy = copy.new_zeros(memory.nbytes()).view(tensor.dtype)
+                copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+                real = copy.copy_(real)
+        self._keep(memory, real.untyped_storage(), basis)
+
+    def _keep(
+        self, memory: torch.UntypedStorage, values: torch.UntypedStorage, basis: Basis
+    ) -> None:
+        held = _Held(memory, self._forget)
+        held.key, held.memory, held.basis = memory._cdata, values, basis
+        self._held[held.key] = held
+
+    def share(self, tensor: torch.Tensor, held: Any) -> None:
+        """Another piece of fake memory stands for the same storage, as `saved` gave it."""
+        self._keep(tensor.untyped_storage(), held.memory, held.basis)
+
+    def saved(self, tensor: torch.Tensor) -> Any:
+        """What to give to `share` later, when the tensor itself is gone; None: not known."""
+        return self._held_for(tensor)
+
+    def _forget(self, held: _Held) -> None:
+        if self._held.get(held.key) is held:
+            del self._held[held.key]
+
+    # Following operations -----------------------------------------------------------------------
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """An operation has run on fake tensors: know what came of it, or forget what it wrote."""
+        try:
+            plan = self._plans[func]
+        except KeyError:
+            plan = self._plans[func] = _plan_of(func)
+        if plan is None:
+            return
+        if plan.writes:
+            self._write(plan, func, args, kwargs)
+            return
+        known = self._real(args, kwargs) if plan.is_known and _is_small(result) else None
+        if known is None:
+            self._assume(func, args, kwargs, result)
+            return
+        real_args, real_kwargs, basis = known
+        real = self._run(plan, func, real_args, real_kwargs)
+        if plan.is_random:
+            basis |= {self._assumed(_RANDOM)}
+        for output, value in _pairs(result, real):
+            self._note_output(output, value, basis)
+
+    def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation returns on known operands, with their basis; None: not known."""
+        known = self._real(args, kwargs)
+        if known is None:
+            return None
+        real_args, real_kwargs, basis = known
+        real = self._run(_Plan((), False, False), func, real_args, real_kwargs)
+        return None if real is _FAILED else (real, basis)
+
+    def _note_output(self, output: Any, value: Any, basis: Basis) -> None:
+        is_new = isinstance(output, FakeTensor) and output.layout is torch.strided
+        if not is_new or not isinstance(value, torch.Tensor) or output.shape != value.shape:
+            return
+        if output.dtype == value.dtype and output.untyped_storage()._cdata not in self._held:
+            self.note(output, value, basis)
+
+    def _assume(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Values by a rule, where the operation has one."""
+        made = self._rules.results(func, args, kwargs, result)
+        if made is None:
+            return
+        rule, outputs = made
+        basis = frozenset({self._assumed(rule)})
+        for output, value in outputs:
+            self._note_output(output, value, basis)
+
+    def _assumed(self, rule: Rule) -> Assumed:
+        return Assumed(rule.what, rule.value, rule.why, self._where())
+
+    def _run(self, plan: _Plan, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation on real tensors; `_FAILED` where the CPU cannot: nothing is known."""
+        with torch._C._DisableTorchDispatch():
+            try:
+                if not plan.is_random:
+                    return func(*args, **kwargs)
+                with _own_draws(self._draws):
+                    self._draws += 1
+                    return func(*args, **kwargs)
+            except (RuntimeError, IndexError, TypeError):
+                return _FAILED
+
+    def _real(
+        self, args: Iterable[Any], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any], Basis] | None:
+        """Arguments with known tensors in place of fake ones; None where one is not known."""
+        bases: list[Basis] = []
+        try:
+            real_args = [self._real_argument(arg, bases) for arg in args]
+            real_kwargs = {
+                name: self._real_argument(_ON_HOST.get(name, arg), bases)
+                for name, arg in kwargs.items()
+            }
+        except _UnknownError:
+            return None
+        return real_args, real_kwargs, KNOWN.union(*bases)
+
+    def _real_argument(self, arg: Any, bases: list[Basis]) -> Any:
+        if isinstance(arg, torch.Tensor):
+            known = None if _requires_grad(arg) else self.of(arg)
+            if known is None:
+                raise _UnknownError
+            bases.append(known.basis)
+            return known.tensor
+        if isinstance(arg, (list, tuple)):
+            return [self._real_argument(each, bases) for each in arg]
+        return arg
+
+    # Writing ------------------------------------------------------------------------------------
+
+    def _write(self, plan: _Plan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
+        if not self._concerns(plan, targets):
+            return
+        if self._rules.leaves_untouched(func):
+            self._mark(targets, frozenset({self._assumed(self._rules.finite)}))
+            return
+        if plan.overwrites:
+            self._begin_anew(targets[0])
+        known = self._real(args, kwargs) if plan.is_known else None
+        if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
+            for target in targets:
+                self.forget(target)
+            return
+        basis = known[2] | ({self._assumed(_RANDOM)} if plan.is_random else KNOWN)
+        self._mark(targets, basis)
+
+    def _concerns(self, plan: _Plan, targets: list[torch.Tensor]) -> bool:
+        """Whether anything is known of what is written, or will be."""
+        if plan.overwrites and isinstance(targets[0], FakeTensor):
+            return True
+        return any(self._held_for(target) is not None for target in targets)
+
+    def _begin_anew(self, target: torch.Tensor) -> None:
+        """Make room for values where a whole storage is about to be written."""
+        if not isinstance(target, FakeTensor) or self._held_for(target) is not None:
+            return
+        memory = target.untyped_storage()
+        covers = target.numel() * target.element_size() == memory.nbytes()
+        if covers and _is_small(target) and not target.requires_grad and _is_dense(target):
+            with torch._C._DisableTorchDispatch():
+                real = torch.empty_strided(
+                    target.shape, target.stride(), dtype=target.dtype, device="cpu"
+                )
+            self._keep(memory, real.untyped_storage(), KNOWN)
+
+    def _mark(self, targets: Iterable[torch.Tensor], basis: Basis) -> None:
+        for target in targets:
+            held = self._held_for(target)
+            if held is not None:
+                held.basis = held.basis | basis
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """The values of a storage are not known any more."""
+        if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
+            self._held.pop(tensor.untyped_storage()._cdata, None)
+
+
+_FAILED = object()
+
+
+class _UnknownError(Exception):
+    """An operand is not known."""
+
+
+_ON_HOST: dict[str, Any] = {
+    "device": torch.device("cpu"),
+    "pin_memory": False,
+    "generator": None,
+    "layout": torch.strided,
+    "non_blocking": False,
+}
+"""Where the CPU computes values, whatever the program says of its card."""
+
+_FILLING = frozenset(f"aten::{name}_" for name in "copy fill zero uniform random bernoulli".split())
+_BOUNDED = frozenset(
+    "rand rand_like uniform uniform_ bernoulli bernoulli_ randint randint_like randperm random "
+    "random_ multinomial".split()
+)
+"""What draws random numbers of a known range."""
+
+_UPDATES_STATISTICS = {
+    aten.native_batch_norm.default: (3, 4),
+    aten.cudnn_batch_norm.default: (3, 4),
+    aten.miopen_batch_norm.default: (3, 4),
+}
+"""Operators that write into running statistics without a word in their schemas."""
+
+_UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"}) | frozenset(
+    {"aten::new_empty", "aten::new_empty_strided", "aten::set_", "aten::resize_"}
+)
+
+
+def _plan_of(func: Any) -> _Plan | None:
+    """What an operator does to values; None: nothing, as a view or one of another library."""
+    schema = func._schema
+    writes: list[int | str] = list(_UPDATES_STATISTICS.get(func, ()))
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes.append(argument.name if argument.kwarg_only else position)
+    is_view = bool(schema.returns) and all(each.alias_info is not None for each in schema.returns)
+    if not writes and (is_view or func.namespace != "aten" or schema.name in _UNCHANGED):
+        return None
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    if is_random and schema.name.removeprefix("aten::") not in _BOUNDED:
+        return _Plan(tuple(writes), overwrites=False, is_random=True, is_known=False)
+    overwrites = schema.name in _FILLING and writes == [0]
+    return _Plan(tuple(writes), overwrites, is_random)
+
+
+class _own_draws:  # noqa: N801 - a context, as `torch.no_grad` is
+    """Random numbers that leave the program's own generator as it is."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.default_generator.set_state(self._state)
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
+    if isinstance(place, str):
+        return kwargs.get(place)
+    return args[place] if place < len(args) else None
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _pairs(result: Any, real: Any) -> Iterator[tuple[Any, Any]]:
+    """Each output with its values."""
+    if isinstance(result, torch.Tensor):
+        yield result, real
+    elif isinstance(result, (list, tuple)) and isinstance(real, (list, tuple)):
+        yield from zip(result, real, strict=False)
+
+
+def _requires_grad(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and isinstance(tensor, FakeTensor)
+
+
+def is_carried(dtype: torch.dtype, elements: int) -> bool:
+    """Whether values of so many elements are carried [clause 5]."""
+    is_number = dtype.is_floating_point or dtype.is_complex
+    return elements <= (FLOATS if is_number else INTEGERS)
+
+
+def _is_small(result: Any) -> bool:
+    if isinstance(result, torch.Tensor):
+        return is_carried(result.dtype, result.numel())
+    if isinstance(result, (list, tuple)):
+        return all(_is_small(each) for each in result)
+    return False
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of as many elements as its storage has none of them twice."""
+    return all(
+        stride or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _is_laid_out_as(real: torch.Tensor, fake: torch.Tensor, memory: torch.UntypedStorage) -> bool:
+    return (
+        real.stride() == fake.stride()
+        and real.storage_offset() == fake.storage_offset()
+        and real.untyped_storage().nbytes() == memory.nbytes()
+        and not real.is_conj()
+        and not real.is_neg()
+    )

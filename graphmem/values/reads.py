@@ -1,0 +1,230 @@
+"""What a program learns when it reads a value off the card.
+
+(1) A known value is read as it is, and is no assumption.
+(2) Next comes what `--assume` says for that variable or that line.
+(3) An assumed value is read as its rule says, which the report then lists.
+(4) Else one number is 1.0 or the integer 0, and several numbers are zeros. A truth value that
+    nothing covers is an error, because the way of the program hangs on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.errors import InputError
+from graphmem.graph import Source
+from graphmem.trace.location import Location
+from graphmem.trace.naming import tensors_held, variables_of
+from graphmem.trace.recorder import Recorder
+from graphmem.values.choices import Choices
+from graphmem.values.known import Basis, KnownValues, Values
+from graphmem.values.loops import Loops
+from graphmem.values.rules import Rules
+
+WHY = "the card does no arithmetic"
+_ITEM = re.compile(r"\[['\"](\w+)['\"]\]")
+
+
+def _say_nothing(line: str) -> None:
+    return None
+
+
+class Reads:
+    """Answers what a program reads off the card.
+
+    Attributes:
+        known: the values that are known.
+        tell: called with a line of text when something is assumed for the first time.
+    """
+
+    def __init__(self, recorder: Recorder, location: Location) -> None:
+        """Nothing is assumed yet.
+
+        Args:
+            recorder: lists each assumption in the step graph.
+            location: knows the line.
+        """
+        self._recorder = recorder
+        self._location = location
+        self._rules = Rules()
+        self.known = KnownValues(self._rules, location.source)
+        self.tell: Callable[[str], None] = _say_nothing
+        self._choices = Choices()
+        self._loops = Loops(self.known)
+        self._sizes_assumed = False
+        self._told: set[tuple[str, Source | None]] = set()
+
+    def choose(self, choices: Choices) -> None:
+        """Assume what the user says, from now on."""
+        self._choices = self._choices.over(choices)
+        self._rules.routing = self._choices.by_name.get("routing", self._rules.routing)
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether sizes hung on how choices were spread that outnumber what they are of."""
+        return self._sizes_assumed and self._rules.has_routed
+
+    def scalar(self, tensor: FakeTensor) -> bool | int | float | complex:
+        """The only element of a tensor.
+
+        Raises:
+            InputError: the program would branch on it, and nothing says which way.
+        """
+        self._loops.check(self._location.user_frames())
+        known = self.known.of(tensor)
+        if known is not None and not known.basis:
+            return _item(known.tensor)
+        source, name = self._location.source(), self._name(tensor)
+        chosen = self._choices.find(name, source)
+        if chosen is None and known is not None:
+            self.use(known.basis)
+            return _item(known.tensor)
+        if chosen is None and tensor.dtype == torch.bool:
+            self._refuse_branch(source)
+        number = _as(tensor.dtype, _default(tensor.dtype) if chosen is None else chosen)
+        self._assume(name or "a value", str(number), name, source)
+        return number
+
+    def on_host(self, tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+        """A real tensor with the looks of `tensor`, a copy of `copied`."""
+        known = self.known.of(copied)
+        if known is not None and known.tensor.dtype == tensor.dtype:
+            return self._copied(tensor, known)
+        source, name = self._location.source(), self._name(copied)
+        value = self._choices.find(name, source)
+        if value is None:
+            value = _default(copied.dtype) if tensor.numel() == 1 else 0.0
+        real = _real_like(tensor)
+        if value:
+            real.fill_(value)
+        if tensor.numel() and not self._is_autograd():
+            self._loops.check(self._location.user_frames())
+            shown = str(_as(tensor.dtype, value))
+            many = "" if tensor.numel() == 1 else "every element of "
+            self._assume(f"{many}{name or 'a value'}", shown, name, source)
+        return real
+
+    def _copied(self, tensor: torch.Tensor, known: Values) -> torch.Tensor:
+        if not self._is_autograd():
+            self.use(known.basis)
+            self._loops.check(self._location.user_frames())
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            return _real_like(tensor).copy_(known.tensor)
+
+    def use(self, basis: Basis) -> None:
+        """The program goes on by values that were assumed: list what was."""
+        self._sizes_assumed = self._sizes_assumed or bool(basis)
+        for what, value, why, source in sorted(basis, key=str):
+            self._recorder.assume(what, value, why, source)
+            self._say((what, source), f"{what} is assumed: {value}")
+
+    def saved(self) -> None:
+        """Note that data of the card goes into a file."""
+        source = self._location.source()
+        self._assume("what is saved of tensors on the device", "zeros", None, source)
+
+    def eager(self) -> None:
+        """Note that a program was to be compiled."""
+        self._replace("torch.compile", "run eagerly", "what the compiled program takes")
+
+    def scripted(self) -> None:
+        """Note that TorchScript runs, whose operations a card would fuse."""
+        self._replace("TorchScript", "run without fusion", "what the fused program takes")
+
+    def _replace(self, what: str, value: str, unknown: str) -> None:
+        source = self._location.source()
+        self._recorder.assume(what, value, f"{unknown} is not known", source)
+        self._say((what, source), f"{what} is {value}: {unknown} is not known")
+
+    def count(self, what: str, numel: int) -> int:
+        """How many of `numel` elements a result has whose size depends on data.
+
+        All of them, or the share that was chosen by line or as `nonzero`, from 0 to 1.
+        """
+        source = self._location.source()
+        chosen = self._choices.find("nonzero", source)
+        share = 1.0 if chosen is None else min(max(chosen, 0.0), 1.0)
+        bound = "the bound" if share == 1.0 else f"at most {numel:,}"
+        self._recorder.assume(
+            what, f"{share:g} of them ({bound})", "the route depends on data", source
+        )
+        text = f"a size that depends on data is taken as {share:g} of its bound"
+        self._say((text, source), f"{text}; choose with --assume {source or 'nonzero'}=…")
+        return round(share * numel)
+
+    def _refuse_branch(self, source: Source | None) -> NoReturn:
+        line = "" if source is None else f" at {source}"
+        where = source or "NAME"
+        raise InputError(
+            f"the step branches on the value of a tensor{line}: only a real run knows which way",
+            hint=f"say which way with --assume {where}=true or --assume {where}=false",
+        )
+
+    def _is_autograd(self) -> bool:
+        """Whether autograd moves a gradient, which the program does not see."""
+        return torch._C._current_graph_task_id() >= 0
+
+    def _name(self, tensor: torch.Tensor) -> str | None:
+        """The variable of the innermost function of the user that holds a tensor, or its data."""
+        frame = next(self._location.user_frames(), None)
+        if frame is None:
+            return None
+        storage = self._recorder.storage_of(tensor)
+        shared: str | None = None
+        for variable, value in variables_of(frame).items():
+            for suffix, known in tensors_held(value):
+                name = variable + _ITEM.sub(r".\1", suffix)
+                if known is tensor:
+                    return name
+                if shared is None and storage is not None:
+                    is_same = self._recorder.storage_of(known) is storage
+                    shared = name if is_same else None
+        return shared
+
+    def _assume(self, what: str, value: str, name: str | None, source: Source | None) -> None:
+        self._recorder.assume(what, value, WHY, source)
+        by = name or (str(source) if source is not None else None)
+        choose = "" if by is None else f"; choose with --assume {by}=…"
+        self._say((what, source), f"{what} is taken as {value}{choose}")
+
+    def _say(self, key: tuple[str, Source | None], text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            source = key[1]
+            self.tell(text if source is None else f"{source}: {text}")
+
+
+def _default(dtype: torch.dtype) -> float:
+    """What one number is that no rule covers: no division by it fails."""
+    return 1.0 if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def _as(dtype: torch.dtype, value: float) -> bool | int | float:
+    if dtype == torch.bool:
+        return bool(value)
+    return value if dtype.is_floating_point or dtype.is_complex else int(value)
+
+
+def _item(tensor: torch.Tensor) -> bool | int | float | complex:
+    with torch._C._DisableTorchDispatch():
+        number: bool | int | float | complex = tensor.item()
+    return number
+
+
+def _real_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of the host with the looks of a tensor."""
+    with torch._C._DisableTorchDispatch():
+        real = torch.zeros(0, dtype=tensor.dtype, device="cpu")
+        return real.new_zeros(_span(tensor)).as_strided(tensor.shape, tensor.stride())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    if not tensor.numel():
+        return 0
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in dims)

@@ -1,0 +1,224 @@
+"""What is assumed of values that only a real run would know: every rule, in one place.
+
+(1) *Choices*. What `topk`, `argmax`, `sort`, `multinomial`, `bucketize` and their kin point at is
+    spread evenly over all that they choose from: tokens over experts, in turn. Few choices among
+    many lie in the middle of equal parts, so a token chosen of a vocabulary is no special one.
+    `routing` skews choices that outnumber what is chosen from: the share that the first one gets.
+(2) *Numbers are finite*: `isnan` and `isinf` say no, `isfinite` yes, and no gradient overflows.
+(3) *Checks pass*: `all` of many unknown answers is True, `any` of them False.
+(4) *Random numbers* of a known range are those of one draw (`known`, which draws them). Those of a
+    normal distribution are not known: rule (3) ends the loop that rejects what is out of bounds.
+(5) *Masks* select all elements, or the fraction that `nonzero` says (`DataDependentMode`).
+(6) *Numbers that are read* and that no rule covers are 1.0, or the integer 0 (`reads`); a truth
+    value that no rule covers is an error, because the way of the program hangs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+aten = torch.ops.aten
+
+_MOST = 1 << 24
+"""The most elements that a rule makes values for."""
+
+
+class Rule(NamedTuple):
+    """What is assumed, as what, and why it is not known."""
+
+    what: str
+    value: str
+    why: str
+
+
+Outputs = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors without data, each with the values assumed for it."""
+
+_SCORES = "scores depend on data"
+_FINITE = Rule("whether numbers are finite", "they are", "the card does no arithmetic")
+_PASSES = Rule("a check of many values", "it passes", "the card does no arithmetic")
+
+
+class Rules:
+    """The rules, as the user has set them.
+
+    Attributes:
+        routing: the share of choices that the first one gets, None for an even spread.
+        has_routed: choices outnumbered what they were of, so that routing mattered.
+        finite: the rule that numbers are finite.
+    """
+
+    finite = _FINITE
+
+    def __init__(self) -> None:
+        self.routing: float | None = None
+        self.has_routed = False
+
+    def results(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> tuple[Rule, Outputs] | None:
+        """What is assumed of an operation's results, where a rule covers it."""
+        find = _CHOICES.get(func)
+        if find is not None:
+            return self._choice(find(func, args, kwargs, result))
+        answer = _ANSWERS.get(func)
+        if answer is None or not isinstance(result, torch.Tensor) or result.numel() > _MOST:
+            return None
+        rule, value = answer
+        if rule is _PASSES and result.numel() != 1:
+            return None
+        return rule, [(result, torch.full(result.shape, value, device="cpu"))]
+
+    def leaves_untouched(self, func: Any) -> bool:
+        """Whether what an operation writes stays as it is: GradScaler's `found_inf`."""
+        return func is aten._amp_foreach_non_finite_check_and_unscale_.default
+
+    def _choice(self, choice: _Choice) -> tuple[Rule, Outputs] | None:
+        indices = choice.indices
+        if not isinstance(indices, torch.Tensor) or not 0 < indices.numel() <= _MOST:
+            return None
+        many = choice.among
+        if not many:
+            return None
+        picks = 1 if choice.dim is None or not indices.dim() else indices.shape[choice.dim]
+        rows = indices.numel() // picks
+        chosen = self._spread(rows, picks, many)
+        if choice.dim is None or not indices.dim():
+            values = chosen.reshape(indices.shape)
+        else:
+            values = _along(chosen, indices.shape, choice.dim)
+        value = "spread evenly"
+        if self.routing is not None and rows * picks >= many:
+            value = f"{self.routing:g} of them the first, the rest spread evenly"
+        what = f"which of {many:,} {choice.name} chooses"
+        return Rule(what, value, _SCORES), [(indices, values.to(indices.dtype))]
+
+    def _spread(self, rows: int, picks: int, many: int) -> torch.Tensor:
+        """Choices of `picks` different ones among `many`, a row each."""
+        total = rows * picks
+        places = torch.arange(total, device="cpu")
+        if total < many:
+            return ((2 * places + 1) * many // (2 * total)).reshape(rows, picks)
+        if picks < many:
+            self.has_routed = True
+        if self.routing is None or picks >= many:
+            return (places % many).reshape(rows, picks)
+        return self._skewed(rows, picks, many)
+
+    def _skewed(self, rows: int, picks: int, many: int) -> torch.Tensor:
+        """The first of `many` gets its share, one a row at most; the rest is spread evenly.
+
+        With a share of 1 all rows choose alike: the worst routing there is.
+        """
+        assert self.routing is not None
+        if self.routing >= 1:
+            return torch.arange(picks, device="cpu").expand(rows, picks).contiguous()
+        favoured = min(rows, round(self.routing * rows * picks))
+        others = torch.arange(rows * picks, device="cpu") % (many - 1) + 1
+        chosen = others.reshape(rows, picks)
+        chosen[:favoured, 0] = 0
+        return chosen
+
+
+class _Choice(NamedTuple):
+    """Which output of an operation points at what it chose.
+
+    Attributes:
+        name: of the operation.
+        indices: the output.
+        dim: along which one row chooses different ones; None: one choice for each element.
+        among: how many there are to choose from.
+    """
+
+    name: str
+    indices: Any
+    dim: int | None
+    among: int
+
+
+def _along(chosen: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:
+    dim %= len(shape)
+    rest = [size for place, size in enumerate(shape) if place != dim]
+    return chosen.reshape(*rest, shape[dim]).movedim(-1, dim)
+
+
+def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """An argument, or its default."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            given = args[position] if position < len(args) else argument.default_value
+            return kwargs.get(name, given)
+    return None
+
+
+def _several(position: int) -> Callable[..., _Choice]:
+    """Choices along a dimension of the first operand, as many as the result has there."""
+
+    def find(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _Choice:
+        dim = _given(func, args, kwargs, "dim")
+        indices = result[position] if isinstance(result, (tuple, list)) else result
+        among = args[0].shape[dim] if args[0].dim() else 1
+        return _Choice(_name(func), indices, dim, among)
+
+    return find
+
+
+def _one(position: int) -> Callable[..., _Choice]:
+    """One choice for each of the other elements, along a dimension or of all."""
+
+    def find(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _Choice:
+        dim = _given(func, args, kwargs, "dim")
+        scores = args[0]
+        indices = result[position] if isinstance(result, (tuple, list)) else result
+        among = scores.numel() if dim is None or not scores.dim() else scores.shape[dim]
+        return _Choice(_name(func), indices, None, among)
+
+    return find
+
+
+def _sampled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _Choice:
+    return _Choice(_name(func), result, -1, args[0].shape[-1])
+
+
+def _bucket(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _Choice:
+    name = "boundaries" if "bucketize" in func._schema.name else "sorted_sequence"
+    return _Choice(_name(func), result, None, _given(func, args, kwargs, name).shape[-1] + 1)
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name).removeprefix("aten::")
+
+
+_CHOICES: dict[Any, Callable[..., _Choice]] = {
+    aten.topk.default: _several(1),
+    aten.sort.default: _several(1),
+    aten.sort.stable: _several(1),
+    aten.argsort.default: _several(0),
+    aten.argsort.stable: _several(0),
+    aten.argmax.default: _one(0),
+    aten.argmin.default: _one(0),
+    aten.max.dim: _one(1),
+    aten.min.dim: _one(1),
+    aten.mode.default: _one(1),
+    aten.median.dim: _one(1),
+    aten.kthvalue.default: _one(1),
+    aten.multinomial.default: _sampled,
+    aten.bucketize.Tensor: _bucket,
+    aten.searchsorted.Tensor: _bucket,
+}
+_ANSWERS: dict[Any, tuple[Rule, bool]] = {
+    aten.isnan.default: (_FINITE, False),
+    aten.isinf.default: (_FINITE, False),
+    aten.isfinite.default: (_FINITE, True),
+    aten.all.default: (_PASSES, True),
+    aten.all.dim: (_PASSES, True),
+    aten.all.dims: (_PASSES, True),
+    aten._is_all_true.default: (_PASSES, True),
+    aten.any.default: (_PASSES, False),
+    aten.any.dim: (_PASSES, False),
+    aten.any.dims: (_PASSES, False),
+    aten._is_any_true.default: (_PASSES, False),
+}

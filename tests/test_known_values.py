@@ -1,0 +1,240 @@
+"""What is known of values on the card: each program runs for real too, and both must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import graphmem
+from graphmem import TrainingStep
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.graph import StepGraph
+from graphmem.trace import Options, trace
+
+Program = Callable[[torch.device], Any]
+
+
+def on_card(program: Program, **options: Any) -> tuple[Any, StepGraph]:
+    """What a program returns on the virtual card, and the graph of its trace."""
+    returned: list[Any] = []
+    step = TrainingStep(step=lambda: returned.append(program(torch.device("cuda"))))
+    graph = trace(lambda: step, gpu=find_gpu("a100-80gb"), options=Options(steps=1, **options))
+    return returned[0], graph
+
+
+def of_masks(device: torch.device) -> Any:
+    ids = torch.tensor([[5, 6, 0], [7, 0, 0]], device=device)
+    mask = ids != 0
+    return [
+        mask.all().item(),
+        bool(mask.any()),
+        mask.sum(1).tolist(),
+        mask.nonzero().tolist(),
+        ids[mask].tolist(),
+        torch.masked_select(ids, mask).tolist(),
+        0 in ids,
+        torch.equal(ids, ids.clone()),
+    ]
+
+
+def of_views(device: torch.device) -> Any:
+    base = torch.arange(12, device=device).view(3, 4)
+    row, column = base[1], base[:, 2]
+    row[2] = 100
+    column += 1
+    base.t()[0].zero_()
+    return [base.tolist(), row.tolist(), column.tolist(), base.expand(2, 3, 4)[1, 1].tolist()]
+
+
+def of_writes(device: torch.device) -> Any:
+    counts = torch.zeros(4, dtype=torch.long, device=device)
+    counts.index_add_(0, torch.tensor([1, 1, 3], device=device), torch.ones_like(counts)[:3])
+    filled = torch.empty(3, device=device).copy_(torch.tensor([1.0, 2.0, 4.0]))
+    filled.mul_(filled)
+    counts[counts == 2] = 7
+    return [counts.tolist(), filled.tolist(), torch.full((2,), True, device=device).all().item()]
+
+
+def of_sizes(device: torch.device) -> Any:
+    lengths = torch.tensor([2, 0, 3], device=device)
+    rows = torch.arange(5, device=device)
+    return [
+        [part.tolist() for part in rows.split(lengths.tolist())],
+        torch.bincount(lengths).tolist(),
+        torch.repeat_interleave(rows[:3], lengths).tolist(),
+        F.one_hot(lengths).shape,
+        torch.unique(lengths, return_counts=True)[1].tolist(),
+        torch.cumsum(lengths, 0)[-1].item(),
+    ]
+
+
+def of_copies(device: torch.device) -> Any:
+    table = torch.tensor([[1.5, -2.0]], device=device)
+    return [
+        table.cpu().numpy().tolist(),
+        f"{table[0, 1]:.3f}",
+        int(table.argmin()),
+        table.to(torch.int64).tolist(),
+        torch.tensor([table[0, 0].item(), 2.0]).tolist(),
+    ]
+
+
+def of_saved_masks(device: torch.device) -> Any:
+    """A mask that only autograd held is known again when it is unpacked."""
+    seen = []
+
+    class Masked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(torch.tensor([True, False], device=x.device))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            (mask,) = ctx.saved_tensors
+            seen.append(mask.tolist())
+            return grad
+
+    Masked.apply(torch.ones(2, device=device, requires_grad=True)).sum().backward()
+    return seen
+
+
+@pytest.mark.parametrize(
+    "program", [of_masks, of_views, of_writes, of_sizes, of_copies, of_saved_masks]
+)
+def test_what_a_program_made_itself_it_reads_as_on_a_card(program: Program) -> None:
+    read, graph = on_card(program)
+    assert read == program(torch.device("cpu"))
+    assert not graph.assumptions
+
+
+def test_what_is_written_with_unknown_numbers_is_forgotten() -> None:
+    def program(device: torch.device) -> bool:
+        x = torch.zeros(4, device=device)
+        x[1:].add_(torch.randn(3, device=device))
+        return bool(x.sum() > 0)
+
+    with pytest.raises(InputError, match="branches on the value"):
+        on_card(program)
+
+
+def test_running_statistics_are_forgotten_once_they_are_updated() -> None:
+    def program(device: torch.device) -> bool:
+        norm = torch.nn.BatchNorm1d(4).to(device)
+        norm(torch.randn(8, 4, device=device))
+        return bool(norm.running_mean.sum() > 0)
+
+    with pytest.raises(InputError, match="branches on the value"):
+        on_card(program)
+
+
+class TestRules:
+    def test_choices_are_spread_evenly(self) -> None:
+        def program(device: torch.device) -> Any:
+            scores = torch.randn(6, 4, device=device)
+            return torch.bincount(scores.topk(2).indices.flatten(), minlength=4).tolist()
+
+        read, graph = on_card(program)
+        assert read == [6 * 2 // 4] * 4
+        (assumed,) = graph.assumptions
+        assert assumed.what == "which of 4 topk chooses"
+        assert assumed.source is not None
+        assert assumed.source.file.endswith("test_known_values.py")
+
+    def test_routing_says_the_share_of_the_first(self) -> None:
+        def program(device: torch.device) -> Any:
+            chosen = torch.randn(100, 4, device=device).topk(2).indices
+            assert bool((chosen[:, 0] != chosen[:, 1]).all())
+            return torch.bincount(chosen.flatten(), minlength=4).tolist()
+
+        skewed, _ = on_card(program, assume=("routing=0.4",))
+        assert skewed[0] == 0.4 * 200
+        worst, _ = on_card(program, assume=("routing=1",))
+        assert worst == [100, 100, 0, 0]
+
+    def test_a_single_choice_lies_in_the_middle(self) -> None:
+        """A token chosen of a vocabulary is none of the special ones at its ends."""
+        read, _ = on_card(lambda device: torch.randn(1, 1000, device=device).argmax(-1).item())
+        assert read == 500
+
+    def test_checks_of_unknown_numbers_pass(self) -> None:
+        def program(device: torch.device) -> Any:
+            x = torch.randn(1 << 20, device=device)
+            finite = torch.isfinite(x).all(), torch.isnan(x).any(), torch.isinf(x.sum())
+            return [bool(each) for each in finite]
+
+        read, graph = on_card(program)
+        assert read == [True, False, False]
+        assert graph.assumptions
+
+    def test_a_loop_that_rejects_what_is_out_of_bounds_ends(self) -> None:
+        def program(device: torch.device) -> Any:
+            return torch.nn.init.trunc_normal_(torch.empty(300, 300, device=device)).shape
+
+        assert on_card(program)[0] == (300, 300)
+
+    def test_random_integers_keep_their_range(self) -> None:
+        def program(device: torch.device) -> Any:
+            return torch.randint(3, 9, (50,), device=device).tolist()
+
+        assert set(on_card(program)[0]) <= set(range(3, 9))
+
+    def test_drawing_leaves_the_programs_own_generator_alone(self) -> None:
+        def program(device: torch.device) -> float:
+            torch.manual_seed(7)
+            torch.rand(4, device=device)
+            return torch.rand(()).item()
+
+        read, _ = on_card(program)
+        torch.manual_seed(7)
+        assert read == torch.rand(()).item()
+
+    def test_strict_makes_an_assumption_an_error(self) -> None:
+        with pytest.raises(InputError, match=r"would be assumed at .*test_known_values\.py"):
+            on_card(lambda device: torch.randn((), device=device).item(), strict=True)
+
+
+LOOPS = {
+    "a loss": "while self(x).square().mean().item() > 0.01: pass",
+    "a token": "while self(x).argmax(-1)[0].item() != 7: pass",
+    "a list": "while True:\n            if max(self(x).mean(0).tolist()) < 0: break",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_loop_that_cannot_end_is_told_with_its_line(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(
+        f"""
+import torch, graphmem
+
+class Net(torch.nn.Linear):
+    def loop(self, x):
+        {loop}
+
+def build():
+    net, x = Net(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+    return graphmem.TrainingStep(model=net, step=lambda: net.loop(x))
+"""
+    )
+    with pytest.raises(InputError, match=r"the loop around model.py:[67] does not end"):
+        graphmem.analyze("model.py")
+
+
+def test_a_loop_that_counts_is_left_to_end() -> None:
+    def program(device: torch.device) -> int:
+        rounds = 0
+        while rounds < 300:
+            torch.randn((), device=device).item()
+            rounds += 1
+        return rounds
+
+    assert on_card(program)[0] == 300
