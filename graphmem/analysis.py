@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.changes import Changes, changed
-from graphmem.errors import GraphmemError, InputError
+from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
 from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
@@ -150,7 +148,7 @@ def trace_target(
 ) -> tuple[str, StepGraph]:
     """The target's name and its step graph."""
     from graphmem.caller import turn
-    from graphmem.target import load_target
+    from graphmem.target import blaming_the_user, load_target
     from graphmem.trace import Options, trace
 
     options = Options(
@@ -163,7 +161,7 @@ def trace_target(
     )
     progress("importing the target")
     loaded = load_target(target, request.settings)
-    with turn("an analysis"), loaded.imported() as build, _blaming_the_step():
+    with turn("an analysis"), loaded.imported() as build, blaming_the_user("the step"):
         graph = trace(
             lambda: overridden(build(), request),
             gpu=runtime.gpu,
@@ -195,35 +193,6 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
         virtual_cuda(runtime.gpu, runtime.release, mode, before=before.tensors),
     ):
         return loaded.defaults()
-
-
-@contextmanager
-def _blaming_the_step() -> Iterator[None]:
-    """Turn what the user's step raises into an `InputError`; graphmem's own faults pass."""
-    from graphmem.target import user_error
-
-    try:
-        yield
-    except GraphmemError:
-        raise
-    except Exception as error:
-        if _raised_in_graphmem(error):
-            raise
-        raise user_error(error, "the step") from error
-
-
-def _raised_in_graphmem(error: BaseException) -> bool:
-    """Whether the innermost frame is graphmem's own, where it does not merely call torch."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None:
-        return False
-    file = Path(frame.tb_frame.f_code.co_filename)
-    here = Path(__file__).parent
-    modes = (here / "trace" / "dispatch.py", here / "trace" / "data_dependent.py")
-    calls_torch = (here / "virtual_gpu", *modes)
-    return file.is_relative_to(here) and not any(map(file.is_relative_to, calls_torch))
 
 
 def overridden(step: TrainingStep, request: Request) -> TrainingStep:

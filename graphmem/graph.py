@@ -60,14 +60,24 @@ class PhaseName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the user's code."""
+    """A line of the program under analysis.
+
+    Attributes:
+        called_from: the user's own line, where this one is a package's and somebody asked.
+    """
 
     file: str
     line: int
     function: str
+    called_from: Source | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @property
+    def in_words(self) -> str:
+        """Both lines, as a message has them."""
+        return str(self) if self.called_from is None else f"{self}, called from {self.called_from}"
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ import msgspec
 from graphmem.allocator.pool import BlockInfo, BlockState, SegmentInfo
 from graphmem.allocator.settings import AllocatorSettings, settings_of_snapshot
 from graphmem.errors import InputError
+from graphmem.frames import is_installed
 from graphmem.plain_data import plain_data, unpacked
 
 MAX_GPU_BYTES = 1 << 42
@@ -195,8 +196,8 @@ def _frame(raw: Any, known: dict[int, Frame]) -> Frame:
 def is_user_frame(frame: Frame) -> bool:
     """Whether a frame is Python code outside of installed packages and the standard library."""
     path = frame.filename.replace("\\", "/")
-    installed = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
-    return path.endswith(".py") and not any(part in path for part in installed)
+    is_pythons = "/lib/python3" in path or "<frozen " in path
+    return path.endswith(".py") and not is_pythons and not is_installed(path)
 
 
 def _segment_info(raw: Any) -> SegmentInfo:

@@ -9,10 +9,9 @@ from textwrap import dedent
 
 import pytest
 
+import graphmem
 from graphmem.errors import InputError
-from graphmem.gpus import find_gpu
-from graphmem.target import load_target, user_error
-from graphmem.trace import Options, trace
+from graphmem.target import load_target
 
 Refused = Callable[..., InputError]
 
@@ -49,12 +48,8 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
 
 
 def run(target: str, settings: dict[str, str]) -> None:
-    """What `graphmem analyze` does with a target, up to its step graph."""
-    with load_target(target, settings).imported() as build:
-        try:
-            trace(build, gpu=find_gpu("a100"), options=Options(steps=1))
-        except Exception as error:
-            raise user_error(error, "the step") from error
+    """Analyse two steps of a target."""
+    graphmem.analyze(target, settings=settings, steps=2)
 
 
 # ---- the name -----------------------------------------------------------------------------------
@@ -429,3 +424,110 @@ def test_a_loss_without_a_graph_is_told_in_pytorchs_words(refused: Refused) -> N
 
     assert "element 0 of tensors does not require grad" in str(error)
     assert "model.py:5" in str(error)
+
+
+# ---- lines of installed packages -----------------------------------------------------------------
+
+PACKAGE = """
+    import torch
+
+    def raise_an_error(x):
+        raise ValueError("no such mask")
+
+    def branch(x):
+        return x if x.sum() > 0 else -x
+
+    def read(x):
+        return x * x.sum().item()
+"""
+USES_THE_PACKAGE = """
+    import pathlib, sys
+    sys.path.insert(0, str(pathlib.Path(__file__).parent / "site-packages"))
+    import torch, maskutils
+
+    def build(what: str):
+        model = torch.nn.Linear(4, 4)
+        return model, torch.zeros(2, 4), lambda output: getattr(maskutils, what)(output).sum()
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A package in a folder of installed ones."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    package = folder / "maskutils.py"
+    package.write_text(dedent(PACKAGE).lstrip())
+    return package
+
+
+@pytest.mark.parametrize(
+    ("what", "line", "message"),
+    [
+        ("raise_an_error", 4, "the step raised ValueError: no such mask ("),
+        ("branch", 7, "the step branches on the value of a tensor at "),
+    ],
+)
+def test_a_line_of_a_package_is_told_with_the_users_own(
+    what: str, line: int, message: str, installed: Path, refused: Refused
+) -> None:
+    error = refused(USES_THE_PACKAGE, what=what)
+    assert message in str(error)
+    assert f"site-packages/maskutils.py:{line}, called from model.py:7" in str(error)
+
+
+def test_an_assumption_in_a_package_is_listed_with_the_users_own_line(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(dedent(USES_THE_PACKAGE).lstrip())
+    report = graphmem.analyze("model.py", settings={"what": "read"}, steps=1)
+    (assumption,) = report.assumptions
+    assert str(assumption.source).endswith("maskutils.py:10")
+    assert assumption.called_from == "model.py:7"
+
+
+def test_the_dispatchers_table_of_kernels_is_not_shown(refused: Refused) -> None:
+    error = refused("""
+        import torch
+
+        def build():
+            model = torch.nn.Linear(4, 4)
+            return model, torch.zeros(2, 4), lambda output: torch.tensor([output.sum()]) + output
+    """)
+    assert str(error) == (
+        "the step raised NotImplementedError: Could not run 'aten::_local_scalar_dense' with "
+        "arguments from the 'CUDA' backend. (model.py:5)"
+    )
+    assert "registered at" not in str(error.user_traceback)
+
+
+@pytest.mark.parametrize("where", ["build", "step"])
+def test_what_is_no_exception_is_the_users_too(where: str, refused: Refused) -> None:
+    error = refused(
+        """
+        from graphmem import TrainingStep
+
+        class Stop(BaseException): pass
+
+        def step():
+            raise Stop("enough")
+
+        def build(where: str):
+            if where == "build":
+                raise Stop("enough")
+            return TrainingStep(step=step)
+        """,
+        where=where,
+    )
+    assert "raised Stop: enough (model.py:" in str(error)
+
+
+def test_a_loss_that_takes_two_arguments_is_the_users_mistake(refused: Refused) -> None:
+    error = refused("""
+        import torch
+        def build():
+            return torch.nn.Linear(4, 4), torch.zeros(2, 4), lambda output, target: output
+    """)
+    assert "the step raised TypeError" in str(error)
+    assert "missing 1 required positional argument: 'target'" in str(error)

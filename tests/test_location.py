@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import graphmem.passes
+from graphmem.frames import is_program, short_path
 from graphmem.graph import Source
-from graphmem.trace.location import Location, is_user_file, short_path
+from graphmem.trace.location import Location
 
 HERE = short_path(__file__)
 
@@ -114,12 +116,13 @@ class TestFiles:
             (torch.__file__, False),
             (inspect.__file__, False),
             (sys.modules[Location.__module__].__file__, False),
+            (graphmem.passes.__file__, False),
             ("<frozen importlib._bootstrap>", False),
             (f"{Path(torch.__file__).parent.parent}/transformers/modeling.py", True),
         ],
     )
     def test_whose_file_it_is(self, file: str, is_users: bool) -> None:
-        assert is_user_file(file) is is_users
+        assert is_program(file) is is_users
 
     def test_paths_are_short_below_here_and_below_site_packages(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

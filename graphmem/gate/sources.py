@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +20,10 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from graphmem.frames import Origin, origin_of
+
 _WRITING = os.O_WRONLY | os.O_RDWR
-_GRAPHMEM = Path(__file__).parents[1]
-_FOREIGN = {"site-packages", "dist-packages", ".git", ".graphmem_cache", "__pycache__"}
-_LIBRARIES = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib"))
+_NO_SOURCES = {".git", ".graphmem_cache", "__pycache__"}
 
 
 @dataclass
@@ -76,13 +75,12 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_source(path: Path) -> bool:
-    return path.suffix == ".py" and not path.is_relative_to(_GRAPHMEM) and _counts(path)
+    return path.suffix == ".py" and _counts(path)
 
 
 def _counts(path: Path) -> bool:
-    if _FOREIGN.intersection(path.parts) or any(map(path.is_relative_to, _LIBRARIES)):
-        return False
-    return path.is_file()
+    is_users = origin_of(str(path)) is Origin.USER and not _NO_SOURCES.intersection(path.parts)
+    return is_users and path.is_file()
 
 
 def _name(path: Path, root: Path) -> str:

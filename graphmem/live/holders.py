@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from graphmem.frames import is_program
 from graphmem.graph import Source
 from graphmem.trace.kept_lines import keeping_line
-from graphmem.trace.location import Location, is_user_file
+from graphmem.trace.location import Location
 from graphmem.trace.naming import variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_tensors import SavedTensors
@@ -120,7 +121,7 @@ def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
 def _module(name: str) -> ModuleType | None:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
-    return module if file is not None and is_user_file(file) else None
+    return module if file is not None and is_program(file) else None
 
 
 def _tensors_below(value: Any, depth: int, seen: set[int]) -> Iterator[torch.Tensor]:

@@ -12,8 +12,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from graphmem.errors import InputError
-
-_GRAPHMEM = f"{Path(__file__).parent.parent}/"
+from graphmem.frames import Origin, origin_of
 
 
 class NoSuchProgramError(InputError):
@@ -109,7 +108,7 @@ def without_graphmem(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of graphmem."""
     entries = []
     while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(_GRAPHMEM):
+        if origin_of(traceback.tb_frame.f_code.co_filename) is not Origin.GRAPHMEM:
             entries.append(traceback)
         traceback = traceback.tb_next
     kept: TracebackType | None = None

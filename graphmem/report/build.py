@@ -74,7 +74,14 @@ def build_report(
         memory=memory,
         timeline=_highest_of_parts(timeline),
         assumptions=[
-            AssumptionInfo(each.what, each.value, each.why, _text(each.source), each.times)
+            AssumptionInfo(
+                each.what,
+                each.value,
+                each.why,
+                _text(each.source),
+                each.times,
+                _text(each.source.called_from) if each.source is not None else None,
+            )
             for each in (*graph.assumptions, *annotations["unmodelled"])
         ],
         findings=[

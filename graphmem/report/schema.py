@@ -226,6 +226,7 @@ class AssumptionInfo(msgspec.Struct, frozen=True):
     why: str
     source: str | None
     times: int
+    called_from: str | None = None
 
 
 class Findings(msgspec.Struct, frozen=True):

@@ -315,5 +315,6 @@ def _assumptions(report: Report) -> Iterator[Text]:
         yield Text("assumed or left out", style="bold")
     for each in report.assumptions:
         times = f", {each.times} times" if each.times > 1 else ""
-        where = f" ({each.source}{times})" if each.source else ""
+        caller = f", called from {each.called_from}" if each.called_from else ""
+        where = f" ({each.source}{caller}{times})" if each.source else ""
         yield Text(f"  {each.what}: {each.value}; {each.why}{where}")

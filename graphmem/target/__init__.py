@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from graphmem.errors import InputError
+from graphmem.frames import acts_for_the_program
 from graphmem.target.modules import DottedModule, PythonFile, function_of, importing_from
 from graphmem.target.settings import arguments_for, defaults_of
 from graphmem.target.user_errors import blaming_the_user, user_error
 from graphmem.training_step import TrainingStep
 
-__all__ = ["Target", "load_target", "user_error"]
+__all__ = ["Target", "blaming_the_user", "load_target", "user_error"]
 
 DEFAULT_FUNCTION = "build"
 _EXPORTED = ".pt2"
@@ -159,6 +160,7 @@ def _find_function(source: PythonFile | DottedModule, name: str) -> Callable[...
     return function_of(module, name, source.name)
 
 
+@acts_for_the_program
 def _call(build: Callable[..., Any], name: str, settings: Mapping[str, str]) -> TrainingStep:
     """Call the user's function, and take what it returns."""
     from graphmem.target.returned import step_from

@@ -15,9 +15,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from graphmem.errors import InputError
+from graphmem.frames import INSTALLED
 from graphmem.target.user_errors import user_error
 
-_INSTALLED = ("site-packages", "dist-packages")
 _LISTED = 5
 _KEPT = sys.stdlib_module_names | {"__main__", "graphmem"}
 
@@ -198,7 +198,7 @@ def _homes() -> dict[str, Path]:
         module = sys.modules.get(top)
         folders = list(getattr(module, "__path__", None) or ())  # of the modules in a package
         place = folders[0] if folders else getattr(module, "__file__", None)
-        if place is not None and Path(place).parent.name not in _INSTALLED:
+        if place is not None and Path(place).parent.name not in INSTALLED:
             homes[top] = Path(place).parent
     return homes
 

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from traceback import StackSummary, TracebackException, walk_tb
+from traceback import FrameSummary, StackSummary, TracebackException
 
 from graphmem.errors import GraphmemError, InputError
+from graphmem.frames import Origin, is_own_fault, is_program, origin_of, short_path
 
 # FakeTensorDeviceMismatchError (torch/_subclasses/fake_tensor.py), and what real kernels say.
 _DEVICES_DIFFER = "Expected all tensors to be on the same device"
 _DEVICE = re.compile(r"\bcpu\b|\bcuda:\d+")
 # CustomOpDef's own refusal (torch/_library/custom_ops.py).
 _NO_META_KERNEL = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:]+)\)>")
-_GRAPHMEM = f"{Path(__file__).parent.parent}/"
+# The table of kernels follows after it (aten/src/ATen/core/dispatch/OperatorEntry.cpp).
+_FIRST_SENTENCE = re.compile(
+    r"(Could not run '[^']*' with arguments from the '\w*' backend\.).*", re.DOTALL
+)
+_PLACE = "_graphmem_place"
 
 
 @contextmanager
 def blaming_the_user(what: str) -> Iterator[None]:
     """Turn what the user's code raises into an `InputError`, `sys.exit` too.
 
-    Errors of graphmem and `KeyboardInterrupt` pass as they are.
+    What graphmem raises itself passes as it is, and so does what interrupts a program from outside:
+    `KeyboardInterrupt`, and signals of packages that are no `Exception`, such as `pytest.skip`.
 
     Args:
         what: what runs, such as `build()`.
     """
     try:
         yield
-    except GraphmemError:
+    except (GraphmemError, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_own_fault(error) or _is_signal(error):
+            raise
         raise user_error(error, what) from error
+
+
+def _is_signal(error: BaseException) -> bool:
+    if isinstance(error, (Exception, SystemExit)):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and origin_of(frames[-1].filename) is Origin.LIBRARY
 
 
 def user_error(error: BaseException, what: str) -> InputError:
@@ -48,19 +63,43 @@ def user_error(error: BaseException, what: str) -> InputError:
     told = TracebackException.from_exception(error)
     _drop_callers(told)
     _keep_user_frames(told)
-    if told.stack:
-        where = f"{_short(told.stack[-1].filename)}:{told.stack[-1].lineno}"
-    else:
-        where = _module_of(error)
+    where = _place_in(told.stack) or getattr(error, _PLACE, "") or _module_of(error)
     message, hint = _describe(error, what, where)
     has_lines = bool(told.stack) or isinstance(error, SyntaxError)
-    lines = told.format() if told.stack else told.format_exception_only()
-    return InputError(message, hint=hint, user_traceback="".join(lines) if has_lines else None)
+    lines = "".join(told.format() if told.stack else told.format_exception_only())
+    lines = lines.replace(str(error), _without_kernels(str(error)))
+    return InputError(message, hint=hint, user_traceback=lines if has_lines else None)
+
+
+def _without_kernels(text: str) -> str:
+    """What the dispatcher says, without what it knows of kernels: that is of this machine."""
+    return _FIRST_SENTENCE.sub(r"\1", text)
+
+
+def note_place(error: BaseException, place: object) -> None:
+    """Say where an error belongs that the user's frames are not there to tell of."""
+    if place and not hasattr(error, _PLACE):
+        setattr(error, _PLACE, str(place))
+
+
+def _place_in(stack: list[FrameSummary]) -> str:
+    """The innermost line, and the user's own where that is a package's."""
+    if not stack:
+        return ""
+    own = [frame for frame in stack if origin_of(frame.filename) is Origin.USER]
+    innermost = _line(stack[-1])
+    if not own or own[-1] is stack[-1]:
+        return innermost
+    return f"{innermost}, called from {_line(own[-1])}"
+
+
+def _line(frame: FrameSummary) -> str:
+    return f"{short_path(frame.filename)}:{frame.lineno}"
 
 
 def _drop_callers(told: TracebackException) -> None:
     """Drop the lines of whoever called graphmem."""
-    is_own = [frame.filename.startswith(_GRAPHMEM) for frame in told.stack]
+    is_own = [origin_of(frame.filename) is Origin.GRAPHMEM for frame in told.stack]
     if True in is_own:
         del told.stack[: is_own.index(True)]
 
@@ -69,17 +108,16 @@ def _module_of(error: BaseException) -> str:
     """The innermost module that ran, for models without a line of the user's own, else ""."""
     from torch.nn import Module
 
-    selves = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    selves = [frame.f_locals.get("self") for frame in frames]
     modules = [value for value in selves if isinstance(value, Module)]
     return f"{type(modules[-1]).__name__}({modules[-1].extra_repr()})" if modules else ""
 
 
 def _keep_user_frames(told: TracebackException) -> None:
     """Drop the lines of torch, graphmem and the standard library, here and in the causes."""
-    from graphmem.trace.location import is_user_file
-
     told.stack = StackSummary.from_list(
-        [frame for frame in told.stack if is_user_file(frame.filename)]
+        [frame for frame in told.stack if is_program(frame.filename)]
     )
     for earlier in (told.__cause__, told.__context__):
         if earlier is not None:
@@ -93,10 +131,10 @@ def _keep_user_frames(told: TracebackException) -> None:
 def _describe(error: BaseException, what: str, where: str) -> tuple[str, str | None]:
     """The message and the hint of an error."""
     at = f" at {where}" if where else ""
-    text = str(error)
+    text = _without_kernels(str(error))
     match error:
         case SyntaxError(filename=str(file), lineno=line, msg=reason):
-            return f"syntax error in {_short(file)}:{line}: {reason}", None
+            return f"syntax error in {short_path(file)}:{line}: {reason}", None
         case ModuleNotFoundError(name=str(module)):
             message = f"{what} imports {module!r}, and there is no such module{at}"
             return message, _how_to_get(module)
@@ -127,9 +165,3 @@ def _hint_for(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and "relative import" in str(error):
         return "a file with relative imports is named as its package does: package.module:build"
     return None
-
-
-def _short(filename: str) -> str:
-    from graphmem.trace.location import short_path
-
-    return short_path(filename)

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
+from graphmem.frames import short_path
 from graphmem.graph import AutogradNode, Op, Source
-from graphmem.trace.location import short_path
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_tensors import SavedTensors
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from graphmem.frames import acts_for_the_program
 from graphmem.trace import python_functions
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
@@ -91,6 +92,9 @@ class Observer(Protocol):
 
     def run_node(self, node: Node | None) -> None:
         """A node begins to run; None: between two nodes."""
+
+    def failed(self, error: Exception, roots: list[Node]) -> None:
+        """The walk from these roots ends with an error, in the node that runs."""
 
 
 class Backward:
@@ -171,6 +175,9 @@ class Backward:
             error.__traceback__ = None
             task.buffers.clear()
             _drop(gradients)
+            raise
+        except Exception as error:
+            self._observer.failed(error, [node for node, _ in roots])
             raise
         finally:
             torch.set_grad_enabled(was_enabled)
@@ -302,6 +309,7 @@ class Backward:
         _drop(outputs)
 
 
+@acts_for_the_program
 def _captured(
     task: GraphTask, count: int, allow_unreachable: bool
 ) -> tuple[torch.Tensor | None, ...]:
@@ -325,6 +333,7 @@ def _drop(gradients: Gradients) -> None:
         gradients[i] = None
 
 
+@acts_for_the_program
 def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
     """Call a formula in C++; one in Python computes its results wanted or not."""
     with without_edges(node, unwanted):
@@ -332,6 +341,7 @@ def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
     return list(result) if isinstance(result, tuple) else [result]
 
 
+@acts_for_the_program
 def _check_roots(tensors: Sequence[Any]) -> None:
     """Refuse what has no gradient, in the words of `THPEngine_run_backward`."""
     for i, tensor in enumerate(tensors):
@@ -350,7 +360,11 @@ def _edge_of(tensor: Any) -> tuple[Node, int]:
     return edge.node, edge.output_nr
 
 
+@acts_for_the_program
 def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]:
+    """Where the gradient of an input arrives, in the words of `THPEngine_run_backward`."""
+    if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
     if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
         return leaves.get(id(tensor)), 0
     return _edge_of(tensor)

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.frames import is_program, short_path
 from graphmem.graph import Source
-from graphmem.trace.location import is_user_file, short_path
 
 Move = Callable[[Any], Any]
 
@@ -174,6 +174,6 @@ def _source_of(loss: Any) -> Source | None:
     code = getattr(loss, "__code__", None)
     if code is None:
         code = getattr(vars(type(loss)).get("__call__"), "__code__", None)
-    if code is None or not is_user_file(code.co_filename):
+    if code is None or not is_program(code.co_filename):
         return None
     return Source(short_path(code.co_filename), code.co_firstlineno, code.co_name)

@@ -206,7 +206,7 @@ class DataDependentMode(SparseMode):
             "how many bins bincount fills",
             f"{bins:,}, which is minlength",
             "the largest value depends on data",
-            self._location.source(),
+            self._location.place(),
         )
         return self._record_made(func, args, kwargs, self._new_empty((bins,), tensor, dtype))
 
@@ -217,7 +217,7 @@ class DataDependentMode(SparseMode):
             "how often repeat_interleave repeats",
             "once each",
             "the numbers depend on data; output_size= says their sum",
-            self._location.source(),
+            self._location.place(),
         )
         made = self._new_empty(tensor.shape, tensor, tensor.dtype)
         return self._record_made(func, args, kwargs, made)
@@ -264,7 +264,7 @@ class DataDependentMode(SparseMode):
             lengths: list[int] = known.tensor.reshape(-1).tolist()
             return lengths
         self._recorder.assume(
-            what, f"{bound} each (the bound)", "they are on the device", self._location.source()
+            what, f"{bound} each (the bound)", "they are on the device", self._location.place()
         )
         return [bound] * tensor.numel()
 

@@ -32,6 +32,7 @@ from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import is_just_unpacked
+from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.values.known import INTEGERS
 from graphmem.values.reads import Reads
@@ -197,6 +198,7 @@ class TraceMode(TorchDispatchMode):
             if _lacks_sparse_kernel(error, args):
                 raise self._explain(error, func, args) from error
             raise
+        note_write(func, args)
         self._record(func, args, kwargs, result, tick)
         return result
 
@@ -352,7 +354,7 @@ class TraceMode(TorchDispatchMode):
         return FakeTensor(self._fake_mode, memory, device)
 
     def _explain(self, error: Exception, func: Any, args: tuple[Any, ...]) -> InputError:
-        where = at(self._location.source())
+        where = at(self._location.place())
         if _has_sparse(args):
             return InputError(
                 f"operator {func} of a sparse tensor cannot be followed{where}",
@@ -416,7 +418,7 @@ def _is_inference(args: tuple[Any, ...]) -> bool:
 
 def at(source: Source | None) -> str:
     """A line of the user's at the end of a sentence."""
-    return "" if source is None else f" at {source}"
+    return "" if source is None else f" at {source.in_words}"
 
 
 def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from graphmem.frames import short_path
 from graphmem.graph import Source
-from graphmem.trace.location import short_path
 
 Matches = Callable[[ast.AST, str], bool]
 

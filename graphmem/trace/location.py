@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch.nn.modules import module as module_hooks
 
+from graphmem.frames import Origin, is_program, origin_of, short_path
 from graphmem.graph import Source
-
-_LIBRARIES = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).parent.parent}/")
-_STANDARD_LIBRARY = f"{Path(sysconfig.get_paths()['stdlib'])}/"
-_INSTALLED = f"{Path(torch.__file__).parent.parent}/"
 
 
 class _Named(weakref.ref[torch.nn.Module]):
@@ -114,17 +110,32 @@ class Location:
         return [module for module in found if module is not None]
 
     def source(self) -> Source | None:
-        """The innermost line of the user's own code, or None when there is none on the stack."""
+        """The innermost line of the program, or None when there is none on the stack."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:
             code = frame.f_code
             is_user_code = self._is_user_code.get(code)
             if is_user_code is None:
-                is_user_code = self._is_user_code[code] = is_user_file(code.co_filename)
+                is_user_code = self._is_user_code[code] = is_program(code.co_filename)
             if is_user_code:
                 return self._source(code, frame.f_lineno)
             frame = frame.f_back
         return None
+
+    def place(self) -> Source | None:
+        """The line that `source` gives and, where that is a package's, the user's own above it.
+
+        For what is told to people: it takes longer.
+        """
+        innermost = next(self.user_frames(), None)
+        if innermost is None:
+            return None
+        source = source_of(innermost)
+        if origin_of(innermost.f_code.co_filename) is Origin.USER:
+            return source
+        own = (f for f in self.user_frames() if origin_of(f.f_code.co_filename) is Origin.USER)
+        caller = next(own, None)
+        return source if caller is None else replace(source, called_from=source_of(caller))
 
     def _source(self, code: CodeType, line: int) -> Source:
         key = (code, line)
@@ -138,25 +149,16 @@ class Location:
         """The user's frames on the Python stack, innermost first."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:
-            if is_user_file(frame.f_code.co_filename):
+            if is_program(frame.f_code.co_filename):
                 yield frame
             frame = frame.f_back
 
 
+def source_of(frame: FrameType) -> Source:
+    """The line that a frame is at."""
+    code = frame.f_code
+    return Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
+
+
 def _ignore(module: torch.nn.Module) -> None:
     return None
-
-
-def is_user_file(filename: str) -> bool:
-    """Whether a file is neither torch's, nor graphmem's, nor the standard library's."""
-    if filename.startswith((*_LIBRARIES, "<frozen")):
-        return False
-    return not filename.startswith(_STANDARD_LIBRARY) or "site-packages" in filename
-
-
-def short_path(filename: str) -> str:
-    """A path as people write it: relative to here, or to site-packages, else whole."""
-    path = Path(filename)
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
-    return filename.removeprefix(_INSTALLED)

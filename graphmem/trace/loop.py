@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from graphmem.errors import InputError
+from graphmem.frames import acts_for_the_program
 from graphmem.graph import Source
 from graphmem.trace.closed_over import ClosedOver
 from graphmem.training_step import TrainingStep
@@ -118,6 +119,7 @@ class TrainingLoop:
                 self._closed_over.source,
             )
 
+    @acts_for_the_program
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         made = self._step.optimizer
         if made is None or isinstance(made, torch.optim.Optimizer):
@@ -138,6 +140,7 @@ class TrainingLoop:
             self._mark("backward")
         self._optimize()
 
+    @acts_for_the_program
     def _next_inputs(self) -> Any:
         inputs = self._step.inputs() if callable(self._step.inputs) else self._step.inputs
         return self._to_device(inputs) if self._moves_inputs else inputs
@@ -149,6 +152,7 @@ class TrainingLoop:
         with self._autocast():
             self.output = call(self._model, self._next_inputs())
 
+    @acts_for_the_program
     def _forward_with_loss(self) -> None:
         loss_of = self._step.loss or default_loss
         inputs = [self._next_inputs()]  # popped: none of this loop's variables keeps them
@@ -211,6 +215,7 @@ def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = value.to(parameter.device)
 
 
+@acts_for_the_program
 def call(model: torch.nn.Module, inputs: Any) -> Any:
     """Call a model with a tensor, a tuple of arguments, or a dict of keyword arguments."""
     if isinstance(inputs, dict):

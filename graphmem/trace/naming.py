@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from graphmem.frames import is_program, short_path
 from graphmem.graph import OwnerKind, Source
 from graphmem.trace.kept_lines import keeping_line
-from graphmem.trace.location import Location, is_user_file, short_path
+from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 
 MOST_ITEMS = 1000
@@ -90,7 +91,7 @@ def _user_modules(location: Location) -> list[ModuleType]:
     names = [type(module).__module__ for root in location.roots for module in root.modules()]
     names += [frame.f_globals.get("__name__", "") for frame in location.user_frames()]
     found = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules]
-    return [each for each in found if is_user_file(getattr(each, "__file__", None) or "<frozen")]
+    return [each for each in found if is_program(getattr(each, "__file__", None) or "<frozen")]
 
 
 def _name_globals(recorder: Recorder, module: ModuleType) -> None:

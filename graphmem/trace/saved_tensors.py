@@ -20,9 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem import graph
 from graphmem.errors import InputError
+from graphmem.frames import acts_for_the_program
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
+from graphmem.trace.saved_versions import SavedVersion, SavedVersions
 from graphmem.trace.transform_levels import innermost, wrapped_anew
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.notes import NOTHING, Note
@@ -58,6 +60,7 @@ class SavedTensor:
         "payload",
         "storage",
         "values",
+        "version",
     )
 
     def __init__(
@@ -76,6 +79,7 @@ class SavedTensor:
         self.payload: Any = None
         self.values: Any = None
         self.parts: tuple[SavedTensor, ...] = ()
+        self.version: SavedVersion | None = None
 
     def name_after(self, field: str) -> None:
         """Say what holds the tensor: a field of a node."""
@@ -86,7 +90,7 @@ class SavedTensor:
     def release(self) -> None:
         """Let go, as `Node::release_variables` does."""
         self.is_released = True
-        self.payload = self.values = None
+        self.payload = self.values = self.version = None
         self.hooks = []
         for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
             part.release()
@@ -118,6 +122,7 @@ class SavedTensors:
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         self._recorder = recorder
         self._fake_mode = fake_mode
+        self._versions = SavedVersions(fake_mode)
         self._by_node: dict[int, list[weakref.ref[SavedTensor]]] = {}
         self._numbers = itertools.count()
         self._fields: dict[type, tuple[str, ...]] = {}
@@ -199,6 +204,8 @@ class SavedTensors:
         if tensor.layout is not torch.strided:
             self._pack_sparse(saved, tensor)
             return saved
+        if wrapper is tensor:
+            saved.version = self._versions.of(tensor, _newest_node())
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
             saved.payload = wrapped_anew(wrapper)
@@ -222,6 +229,7 @@ class SavedTensors:
         saved.is_coalesced = is_coalesced(tensor)
         saved.made_by = self._recorder.maker_of(tensor)
 
+    @acts_for_the_program
     def _open(self, saved: SavedTensor) -> None:
         """A node wants back what it saved [`SavedVariable::unpack`].
 
@@ -235,6 +243,8 @@ class SavedTensors:
 
     def _unpack(self, saved: SavedTensor) -> torch.Tensor:
         self._open(saved)
+        if saved.version is not None:
+            saved.version.check()
         if saved.geometry is None:
             tensor: torch.Tensor = saved.payload
             return tensor
@@ -283,9 +293,7 @@ class SavedTensors:
 
     def _new_token(self, hooks: list[Hook]) -> SavedTensor:
         saved = SavedTensor(next(self._numbers), self._recorder.let_go, hooks)
-        # Autograd makes a node before it saves for it, so the newest node is the one that saves.
-        newest = torch._C._autograd._get_sequence_nr() - 1
-        self._by_node.setdefault(newest, []).append(weakref.ref(saved))
+        self._by_node.setdefault(_newest_node(), []).append(weakref.ref(saved))
         return saved
 
     @contextmanager
@@ -364,6 +372,12 @@ class SavedTensors:
             names = (name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
             self._fields[kind] = tuple(names)
         return self._fields[kind]
+
+
+def _newest_node() -> int:
+    """The node that saves: autograd makes a node before it saves for it."""
+    newest: int = torch._C._autograd._get_sequence_nr() - 1
+    return newest
 
 
 def _described(saved: SavedTensor) -> graph.TensorOut | None:

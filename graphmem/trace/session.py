@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
+from graphmem.target.user_errors import note_place
 from graphmem.trace import initialisers, printing, threads
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
@@ -171,6 +172,16 @@ class Session:
         self.mode.node = node
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
+
+    def failed(self, error: Exception, roots: list[Any]) -> None:
+        """Where no line of the user's calls `backward`, that of the operation is the place.
+
+        Else that of the root's operation, where the module is torch's own.
+        """
+        nodes = [node for node in (self.mode.node, *roots) if node is not None]
+        made_by = [op for op in map(self.mode.forward_of, nodes) if op is not None]
+        lines = [op.source for op in made_by if op.source is not None]
+        note_place(error, next(iter(lines), made_by[0].module if made_by else None))
 
     def optimizer_stepped(self) -> None:
         """An optimizer's step has just ended."""

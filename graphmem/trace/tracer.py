@@ -14,6 +14,7 @@ import torch
 from graphmem.caller import Belongings, put_back
 from graphmem.caller.settings import of_a_new_program
 from graphmem.errors import InputError
+from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.trace.loop import TrainingLoop
@@ -142,6 +143,7 @@ class _Tracer:
     def _identify_input(self, tensor: torch.Tensor) -> None:
         self._recorder.identify(tensor, OwnerKind.INPUT, "a moved input")
 
+    @acts_for_the_program
     def _iterate(self, number: int, iterate: Callable[[], Any]) -> None:
         for model in self._session.location.roots:
             name_model(self._recorder, model)

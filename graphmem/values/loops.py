@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from graphmem.errors import InputError
-from graphmem.trace.location import short_path
+from graphmem.frames import Origin, origin_of, short_path
 from graphmem.trace.naming import variables_of
 from graphmem.values.known import KnownValues
 
@@ -61,8 +61,8 @@ class Loops:
         if sys.gettrace() is not None:  # a debugger's: people step through, and change things
             return
         for frame in frames:
-            is_library = "site-packages" in frame.f_code.co_filename
-            if not is_library and _is_in_while(frame.f_code, frame.f_lasti):
+            is_own = origin_of(frame.f_code.co_filename) is Origin.USER
+            if is_own and _is_in_while(frame.f_code, frame.f_lasti):
                 self._visit(frame)
 
     def _visit(self, frame: FrameType) -> None:

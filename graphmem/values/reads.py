@@ -52,7 +52,7 @@ class Reads:
         self._recorder = recorder
         self._location = location
         self._rules = Rules()
-        self.known = KnownValues(self._rules, location.source)
+        self.known = KnownValues(self._rules, location.place)
         self.tell: Callable[[str], None] = _say_nothing
         self._choices = Choices()
         self._loops = Loops(self.known)
@@ -79,7 +79,7 @@ class Reads:
         known = self.known.of(tensor)
         if known is not None and not known.basis:
             return _item(known.tensor)
-        source, name = self._location.source(), self._name(tensor)
+        source, name = self._location.place(), self._name(tensor)
         chosen = self._choices.find(name, source)
         if chosen is None and known is not None:
             self.use(known.basis)
@@ -95,7 +95,7 @@ class Reads:
         known = self.known.of(copied)
         if known is not None and known.tensor.dtype == tensor.dtype:
             return self._copied(tensor, known)
-        source, name = self._location.source(), self._name(copied)
+        source, name = self._location.place(), self._name(copied)
         value = self._choices.find(name, source)
         if value is None:
             value = _default(copied.dtype) if tensor.numel() == 1 else 0.0
@@ -125,7 +125,7 @@ class Reads:
 
     def saved(self) -> None:
         """Note that data of the card goes into a file."""
-        source = self._location.source()
+        source = self._location.place()
         self._assume("what is saved of tensors on the device", "zeros", None, source)
 
     def eager(self) -> None:
@@ -137,7 +137,7 @@ class Reads:
         self._replace("TorchScript", "run without fusion", "what the fused program takes")
 
     def _replace(self, what: str, value: str, unknown: str) -> None:
-        source = self._location.source()
+        source = self._location.place()
         self._recorder.assume(what, value, f"{unknown} is not known", source)
         self._say((what, source), f"{what} is {value}: {unknown} is not known")
 
@@ -146,7 +146,7 @@ class Reads:
 
         All of them, or the share that was chosen by line or as `nonzero`, from 0 to 1.
         """
-        source = self._location.source()
+        source = self._location.place()
         chosen = self._choices.find("nonzero", source)
         share = 1.0 if chosen is None else min(max(chosen, 0.0), 1.0)
         bound = "the bound" if share == 1.0 else f"at most {numel:,}"
@@ -158,7 +158,7 @@ class Reads:
         return round(share * numel)
 
     def _refuse_branch(self, source: Source | None) -> NoReturn:
-        line = "" if source is None else f" at {source}"
+        line = "" if source is None else f" at {source.in_words}"
         where = source or "NAME"
         raise InputError(
             f"the step branches on the value of a tensor{line}: only a real run knows which way",
@@ -196,7 +196,7 @@ class Reads:
         if key not in self._told:
             self._told.add(key)
             source = key[1]
-            self.tell(text if source is None else f"{source}: {text}")
+            self.tell(text if source is None else f"{source.in_words}: {text}")
 
 
 def _default(dtype: torch.dtype) -> float:

@@ -29,28 +29,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-import graphmem
+from graphmem.frames import Origin, origin_of
 
-_GRAPHMEM = str(Path(graphmem.__file__).parent)
 _TORCH = Path(torch.__file__).parent
-_MACHINERY = (
-    _GRAPHMEM,
-    *(
-        str(_TORCH / name)
-        for name in (
-            "_subclasses",
-            "_library",
-            "_ops.py",
-            "_meta_registrations.py",
-            "_prims",
-            "_prims_common",
-            "_refs",
-            "_decomp",
-            "utils/_python_dispatch.py",
-            "utils/_stats.py",
-            "utils/weak.py",
-        )
-    ),
+_MACHINERY = tuple(
+    str(_TORCH / name)
+    for name in (
+        "_subclasses",
+        "_library",
+        "_ops.py",
+        "_meta_registrations.py",
+        "_prims",
+        "_prims_common",
+        "_refs",
+        "_decomp",
+        "utils/_python_dispatch.py",
+        "utils/_stats.py",
+        "utils/weak.py",
+    )
 )
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 
@@ -71,11 +67,15 @@ def stack_here() -> Stack:
     frame: FrameType | None = sys._getframe(1)
     stack = []
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_MACHINERY):
-            code = frame.f_code
+        code = frame.f_code
+        if not _is_machinery(code.co_filename):
             stack.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(stack)
+
+
+def _is_machinery(file: str) -> bool:
+    return origin_of(file) is Origin.GRAPHMEM or file.startswith(_MACHINERY)
 
 
 class MemoryHistory:

@@ -1,0 +1,271 @@
+"""Common mistakes in a training step: told as the user's, in PyTorch's words, with their line.
+
+What PyTorch says is asked of PyTorch: every step is run on the CPU as well, without graphmem.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import graphmem
+from graphmem.errors import InputError
+from graphmem.frames import short_path
+from graphmem.training_step import TrainingStep
+from tests.conftest import Outcome
+
+Step = Callable[[str], object]
+HERE = short_path(__file__)
+
+
+def model_on(device: str) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh()).to(device)
+
+
+def output_on(device: str) -> Tensor:
+    output: Tensor = model_on(device)(torch.zeros(2, 4, device=device))
+    return output
+
+
+def leaf_on(device: str) -> Tensor:
+    return torch.ones(3, 3, device=device, requires_grad=True)
+
+
+def backward_twice(device: str) -> None:
+    loss = output_on(device).sum()
+    loss.backward()
+    loss.backward()  # HERE
+
+
+def one_fake_image_for_both_players(device: str) -> None:
+    fake, discriminate = output_on(device), nn.Linear(4, 1).to(device)
+    discriminate(fake).sum().backward()
+    discriminate(fake).mean().backward()  # HERE
+
+
+def a_loss_under_no_grad(device: str) -> None:
+    with torch.no_grad():
+        loss = output_on(device).sum()
+    loss.backward()  # HERE
+
+
+def a_gradient_of_what_was_not_used(device: str) -> None:
+    torch.autograd.grad(output_on(device).sum(), [leaf_on(device)])  # HERE
+
+
+def a_gradient_of_what_needs_none(device: str) -> None:
+    torch.autograd.grad(output_on(device).sum(), [torch.zeros(1, device=device)])  # HERE
+
+
+def a_second_derivative_without_a_graph(device: str) -> None:
+    x = leaf_on(device)
+    (gradient,) = torch.autograd.grad(x.exp().sum(), [x])
+    gradient.sum().backward()  # HERE
+
+
+def an_output_that_is_no_scalar(device: str) -> None:
+    output_on(device).backward()  # HERE
+
+
+def written_into_a_result(device: str) -> None:
+    output = output_on(device)
+    output.add_(1)
+    output.sum().backward()  # HERE
+
+
+def written_through_a_detached_alias(device: str) -> None:
+    output = output_on(device)
+    output.detach().add_(1)
+    output.sum().backward()  # HERE
+
+
+def written_into_an_operand(device: str) -> None:
+    operand = leaf_on(device).exp()
+    result = operand.sin()
+    operand.mul_(2)
+    result.sum().backward()  # HERE
+
+
+def written_into_another_row(device: str) -> None:
+    operand = leaf_on(device) * 2
+    result = operand.sin()
+    operand[0].mul_(2)
+    result.sum().backward()  # HERE
+
+
+def written_into_the_base_of_a_view(device: str) -> None:
+    operand = leaf_on(device) * 2
+    result = operand[0] * operand[1]
+    operand[2].mul_(2)
+    result.sum().backward()  # HERE
+
+
+def written_into_a_leaf(device: str) -> None:
+    leaf = leaf_on(device)
+    loss = (leaf * leaf).sum()
+    with torch.no_grad():
+        leaf.mul_(2)
+    loss.backward()  # HERE
+
+
+def written_into_an_index(device: str) -> None:
+    values, indices = (leaf_on(device) * 1).max(1)
+    indices.add_(1)
+    values.sum().backward()  # HERE
+
+
+def an_optimizer_that_steps_too_early(device: str) -> None:
+    model = model_on(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.zeros(2, 4, device=device, requires_grad=True)
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    loss.backward()  # HERE
+
+
+def written_into_what_is_checkpointed(device: str) -> None:
+    operand = leaf_on(device) * 2
+    result = checkpoint(lambda x: x.sin().cos(), operand, use_reentrant=False)
+    operand.mul_(2)
+    result.sum().backward()  # HERE
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors  # type: ignore[attr-defined] # HERE
+        result: Tensor = 2 * x * gradient
+        return result
+
+
+def written_into_what_a_function_saved(device: str) -> None:
+    operand = leaf_on(device) * 2
+    result = Squared.apply(operand)  # type: ignore[no-untyped-call]
+    operand.mul_(2)
+    result.sum().backward()
+
+
+MISTAKES: list[Step] = [
+    backward_twice,
+    one_fake_image_for_both_players,
+    a_loss_under_no_grad,
+    a_gradient_of_what_was_not_used,
+    a_gradient_of_what_needs_none,
+    a_second_derivative_without_a_graph,
+    an_output_that_is_no_scalar,
+    written_into_a_result,
+    written_through_a_detached_alias,
+    written_into_an_operand,
+    written_into_another_row,
+    written_into_the_base_of_a_view,
+    written_into_a_leaf,
+    written_into_an_index,
+    an_optimizer_that_steps_too_early,
+    written_into_what_is_checkpointed,
+    written_into_what_a_function_saved,
+]
+
+
+def line_of(step: Step) -> int:
+    """The first line from the step's own, or from its function's, that says that it is the one."""
+    wanted = Squared if step is written_into_what_a_function_saved else step
+    lines, first = inspect.getsourcelines(wanted)
+    return first + next(i for i, line in enumerate(lines) if "# HERE" in line)
+
+
+@pytest.mark.parametrize("step", MISTAKES, ids=lambda step: step.__name__)
+def test_a_mistake_is_told_as_pytorch_tells_it(step: Step) -> None:
+    with pytest.raises(RuntimeError) as real:
+        step("cpu")
+    with pytest.raises(InputError) as told:
+        graphmem.analyze(lambda: TrainingStep(step=lambda: step("cuda")), steps=1)
+
+    said = str(real.value).replace("[torch.", "[torch.cuda.")
+    assert str(told.value) == f"the step raised RuntimeError: {said} ({HERE}:{line_of(step)})"
+
+
+def harmless_writes() -> Iterator[Step]:
+    def into_data(device: str) -> None:
+        output = output_on(device)
+        output.data.add_(1)
+        output.sum().backward()
+
+    def into_what_is_not_saved(device: str) -> None:
+        output = leaf_on(device) + 1
+        output.mul_(2)
+        output.sum().backward()
+
+    def behind_hooks_of_the_users_own(device: str) -> None:
+        leaf = leaf_on(device)
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            loss = (leaf * leaf).sum()
+        with torch.no_grad():
+            leaf.mul_(2)
+        loss.backward()
+
+    def before_it_is_saved(device: str) -> None:
+        output = leaf_on(device) * 2
+        output.exp_()
+        output.sum().backward()
+
+    def two_passes_through_one_norm(device: str) -> None:
+        norm = nn.BatchNorm1d(4).to(device)
+        x = torch.ones(2, 4, device=device)
+        (norm(x) + norm(x)).sum().backward()
+
+    yield from (
+        into_data,
+        into_what_is_not_saved,
+        behind_hooks_of_the_users_own,
+        before_it_is_saved,
+        two_passes_through_one_norm,
+    )
+
+
+@pytest.mark.parametrize("step", harmless_writes(), ids=lambda step: step.__name__)
+def test_a_write_that_pytorch_allows_is_allowed(step: Step) -> None:
+    step("cpu")
+    graphmem.analyze(lambda: TrainingStep(step=lambda: step("cuda")), steps=1)
+
+
+KEPT = """
+    import torch
+
+    def build():
+        kept = []
+
+        def loss(output):
+            total = output.sum() + sum(kept)
+            kept.append(total)
+            return total
+
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+        return model, torch.zeros(2, 4), loss
+"""
+
+
+def test_a_loss_that_keeps_the_one_before_is_told_with_its_line(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`build()` leaves `backward()` to graphmem: the line is that of the sum, which is the root."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(dedent(KEPT).lstrip())
+    run = run_graphmem("analyze", "model.py")
+
+    assert run.exit_code == 2
+    assert "Trying to backward through the graph a second time" in run.stderr
+    assert "(model.py:7)" in run.stderr
