@@ -21,6 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import acts_for_the_program
 
+# As it is in C++: a virtual GPU has a `data` of its own (graphmem/virtual_gpu/parameters.py).
+_set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
 
 def note_write(func: Any, args: tuple[Any, ...]) -> None:
     """A foreach operation in place tells of its write by itself, which fake tensors pass over.
@@ -48,7 +51,7 @@ class SavedVersions:
             return SavedVersion(tensor, tensor, saving)
         with torch._C._DisableTorchDispatch():
             counter = tensor.detach()
-            counter.data = self._empty
+            _set_data(counter, self._empty)
         return SavedVersion(tensor, counter, saving)
 
 
