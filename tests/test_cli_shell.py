@@ -248,6 +248,33 @@ def test_a_reader_that_goes_away_is_141_and_silent(arguments: tuple[str, ...]) -
     assert (finished.returncode, finished.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(
+    ("closed", "code"),
+    [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("> /dev/full", 2)],
+)
+def test_output_that_cannot_be_written_is_no_fault_of_graphmem(closed: str, code: int) -> None:
+    command = f"{sys.executable} -m graphmem gpus {closed}"
+    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    said = "error: cannot write the result: No space left on device\n" if code else ""
+    assert (finished.returncode, finished.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("close", ["sys.stdout.close()", "os.close(1)"])
+def test_a_program_that_closes_stdout_ends_quietly(close: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        f"import os, sys, torch\n\n\ndef build():\n    {close}\n"
+        "    return torch.nn.Linear(4, 4), torch.zeros(2, 4)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-m", "graphmem", "analyze", "model.py", "--steps", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (finished.returncode, finished.stdout, finished.stderr) == (141, "", "")
+
+
 def test_colour_is_for_terminals_that_want_it() -> None:
     wrong = ("-m", "graphmem", "gpu")
     script = """

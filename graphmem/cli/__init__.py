@@ -17,7 +17,7 @@ from graphmem import __version__
 from graphmem.cli.analyze import analyze
 from graphmem.cli.check import check
 from graphmem.cli.diff import diff
-from graphmem.cli.errors import Settings, guarded
+from graphmem.cli.errors import Settings, guarded, open_missing_streams
 from graphmem.cli.explain import explain
 from graphmem.cli.fit import fit
 from graphmem.cli.formula import formula
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     settings = Settings()
+    open_missing_streams()
     with orderly_termination():
         return guarded(partial(_run, arguments, settings), settings)
 

@@ -7,11 +7,14 @@ user interrupted (130), the reader of stdout went away (141) or the process was 
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 from rich.text import Text
@@ -23,6 +26,7 @@ from graphmem.plain_text import Console
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 TERMINATED = 143
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -51,8 +55,34 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
             return BROKEN_PIPE
         return _report(stop, settings)
     except Exception as error:  # noqa: BLE001
+        if isinstance(error, (OSError, ValueError)) and _is_stdout_closed():
+            return BROKEN_PIPE
         return _report(error, settings)
     return exit_code
+
+
+def open_missing_streams() -> None:
+    """Send to nowhere what stdout or stderr would get that the caller has closed (`>&-`).
+
+    Python leaves `None` in their place, and the next file that is opened would take their number.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+            setattr(sys, name, nowhere)
+
+
+def _is_stdout_closed() -> bool:
+    """Whether the code under analysis has closed stdout, so that there is nobody to be told."""
+    if sys.stdout.closed:
+        return True
+    try:
+        os.fstat(sys.stdout.fileno())
+    except io.UnsupportedOperation:  # not a file at all, as in a notebook
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def _call(run: Callable[[], object]) -> int:
@@ -81,6 +111,10 @@ def _report(error: BaseException, settings: Settings) -> int:
         message = " ".join(error.format_message().split())
         _print_message(message, None, f"`{command} --help` says what it takes")
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in _FULL:
+        _discard_stdout()
+        _print_message(f"cannot write the result: {error.strerror}", None, None)
+        return InputError.exit_code
     summary, *_ = str(error).splitlines() or [""]
     _print_message(
         f"graphmem itself failed: {type(error).__name__}: {summary}",
