@@ -48,7 +48,6 @@ class LiveSession(Session):
         self._forwards = 0
         self._walked = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.location.on_root = self._called
 
     @contextmanager
     def watching(
@@ -70,6 +69,7 @@ class LiveSession(Session):
 
     def _called(self, module: torch.nn.Module) -> None:
         """A module is called from outside of any other."""
+        super()._called(module)
         if self._depth:  # a recomputation, or a hook
             return
         self._count_forward()

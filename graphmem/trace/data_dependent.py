@@ -38,6 +38,16 @@ _SIZED_BY_DATA = (
     aten.repeat_interleave.Tensor,
 )
 
+_AT_INDICES = frozenset(
+    {
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten._unsafe_index_put.default,
+    }
+)
+
 
 class DataDependentMode(SparseMode):
     """A trace that goes on where a real run would ask for data."""
@@ -55,7 +65,6 @@ class DataDependentMode(SparseMode):
         self._special |= {
             **dict.fromkeys(_SIZED_BY_DATA, self._sized_by_data),
             aten._local_scalar_dense.default: self._read_scalar,
-            aten.index.Tensor: self._index,
             aten.equal.default: self._equal,
             aten.allclose.default: self._allclose,
             aten._pack_padded_sequence.default: self._pack_padded,
@@ -71,6 +80,8 @@ class DataDependentMode(SparseMode):
         return self.reads.scalar(tensor)
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _AT_INDICES:
+            args = self._at_positions(args)
         result = super()._run(func, types, args, kwargs)
         if func is aten._to_copy.default and isinstance(result, FakeTensor):
             is_read = result.fake_device.type == "cpu" and self._is_answered(args[0], result)
@@ -171,6 +182,18 @@ class DataDependentMode(SparseMode):
         shape = self._count_true(tensor), tensor.dim()
         return self._record_made(func, args, kwargs, self._new_empty(shape, tensor, torch.int64))
 
+    def _nms(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """`torchvision.ops.nms`: the indices of the boxes that are kept."""
+        boxes = args[0]
+        shape = (self.reads.count("how many boxes nms keeps", boxes.shape[0]),)
+        return self._record_made(func, args, kwargs, self._new_empty(shape, boxes, torch.int64))
+
+    def follow_nms(self) -> None:
+        """The program has loaded torchvision's operators."""
+        nms = torch.ops.torchvision.nms.default
+        self._bounded[nms] = self._nms
+        self._special[nms] = self._sized_by_data
+
     def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         tensor, mask = args
         if not isinstance(tensor, FakeTensor):  # of the host, with a mask of the card's
@@ -222,25 +245,29 @@ class DataDependentMode(SparseMode):
         made = self._new_empty(tensor.shape, tensor, tensor.dtype)
         return self._record_made(func, args, kwargs, made)
 
-    def _index(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Indexing by a mask selects as many elements as the mask is known to, or assumed to."""
-        tensor, indices = args
+    def _at_positions(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Indices without masks, each of which is replaced by the positions that it selects.
+
+        `expandTensors` (aten/src/ATen/native/IndexingUtils.h) does so by `nonzero`.
+        """
+        tensor, indices, *rest = args
         if not any(_is_fake_mask(index) for index in indices):
-            return self._run(func, types, args, kwargs)
+            return args
         positions: list[Any] = []
         for index in indices:
-            if _is_fake_mask(index):
-                shape = (self._count_true(index),)
-                positions += [
-                    self._new_empty(shape, index, torch.int64) for _ in range(index.dim())
-                ]
-            else:
-                positions.append(index)
-        result = self._run(func, types, (tensor, positions), kwargs)
-        computed = self.reads.known.compute(func, args, kwargs)
-        if computed is not None and is_carried(result.dtype, result.numel()):
-            self.reads.known.note(result, *computed)
-        return result
+            positions += self._positions(index) if _is_fake_mask(index) else [index]
+        return tensor, positions, *rest
+
+    def _positions(self, mask: FakeTensor) -> list[FakeTensor]:
+        """Where a mask selects, by dimension: as it is known, or assumed."""
+        shape = (self._count_true(mask),)
+        made = [self._new_empty(shape, mask, torch.int64) for _ in range(mask.dim())]
+        computed = self.reads.known.compute(aten.nonzero.default, (mask,), {})
+        if computed is not None:
+            real, basis = computed
+            for position, values in zip(made, real.unbind(1), strict=True):
+                self.reads.known.note(position, values, basis)
+        return made
 
     def _pack_padded(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A packed sequence has a row for each step of each; the lengths are real, on the CPU."""

@@ -33,6 +33,7 @@ from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
+from graphmem.values import detectors
 from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from graphmem.virtual_gpu.patching import replaced
@@ -89,6 +90,9 @@ class Session:
         self.mode.numbers = self._numbers
         self.mode.reads = self.reads = Reads(self.recorder, self.location)
         self.saved.known = self.reads.known
+        self._patches = ExitStack()
+        self._knows_detectors = False
+        self.location.on_root = self._called
 
     @contextmanager
     def watching(
@@ -114,6 +118,8 @@ class Session:
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
             stack.enter_context(replaced(threads.replacements(self._watching_thread)))
+            stack.enter_context(self._patches)
+            self._know_detectors()
             stack.callback(self._end)
             stack.enter_context(self.mode)
             yield
@@ -129,6 +135,17 @@ class Session:
             finally:
                 if not self.mode.is_over:
                     self._numbers.go_on()
+
+    def _called(self, module: torch.nn.Module) -> None:
+        """A module is called from outside of any other."""
+        self._know_detectors()
+
+    def _know_detectors(self) -> None:
+        """The program may have loaded torchvision by now."""
+        if not self._knows_detectors and detectors.is_loaded():
+            self._knows_detectors = True
+            self._patches.enter_context(replaced(detectors.replacements(self.reads)))
+            self.mode.follow_nms()
 
     def _end(self) -> None:
         """Leave threads alone that outlive the program."""

@@ -9,7 +9,8 @@ Clauses:
 (4) Tensors that require grad have no values: weights are what training finds. So what a model
     computes of its weights costs nothing here.
 (5) Integers and truth values are carried up to `INTEGERS` elements, other numbers up to `FLOATS`:
-    what programs decide by are indices, counts and masks.
+    what programs decide by are indices, counts and masks, and boxes that anchors are matched with.
+    Of random numbers other than integers, `DRAWN` are carried: most of them are noise.
 (6) Values by a rule of `rules` are *assumed*, and so is what is computed of them.
 
 Not covered: sparse, nested and quantised tensors, and operators of other libraries.
@@ -32,8 +33,12 @@ aten = torch.ops.aten
 INTEGERS = 1 << 24
 """Elements of an integer or bool tensor whose values are carried: a mask of 4096 x 4096."""
 
-FLOATS = 1 << 16
-"""Elements of any other tensor whose values are carried."""
+FLOATS = 1 << 22
+"""Elements of any other tensor whose values are carried: the overlaps of 200,000 anchors with 20
+boxes, which decide how many anchors a detector trains (torchvision's RetinaNet and FCOS)."""
+
+DRAWN = 1 << 16
+"""Elements of a tensor of random numbers, other than integers, that is drawn."""
 
 
 class Assumed(NamedTuple):
@@ -183,7 +188,7 @@ class KnownValues:
         if plan.writes:
             self._write(plan, func, args, kwargs)
             return
-        known = self._real(args, kwargs) if plan.is_known and _is_small(result) else None
+        known = self._real(args, kwargs) if _is_computed(plan, result) else None
         if known is None:
             self._assume(func, args, kwargs, result)
             return
@@ -221,6 +226,11 @@ class KnownValues:
         basis = frozenset({self._assumed(rule)})
         for output, value in outputs:
             self._note_output(output, value, basis)
+
+    def assume(self, tensor: torch.Tensor, values: torch.Tensor, rule: Rule) -> None:
+        """A tensor of its own memory has the values of a rule, unless they are known."""
+        if isinstance(tensor, FakeTensor) and self._held_for(tensor) is None:
+            self._note_output(tensor, values.to(tensor.dtype), frozenset({self._assumed(rule)}))
 
     def _assumed(self, rule: Rule) -> Assumed:
         return Assumed(rule.what, rule.value, rule.why, self._where())
@@ -272,7 +282,7 @@ class KnownValues:
         if self._rules.leaves_untouched(func):
             self._mark(targets, frozenset({self._assumed(self._rules.finite)}))
             return
-        if plan.overwrites:
+        if plan.overwrites and (not plan.is_random or _is_drawn(targets[0])):
             self._begin_anew(targets[0])
         known = self._real(args, kwargs) if plan.is_known else None
         if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
@@ -417,6 +427,20 @@ def _is_small(result: Any) -> bool:
     if isinstance(result, (list, tuple)):
         return all(_is_small(each) for each in result)
     return False
+
+
+def _is_computed(plan: _Plan, result: Any) -> bool:
+    """Whether an operation's results are carried, if its operands are known."""
+    if not plan.is_known or not _is_small(result):
+        return False
+    return not plan.is_random or _is_drawn(result)
+
+
+def _is_drawn(tensor: Any) -> bool:
+    """Whether so many random numbers are drawn here as well."""
+    return not isinstance(tensor, torch.Tensor) or (
+        tensor.numel() <= DRAWN or not tensor.dtype.is_floating_point
+    )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -63,6 +63,7 @@ class Reads:
         """Assume what the user says, from now on."""
         self._choices = self._choices.over(choices)
         self._rules.routing = self._choices.by_name.get("routing", self._rules.routing)
+        self._rules.selected = self._choices.by_name.get("nonzero", self._rules.selected)
 
     @property
     def is_routed(self) -> bool:

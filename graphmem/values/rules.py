@@ -8,7 +8,8 @@
 (3) *Checks pass*: `all` of many unknown answers is True, `any` of them False.
 (4) *Random numbers* of a known range are those of one draw (`known`, which draws them). Those of a
     normal distribution are not known: rule (3) ends the loop that rejects what is out of bounds.
-(5) *Masks* select all elements, or the fraction that `nonzero` says (`DataDependentMode`).
+(5) *Masks* select all elements, or the fraction that `nonzero` says (`DataDependentMode`); the sum
+    of a mask says as many.
 (6) *Numbers that are read* and that no rule covers are 1.0, or the integer 0 (`reads`); a truth
     value that no rule covers is an error, because the way of the program hangs on it.
 """
@@ -37,6 +38,7 @@ class Rule(NamedTuple):
 Outputs = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors without data, each with the values assumed for it."""
 
+_MASKS = "masks depend on data"
 _SCORES = "scores depend on data"
 _FINITE = Rule("whether numbers are finite", "they are", "the card does no arithmetic")
 _PASSES = Rule("a check of many values", "it passes", "the card does no arithmetic")
@@ -47,6 +49,7 @@ class Rules:
 
     Attributes:
         routing: the share of choices that the first one gets, None for an even spread.
+        selected: the share of its elements that a mask selects.
         has_routed: choices outnumbered what they were of, so that routing mattered.
         finite: the rule that numbers are finite.
     """
@@ -55,6 +58,7 @@ class Rules:
 
     def __init__(self) -> None:
         self.routing: float | None = None
+        self.selected = 1.0
         self.has_routed = False
 
     def results(
@@ -64,6 +68,8 @@ class Rules:
         find = _CHOICES.get(func)
         if find is not None:
             return self._choice(find(func, args, kwargs, result))
+        if func in _COUNTS and args[0].dtype == torch.bool:
+            return self._counted(args[0].numel(), result)
         answer = _ANSWERS.get(func)
         if answer is None or not isinstance(result, torch.Tensor) or result.numel() > _MOST:
             return None
@@ -75,6 +81,11 @@ class Rules:
     def leaves_untouched(self, func: Any) -> bool:
         """Whether what an operation writes stays as it is: GradScaler's `found_inf`."""
         return func is aten._amp_foreach_non_finite_check_and_unscale_.default
+
+    def _counted(self, numel: int, result: torch.Tensor) -> tuple[Rule, Outputs]:
+        count = round(self.selected * numel)
+        rule = Rule("how many elements of a mask are true", f"{count:,} of {numel:,}", _MASKS)
+        return rule, [(result, torch.full((), count, dtype=result.dtype, device="cpu"))]
 
     def _choice(self, choice: _Choice) -> tuple[Rule, Outputs] | None:
         indices = choice.indices
@@ -209,6 +220,7 @@ _CHOICES: dict[Any, Callable[..., _Choice]] = {
     aten.bucketize.Tensor: _bucket,
     aten.searchsorted.Tensor: _bucket,
 }
+_COUNTS = frozenset({aten.sum.default, aten.count_nonzero.default})
 _ANSWERS: dict[Any, tuple[Rule, bool]] = {
     aten.isnan.default: (_FINITE, False),
     aten.isinf.default: (_FINITE, False),
