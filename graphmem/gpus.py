@@ -20,12 +20,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from graphmem.cuda_context import context_of
 from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from graphmem.allocator.addresses import Driver
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -72,6 +76,7 @@ class Gpu:
         aliases: other names that `find_gpu` takes.
         memory_note: what is not exact in `memory_bytes`, or empty.
         other_memory_bytes: what other drivers printed.
+        driver: the platform, which decides where new segments lie; None: it was not said.
     """
 
     name: str
@@ -82,6 +87,7 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     memory_note: str = ""
     other_memory_bytes: tuple[int, ...] = ()
+    driver: Driver | None = None
 
     @property
     def memory_spread_bytes(self) -> int:
@@ -96,7 +102,9 @@ class Gpu:
     @property
     def label(self) -> str:
         """What `find_gpu` takes to find this card again."""
-        if _BY_NORMALISED_NAME.get(_normalised(self.name)) is self:
+        if self.driver is not None:
+            return f"{replace(self, driver=None).label},driver={self.driver}"
+        if _BY_NORMALISED_NAME.get(_normalised(self.name)) == self:
             return self.name
         sm = "".join(map(str, self.compute_capability))
         return (
@@ -248,11 +256,28 @@ def find_gpu(name: str) -> Gpu:
     """Return the GPU called `name`: its name, its title or an alias, or the one that is described.
 
     Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count. A description is
-    "name=my-card,memory=24GiB,sm=75,multiprocessors=72" (graphmem/gpu_description.py).
+    "name=my-card,memory=24GiB,sm=75,multiprocessors=72" (graphmem/gpu_description.py). After
+    either, ",driver=linux" or ",driver=wddm" (Windows, WSL 2) says the platform.
 
     Raises:
         InputError: no GPU is called so; the hint names the nearest ones.
     """
+    platform = _PLATFORM.search(name)
+    if platform is None:
+        return _gpu_without_platform(name)
+    gpu = _gpu_without_platform(name[: platform.start()] + name[platform.end() :])
+    return replace(gpu, driver=_driver_named(platform[1].strip()))
+
+
+def _driver_named(name: str) -> Driver:
+    if name == "linux":
+        return "linux"
+    if name == "wddm":
+        return "wddm"
+    raise InputError(f"driver={name} is no platform", hint="write linux, or wddm (Windows, WSL 2)")
+
+
+def _gpu_without_platform(name: str) -> Gpu:
     if "=" in name:
         from graphmem.gpu_description import described_gpu
 
@@ -270,6 +295,9 @@ def find_gpu(name: str) -> Gpu:
     else:
         hint = "`graphmem gpus` lists the known ones, and says how to describe another"
     raise InputError(f"unknown GPU {name!r}", hint=hint)
+
+
+_PLATFORM = re.compile(r",\s*driver\s*=([^,]*)")
 
 
 def _normalised(name: str) -> str:

@@ -147,9 +147,12 @@ class Runtime:
             InputError: as `allocator_settings`.
         """
         from graphmem.allocator import CachingAllocator, Device
+        from graphmem.allocator.addresses import DEFAULT_DRIVER
 
+        driver = self.gpu.driver or DEFAULT_DRIVER
         context = self.gpu.context_bytes if context_bytes is None else context_bytes
-        device = Device(self.gpu.memory_bytes - context, context) if bounded else Device()
+        room = self.gpu.memory_bytes - context if bounded else None
+        device = Device(room, context if bounded else 0, driver)
         return CachingAllocator(self.allocator_settings, device=device, release=self.release)
 
 

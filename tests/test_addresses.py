@@ -5,6 +5,11 @@ The recordings are those of docs/exactness.md; addresses are copied from their s
 
 from __future__ import annotations
 
+import pytest
+import torch
+
+import graphmem
+from graphmem import TrainingStep
 from graphmem.allocator import CachingAllocator, Device
 from graphmem.allocator.addresses import Driver, address_space
 
@@ -120,3 +125,27 @@ def test_nothing_is_placed_among_segments_that_were_there_before() -> None:
     device.vacate(0x7FE6_CC00_0000)
 
     assert device.place(20 * MIB) > 0x7FE6_CC00_0000 + 20 * MIB
+
+
+@pytest.mark.parametrize(("driver", "reserved_mib"), [("linux", 40), ("wddm", 52)])
+def test_the_platform_of_the_card_decides_which_hole_a_tensor_fills(
+    driver: Driver, reserved_mib: int
+) -> None:
+    """Two segments of 20 MiB, each half free. Linux fills the second, which lies lower: the first
+    is soon free, and has room for 12 MiB. WDDM fills the first: 12 MiB need a segment of their own.
+    """
+
+    def empty(mib: int) -> torch.Tensor:
+        return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+    def step() -> None:
+        first, second = [empty(5) for _ in range(4)], [empty(5) for _ in range(4)]
+        del first[2:], second[2:]
+        second.append(empty(10))
+        first.clear()
+        empty(12)
+
+    report = graphmem.analyze(lambda: TrainingStep(step=step), gpu=f"a100,driver={driver}", steps=1)
+
+    assert report.memory is not None
+    assert report.memory.reserved == reserved_mib * MIB

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -177,6 +178,26 @@ def test_a_card_that_is_not_listed_is_described() -> None:
     assert described.compute_capability == (7, 5)
     assert described.multiprocessors * described.max_threads_per_multiprocessor // 512 == 144
     assert find_gpu(described.label) == described
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "a100-80gb,driver=linux",
+        "NVIDIA H100 , driver=wddm",
+        "memory=24GiB,driver=linux,sm=75,multiprocessors=72",
+    ],
+)
+def test_a_card_says_its_platform_and_is_found_again_by_its_label(written: str) -> None:
+    gpu = find_gpu(written)
+
+    assert f"driver={gpu.driver}" in written
+    assert find_gpu(gpu.label) == gpu != replace(gpu, driver=None)
+
+
+def test_an_unknown_platform_is_refused() -> None:
+    with pytest.raises(InputError, match="driver=macos is no platform"):
+        find_gpu("a100,driver=macos")
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)

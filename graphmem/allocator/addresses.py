@@ -25,6 +25,10 @@ from graphmem.allocator.settings import MIB
 Driver = Literal["linux", "wddm"]
 """The kind of driver: that of Linux, or that of Windows and WSL 2."""
 
+DEFAULT_DRIVER: Driver = "wddm"
+"""Linux's is no default yet: a published run on an A100 speaks against it (docs/exactness.md,
+"Where the driver puts segments")."""
+
 _ALIGNMENT = 2 * MIB
 _CHUNK = 32 * MIB
 _LINUX_SPACE = 1 << 47  # bytes: what is there before lies far below

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphmem.allocator.addresses import Driver, address_space
+from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver, address_space
 from graphmem.allocator.settings import MIB
 
 _FIRST_ADDRESS = 0x7F_0000_0000_00  # only the order of addresses means anything
@@ -17,7 +17,7 @@ class Device:
         self,
         capacity_bytes: int | None = None,
         context_bytes: int = 0,
-        driver: Driver = "wddm",
+        driver: Driver = DEFAULT_DRIVER,
         first_address: int = _FIRST_ADDRESS,
     ) -> None:
         """A device that nothing was taken from yet.
@@ -25,8 +25,7 @@ class Device:
         Args:
             capacity_bytes: what PyTorch's allocator can have; None: no end of it.
             context_bytes: what the process takes besides (context, kernels, handles of libraries).
-            driver: decides the order of addresses. Linux's is no default yet: a published run on
-                an A100 speaks against it (docs/exactness.md, "Where the driver puts segments").
+            driver: decides the order of addresses.
             first_address: no range lies below it.
         """
         self.capacity_bytes = capacity_bytes

@@ -85,5 +85,8 @@ def _print_table() -> None:
     console.print(
         "another card: --gpu name=my-card,memory=24GiB,sm=75,multiprocessors=72", highlight=False
     )
+    console.print(
+        "the platform: ,driver=linux or ,driver=wddm (Windows, WSL 2) after either", highlight=False
+    )
     console.print("memory: torch.cuda.get_device_properties().total_memory", highlight=False)
     console.print(f"context: {CONTEXT_NOTE}", highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, MemoryState, OutOfMemory
-from graphmem.allocator.addresses import Driver
+from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver
 from graphmem.analysis import Request, runtime_of, trace_target
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
@@ -36,7 +36,7 @@ class Prediction:
     graph: StepGraph
     programs: Mapping[int, Program] = field(default_factory=dict)
     settings: AllocatorSettings | None = None
-    driver: Driver = "wddm"
+    driver: Driver = DEFAULT_DRIVER
 
     def changes(self, start: Start) -> list[Change]:
         """The events from `start` on."""
@@ -96,7 +96,7 @@ def predict(
     request: Request,
     settings: AllocatorSettings | None = None,
     progress: Callable[[str], None] = lambda message: None,
-    driver: Driver = "wddm",
+    driver: Driver | None = None,
 ) -> Prediction:
     """Trace a target and run the passes.
 
@@ -106,7 +106,7 @@ def predict(
         settings: the allocator's configuration in the recording; one that the request's
             environment names goes before it.
         progress: told what is being done.
-        driver: decides where new segments lie.
+        driver: decides where new segments lie; None: as the card says.
 
     Raises:
         InputError: the target or an option cannot be used; the message says why.
@@ -116,4 +116,5 @@ def predict(
         settings = runtime.allocator_settings
     name, graph = trace_target(target, request, runtime, progress)
     memory = run_passes(graph, runtime)["kernel_memory"]
+    driver = driver or runtime.gpu.driver or DEFAULT_DRIVER
     return Prediction(name, graph, memory.programs, settings, driver)
