@@ -251,23 +251,31 @@ class DataDependentMode(SparseMode):
         `expandTensors` (aten/src/ATen/native/IndexingUtils.h) does so by `nonzero`.
         """
         tensor, indices, *rest = args
-        if not any(_is_fake_mask(index) for index in indices):
+        is_real = not any(isinstance(each, FakeTensor) for each in tensors_of(args))
+        if is_real or not any(map(_is_mask, indices)):
             return args
         positions: list[Any] = []
         for index in indices:
-            positions += self._positions(index) if _is_fake_mask(index) else [index]
+            if _is_mask(index):
+                positions += self._positions(index, self._fake_among(index, tensor))
+            else:
+                positions.append(index)
         return tensor, positions, *rest
 
-    def _positions(self, mask: FakeTensor) -> list[FakeTensor]:
+    def _positions(self, mask: torch.Tensor, like: FakeTensor) -> list[FakeTensor]:
         """Where a mask selects, by dimension: as it is known, or assumed."""
         shape = (self._count_true(mask),)
-        made = [self._new_empty(shape, mask, torch.int64) for _ in range(mask.dim())]
+        made = [self._new_empty(shape, like, torch.int64) for _ in mask.shape]
         computed = self.reads.known.compute(aten.nonzero.default, (mask,), {})
         if computed is not None:
             real, basis = computed
             for position, values in zip(made, real.unbind(1), strict=True):
                 self.reads.known.note(position, values, basis)
         return made
+
+    def _fake_among(self, *tensors: Any) -> FakeTensor:
+        """The first that has no data, which says where a result is made."""
+        return next(each for each in tensors if isinstance(each, FakeTensor))
 
     def _pack_padded(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """A packed sequence has a row for each step of each; the lengths are real, on the CPU."""
@@ -331,5 +339,5 @@ def _all_of(tensor: torch.Tensor) -> Any:
     return aten._local_scalar_dense.default(aten.all.default(tensor))
 
 
-def _is_fake_mask(index: Any) -> bool:
-    return isinstance(index, FakeTensor) and index.dtype in (torch.bool, torch.uint8)
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)

@@ -1,16 +1,17 @@
 """Every model type of `transformers`: a tiny one with the head that is most often trained.
 
 With `--testers FOLDER`, the library's own `ModelTester` makes configuration and inputs where that
-folder has `test_modeling_NAME.py` (tests/models of the library's repository; they are not in the
-wheel). Else the configuration is a shrunk one, and the inputs are those that `forward` names.
+folder has `test_modeling_NAME.py` (tests/models of the library's repository, which is not in the
+wheel; its `tests` under another name, so that it is not taken for graphmem's own). Else the configuration is a shrunk one, and the inputs are those that `forward` names.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
+import unittest
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -68,7 +69,7 @@ class Placeholders:
 def _build(model_type: str, testers: Path | None, placeholders: Placeholders) -> tuple[Any, Any]:
     tester = None if testers is None else _tester(model_type, testers)
     if tester is not None:
-        return _as_its_tester_does(*tester, model_type)
+        return _as_its_tester_does(tester)
     config_class = configuration_auto.CONFIG_MAPPING[model_type]
     kind = model_class(config_class)
     config = shrink(config_class())
@@ -195,30 +196,29 @@ class Inputs:
 # ---- the library's own testers -------------------------------------------------------------------
 
 
-def _tester(model_type: str, folder: Path) -> tuple[type, Any] | None:
-    """The class with the tests and its `ModelTester`, where the folder has them."""
+def _tester(model_type: str, folder: Path) -> Any:
+    """The class with the tests, where the folder has one."""
     module_name = configuration_auto.model_type_to_module_name(model_type)
     found = sorted(folder.rglob(f"test_modeling_{module_name}.py"))
     if not found:
         return None
-    root = str(folder.parent.parent if folder.name == "models" else folder)
-    if root not in sys.path:
-        sys.path.insert(0, root)
-    try:
-        spec = importlib.util.spec_from_file_location(f"tester_{module_name}", found[0])
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except Exception:  # noqa: BLE001 - testers of another version than the library's
-        return None
-    for value in vars(module).values():
-        if isinstance(value, type) and getattr(value, "all_model_classes", None):
-            return value, value
-    return None
+    root = folder.resolve().parent.parent  # its tests import their siblings relatively
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    place = found[0].resolve().relative_to(root).with_suffix("")
+    module = importlib.import_module(".".join(place.parts))
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, unittest.TestCase)
+        and value.__module__ == module.__name__
+        and hasattr(value, "all_model_classes")
+    ]
+    return classes[0] if classes else None
 
 
-def _as_its_tester_does(test_class: Any, _: Any, model_type: str) -> tuple[Any, Any]:
+def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
     test = test_class()
     test.setUp()
     config, inputs = test.model_tester.prepare_config_and_inputs_for_common()
