@@ -35,6 +35,11 @@ def replacements(reads: Reads) -> list[Replacement]:
     def to_list(tensor: FakeTensor) -> Any:
         return to_host(tensor).tolist()
 
+    def to_numpy(tensor: FakeTensor, *args: Any, **options: Any) -> Any:
+        if tensor.fake_device.type != "cpu":
+            _refuse_numpy(tensor)
+        return to_host(tensor).numpy()
+
     def formatted(tensor: FakeTensor, specification: str) -> str:
         """`Tensor.__format__` (torch/_tensor.py), which knows plain tensors only."""
         if not tensor.dim():
@@ -45,12 +50,12 @@ def replacements(reads: Reads) -> list[Replacement]:
         (FakeTensor, "__repr__", represent),
         (FakeTensor, "__format__", formatted),
         (FakeTensor, "tolist", to_list),
-        (FakeTensor, "numpy", _refuse_numpy),
-        (FakeTensor, "__array__", _refuse_numpy),
+        (FakeTensor, "numpy", to_numpy),
+        (FakeTensor, "__array__", to_numpy),
     ]
 
 
-def _refuse_numpy(tensor: FakeTensor, *args: Any, **options: Any) -> NoReturn:
+def _refuse_numpy(tensor: FakeTensor) -> NoReturn:
     """In the words of `tensor_to_numpy` (torch/csrc/utils/tensor_numpy.cpp)."""
     raise TypeError(
         f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to copy "

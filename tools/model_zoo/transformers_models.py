@@ -2,7 +2,8 @@
 
 With `--testers FOLDER`, the library's own `ModelTester` makes configuration and inputs where that
 folder has `test_modeling_NAME.py` (tests/models of the library's repository, which is not in the
-wheel; its `tests` under another name, so that it is not taken for graphmem's own). Else the configuration is a shrunk one, and the inputs are those that `forward` names.
+wheel; put its `tests` under another name, so that it is not taken for graphmem's own). Else the
+configuration is a shrunk one, and the inputs are those that `forward` names.
 """
 
 from __future__ import annotations
