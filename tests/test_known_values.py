@@ -154,9 +154,27 @@ class TestRules:
             return torch.bincount(chosen.flatten(), minlength=4).tolist()
 
         skewed, _ = on_card(program, assume=("routing=0.4",))
-        assert skewed[0] == 0.4 * 200
+        assert skewed[0] == 0.4 * 100
+
+    def test_in_the_worst_routing_all_choose_alike_but_each_is_chosen(self) -> None:
+        def program(device: torch.device) -> Any:
+            chosen = torch.randn(100, 4, device=device).topk(2).indices
+            assert bool((chosen[:, 0] != chosen[:, 1]).all())
+            return torch.bincount(chosen.flatten(), minlength=4).tolist()
+
         worst, _ = on_card(program, assume=("routing=1",))
-        assert worst == [100, 100, 0, 0]
+        assert worst == [100, 98, 1, 1]
+
+    def test_scores_are_above_what_stands_for_no_score_yet(self) -> None:
+        """The beams of a search go on while one of them may beat the worst that is finished."""
+
+        def program(device: torch.device) -> Any:
+            finished = torch.zeros(2, 1, dtype=torch.bool, device=device)
+            scores = torch.randn(2, 1, device=device)
+            worst = torch.where(finished, torch.randn(2, 1, device=device), -1e9)
+            return [(scores > worst).any().item(), (scores <= -1e9).any().item()]
+
+        assert on_card(program)[0] == [True, False]
 
     def test_a_single_choice_lies_in_the_middle(self) -> None:
         """A token chosen of a vocabulary is none of the special ones at its ends."""

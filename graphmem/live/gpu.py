@@ -145,7 +145,7 @@ class VirtualGpu:
         return [
             *addresses.replacements(session.recorder, self._machine.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
-            *surroundings.replacements(session.reads.eager),
+            *surroundings.replacements(),
             *torchscript.replacements(session.reads.scripted),
         ]
 

@@ -1,13 +1,11 @@
 """What a script may ask of its surroundings that one process with one pretended card has not.
 
-(1) `torch.compile` returns what it is given: the program runs eagerly, and what the compiled one
-    would take is not known.
-(2) `init_process_group` makes a group of one process, whose collectives do nothing; more processes,
+(1) `init_process_group` makes a group of one process, whose collectives do nothing; more processes,
     and `DistributedDataParallel`, are errors that say so.
-(3) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
+(2) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
     after a fork either.
-(4) Threads that the program starts are watched (`graphmem.trace.threads`).
-(5) `share_memory_` does nothing to tensors on the card, as on a real one (torch/storage.py); to
+(3) Threads that the program starts are watched (`graphmem.trace.threads`).
+(4) `share_memory_` does nothing to tensors on the card, as on a real one (torch/storage.py); to
     send them to another process, which has no card, is an error.
 """
 
@@ -30,22 +28,10 @@ from graphmem.virtual_gpu.patching import Replacement
 _forking: list[bool] = []
 
 
-def replacements(eager: Callable[[], None]) -> list[Replacement]:
-    """The attributes to replace.
-
-    Args:
-        eager: called when the program asks for compilation.
-    """
+def replacements() -> list[Replacement]:
+    """The attributes to replace."""
     _watch_forks()
-
-    def run_eagerly(model: Any = None, **options: Any) -> Any:
-        eager()
-        return (lambda function: function) if model is None else model
-
-    found: list[Replacement] = [
-        (torch, "compile", run_eagerly),
-        *_shared_memory(),
-    ]
+    found: list[Replacement] = _shared_memory()
     if torch.distributed.is_available():
         found += [
             (torch.distributed, "init_process_group", _init_process_group),

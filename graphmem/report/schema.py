@@ -245,8 +245,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         operations: operations in the step graph.
         memory: what the allocator and the card say; None in reports of older versions.
         findings: what passes tell, by the name of what each provides.
-        worst_routing_peak: the peak where all tokens go to the same experts; None where no size
-            hangs on routing, or where it was not asked.
+        worst_routing_peak: the peak where all tokens go to the same experts, but one for each of
+            the others; None where no size hangs on routing, or where it was not asked.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
     """
 

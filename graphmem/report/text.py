@@ -98,7 +98,7 @@ def _routing(report: Report) -> Iterator[Text]:
     if worst is not None:
         yield Text(
             f"{_INDENT}with tokens spread over experts as assumed below; {format_bytes(worst)} "
-            f"({format_exact(worst)}) if all go to the same experts"
+            f"({format_exact(worst)}) if all go to the same experts, but one for each of the others"
         )
 
 

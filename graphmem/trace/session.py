@@ -17,7 +17,7 @@ import torch
 import torch.optim.optimizer as optim_hooks
 
 from graphmem.target.user_errors import note_place
-from graphmem.trace import initialisers, printing, threads
+from graphmem.trace import compiled, initialisers, printing, threads
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -114,6 +114,7 @@ class Session:
             stack.enter_context(replaced(of_weights))
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads)))
+            stack.enter_context(replaced(compiled.replacements(self.reads.eager)))
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())

@@ -26,6 +26,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
+from graphmem.values.plans import Plan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
 aten = torch.ops.aten
@@ -81,22 +82,6 @@ class _Held(weakref.ref[torch.UntypedStorage]):
     basis: Basis
 
 
-class _Plan(NamedTuple):
-    """What an operator does to values.
-
-    Attributes:
-        writes: the arguments that it writes into, by position or by name.
-        overwrites: it writes the first argument from end to end without reading it.
-        is_random: it draws random numbers.
-        is_known: its results can be known at all.
-    """
-
-    writes: tuple[int | str, ...]
-    overwrites: bool
-    is_random: bool
-    is_known: bool = True
-
-
 class KnownValues:
     """Follows operations, and knows the values of their results where they can be known."""
 
@@ -110,7 +95,7 @@ class KnownValues:
         self._rules = rules
         self._where = where
         self._held: dict[int, _Held] = {}
-        self._plans: dict[Any, _Plan | None] = {}
+        self._plans: dict[Any, Plan | None] = {}
         self._draws = 0
 
     def of(self, tensor: torch.Tensor) -> Values | None:
@@ -182,14 +167,17 @@ class KnownValues:
         try:
             plan = self._plans[func]
         except KeyError:
-            plan = self._plans[func] = _plan_of(func)
+            plan = self._plans[func] = plan_of(func)
         if plan is None:
             return
         if plan.writes:
             self._write(plan, func, args, kwargs)
             return
-        known = self._real(args, kwargs) if _is_computed(plan, result) else None
+        is_computed = _is_computed(plan, result)
+        known = self._real(args, kwargs) if is_computed else None
         if known is None:
+            if func is aten.where.self and is_computed:
+                self._select(args, result)
             self._assume(func, args, kwargs, result)
             return
         real_args, real_kwargs, basis = known
@@ -205,7 +193,7 @@ class KnownValues:
         if known is None:
             return None
         real_args, real_kwargs, basis = known
-        real = self._run(_Plan((), False, False), func, real_args, real_kwargs)
+        real = self._run(Plan((), False, False), func, real_args, real_kwargs)
         return None if real is _FAILED else (real, basis)
 
     def _note_output(self, output: Any, value: Any, basis: Basis) -> None:
@@ -215,11 +203,28 @@ class KnownValues:
         if output.dtype == value.dtype and output.untyped_storage()._cdata not in self._held:
             self.note(output, value, basis)
 
+    def _select(self, args: tuple[Any, ...], result: Any) -> None:
+        """`where` by a condition that is the same everywhere needs only one of its operands."""
+        condition = self.of(args[0]) if 0 < args[0].numel() <= DRAWN else None
+        if condition is None:
+            return
+        chosen = args[1] if condition.tensor.all() else args[2]
+        known = None if condition.tensor.any() and chosen is args[2] else self._operand(chosen)
+        if known is not None:
+            with torch._C._DisableTorchDispatch():
+                value = known.tensor.to(result.dtype).expand(result.shape)
+            self._note_output(result, value, condition.basis | known.basis)
+
+    def _operand(self, tensor: torch.Tensor) -> Values | None:
+        return None if _requires_grad(tensor) else self.of(tensor)
+
     def _assume(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Values by a rule, where the operation has one."""
-        made = self._rules.results(func, args, kwargs, result)
+        made = self._rules.results(func, args, kwargs, result) or self._rules.compared(
+            func, args, result, self.of
+        )
         if made is None:
             return
         rule, outputs = made
@@ -235,13 +240,13 @@ class KnownValues:
     def _assumed(self, rule: Rule) -> Assumed:
         return Assumed(rule.what, rule.value, rule.why, self._where())
 
-    def _run(self, plan: _Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on real tensors; `_FAILED` where the CPU cannot: nothing is known."""
         with torch._C._DisableTorchDispatch():
             try:
                 if not plan.is_random:
                     return func(*args, **kwargs)
-                with _own_draws(self._draws):
+                with own_draws(self._draws):
                     self._draws += 1
                     return func(*args, **kwargs)
             except (RuntimeError, IndexError, TypeError):
@@ -264,7 +269,7 @@ class KnownValues:
 
     def _real_argument(self, arg: Any, bases: list[Basis]) -> Any:
         if isinstance(arg, torch.Tensor):
-            known = None if _requires_grad(arg) else self.of(arg)
+            known = self._operand(arg)
             if known is None:
                 raise _UnknownError
             bases.append(known.basis)
@@ -275,7 +280,7 @@ class KnownValues:
 
     # Writing ------------------------------------------------------------------------------------
 
-    def _write(self, plan: _Plan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _write(self, plan: Plan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
         if not self._concerns(plan, targets):
             return
@@ -292,7 +297,7 @@ class KnownValues:
         basis = known[2] | ({self._assumed(_RANDOM)} if plan.is_random else KNOWN)
         self._mark(targets, basis)
 
-    def _concerns(self, plan: _Plan, targets: list[torch.Tensor]) -> bool:
+    def _concerns(self, plan: Plan, targets: list[torch.Tensor]) -> bool:
         """Whether anything is known of what is written, or will be."""
         if plan.overwrites and isinstance(targets[0], FakeTensor):
             return True
@@ -339,55 +344,6 @@ _ON_HOST: dict[str, Any] = {
 }
 """Where the CPU computes values, whatever the program says of its card."""
 
-_FILLING = frozenset(f"aten::{name}_" for name in "copy fill zero uniform random bernoulli".split())
-_BOUNDED = frozenset(
-    "rand rand_like uniform uniform_ bernoulli bernoulli_ randint randint_like randperm random "
-    "random_ multinomial".split()
-)
-"""What draws random numbers of a known range."""
-
-_UPDATES_STATISTICS = {
-    aten.native_batch_norm.default: (3, 4),
-    aten.cudnn_batch_norm.default: (3, 4),
-    aten.miopen_batch_norm.default: (3, 4),
-}
-"""Operators that write into running statistics without a word in their schemas."""
-
-_UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"}) | frozenset(
-    {"aten::new_empty", "aten::new_empty_strided", "aten::set_", "aten::resize_"}
-)
-
-
-def _plan_of(func: Any) -> _Plan | None:
-    """What an operator does to values; None: nothing, as a view or one of another library."""
-    schema = func._schema
-    writes: list[int | str] = list(_UPDATES_STATISTICS.get(func, ()))
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            writes.append(argument.name if argument.kwarg_only else position)
-    is_view = bool(schema.returns) and all(each.alias_info is not None for each in schema.returns)
-    if not writes and (is_view or func.namespace != "aten" or schema.name in _UNCHANGED):
-        return None
-    is_random = torch.Tag.nondeterministic_seeded in func.tags
-    if is_random and schema.name.removeprefix("aten::") not in _BOUNDED:
-        return _Plan(tuple(writes), overwrites=False, is_random=True, is_known=False)
-    overwrites = schema.name in _FILLING and writes == [0]
-    return _Plan(tuple(writes), overwrites, is_random)
-
-
-class _own_draws:  # noqa: N801 - a context, as `torch.no_grad` is
-    """Random numbers that leave the program's own generator as it is."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def __enter__(self) -> None:
-        self._state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(self._seed)
-
-    def __exit__(self, *error: object) -> None:
-        torch.default_generator.set_state(self._state)
-
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
     if isinstance(place, str):
@@ -429,7 +385,7 @@ def _is_small(result: Any) -> bool:
     return False
 
 
-def _is_computed(plan: _Plan, result: Any) -> bool:
+def _is_computed(plan: Plan, result: Any) -> bool:
     """Whether an operation's results are carried, if its operands are known."""
     if not plan.is_known or not _is_small(result):
         return False

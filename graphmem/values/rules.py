@@ -3,9 +3,13 @@
 (1) *Choices*. What `topk`, `argmax`, `sort`, `multinomial`, `bucketize` and their kin point at is
     spread evenly over all that they choose from: tokens over experts, in turn. Few choices among
     many lie in the middle of equal parts, so a token chosen of a vocabulary is no special one.
-    `routing` skews choices that outnumber what is chosen from: the share that the first one gets.
+    `routing` skews choices that outnumber what is chosen from: the share of rows that choose the
+    first one. With 1, the worst, all rows choose alike, but for one each of the others, so that
+    they train as well.
 (2) *Numbers are finite*: `isnan` and `isinf` say no, `isfinite` yes, and no gradient overflows.
-(3) *Checks pass*: `all` of many unknown answers is True, `any` of them False.
+    They are small beside what stands for infinity, as -1e9 for a score that nothing has yet.
+(3) *Checks pass*: `all` of many unknown answers is True, `any` of them False. Of numbers both are
+    True: one that is not known is not zero, as in a cache that has been filled.
 (4) *Random numbers* of a known range are those of one draw (`known`, which draws them). Those of a
     normal distribution are not known: rule (3) ends the loop that rejects what is out of bounds.
 (5) *Masks* select all elements, or the fraction that `nonzero` says (`DataDependentMode`); the sum
@@ -26,6 +30,11 @@ aten = torch.ops.aten
 _MOST = 1 << 24
 """The most elements that a rule makes values for."""
 
+_FEW = 1 << 16
+
+_INFINITE = 1e9
+"""From here on a number stands for infinity; in fp16, from its largest on."""
+
 
 class Rule(NamedTuple):
     """What is assumed, as what, and why it is not known."""
@@ -41,6 +50,8 @@ Outputs = list[tuple[torch.Tensor, torch.Tensor]]
 _MASKS = "masks depend on data"
 _SCORES = "scores depend on data"
 _FINITE = Rule("whether numbers are finite", "they are", "the card does no arithmetic")
+_SMALL = Rule("numbers beside one that stands for infinity", "small", "the card does no arithmetic")
+_NOT_ZERO = Rule("whether numbers are zero", "they are not", "the card does no arithmetic")
 _PASSES = Rule("a check of many values", "it passes", "the card does no arithmetic")
 
 
@@ -48,7 +59,7 @@ class Rules:
     """The rules, as the user has set them.
 
     Attributes:
-        routing: the share of choices that the first one gets, None for an even spread.
+        routing: the share of rows that choose the first one, None for an even spread.
         selected: the share of its elements that a mask selects.
         has_routed: choices outnumbered what they were of, so that routing mattered.
         finite: the rule that numbers are finite.
@@ -74,9 +85,23 @@ class Rules:
         if answer is None or not isinstance(result, torch.Tensor) or result.numel() > _MOST:
             return None
         rule, value = answer
-        if rule is _PASSES and result.numel() != 1:
+        if rule is _PASSES and args[0].is_floating_point():
+            rule, value = _NOT_ZERO, True
+        elif rule is _PASSES and result.numel() != 1:
             return None
         return rule, [(result, torch.full(result.shape, value, device="cpu"))]
+
+    def compared(
+        self, func: Any, args: tuple[Any, ...], result: Any, of: Callable[[torch.Tensor], Any]
+    ) -> tuple[Rule, Outputs] | None:
+        """What comes of comparing unknown numbers with known ones that stand for infinity."""
+        if func not in _COMPARISONS or result.numel() > _FEW:
+            return None
+        sides = [_infinite(each, of) for each in args[:2]]
+        if sides[0] is None and sides[1] is None:
+            return None
+        left, right = (torch.zeros((), device="cpu") if side is None else side for side in sides)
+        return _SMALL, [(result, func(left, right).expand(result.shape))]
 
     def leaves_untouched(self, func: Any) -> bool:
         """Whether what an operation writes stays as it is: GradScaler's `found_inf`."""
@@ -120,18 +145,22 @@ class Rules:
         return self._skewed(rows, picks, many)
 
     def _skewed(self, rows: int, picks: int, many: int) -> torch.Tensor:
-        """The first of `many` gets its share, one a row at most; the rest is spread evenly.
-
-        With a share of 1 all rows choose alike: the worst routing there is.
-        """
+        """The first of `many` is chosen by its share of rows; the rest is spread evenly."""
         assert self.routing is not None
         if self.routing >= 1:
-            return torch.arange(picks, device="cpu").expand(rows, picks).contiguous()
-        favoured = min(rows, round(self.routing * rows * picks))
+            return _worst(rows, picks, many)
         others = torch.arange(rows * picks, device="cpu") % (many - 1) + 1
         chosen = others.reshape(rows, picks)
-        chosen[:favoured, 0] = 0
+        chosen[: round(self.routing * rows), 0] = 0
         return chosen
+
+
+def _worst(rows: int, picks: int, many: int) -> torch.Tensor:
+    """All rows choose alike, but for one choice of each of the others, from the last pick on."""
+    chosen = torch.arange(picks, device="cpu").expand(rows, picks).contiguous()
+    others = torch.arange(many - picks, device="cpu")
+    chosen[others % rows, picks - 1 - others // rows] = others + picks
+    return chosen
 
 
 class _Choice(NamedTuple):
@@ -148,6 +177,17 @@ class _Choice(NamedTuple):
     indices: Any
     dim: int | None
     among: int
+
+
+def _infinite(side: Any, of: Callable[[torch.Tensor], Any]) -> Any:
+    """An operand of a comparison if each of its numbers stands for infinity, else None."""
+    if not isinstance(side, torch.Tensor):
+        return side if abs(side) >= _INFINITE else None
+    known = of(side) if side.is_floating_point() else None
+    if known is None or not known.tensor.numel():
+        return None
+    bound = min(_INFINITE, torch.finfo(side.dtype).max)
+    return known.tensor if bool((known.tensor.abs() >= bound).all()) else None
 
 
 def _along(chosen: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:
@@ -234,3 +274,8 @@ _ANSWERS: dict[Any, tuple[Rule, bool]] = {
     aten.any.dims: (_PASSES, False),
     aten._is_any_true.default: (_PASSES, False),
 }
+_COMPARISONS = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name in ("gt", "ge", "lt", "le")
+    for overload in ("Tensor", "Scalar")
+)

@@ -1,0 +1,39 @@
+"""`torch.compile` returns what it is given: the program runs eagerly.
+
+What the compiled program would take is not known, which the report says. What was compiled before
+the program began, as by a decorator while its module was imported, asks
+`torch._dynamo.eval_frame._callback_from_stance` at each call for what compiles it; the answer is
+that of the stance "force_eager": nothing does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements(asked: Callable[[], None]) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        asked: called when the program asks for compilation.
+    """
+
+    def run_eagerly(model: Any = None, **options: Any) -> Any:
+        asked()
+        return (lambda function: function) if model is None else model
+
+    def nothing_compiles(callback: Any) -> None:
+        if callback not in (None, False):
+            asked()
+
+    found: list[Replacement] = [(torch, "compile", run_eagerly)]
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None:
+        found.append((frames, "_callback_from_stance", nothing_compiles))
+    return found

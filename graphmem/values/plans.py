@@ -1,0 +1,75 @@
+"""What each operator does to values, as its schema says."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Plan(NamedTuple):
+    """What an operator does to values.
+
+    Attributes:
+        writes: the arguments that it writes into, by position or by name.
+        overwrites: it writes the first argument from end to end without reading it.
+        is_random: it draws random numbers.
+        is_known: its results can be known at all.
+    """
+
+    writes: tuple[int | str, ...]
+    overwrites: bool
+    is_random: bool
+    is_known: bool = True
+
+
+_FILLING = frozenset(f"aten::{name}_" for name in "copy fill zero uniform random bernoulli".split())
+_BOUNDED = frozenset(
+    "rand rand_like uniform uniform_ bernoulli bernoulli_ randint randint_like randperm random "
+    "random_ multinomial".split()
+)
+"""What draws random numbers of a known range."""
+
+_UPDATES_STATISTICS = {
+    aten.native_batch_norm.default: (3, 4),
+    aten.cudnn_batch_norm.default: (3, 4),
+    aten.miopen_batch_norm.default: (3, 4),
+}
+"""Operators that write into running statistics without a word in their schemas."""
+
+_UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"}) | frozenset(
+    {"aten::new_empty", "aten::new_empty_strided", "aten::set_", "aten::resize_"}
+)
+
+
+def plan_of(func: Any) -> Plan | None:
+    """What an operator does to values; None: nothing, as a view or one of another library."""
+    schema = func._schema
+    writes: list[int | str] = list(_UPDATES_STATISTICS.get(func, ()))
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes.append(argument.name if argument.kwarg_only else position)
+    is_view = bool(schema.returns) and all(each.alias_info is not None for each in schema.returns)
+    if not writes and (is_view or func.namespace != "aten" or schema.name in _UNCHANGED):
+        return None
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    if is_random and schema.name.removeprefix("aten::") not in _BOUNDED:
+        return Plan(tuple(writes), overwrites=False, is_random=True, is_known=False)
+    overwrites = schema.name in _FILLING and writes == [0]
+    return Plan(tuple(writes), overwrites, is_random)
+
+
+class own_draws:  # noqa: N801 - a context, as `torch.no_grad` is
+    """Random numbers that leave the program's own generator as it is."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __enter__(self) -> None:
+        self._state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        torch.default_generator.set_state(self._state)
