@@ -118,7 +118,7 @@ def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) 
         if each["failure"]
     }
     assert "no data" in messages["raises"]
-    assert "died" in messages["dies"]
+    assert "exit status 7" in messages["dies"]
     assert run.exit_code == 2
     assert project.lock.count("[targets.one]") == project.lock.count("[targets.two]") == 1
 

@@ -26,6 +26,7 @@ def analyze(
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
     freeze: options.Freeze = None,
+    timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
     html: Annotated[
@@ -47,6 +48,7 @@ def analyze(
     """
     from graphmem.analysis import Request, run_analysis
     from graphmem.changes import Changes
+    from graphmem.time_limit import time_limit
 
     request = Request(
         gpu=gpu,
@@ -63,7 +65,7 @@ def analyze(
         settings=options.pairs(settings, "--set"),
         changes=Changes(freeze=tuple(freeze or ())),
     )
-    with progress() as report_progress:
+    with time_limit(timeout), progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)
     report = analysis.report
     if html is not None:

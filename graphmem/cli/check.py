@@ -56,6 +56,7 @@ def check(
         str | None,
         typer.Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster, not here."),
     ] = None,
+    timeout: options.Timeout = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Analyse everything anew.")] = False,
 ) -> None:
     """Hold every target against its limits and the baseline, graphmem.lock.
@@ -69,10 +70,15 @@ def check(
     from graphmem.gate.config import find_config, load_config
     from graphmem.gate.lock import FILE
 
+    if dask is not None and timeout is not None:
+        raise InputError(
+            "--timeout ends processes of this machine, not those of a Dask cluster",
+            hint="leave one of them out",
+        )
     settings = load_config(config or find_config(Path.cwd()))
     lock_path = settings.root / FILE
     lock, is_lost = _baseline(lock_path, update)
-    how = How(processes=jobs, dask=dask, since=since, cached=not no_cache)
+    how = How(processes=jobs, dask=dask, since=since, cached=not no_cache, timeout=timeout)
     with _progress() as report_progress:
         outcome = run_check(settings, lock, names or (), how, report_progress)
     if update:

@@ -108,6 +108,16 @@ Assume = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Whatever would be assumed is an error instead.")
 ]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.1,
+        help="End code that takes longer, with its line and exit code 2.  [default: none]",
+        show_default=False,
+    ),
+]
 
 
 def writable(path: Path | None) -> Path | None:

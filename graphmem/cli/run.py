@@ -49,6 +49,7 @@ def run(
             show_default=False,
         ),
     ] = None,
+    timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
@@ -87,7 +88,7 @@ def run(
         tell=tell,
         name=" ".join(["-m", script] if is_module else [script]),
     )
-    ending = run_program(Program(script, is_module, arguments or ()), device)
+    ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)
     _show(device.report(), output_format, output)

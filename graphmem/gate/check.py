@@ -21,10 +21,10 @@ from graphmem.gate.jobs import (
     Outcome,
     Submit,
     dask_cluster,
-    local_processes,
     run_all,
 )
 from graphmem.gate.lock import Lock
+from graphmem.gate.processes import local_processes
 from graphmem.gate.reach import reached
 
 SCHEMA = "graphmem.check/1"
@@ -42,12 +42,14 @@ class How:
         dask: address of a Dask scheduler, in place of processes.
         since: run only what changes since this revision can reach.
         cached: whether earlier reports of the same content may be used.
+        timeout: how many seconds each analysis may take, in a process of this machine.
     """
 
     processes: int | None = None
     dask: str | None = None
     since: str | None = None
     cached: bool = True
+    timeout: float | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +170,7 @@ def _workers(how: How, jobs: int) -> Callable[[], AbstractContextManager[Submit]
     if how.dask is not None:
         return partial(dask_cluster, how.dask)
     cores = len(os.sched_getaffinity(0))
-    return partial(local_processes, min(how.processes or cores, jobs))
+    return partial(local_processes, min(how.processes or cores, jobs), how.timeout)
 
 
 def _cached(jobs: Sequence[Job], cache: Cache) -> dict[str, Outcome]:

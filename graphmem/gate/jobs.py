@@ -11,9 +11,6 @@ Clauses:
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,12 +26,12 @@ from graphmem.analysis import Request
 from graphmem.errors import GraphmemError, InputError, InternalError
 from graphmem.gate.sources import listening
 from graphmem.report import Report
+from graphmem.time_limit import time_limit
 
 Submit = Callable[["Job"], "Future[Outcome]"]
 Done = Callable[["Job", "Outcome"], None]
 
 _ONE_AT_A_TIME = threading.Lock()
-_PRELOADED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.jobs")
 
 
 @dataclass(frozen=True)
@@ -64,22 +61,25 @@ class Outcome(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-def perform(job: Job) -> Outcome:
-    """Analyse a target from its folder; what the user's code prints goes to stderr."""
+def perform(job: Job, timeout: float | None = None) -> Outcome:
+    """Analyse a target from its folder; what the user's code prints goes to stderr.
+
+    Args:
+        job: the analysis.
+        timeout: how many seconds it may take; for the main thread alone.
+    """
     from graphmem.analysis import analyze
 
     options = {each: getattr(job.request, each) for each in Request.__dataclass_fields__}
     with undisturbed(), contextlib.chdir(job.root), contextlib.redirect_stdout(sys.stderr):
         try:
-            with listening() as sources:
+            with time_limit(timeout), listening() as sources:
                 report = analyze(job.target, **options)
                 digests = sources.digests(job.root)
         except GraphmemError as error:
-            return _failed(error)
+            return failed(error)
         except Exception as error:  # noqa: BLE001 - one target's fault must not stop the others
-            return _failed(
-                InternalError(f"graphmem itself failed: {type(error).__name__}: {error}")
-            )
+            return failed(InternalError(f"graphmem itself failed: {type(error).__name__}: {error}"))
     return Outcome(report, digests)
 
 
@@ -123,7 +123,8 @@ def _run_on_loop(worker: Any, act: Callable[[], None]) -> None:
     done.wait()
 
 
-def _failed(error: GraphmemError) -> Outcome:
+def failed(error: GraphmemError) -> Outcome:
+    """The outcome that an error is."""
     failure = Failure(error.exit_code, str(error), error.hint, error.user_traceback)
     return Outcome(None, failure=failure)
 
@@ -138,42 +139,8 @@ def run_all(jobs: Sequence[Job], submit: Submit, done: Done) -> None:
 def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
-    except Exception as error:  # noqa: BLE001 - the process died, or the cluster lost it
-        return _failed(InputError(f"the analysis died: {type(error).__name__}: {error}"))
-
-
-@contextmanager
-def local_processes(count: int) -> Iterator[Submit]:
-    """Run jobs in `count` processes at a time; they are stopped when the block is left."""
-    from pebble import ProcessPool
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
-    with _one_thread_each():
-        pool = ProcessPool(count, max_tasks=1, initializer=_ignore_interrupts, context=context)
-        try:
-            yield lambda job: pool.schedule(perform, args=(job,))
-        finally:
-            pool.stop()
-            pool.join()
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole group of processes; the parent alone decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes side by side, each with as many threads as cores, would only get in the way."""
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
+    except Exception as error:  # noqa: BLE001 - the cluster lost it
+        return failed(InputError(f"the analysis died: {type(error).__name__}: {error}"))
 
 
 @contextmanager

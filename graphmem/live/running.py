@@ -10,6 +10,7 @@ from graphmem.errors import GraphmemError, InputError
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
 from graphmem.live.session import EnoughSteps
+from graphmem.time_limit import time_limit
 
 INTERRUPTED = 130
 
@@ -29,10 +30,15 @@ class Ending:
     error: InputError | None = None
 
 
-def run(program: Program, gpu: VirtualGpu) -> Ending:
+def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Ending:
     """Run a program on a device, and say how it ended.
 
     What it raises is printed as Python prints it, without the lines of graphmem.
+
+    Args:
+        program: the program.
+        gpu: the device.
+        timeout: how many seconds it may take.
 
     Raises:
         NoSuchProgramError: there is no such program.
@@ -40,7 +46,8 @@ def run(program: Program, gpu: VirtualGpu) -> Ending:
     gpu.enter(sys._getframe())
     try:
         try:
-            program.run(gpu.finish)
+            with time_limit(timeout):
+                program.run(gpu.finish)
         finally:
             gpu.__exit__(None, None, None)
     except EnoughSteps:

@@ -82,6 +82,14 @@ def note_place(error: BaseException, place: object) -> None:
         setattr(error, _PLACE, str(place))
 
 
+def place_of(error: BaseException) -> str:
+    """The line of the program where something was raised, and the user's own; "": none."""
+    told = TracebackException.from_exception(error)
+    _drop_callers(told)
+    _keep_user_frames(told)
+    return _place_in(told.stack)
+
+
 def _place_in(stack: list[FrameSummary]) -> str:
     """The innermost line, and the user's own where that is a package's."""
     if not stack:

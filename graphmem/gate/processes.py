@@ -1,0 +1,198 @@
+"""A process for each analysis, and what became of one that ended without an answer.
+
+Such a process was ended by what it analysed: by `os._exit`, or because native code crashed. The
+standard library's faulthandler leaves the line in a file.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from graphmem.errors import InputError
+from graphmem.frames import Origin, is_program, origin_of
+from graphmem.gate.jobs import Job, Outcome, Submit, failed, perform
+from graphmem.time_limit import took_longer
+
+_PRELOADED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.processes")
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in ')
+_UNTIL_NOTED = 1.0
+_UNTIL_KILLED = 3.0
+_UNTIL_ENDED = 5.0
+
+
+@contextmanager
+def local_processes(count: int, timeout: float | None = None) -> Iterator[Submit]:
+    """Run jobs in `count` processes at a time; they are stopped when the block is left.
+
+    Args:
+        count: of processes.
+        timeout: how many seconds each job may take.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    with _one_thread_each(), TemporaryDirectory(prefix="graphmem-") as folder:
+        processes = _Processes(context, timeout, Path(folder))
+        threads = ThreadPoolExecutor(count)
+        try:
+            yield lambda job: threads.submit(processes.perform, job)
+        finally:
+            processes.stop()
+            threads.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What a process gets besides its job."""
+
+    timeout: float | None
+    last_lines: Path
+
+
+class _Processes:
+    """The processes that run."""
+
+    def __init__(self, context: Any, timeout: float | None, folder: Path) -> None:
+        self._context = context
+        self._timeout = timeout
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._running: set[Any] = set()
+        self._started = 0
+        self._is_over = False
+
+    def perform(self, job: Job) -> Outcome:
+        """Perform a job in a process of its own."""
+        reader, writer = self._context.Pipe(duplex=False)
+        with self._lock:
+            if self._is_over:
+                return failed(InputError("stopped"))
+            self._started += 1
+            limits = _Limits(self._timeout, self._folder / str(self._started))
+            process = self._context.Process(target=_answer, args=(job, limits, writer))
+            process.start()
+            self._running.add(process)
+        writer.close()
+        try:
+            return self._answer_of(process, reader, job, limits)
+        finally:
+            self._end(process)
+
+    def _answer_of(self, process: Any, reader: Connection, job: Job, limits: _Limits) -> Outcome:
+        timeout = limits.timeout
+        wait([reader, process.sentinel])  # torch is there: the time begins
+        try:
+            if reader.poll():
+                reader.recv()
+            ready = wait([reader, process.sentinel], timeout and timeout + _UNTIL_KILLED)
+            if timeout is not None and not ready:
+                return failed(took_longer(timeout, _last_line(limits.last_lines, job.root)))
+            if reader.poll():
+                outcome: Outcome = reader.recv()
+                wait([process.sentinel], _UNTIL_ENDED)
+                return outcome
+        except EOFError:
+            wait([process.sentinel], _UNTIL_ENDED)
+        return failed(_ended(self._exit_code(process), _last_line(limits.last_lines, job.root)))
+
+    def _exit_code(self, process: Any) -> int:
+        with self._lock:  # two threads that ask at once would each read a half of the answer
+            process.join()
+            code: int = process.exitcode
+        return code
+
+    def _end(self, process: Any) -> None:
+        with self._lock:
+            process.kill()
+            process.join()
+            self._running.discard(process)
+
+    def stop(self) -> None:
+        """Kill what runs, and start nothing more."""
+        with self._lock:
+            self._is_over = True
+            for process in self._running:
+                process.kill()
+
+
+def _answer(job: Job, limits: _Limits, writer: Connection) -> None:
+    """What a process does: say that it begins, and do the job."""
+    import graphmem.trace  # noqa: F401 - takes its time where it is not preloaded
+
+    writer.send(None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches them all; the parent decides
+    with limits.last_lines.open("wb", buffering=0) as lines:
+        faulthandler.enable(lines)
+        if limits.timeout is not None:
+            faulthandler.dump_traceback_later(limits.timeout + _UNTIL_NOTED, file=lines)
+        writer.send(perform(job, limits.timeout))
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()
+
+
+def _ended(exit_code: int, place: str) -> InputError:
+    """How a process ended that gave no answer."""
+    if exit_code >= 0:
+        return InputError(
+            f"the code under analysis ended its process with exit status {exit_code}",
+            hint="os._exit() does that, and so does native code",
+        )
+    if -exit_code == signal.SIGKILL:
+        return InputError(
+            "the process of the analysis was killed (SIGKILL)",
+            hint="the machine may have run out of memory: try with --jobs 1",
+        )
+    at = f" at {place}" if place else ""
+    return InputError(
+        f"native code crashed{at} ({signal.Signals(-exit_code).name})",
+        hint="an extension that the code under analysis calls, or torch itself, is at fault",
+    )
+
+
+def _last_line(lines: Path, root: Path) -> str:
+    """The program's line that ran last, as faulthandler has written it down."""
+    try:
+        text = lines.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+    _, _, own = text.rpartition("thread 0x" if "Current thread" in text else "Thread 0x")
+    section = own.partition("\n\n")[0]
+    found = [each for each in _FRAME.finditer(section) if is_program(each["file"])]
+    if not found:
+        return ""
+    own_frames = [each for each in found if origin_of(each["file"]) is Origin.USER]
+    innermost = _short(found[0], root)
+    if not own_frames or own_frames[0] is found[0]:
+        return innermost
+    return f"{innermost}, called from {_short(own_frames[0], root)}"
+
+
+def _short(frame: re.Match[str], root: Path) -> str:
+    file = Path(frame["file"])
+    shown = file.relative_to(root) if file.is_relative_to(root) else file
+    return f"{shown}:{frame['line']}"
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes side by side, each with as many threads as cores, would only get in the way."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
