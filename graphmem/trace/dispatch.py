@@ -358,7 +358,8 @@ class TraceMode(TorchDispatchMode):
         if _has_sparse(args):
             return InputError(
                 f"operator {func} of a sparse tensor cannot be followed{where}",
-                hint="sparse gradients can; make the tensor dense, or leave the operator out",
+                hint="train sparse embeddings with torch.optim.SGD without momentum, or leave out "
+                "sparse=True",
             )
         if isinstance(error, UnsupportedOperatorException):
             return InputError(

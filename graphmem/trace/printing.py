@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, NoReturn
 
 import torch
@@ -47,12 +49,42 @@ def replacements(reads: Reads) -> list[Replacement]:
         return object.__format__(tensor, specification)
 
     return [
+        (torch, "tensor", _of_items(torch.tensor)),
         (FakeTensor, "__repr__", represent),
         (FakeTensor, "__format__", formatted),
         (FakeTensor, "tolist", to_list),
         (FakeTensor, "numpy", to_numpy),
         (FakeTensor, "__array__", to_numpy),
     ]
+
+
+def _of_items(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.tensor`, which reads the tensors in a list past every mode.
+
+    `infer_scalar_type` (torch/csrc/utils/tensor_new.cpp) promotes their types.
+    """
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        held = list(_fakes_in(data)) if isinstance(data, (list, tuple)) else []
+        if held and options.get("dtype") is None:
+            options["dtype"] = reduce(torch.promote_types, (each.dtype for each in held))
+        return make(_read(data) if held else data, **options)
+
+    return tensor
+
+
+def _fakes_in(data: Any) -> Iterator[FakeTensor]:
+    if isinstance(data, FakeTensor):
+        yield data
+    elif isinstance(data, (list, tuple)):
+        for each in data:
+            yield from _fakes_in(each)
+
+
+def _read(data: Any) -> Any:
+    if isinstance(data, FakeTensor):
+        return data.tolist()
+    return [_read(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
 def _refuse_numpy(tensor: FakeTensor) -> NoReturn:

@@ -17,7 +17,7 @@ import torch
 import torch.optim.optimizer as optim_hooks
 
 from graphmem.target.user_errors import note_place
-from graphmem.trace import compiled, initialisers, printing, threads
+from graphmem.trace import compiled, initialisers, printing, tensor_kinds, threads
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -25,6 +25,7 @@ from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.in_place_forms import InPlaceForms
 from graphmem.trace.library_flags import note_flags
+from graphmem.trace.line_search import LineSearches
 from graphmem.trace.location import Location
 from graphmem.trace.naming import describe_model, name_model, name_optimizer, name_variables
 from graphmem.trace.node_hooks import NodeHooks
@@ -90,6 +91,8 @@ class Session:
         self.mode.numbers = self._numbers
         self.mode.reads = self.reads = Reads(self.recorder, self.location)
         self.saved.known = self.reads.known
+        self._searches = LineSearches(self.recorder, self.location)
+        self.reads.answer = self._searches.answer
         self._patches = ExitStack()
         self._knows_detectors = False
         self.location.on_root = self._called
@@ -112,6 +115,8 @@ class Session:
             stack.enter_context(self.saved.hooks())
             of_weights = initialisers.replacements(self.recorder, self.location)
             stack.enter_context(replaced(of_weights))
+            stack.enter_context(replaced(self._searches.replacements()))
+            stack.enter_context(replaced(tensor_kinds.replacements(self.location)))
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads)))
             stack.enter_context(replaced(compiled.replacements(self.reads.eager)))

@@ -40,6 +40,7 @@ class Reads:
     Attributes:
         known: the values that are known.
         tell: called with a line of text when something is assumed for the first time.
+        answer: says what is assumed of a truth value by who knows the library that reads it.
     """
 
     def __init__(self, recorder: Recorder, location: Location) -> None:
@@ -54,6 +55,7 @@ class Reads:
         self._rules = Rules()
         self.known = KnownValues(self._rules, location.place)
         self.tell: Callable[[str], None] = _say_nothing
+        self.answer: Callable[[torch.Tensor], bool | None] = lambda tensor: None
         self._choices = Choices()
         self._loops = Loops(self.known)
         self._sizes_assumed = False
@@ -86,7 +88,10 @@ class Reads:
             self.use(known.basis)
             return _item(known.tensor)
         if chosen is None and tensor.dtype == torch.bool:
-            self._refuse_branch(source)
+            answer = self.answer(tensor)
+            if answer is None:
+                self._refuse_branch(source)
+            return answer
         number = _as(tensor.dtype, _default(tensor.dtype) if chosen is None else chosen)
         self._assume(name or "a value", str(number), name, source)
         return number

@@ -1,0 +1,83 @@
+"""`torch.optim.LBFGS`, which goes on by what only a real run knows: losses, slopes, tolerances.
+
+What its step takes is greatest where it does not converge, so that is assumed
+(torch/optim/lbfgs.py):
+
+(1) each loss is lower than the one before, so `max_iter` or `max_eval` ends the loop;
+(2) gradients and changes stay above their tolerances, the direction descends, and curvature is
+    positive, so the history grows;
+(3) of a strong-Wolfe line search the first point satisfies both conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+
+from graphmem.trace.location import Location
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import Replacement
+
+aten = torch.ops.aten
+
+
+class LineSearches:
+    """Answers what LBFGS asks."""
+
+    def __init__(self, recorder: Recorder, location: Location) -> None:
+        self._recorder = recorder
+        self._location = location
+        self._depth = 0
+
+    def replacements(self) -> list[Replacement]:
+        """The attributes to replace."""
+        take_step: Callable[..., Any] = torch.optim.LBFGS.step
+
+        def step(optimizer: Any, closure: Callable[[], Any]) -> Any:
+            self._depth += 1
+            try:
+                return take_step(optimizer, self._falling(closure))
+            finally:
+                self._depth -= 1
+
+        return [(torch.optim.LBFGS, "step", step)]
+
+    def _falling(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The same losses, of which all but the first are numbers [clause 1]."""
+        evaluations = 0
+
+        def evaluate() -> Any:
+            nonlocal evaluations
+            depth, self._depth = self._depth, 0
+            try:
+                loss = closure()
+            finally:
+                self._depth = depth
+            evaluations += 1
+            if evaluations == 1 or not isinstance(loss, FakeTensor):
+                return loss
+            return 1.0 / evaluations
+
+        return evaluate
+
+    def answer(self, tensor: torch.Tensor) -> bool | None:
+        """Whether a comparison holds that LBFGS makes; None where it is another's."""
+        if not self._depth:
+            return None
+        maker = self._recorder.maker_of(tensor)
+        if not isinstance(maker, Node):
+            return None
+        self._recorder.assume(
+            "how LBFGS converges",
+            "each iteration lowers the loss, none ends the loop before max_iter",
+            "the card does no arithmetic",
+            self._location.source(),
+        )
+        if maker.target is aten.gt.Scalar:
+            threshold: Any = maker.args[1]
+            return bool(threshold >= 0)
+        return maker.target is aten.le.Tensor

@@ -1,0 +1,74 @@
+"""Programs that go on by numbers of the card: LBFGS, `torch.tensor` of scalars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from graphmem import TrainingStep
+from graphmem.gpus import find_gpu
+from graphmem.graph import StepGraph
+from graphmem.trace import Options, trace
+
+
+def traced(step: Any) -> StepGraph:
+    return trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=Options(steps=1))
+
+
+class Search:
+    """LBFGS on a function that ten iterations do not minimise."""
+
+    def __init__(self, line_search: str | None) -> None:
+        self.line_search = line_search
+        self.evaluations = 0
+
+    def run(self, device: str) -> int:
+        """Run one step; how many directions are remembered."""
+        weight = nn.Parameter(torch.tensor([-1.5, 2.0]).to(device))
+        optimizer = torch.optim.LBFGS(
+            [weight], lr=1e-3, max_iter=10, line_search_fn=self.line_search
+        )
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            self.evaluations += 1
+            loss = (1 - weight[0]) ** 2 + 100 * (weight[1] - weight[0] ** 2) ** 2
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return len(optimizer.state[weight]["old_dirs"])
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_lbfgs_goes_on_to_its_last_iteration(line_search: str | None) -> None:
+    real, virtual = Search(line_search), Search(line_search)
+    remembered: list[int] = []
+    graph = traced(lambda: remembered.append(virtual.run("cuda")))
+
+    in_real_run = real.run("cpu")
+    assert remembered == [10 - 1]  # the first iteration has none to remember
+    assert in_real_run == 10 - 1 if line_search is None else in_real_run <= 10 - 1
+    assert virtual.evaluations == (10 if line_search is None else 1 + 10)
+    assert real.evaluations == 10 or line_search
+    assert any(each.what == "how LBFGS converges" for each in graph.assumptions)
+
+
+def test_a_tensor_of_scalars_is_read_by_what_is_known() -> None:
+    made: list[torch.Tensor] = []
+
+    def step() -> None:
+        known = torch.full((3,), 2, device="cuda", dtype=torch.int32)
+        made.append(torch.tensor([known.sum(), known[0]]))
+        made.append(torch.tensor([[each] for each in known], device="cuda").cpu())
+
+    graph = traced(step)
+
+    assert made[0].tolist() == [6, 2]
+    assert made[0].dtype == torch.tensor([torch.tensor(6), torch.tensor(2).int()]).dtype
+    assert made[1].tolist() == [[2], [2], [2]]
+    assert made[1].dtype == torch.int32
+    assert not graph.assumptions
