@@ -151,6 +151,8 @@ def trace_target(
     from graphmem.target import blaming_the_user, load_target
     from graphmem.trace import Options, trace
 
+    loaded = load_target(target, request.settings)
+    within = f"in the model that {loaded.name} made"
     options = Options(
         steps=request.steps,
         torch_release=runtime.release,
@@ -158,10 +160,10 @@ def trace_target(
         inference=request.inference,
         assume=request.assume,
         strict=request.strict,
+        within=within,
     )
     progress("importing the target")
-    loaded = load_target(target, request.settings)
-    with turn("an analysis"), loaded.imported() as build, blaming_the_user("the step"):
+    with turn("an analysis"), loaded.imported() as build, blaming_the_user("the step", within):
         graph = trace(
             lambda: overridden(build(), request),
             gpu=runtime.gpu,

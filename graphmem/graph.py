@@ -64,20 +64,24 @@ class Source:
 
     Attributes:
         called_from: the user's own line, where this one is a package's and somebody asked.
+        within: in words, what ran, where no line of the user's is there.
     """
 
     file: str
     line: int
     function: str
     called_from: Source | None = field(default=None, compare=False)
+    within: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
     @property
     def in_words(self) -> str:
-        """Both lines, as a message has them."""
-        return str(self) if self.called_from is None else f"{self}, called from {self.called_from}"
+        """The line and where it was called from, as a message has them."""
+        if self.called_from is not None:
+            return f"{self}, called from {self.called_from}"
+        return f"{self}, {self.within}" if self.within else str(self)
 
 
 @dataclass(slots=True)

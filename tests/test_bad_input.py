@@ -476,6 +476,25 @@ def test_a_line_of_a_package_is_told_with_the_users_own(
     assert f"site-packages/maskutils.py:{line}, called from model.py:7" in str(error)
 
 
+@pytest.mark.parametrize("what", ["raise_an_error", "branch"])
+def test_a_model_of_a_package_is_told_with_the_target_that_made_it(
+    what: str, installed: Path, refused: Refused
+) -> None:
+    forward = f"lambda self, x: {what}(torch.nn.Linear.forward(self, x))"
+    model = f"\nclass Model(torch.nn.Linear):\n    forward = {forward}\n"
+    installed.with_name(f"{what}_models.py").write_text(installed.read_text() + model)
+    error = refused(f"""
+        import pathlib, sys
+        sys.path.insert(0, str(pathlib.Path(__file__).parent / "site-packages"))
+        import torch, {what}_models
+
+        def build():
+            return {what}_models.Model(4, 4), torch.zeros(2, 4)
+    """)
+    line = {"raise_an_error": 4, "branch": 7}[what]
+    assert f"_models.py:{line}, in the model that model.py made" in str(error)
+
+
 def test_an_assumption_in_a_package_is_listed_with_the_users_own_line(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

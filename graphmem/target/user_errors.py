@@ -25,7 +25,7 @@ _PLACE = "_graphmem_place"
 
 
 @contextmanager
-def blaming_the_user(what: str) -> Iterator[None]:
+def blaming_the_user(what: str, within: str = "") -> Iterator[None]:
     """Turn what the user's code raises into an `InputError`, `sys.exit` too.
 
     What graphmem raises itself passes as it is, and so does what interrupts a program from outside:
@@ -33,6 +33,7 @@ def blaming_the_user(what: str) -> Iterator[None]:
 
     Args:
         what: what runs, such as `build()`.
+        within: in words, where a line of a package is that no line of the user's called.
     """
     try:
         yield
@@ -41,7 +42,7 @@ def blaming_the_user(what: str) -> Iterator[None]:
     except BaseException as error:
         if is_own_fault(error) or _is_signal(error):
             raise
-        raise user_error(error, what) from error
+        raise user_error(error, what, within) from error
 
 
 def _is_signal(error: BaseException) -> bool:
@@ -51,19 +52,20 @@ def _is_signal(error: BaseException) -> bool:
     return bool(frames) and origin_of(frames[-1].filename) is Origin.LIBRARY
 
 
-def user_error(error: BaseException, what: str) -> InputError:
+def user_error(error: BaseException, what: str, within: str = "") -> InputError:
     """Say in one line what the user's code did wrong and where, with its own traceback.
 
     Args:
         error: what was raised; an `InputError` is returned as it is.
         what: what ran, such as `build()`, the subject of the message.
+        within: see `blaming_the_user`.
     """
     if isinstance(error, InputError):
         return error
     told = TracebackException.from_exception(error)
     _drop_callers(told)
     _keep_user_frames(told)
-    where = _place_in(told.stack) or getattr(error, _PLACE, "") or _module_of(error)
+    where = _place_in(told.stack, within) or getattr(error, _PLACE, "") or _module_of(error)
     message, hint = _describe(error, what, where)
     has_lines = bool(told.stack) or isinstance(error, SyntaxError)
     lines = "".join(told.format() if told.stack else told.format_exception_only())
@@ -90,13 +92,15 @@ def place_of(error: BaseException) -> str:
     return _place_in(told.stack)
 
 
-def _place_in(stack: list[FrameSummary]) -> str:
+def _place_in(stack: list[FrameSummary], within: str = "") -> str:
     """The innermost line, and the user's own where that is a package's."""
     if not stack:
         return ""
     own = [frame for frame in stack if origin_of(frame.filename) is Origin.USER]
     innermost = _line(stack[-1])
-    if not own or own[-1] is stack[-1]:
+    if not own:
+        return f"{innermost}, {within}" if within else innermost
+    if own[-1] is stack[-1]:
         return innermost
     return f"{innermost}, called from {_line(own[-1])}"
 

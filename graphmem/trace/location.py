@@ -38,10 +38,12 @@ class Location:
 
     Attributes:
         on_root: called with each module that is called from outside of any other, before it runs.
+        within: in words, what runs, for lines of packages that no line of the user's called.
     """
 
     def __init__(self) -> None:
         self.on_root: Callable[[torch.nn.Module], object] = _ignore
+        self.within = ""
         self._outermost: FrameType | None = None
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
@@ -135,7 +137,9 @@ class Location:
             return source
         own = (f for f in self.user_frames() if origin_of(f.f_code.co_filename) is Origin.USER)
         caller = next(own, None)
-        return source if caller is None else replace(source, called_from=source_of(caller))
+        if caller is None:
+            return replace(source, within=self.within)
+        return replace(source, called_from=source_of(caller))
 
     def _source(self, code: CodeType, line: int) -> Source:
         key = (code, line)

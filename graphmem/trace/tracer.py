@@ -37,6 +37,7 @@ class Options:
         inference: forward passes only, under `torch.inference_mode`.
         assume: what the program reads and only a real run knows, as `--assume` says it.
         strict: whatever would be assumed is an error.
+        within: in words, what runs, for messages about lines of packages.
         subclass_like: see `GradientRules`; True only to compare with an observed CPU run.
     """
 
@@ -46,6 +47,7 @@ class Options:
     inference: bool = False
     assume: tuple[str, ...] = ()
     strict: bool = False
+    within: str = ""
     subclass_like: bool = False
 
 
@@ -81,6 +83,7 @@ class _Tracer:
         self._session = Session(self._device, subclass_like=options.subclass_like)
         self._recorder = self._session.recorder
         self._recorder.is_strict = options.strict
+        self._session.location.within = options.within
 
     def run(self, build: Callable[[], TrainingStep]) -> StepGraph:
         caller = sys._getframe()
