@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem.trace.dispatch import tensors_of
 from graphmem.trace.sparse_tensors import SparseMode
-from graphmem.values.known import is_carried
+from graphmem.values.limits import is_carried
 from graphmem.virtual_gpu.operators.lengths import lengths_on_host
 
 aten = torch.ops.aten

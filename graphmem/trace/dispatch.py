@@ -34,7 +34,7 @@ from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
-from graphmem.values.known import INTEGERS
+from graphmem.values.limits import INTEGERS
 from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.attention import seed_and_offset_on_host
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage

@@ -26,20 +26,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
+from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_small
 from graphmem.values.plans import Plan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
 aten = torch.ops.aten
-
-INTEGERS = 1 << 24
-"""Elements of an integer or bool tensor whose values are carried: a mask of 4096 x 4096."""
-
-FLOATS = 1 << 22
-"""Elements of any other tensor whose values are carried: the overlaps of 200,000 anchors with 20
-boxes, which decide how many anchors a detector trains (torchvision's RetinaNet and FCOS)."""
-
-DRAWN = 1 << 16
-"""Elements of a tensor of random numbers, other than integers, that is drawn."""
 
 
 class Assumed(NamedTuple):
@@ -173,10 +164,10 @@ class KnownValues:
         if plan.writes:
             self._write(plan, func, args, kwargs)
             return
-        is_computed = _is_computed(plan, result)
-        known = self._real(args, kwargs) if is_computed else None
+        is_carried_here = is_computed(plan, result)
+        known = self._real(args, kwargs) if is_carried_here else None
         if known is None:
-            if func is aten.where.self and is_computed:
+            if func is aten.where.self and is_carried_here:
                 self._select(args, result)
             self._assume(func, args, kwargs, result)
             return
@@ -287,7 +278,7 @@ class KnownValues:
         if self._rules.leaves_untouched(func):
             self._mark(targets, frozenset({self._assumed(self._rules.finite)}))
             return
-        if plan.overwrites and (not plan.is_random or _is_drawn(targets[0])):
+        if plan.overwrites and (not plan.is_random or is_drawn(targets[0])):
             self._begin_anew(targets[0])
         known = self._real(args, kwargs) if plan.is_known else None
         if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
@@ -309,7 +300,7 @@ class KnownValues:
             return
         memory = target.untyped_storage()
         covers = target.numel() * target.element_size() == memory.nbytes()
-        if covers and _is_small(target) and not target.requires_grad and _is_dense(target):
+        if covers and is_small(target) and not target.requires_grad and _is_dense(target):
             with torch._C._DisableTorchDispatch():
                 real = torch.empty_strided(
                     target.shape, target.stride(), dtype=target.dtype, device="cpu"
@@ -369,34 +360,6 @@ def _pairs(result: Any, real: Any) -> Iterator[tuple[Any, Any]]:
 
 def _requires_grad(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and isinstance(tensor, FakeTensor)
-
-
-def is_carried(dtype: torch.dtype, elements: int) -> bool:
-    """Whether values of so many elements are carried [clause 5]."""
-    is_number = dtype.is_floating_point or dtype.is_complex
-    return elements <= (FLOATS if is_number else INTEGERS)
-
-
-def _is_small(result: Any) -> bool:
-    if isinstance(result, torch.Tensor):
-        return is_carried(result.dtype, result.numel())
-    if isinstance(result, (list, tuple)):
-        return all(_is_small(each) for each in result)
-    return False
-
-
-def _is_computed(plan: Plan, result: Any) -> bool:
-    """Whether an operation's results are carried, if its operands are known."""
-    if not plan.is_known or not _is_small(result):
-        return False
-    return not plan.is_random or _is_drawn(result)
-
-
-def _is_drawn(tensor: Any) -> bool:
-    """Whether so many random numbers are drawn here as well."""
-    return not isinstance(tensor, torch.Tensor) or (
-        tensor.numel() <= DRAWN or not tensor.dtype.is_floating_point
-    )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

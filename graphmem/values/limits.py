@@ -1,0 +1,48 @@
+"""How many elements have their values carried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphmem.values.plans import Plan
+
+INTEGERS = 1 << 24
+"""Elements of an integer or bool tensor whose values are carried: a mask of 4096 x 4096."""
+
+FLOATS = 1 << 22
+"""Elements of any other tensor whose values are carried: the overlaps of 200,000 anchors with 20
+boxes, which decide how many anchors a detector trains (torchvision's RetinaNet and FCOS)."""
+
+DRAWN = 1 << 16
+"""Elements of a tensor of random numbers, other than integers, that is drawn."""
+
+
+def is_carried(dtype: torch.dtype, elements: int) -> bool:
+    """Whether values of so many elements are carried [clause 5]."""
+    is_number = dtype.is_floating_point or dtype.is_complex
+    return elements <= (FLOATS if is_number else INTEGERS)
+
+
+def is_small(result: Any) -> bool:
+    """Whether the values of all of an operation's results are carried."""
+    if isinstance(result, torch.Tensor):
+        return is_carried(result.dtype, result.numel())
+    if isinstance(result, (list, tuple)):
+        return all(is_small(each) for each in result)
+    return False
+
+
+def is_computed(plan: Plan, result: Any) -> bool:
+    """Whether an operation's results are carried, if its operands are known."""
+    if not plan.is_known or not is_small(result):
+        return False
+    return not plan.is_random or is_drawn(result)
+
+
+def is_drawn(tensor: Any) -> bool:
+    """Whether so many random numbers are drawn here as well."""
+    return not isinstance(tensor, torch.Tensor) or (
+        tensor.numel() <= DRAWN or not tensor.dtype.is_floating_point
+    )
