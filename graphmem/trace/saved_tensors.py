@@ -205,7 +205,7 @@ class SavedTensors:
             self._pack_sparse(saved, tensor)
             return saved
         if wrapper is tensor:
-            saved.version = self._versions.of(tensor, _newest_node())
+            saved.version = self._versions.of(tensor)
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
             saved.payload = wrapped_anew(wrapper)
@@ -244,7 +244,7 @@ class SavedTensors:
     def _unpack(self, saved: SavedTensor) -> torch.Tensor:
         self._open(saved)
         if saved.version is not None:
-            saved.version.check()
+            saved.version.check("" if saved.owner is None else saved.owner.name)
         if saved.geometry is None:
             tensor: torch.Tensor = saved.payload
             return tensor

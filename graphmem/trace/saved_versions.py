@@ -40,19 +40,18 @@ class SavedVersions:
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._empty = FakeTensor(fake_mode, torch.empty(0, device="meta"), torch.device("cpu"))
 
-    def of(self, tensor: torch.Tensor, saving: int) -> SavedVersion:
-        """The version of now.
+    def of(self, tensor: torch.Tensor) -> SavedVersion:
+        """The version of now of a tensor that is being saved.
 
-        Args:
-            tensor: is being saved.
-            saving: the sequence number of the node that saves it.
+        Its `grad_fn` must not be asked for: that makes a Python object of the node, and changes
+        the order in which a graph dies that nobody walks.
         """
         if not isinstance(tensor, FakeTensor):  # a real one is kept by the token itself
-            return SavedVersion(tensor, tensor, saving)
+            return SavedVersion(tensor, tensor)
         with torch._C._DisableTorchDispatch():
             counter = tensor.detach()
             _set_data(counter, self._empty)
-        return SavedVersion(tensor, counter, saving)
+        return SavedVersion(tensor, counter)
 
 
 class SavedVersion:
@@ -61,26 +60,24 @@ class SavedVersion:
     Args:
         tensor: is being saved.
         counter: shares its version counter.
-        saving: the sequence number of the node that saves it.
     """
 
-    __slots__ = ("_counter", "_looks", "_made_by", "_output", "_saved_at", "_variable")
+    __slots__ = ("_counter", "_is_view", "_looks", "_output", "_saved_at", "_variable")
 
-    def __init__(self, tensor: torch.Tensor, counter: torch.Tensor, saving: int) -> None:
+    def __init__(self, tensor: torch.Tensor, counter: torch.Tensor) -> None:
         self._counter = counter
         self._saved_at = counter._version
         self._looks = (tensor.dtype, tensor.device.type, tensor.shape)
         self._output = tensor.output_nr
-        node: Any = tensor.grad_fn
-        self._made_by = "" if node is None else node.name()
-        is_output = node is not None and node._sequence_nr() == saving
-        if node is not None and not is_output and tensor._is_view():
-            self._made_by = _REGENERATED
-        self._variable = None if node is None or is_output else weakref.ref(tensor)
+        self._is_view = tensor._is_view()
+        self._variable = None if tensor.is_leaf else weakref.ref(tensor)
 
     @acts_for_the_program
-    def check(self) -> None:
+    def check(self, held_as: str) -> None:
         """Compare with the version of now.
+
+        Args:
+            held_as: the node that asks and its field, such as `SigmoidBackward0.result`.
 
         Raises:
             RuntimeError: the tensor was written in place since.
@@ -93,7 +90,7 @@ class SavedVersion:
             kind = torch.empty(0, dtype=dtype, device="cpu").type()
         if device != "cpu":
             kind = kind.replace("torch.", f"torch.{device}.", 1)
-        made_by = self._maker()
+        made_by = self._maker(held_as)
         output = f", which is output {self._output} of {made_by}," if made_by else ""
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
@@ -101,16 +98,28 @@ class SavedVersion:
             f"{self._saved_at} instead. Hint: {_hint()}"
         )
 
-    def _maker(self) -> str:
-        """What made the tensor: for one of a node's inputs, what has written into it last."""
-        variable = None if self._variable is None else self._variable()
-        node: Any = None if variable is None else variable.grad_fn
-        return re.sub(r"Backward\d*$", "", self._made_by if node is None else node.name())
+    def _maker(self, held_as: str) -> str:
+        """What made the tensor; "" for a leaf, and for what nobody holds any more.
+
+        A node's own result is that node's; one of its inputs is of what has written into it last.
+        """
+        node, _, field = held_as.partition(".")
+        if self._variable is None:
+            return ""
+        if not _RESULT.fullmatch(field):
+            variable = self._variable()
+            made_by: Any = None if variable is None else variable.grad_fn
+            node = made_by.name() if made_by is not None else _REGENERATED if self._is_view else ""
+        return re.sub(r"Backward\d*$", "", node)
 
 
 # A view's node is made anew once its base was written (`VariableHooks::grad_fn`,
 # torch/csrc/autograd/variable.cpp), which a write that is noticed here has done.
 _REGENERATED = "AsStridedBackward0"
+
+
+# How tools/autograd/derivatives.yaml calls what an operation returns.
+_RESULT = re.compile(r"(result|output)\d*")
 
 
 def _hint() -> str:
