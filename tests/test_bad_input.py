@@ -512,11 +512,17 @@ def test_the_dispatchers_table_of_kernels_is_not_shown(refused: Refused) -> None
 
         def build():
             model = torch.nn.Linear(4, 4)
-            return model, torch.zeros(2, 4), lambda output: torch.tensor([output.sum()]) + output
+            return model, torch.zeros(2, 4), fail
+
+        def fail(output):  # c10/core/impl: `reportError` of the dispatcher
+            raise NotImplementedError(
+                "Could not run 'aten::quantile' with arguments from the 'CUDA' backend. This could "
+                "be because the operator doesn't exist for this backend.\\n\\nCPU: registered at x"
+            )
     """)
     assert str(error) == (
-        "the step raised NotImplementedError: Could not run 'aten::_local_scalar_dense' with "
-        "arguments from the 'CUDA' backend. (model.py:5)"
+        "the step raised NotImplementedError: Could not run 'aten::quantile' with "
+        "arguments from the 'CUDA' backend. (model.py:8)"
     )
     assert "registered at" not in str(error.user_traceback)
 

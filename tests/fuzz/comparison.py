@@ -41,7 +41,7 @@ class Outcome:
     Attributes:
         verdict: "equal", "invalid" where real PyTorch refuses it, "refused" where the trace does,
             "order" where only frees that follow each other do so in another order (by design,
-            docs/exactness.md), "leaks" where PyTorch never frees what the trace does, else
+            docs/exactness.md); "leaks" where PyTorch never frees what the trace does, else
             "differs".
         details: the first difference, or the error.
     """

@@ -27,11 +27,12 @@ fake CPU tensors and held against the real step: every allocation and free, what
 backward pass, gradients and optimizer state. Masks and labels are among the inputs, dropout is off.
 Made by
 
-    python -m tools.breadth run
+    python -m tools.breadth run --testers FOLDER --out /tmp/breadth/results.jsonl
     python -m tools.breadth table /tmp/breadth/results.jsonl > docs/models.md
 
 (torch 2.13.0, transformers 4.57.6, two cores, hours). `tests/test_breadth.py` runs a cross-section.
 A model is left out of the counts where no real step could be made, which is said beside it.
+Model types and families that are not listed have not been run yet.
 """
 
 
