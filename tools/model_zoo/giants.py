@@ -150,7 +150,8 @@ def unet() -> TrainingStep:
     """SDXL's UNet on the latents of an image of 1024 pixels."""
     import diffusers
 
-    model = diffusers.UNet2DConditionModel(**UNET)
+    make: Any = diffusers.UNet2DConditionModel
+    model = make(**UNET)
     more = {"text_embeds": torch.randn(1, 1280), "time_ids": torch.randn(1, 6)}
     inputs = {
         "sample": torch.randn(1, 4, 128, 128),
