@@ -287,7 +287,7 @@ class TestInference:
 
         traced(stepping(step))
 
-        assert read == [0.0]
+        assert read == [4.0]
 
     def test_a_step_of_the_users_own_cannot_be_inference(self) -> None:
         with pytest.raises(InputError, match="inference cannot be asked"):

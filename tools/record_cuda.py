@@ -66,6 +66,7 @@ class StandIn:
     scaler: Any = None
     step: Callable[[], Any] | None = None
     assume: Mapping[str, float] = field(default_factory=dict)
+    keep_output: bool = True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,8 +199,13 @@ class Loop:
             yield "forward"
             return
         for _ in range(self.step.accumulate):
+            loss_of = self.step.loss or default_loss
             with self._autocast():
-                loss = (self.step.loss or default_loss)(self._forward())
+                if self.step.keep_output:
+                    self.output = self._forward()
+                    loss = loss_of(self.output)
+                else:
+                    loss = loss_of(self._forward())
             self.loss = loss if self.step.accumulate == 1 else loss / self.step.accumulate
             del loss
             yield "forward"
