@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from graphmem.torch_releases import INTRUSIVE_NODES, installed_release
+
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _NODE_IN_WRAPPER = 2 * _POINTER  # THPCppFunction: a Python object's head, then the node
-_SEQUENCE_NR_IN_NODE = 2 * _POINTER  # its virtual table and its reference count come before
-_EDGES_IN_NODE = 11 * _POINTER  # topological number, parent, thread and a mutex are between
+_EDGES_AFTER_SEQUENCE_NR = 9 * _POINTER  # topological number, parent, thread and a mutex between
 _EDGE = 2 * _POINTER
 
 
@@ -45,11 +46,11 @@ def without_edges(node: Any, unwanted: Sequence[int]) -> Iterator[None]:
 def _places_of_edges(node: Any) -> list[ctypes.c_void_p]:
     """Where the node keeps the pointer of each edge."""
     address = _pointer_at(id(node) + _NODE_IN_WRAPPER)
-    sequence_nr = ctypes.c_uint64.from_address(address + _SEQUENCE_NR_IN_NODE).value
-    if sequence_nr != node._sequence_nr():
+    place = address + _sequence_nr_in_node()
+    if ctypes.c_uint64.from_address(place).value != node._sequence_nr():
         raise _unknown_layout()
-    begin = _pointer_at(address + _EDGES_IN_NODE)
-    end = _pointer_at(address + _EDGES_IN_NODE + _POINTER)
+    begin = _pointer_at(place + _EDGES_AFTER_SEQUENCE_NR)
+    end = _pointer_at(place + _EDGES_AFTER_SEQUENCE_NR + _POINTER)
     following = [edge[0] for edge in node.next_functions]
     if end - begin != len(following) * _EDGE:
         raise _unknown_layout()
@@ -57,6 +58,12 @@ def _places_of_edges(node: Any) -> list[ctypes.c_void_p]:
     if [place.value is None for place in places] != [node is None for node in following]:
         raise _unknown_layout()
     return places
+
+
+def _sequence_nr_in_node() -> int:
+    """Before it come the virtual table, and a reference count or a pointer pair to find one."""
+    counts_itself = INTRUSIVE_NODES.holds_in(installed_release())
+    return (2 if counts_itself else 3) * _POINTER
 
 
 def _pointer_at(address: int) -> int:

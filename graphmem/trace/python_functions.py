@@ -21,10 +21,11 @@ _RESULTS = "_graphmem_results"
 
 def replacements() -> list[Replacement]:
     """The attributes to replace for what `apply` needs to know later."""
-    original_apply = Function.apply.__func__  # type: ignore[attr-defined]
+    # A classmethod of Python's, from torch 2.15 on of C's (torch/autograd/function.py).
+    original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
-        results = original_apply(cls, *args, **kwargs)
+        results = original_apply.__get__(None, cls)(*args, **kwargs)
         _note_results(results if isinstance(results, tuple) else (results,))
         return results
 

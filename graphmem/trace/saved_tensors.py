@@ -24,6 +24,7 @@ from graphmem.frames import acts_for_the_program
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
+from graphmem.trace.saved_fields import SavedFields
 from graphmem.trace.saved_versions import SavedVersion, SavedVersions
 from graphmem.trace.transform_levels import innermost, wrapped_anew
 from graphmem.values.known import KnownValues
@@ -125,7 +126,7 @@ class SavedTensors:
         self._versions = SavedVersions(fake_mode)
         self._by_node: dict[int, list[weakref.ref[SavedTensor]]] = {}
         self._numbers = itertools.count()
-        self._fields: dict[type, tuple[str, ...]] = {}
+        self._fields = SavedFields()
         self._of_thread = _OfThread()
         self._is_over = False
 
@@ -242,6 +243,9 @@ class SavedTensors:
             self._of_thread.unpacked[-1].append(saved)
 
     def _unpack(self, saved: SavedTensor) -> torch.Tensor:
+        stand_in = self._fields.stand_in_for(saved)
+        if stand_in is not None:
+            return stand_in
         self._open(saved)
         if saved.version is not None:
             saved.version.check("" if saved.owner is None else saved.owner.name)
@@ -287,6 +291,9 @@ class SavedTensors:
         return pack_into_token
 
     def _unpack_by_user(self, saved: SavedTensor) -> torch.Tensor:
+        stand_in = self._fields.stand_in_for(saved)
+        if stand_in is not None:
+            return stand_in
         self._open(saved)
         tensor: torch.Tensor = saved.hooks[1](saved.payload)
         return tensor
@@ -306,7 +313,7 @@ class SavedTensors:
         finally:
             unpacked = self._of_thread.unpacked.pop()
         if release:
-            if not self._fields_of(node):
+            if not self._fields.names_of(node):
                 held = self._held_out_of_sight(node, unpacked)
             for saved in held:
                 saved.release()
@@ -329,17 +336,15 @@ class SavedTensors:
         The order is that of saving, in which `release_variables` lets go.
         """
         found: list[SavedTensor] = []
-        for field in self._fields_of(node):
+        for field in self._fields.names_of(node):
             try:
-                held = getattr(node, f"{_RAW}{field}")
+                held = list(self._fields.packed_in(node, field))
             except RuntimeError:  # released before, or a Python function without saved tensors
                 continue
-            is_list = isinstance(held, tuple)
-            for position, raw in enumerate(held if is_list else (held,)):
-                saved = raw.data if raw is not None else None
+            for name, saved in held:
                 if isinstance(saved, SavedTensor):
                     found.append(saved)
-                    saved.field = f"{field}[{position}]" if is_list else field
+                    saved.field = name
                     saved.name_after(f"{node.name()}.{field}")
         return sorted(found, key=lambda saved: saved.number)
 
@@ -365,13 +370,6 @@ class SavedTensors:
             numbers = [] if type(node) in _GENERATED else [number]
         tokens = itertools.chain.from_iterable(self._by_node.get(n, ()) for n in numbers)
         return [saved for token in tokens if (saved := token()) is not None]
-
-    def _fields_of(self, node: Any) -> tuple[str, ...]:
-        kind = type(node)
-        if kind not in self._fields:
-            names = (name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
-            self._fields[kind] = tuple(names)
-        return self._fields[kind]
 
 
 def _newest_node() -> int:
@@ -399,7 +397,6 @@ def is_just_unpacked(tensor: torch.Tensor) -> bool:
     return bool(note.value)
 
 
-_RAW = "_raw_saved_"
 _RELEASED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after "
     "they have already been freed). Saved intermediate values of the graph are freed when you call "

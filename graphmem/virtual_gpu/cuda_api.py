@@ -18,6 +18,7 @@ import torch
 import torch.cuda.amp.common
 import torch.jit._builtins
 import torch.optim.optimizer as torch_optimizer
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
@@ -73,6 +74,8 @@ def replacements(
         *_what_switches_itself_off(),
         *_devices_by_number(pinned),
         (FakeTensor, "__format__", _format),
+        # It makes a tensor on the device: up to 2.11 wherever `torch.cuda.is_available()` says yes.
+        (fake_tensor, "init_gpu_context", lambda device: None),
     ]
 
 

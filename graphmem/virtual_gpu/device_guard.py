@@ -6,6 +6,10 @@ none for CUDA. PyTorch has its own no-op guard for machines without a card and i
 (c10/core/impl/DeviceGuardImplInterface.h, `ensureCUDADeviceGuardSet`). A CUDA build registers such
 a guard by itself; for a CPU build this file registers one: an object whose every virtual function
 answers 0, which PyTorch replaces at once by its own.
+
+PyTorch 2.9 has the no-op guard for meta tensors only (aten/src/ATen/detail/MetaGuardImpl.cpp:
+`NoOpDeviceGuardImpl<DeviceType::Meta>`), which then stands in for CUDA's: it differs from the later
+one in the kind of device that it names, which nothing asks that runs here.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from pathlib import Path
 import torch
 
 from graphmem.errors import InputError
+from graphmem.torch_releases import NO_OP_CUDA_GUARD, installed_release
 
-_CUDA_SLOT = 1  # c10::DeviceType::CUDA, the index into device_guard_impl_registry
+_CUDA_SLOT, _META_SLOT = 1, 14  # c10::DeviceType, the index into device_guard_impl_registry
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _VTABLE_ENTRIES = 64
 
@@ -31,21 +36,30 @@ def ensure_cuda_device_guard() -> None:
     Raises:
         InputError: libc10 cannot be found or does not export its registry of device guards.
     """
-    if not _slot().value:
+    if not NO_OP_CUDA_GUARD.holds_in(installed_release()):
+        _borrow_guard_of_meta_tensors()
+        return
+    if not _slot(_CUDA_SLOT).value:
         _register_guard_without_devices()
     torch._C._ensureCUDADeviceGuardSet()
 
 
-def _slot() -> ctypes.c_void_p:
+def _borrow_guard_of_meta_tensors() -> None:
+    count = getattr(torch._C, "_cuda_getDeviceCount", None)
+    if count is None or not count():
+        _slot(_CUDA_SLOT).value = _slot(_META_SLOT).value
+
+
+def _slot(device_type: int) -> ctypes.c_void_p:
     library = Path(torch.__file__).parent / "lib" / _library_name()
     try:
-        registry = (ctypes.c_void_p * (_CUDA_SLOT + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
+        registry = (ctypes.c_void_p * (_META_SLOT + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
     except (OSError, ValueError) as error:
         raise InputError(
             f"this build of PyTorch ({torch.__version__}) does not let graphmem stand in for a GPU",
-            hint="install a released wheel, such as `pip install torch==2.13.0`",
+            hint="install a released wheel, such as `pip install torch`",
         ) from error
-    return ctypes.c_void_p.from_buffer(registry, _CUDA_SLOT * ctypes.sizeof(ctypes.c_void_p))
+    return ctypes.c_void_p.from_buffer(registry, device_type * ctypes.sizeof(ctypes.c_void_p))
 
 
 def _library_name() -> str:
@@ -58,4 +72,4 @@ def _register_guard_without_devices() -> None:
     vtable = (ctypes.c_void_p * _VTABLE_ENTRIES)(*[address] * _VTABLE_ENTRIES)
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(vtable))
     _keep_alive.extend([answer_zero, vtable, guard])
-    _slot().value = ctypes.addressof(guard)
+    _slot(_CUDA_SLOT).value = ctypes.addressof(guard)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
+from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
 from graphmem.virtual_gpu.operators import KERNELS
 
+_TO_COPY = torch.ops.aten._to_copy.default
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
@@ -26,6 +28,7 @@ class VirtualFakeMode(FakeTensorMode):
 
     def __init__(self) -> None:
         self._of_thread = _OfThread()
+        self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     def dispatch(
@@ -35,6 +38,8 @@ class VirtualFakeMode(FakeTensorMode):
         kernel = KERNELS.get(func)
         if kernel is not None:
             return kernel(*args, **(kwargs or {}))
+        if func is _TO_COPY and not self._copies_are_kept_off and type(args[0]) is torch.Tensor:
+            args = (self.from_tensor(args[0]), *args[1:])
         return super().dispatch(func, types, args, kwargs)
 
     @property

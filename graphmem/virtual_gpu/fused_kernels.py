@@ -30,9 +30,10 @@ def fused_kernels(torch_release: tuple[int, int]) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, since in _SINCE.items():
-            if torch_release >= since:
+            has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
+            if torch_release >= since and not has_kernel:
                 library.impl(name, _never_called, "CUDA")
-            else:
+            elif torch_release < since:
                 library.impl(name, getattr(torch.ops.aten, name).default.decompose, "AutogradCUDA")
         yield
     finally:

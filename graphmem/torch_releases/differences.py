@@ -1,0 +1,55 @@
+"""What one release of PyTorch does otherwise than another: a row each, with release and source.
+
+`Difference.holds_in(release)` is asked wherever behaviour depends on a release. Some rows are of
+the card's kernels and libraries: there `--torch` chooses the release that is asked about. The
+others are of the Python and C++ that run here, where only the installed release counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Release = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that holds from a release on.
+
+    Attributes:
+        since: the first release of which it is true.
+        what: holds from then on.
+        source: where in PyTorch it is to be read, or what shows it.
+    """
+
+    since: Release
+    what: str
+    source: str
+
+    def holds_in(self, release: Release) -> bool:
+        """Whether it is true of a release."""
+        return release >= self.since
+
+
+# Of the installed build --------------------------------------------------------------------------
+
+NO_OP_CUDA_GUARD = Difference(
+    (2, 10),
+    "PyTorch has a CUDA device guard for machines without a card",
+    "c10/core/impl/DeviceGuardImplInterface.h, `ensureCUDADeviceGuardSet`",
+)
+COPIES_TO_DEVICES_KEPT_OFF = Difference(
+    (2, 10),
+    "a copy of a real tensor to a device is fake, where no device may be touched",
+    "torch/_subclasses/fake_tensor.py, `_dispatch_impl`, `avoiding_device_init`",
+)
+PACKED_TENSORS_CAN_BE_READ = Difference(
+    (2, 10),
+    "a node's `_raw_saved_FIELD` has `data`, what the pack hook made",
+    "torch/csrc/autograd/init.cpp, class `SavedTensor`",
+)
+INTRUSIVE_NODES = Difference(
+    (2, 13),
+    "an autograd node counts its references itself, and is no longer held by `std::shared_ptr`",
+    "torch/csrc/autograd/function.h (to 2.12) and node.h (from 2.13), `struct Node`",
+)

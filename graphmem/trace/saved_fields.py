@@ -1,0 +1,87 @@
+"""What an autograd node keeps in each of its fields, as a pack hook made it.
+
+From torch 2.10 on `_raw_saved_FIELD.data` tells. Before, a field shows no more than what it unpacks
+to, so the unpack hooks are told to answer with a stand-in, by which they are recognized.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphmem.torch_releases import PACKED_TENSORS_CAN_BE_READ, installed_release
+
+_RAW = "_raw_saved_"
+
+
+class _OfThread(threading.local):
+    """What was asked for by its stand-in's storage; None: nobody peeks."""
+
+    asked_for: dict[int, tuple[Any, torch.Tensor]] | None = None
+
+
+class SavedFields:
+    """Reads the fields of nodes without unpacking them."""
+
+    def __init__(self) -> None:
+        self._names: dict[type, tuple[str, ...]] = {}
+        self._of_thread = _OfThread()
+
+    def names_of(self, node: Any) -> tuple[str, ...]:
+        """The fields that a node shows, such as "self" and "result"."""
+        kind = type(node)
+        if kind not in self._names:
+            names = (name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
+            self._names[kind] = tuple(names)
+        return self._names[kind]
+
+    def packed_in(self, node: Any, field: str) -> Iterator[tuple[str, Any]]:
+        """What a field holds, and under which name: that of a list's item has its position.
+
+        Raises:
+            RuntimeError: it was released before, or the node is a Python function that saved none.
+        """
+        if PACKED_TENSORS_CAN_BE_READ.holds_in(installed_release()):
+            held = getattr(node, f"{_RAW}{field}")
+            raw = held if isinstance(held, tuple) else (held,)
+            packed = [None if each is None else each.data for each in raw]
+        else:
+            held = self._peeked(node, field)
+            packed = held if isinstance(held, list) else [held]
+        is_list = isinstance(held, (tuple, list))
+        for position, data in enumerate(packed):
+            yield f"{field}[{position}]" if is_list else field, data
+
+    def stand_in_for(self, packed: Any) -> torch.Tensor | None:
+        """What an unpack hook must answer with where somebody peeks; else None."""
+        asked_for = self._of_thread.asked_for
+        if asked_for is None:
+            return None
+        with torch._C._DisableTorchDispatch():
+            stand_in = torch.empty(0, device="cpu")
+        asked_for[stand_in.untyped_storage()._cdata] = packed, stand_in
+        return stand_in
+
+    def _peeked(self, node: Any, field: str) -> Any:
+        # A node of C++ has `_saved_FIELD`; a Python function has `saved_tensors`, as users know it.
+        name = f"_saved_{field}" if hasattr(type(node), f"_saved_{field}") else f"saved_{field}"
+        asked_for: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._of_thread.asked_for = asked_for
+        try:
+            with torch._C._DisableTorchDispatch():
+                shown = getattr(node, name)
+                items = list(shown) if isinstance(shown, (tuple, list)) else [shown]
+                packed = [_asked_for(item, asked_for) for item in items]
+        finally:
+            self._of_thread.asked_for = None
+        return packed if isinstance(shown, (tuple, list)) else packed[0]
+
+
+def _asked_for(shown: Any, asked_for: dict[int, tuple[Any, torch.Tensor]]) -> Any:
+    if not isinstance(shown, torch.Tensor):
+        return None
+    packed, _ = asked_for.get(shown.untyped_storage()._cdata, (None, None))
+    return packed
