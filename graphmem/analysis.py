@@ -1,9 +1,14 @@
-"""From a target to a report: trace, passes, simulation."""
+"""From a target to a report: capture, passes, simulation.
+
+A target is code that is traced now, or a step that was saved before (`graphmem/record/`). Every
+command takes either through `traced_step`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphmem.changes import Changes, changed
@@ -15,6 +20,7 @@ from graphmem.training_step import TrainingStep
 if TYPE_CHECKING:
     from graphmem.graph import StepGraph
     from graphmem.pipeline import Annotations
+    from graphmem.record import TracedStep
     from graphmem.report import Report
     from graphmem.simulate import Timeline
 
@@ -61,9 +67,14 @@ class Analysis:
     """A report, and what it was made of: pictures need more than the figures."""
 
     report: Report
-    graph: StepGraph
+    step: TracedStep
     annotations: Annotations
     timeline: Timeline
+
+    @property
+    def graph(self) -> StepGraph:
+        """The step graph."""
+        return self.step.graph
 
 
 def analyze(
@@ -75,8 +86,8 @@ def analyze(
     """Say how many bytes a training step takes, without a GPU.
 
     Args:
-        target: `"model.py:build"`, `"package.module:build"`, `"model.pt2"`, or a callable that
-            returns what `build` may return.
+        target: `"model.py:build"`, `"package.module:build"`, `"model.pt2"`, a saved step
+            `"step.graphmem"`, or a callable that returns what `build` may return.
         progress: told what is being done.
         options: the fields of `Request`.
 
@@ -96,22 +107,41 @@ def run_analysis(
     progress: Progress = lambda message: None,
 ) -> Analysis:
     """What `analyze` does, with all that it found on the way."""
+    from graphmem.record import is_record
+
+    step = traced_step(target, request, progress)
+    progress("simulating the allocator")
+    analysis = analysis_of(step)
+    if request.worst_routing and step.graph.is_routed and not is_record(target):
+        report = _with_worst_routing(analysis.report, target, request, progress)
+        analysis = replace(analysis, report=report)
+    return analysis
+
+
+def analysis_of(step: TracedStep) -> Analysis:
+    """What passes and the simulator find in a captured step.
+
+    A program that ran by itself has a timeline of its own, and lines of the report that were
+    written while it ran.
+    """
     from graphmem.pipeline import run_passes
+    from graphmem.record.step import Section
     from graphmem.report.build import build_report
     from graphmem.report.memory import memory_info
     from graphmem.simulate import simulate
 
-    runtime = runtime_of(request)
-    allocator = runtime.new_allocator(bounded=False)
-    name, graph = trace_target(target, request, runtime, progress)
-    progress("simulating the allocator")
+    runtime, graph = step.runtime, step.graph
     annotations = run_passes(graph, runtime)
-    timeline = simulate(graph, annotations["kernel_memory"].programs, allocator)
-    memory = memory_info(runtime, graph, annotations, timeline)
-    report = build_report(name, runtime, graph, annotations, timeline, memory)
-    if request.worst_routing and graph.is_routed:
-        report = _with_worst_routing(report, target, request, progress)
-    return Analysis(report, graph, annotations, timeline)
+    if step.observed is not None:
+        timeline, memory = step.observed.timeline, None
+        sections = step.observed.sections
+        annotations |= {name: Section(lines) for name, lines in sections.items()}
+    else:
+        allocator = runtime.new_allocator(bounded=False)
+        timeline = simulate(graph, annotations["kernel_memory"].programs, allocator)
+        memory = memory_info(runtime, graph, annotations, timeline)
+    report = build_report(step.name, runtime, graph, annotations, timeline, memory)
+    return Analysis(report, step, annotations, timeline)
 
 
 def _with_worst_routing(
@@ -140,11 +170,51 @@ def runtime_of(request: Request) -> Runtime:
     return Runtime(gpu, version, dict(request.env))
 
 
-def trace_target(
+def traced_step(
     target: str | Callable[[], Any],
     request: Request,
-    runtime: Runtime,
     progress: Progress = lambda message: None,
+) -> TracedStep:
+    """The step of a target, traced now, or read where it was saved.
+
+    Raises:
+        InputError: the target or an option cannot be used; nothing changes a saved step.
+    """
+    from graphmem.record import TracedStep, is_record, load
+
+    if is_record(target):
+        _refuse_changes(target, request)
+        progress("reading the saved step")
+        return load(Path(target))
+    runtime = runtime_of(request)
+    runtime.new_allocator(bounded=False)  # what its settings say wrong is said before the trace
+    name, graph = _traced(target, request, runtime, progress)
+    return TracedStep(name, runtime, graph)
+
+
+_READ_OF_A_RECORD = frozenset({"steps", "worst_routing"})
+
+
+def _refuse_changes(target: str, request: Request) -> None:
+    """A saved step is what it was: a field that would have changed the trace is an error."""
+    untouched = Request()
+    for each in fields(Request):
+        if each.name in _READ_OF_A_RECORD:
+            continue
+        if getattr(request, each.name) != getattr(untouched, each.name):
+            raise cannot_change(target, each.name)
+
+
+def cannot_change(target: str, what: str) -> InputError:
+    """What is said where somebody asks for another step than the one that was saved."""
+    return InputError(
+        f"{target} is a saved step: {what} cannot change it any more",
+        hint="name the code that it was saved from, or save it again as you want it",
+    )
+
+
+def _traced(
+    target: str | Callable[[], Any], request: Request, runtime: Runtime, progress: Progress
 ) -> tuple[str, StepGraph]:
     """The target's name and its step graph."""
     from graphmem.caller import turn

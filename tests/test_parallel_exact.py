@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from graphmem import TrainingStep
-from graphmem.analysis import Request, runtime_of, trace_target
+from graphmem.analysis import Request, runtime_of, traced_step
 from graphmem.graph import StepGraph
 from graphmem.kernel_program import Program
 from graphmem.parallel.layout import Layout
@@ -55,9 +55,8 @@ def fixture(name: str) -> Any:
 
 
 def traced(build: Callable[[], TrainingStep]) -> tuple[StepGraph, dict[int, Program]]:
-    runtime = runtime_of(REQUEST)
-    _, graph = trace_target(build, REQUEST, runtime)
-    return graph, run_passes(graph, runtime)["kernel_memory"].programs
+    step = traced_step(build, REQUEST)
+    return step.graph, run_passes(step.graph, step.runtime)["kernel_memory"].programs
 
 
 @cache

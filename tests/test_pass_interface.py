@@ -12,7 +12,7 @@ import networkx as nx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphmem.analysis import Request, runtime_of, trace_target
+from graphmem.analysis import Request, runtime_of, traced_step
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Pass, installed_passes, run_passes
 
@@ -24,7 +24,7 @@ RUNTIME = runtime_of(REQUEST)
 
 @cache
 def graph() -> StepGraph:
-    return trace_target(GPT2, REQUEST, RUNTIME)[1]
+    return traced_step(GPT2, REQUEST).graph
 
 
 @cache

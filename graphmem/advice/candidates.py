@@ -34,6 +34,8 @@ class Candidate:
         price: what it costs.
         line: the line of code to change, or how to write it.
         request: the changed request.
+        frees_bytes: saved tensors that a pass found it would free at the end of the forward pass;
+            None where only a trace of the changed step tells.
     """
 
     what: str
@@ -41,6 +43,7 @@ class Candidate:
     price: str
     line: str
     request: Request
+    frees_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def _checkpointing(request: Request, analysis: Analysis) -> Iterator[Candidate]:
                 request,
                 changes=replace(request.changes, checkpoint=(*request.changes.checkpoint, pattern)),
             ),
+            sum(each.saves_bytes for each in modules),
         )
 
 
@@ -149,6 +153,7 @@ def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
                     request.changes, activations={**request.changes.activations, old: new}
                 ),
             ),
+            sum(each.exchange_saves_bytes for each in found),
         )
 
 

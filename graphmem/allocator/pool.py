@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from graphmem.allocator.statistics import Statistics
 
 BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
+BLOCK_STATES: tuple[BlockState, ...] = get_args(BlockState)
 
 
 class Segment:

@@ -26,6 +26,7 @@ from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
 from graphmem.cli.plan import plan
+from graphmem.cli.recorded import Command
 from graphmem.cli.render import render
 from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
 from graphmem.cli.run import run
@@ -75,7 +76,7 @@ def _build_program() -> typer.core.TyperGroup:
     )
     app.callback()(_global_options)
     for command in COMMANDS:
-        app.command()(command)
+        app.command(cls=Command)(command)
     app.command(context_settings=RUN_SETTINGS)(run)
     program = typer.main.get_group(app)
     # `graphmem gpus --debug` means the same as `graphmem --debug gpus`.

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import progress, put_result, write_text
+from graphmem.cli.output import keep, progress, put_result
 
 
 def analyze(
@@ -29,15 +25,8 @@ def analyze(
     timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write a page with pictures as well.",
-            callback=options.writable,
-        ),
-    ] = None,
+    html: options.Html = None,
+    save: options.Save = None,
 ) -> None:
     """Say how many bytes a training step takes on a GPU, when, and who holds them.
 
@@ -67,11 +56,8 @@ def analyze(
     )
     with time_limit(timeout), progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)
+        keep(analysis, html, save, report_progress)
     report = analysis.report
-    if html is not None:
-        from graphmem.render.page import page
-
-        write_text(html, page(analysis))
     from graphmem.report.text import print_report
 
     put_result(output_format, output, report.to_json, partial(print_report, report))

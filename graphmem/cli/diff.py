@@ -16,7 +16,8 @@ def diff(
         list[str] | None,
         typer.Argument(
             metavar="BASE HEAD",
-            help="Two targets, or reports saved with `analyze --format json`. With --git: targets, "
+            help="Two targets, steps (`--save`) or reports (`analyze --format json`). "
+            "With --git: targets, "
             "or names from the configuration; default: all of those.",
             show_default=False,
         ),

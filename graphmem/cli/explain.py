@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +12,7 @@ from graphmem.cli.output import console, progress
 from graphmem.units import format_bytes, format_exact
 
 if TYPE_CHECKING:
-    from graphmem.advice.candidates import Advice
+    from graphmem.advice.candidates import Advice, Candidate
     from graphmem.advice.subjects import Explained
 
 SHOWN = 20
@@ -42,14 +42,16 @@ def explain(
     """Say what a thing allocates, who owns it, by which rule, and what would let it go.
 
     Without a name: the ten changes that would lower the peak most. Each is measured by tracing the
-    changed step, which takes as long as `graphmem analyze` does.
+    changed step, which takes as long as `graphmem analyze` does. A saved step cannot be traced
+    again: there, they are listed with what the passes computed.
 
     Example: graphmem explain fixtures/gpt2.py:build h.0.mlp
     """
-    from graphmem.advice.candidates import advise
+    from graphmem.advice.candidates import advise, candidates
     from graphmem.advice.subjects import explain_subject
     from graphmem.analysis import Request, run_analysis
     from graphmem.changes import Changes
+    from graphmem.record import is_record
 
     request = Request(
         gpu=gpu,
@@ -66,7 +68,9 @@ def explain(
     with progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)
         peak = analysis.report.peak.allocated
-        if name is None:
+        if name is None and is_record(target):
+            lines = _candidate_lines(target, peak, candidates(request, analysis))
+        elif name is None:
             lines = _advice_lines(peak, advise(target, request, analysis, report_progress))
         else:
             lines = _subject_lines(name, explain_subject(analysis, name))
@@ -91,6 +95,20 @@ def _advice_lines(peak: int, found: list[Advice]) -> Iterator[str]:
         yield f"    try:   graphmem {command} … {candidate.option}"
     if not found:
         yield "nothing that graphmem knows to try"
+
+
+def _candidate_lines(target: str, peak: int, found: Iterable[Candidate]) -> Iterator[str]:
+    yield f"peak {format_bytes(peak)} allocated ({format_exact(peak)})"
+    yield f"what may lower it, as far as {target} tells; `graphmem whatif` on the code measures it:"
+    for number, each in enumerate(sorted(found, key=lambda each: -(each.frees_bytes or 0)), 1):
+        saves = "not known before it is traced"
+        if each.frees_bytes is not None:
+            freed = f"{format_bytes(each.frees_bytes)} ({format_exact(each.frees_bytes)})"
+            saves = f"frees {freed} of saved tensors at the end of the forward pass"
+        yield ""
+        yield f"{number:2}. {each.what}: {saves}"
+        yield f"    price: {each.price}"
+        yield f"    where: {each.line}"
 
 
 def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:

@@ -23,7 +23,7 @@ def graph(
     A line is: name = operation, its outputs as dtype[shape] with the bytes of a new storage and
     the storage's number, the module, the source line, and the autograd node.
     """
-    from graphmem.analysis import Request, runtime_of, trace_target
+    from graphmem.analysis import Request, traced_step
 
     request = Request(
         gpu=gpu,
@@ -36,6 +36,6 @@ def graph(
         settings=options.pairs(settings, "--set"),
     )
     with progress() as report_progress:
-        _, traced = trace_target(target, request, runtime_of(request), report_progress)
-    text = "".join(f"{line}\n" for line in traced.lines())
+        step = traced_step(target, request, report_progress)
+    text = "".join(f"{line}\n" for line in step.graph.lines())
     put(text, output)

@@ -11,12 +11,14 @@ import typer
 from graphmem.errors import InputError
 from graphmem.files import check_place
 from graphmem.gpus import DEFAULT_GPU
+from graphmem.target import RECORD
 
 Target = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="`model.py:build`, `package.module:build`, or an exported program `model.pt2`.",
+        help="`model.py:build`, `package.module:build`, an exported program `model.pt2`, or a "
+        "saved step `step.graphmem`.",
         show_default=False,
     ),
 ]
@@ -120,6 +122,20 @@ Timeout = Annotated[
 ]
 
 
+def recorded_at(path: Path | None) -> Path | None:
+    """Where a step is saved, checked before the work.
+
+    Raises:
+        InputError: nothing can be written there, or no command would know the file by its name.
+    """
+    if path is not None and path.suffix != RECORD:
+        raise InputError(
+            f"cannot save a step as {path}: commands know one by {RECORD} at its end",
+            hint=f"--save {path.with_suffix(RECORD)}",
+        )
+    return writable(path)
+
+
 def writable(path: Path | None) -> Path | None:
     """The path of a result, checked before the work, which may take minutes.
 
@@ -138,6 +154,25 @@ Output = Annotated[
         "--output",
         metavar="FILE",
         help="Write there, not to the terminal.",
+        callback=writable,
+    ),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        "--save",
+        metavar="FILE.graphmem",
+        help="Keep the step as well: analyze, render, explain, diff, plan, graph and verify take "
+        "the file in place of a target.",
+        callback=recorded_at,
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page with pictures as well.",
         callback=writable,
     ),
 ]

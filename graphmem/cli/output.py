@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.status import Status
@@ -13,7 +14,10 @@ from rich.status import Status
 from graphmem.files import write_bytes, write_text
 from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, visible
 
-__all__ = ["console", "progress", "put", "put_result", "write_bytes", "write_text"]
+if TYPE_CHECKING:
+    from graphmem.analysis import Analysis
+
+__all__ = ["console", "keep", "progress", "put", "put_result", "write_bytes", "write_text"]
 
 
 def console() -> Console:
@@ -45,6 +49,22 @@ def put_result(
         write_text(file, plain_text(show, width))
     else:
         show(console())
+
+
+def keep(
+    analysis: Analysis, html: Path | None, record: Path | None, tell: Callable[[str], None]
+) -> None:
+    """Write the page and the saved step of an analysis, where somebody asked for them."""
+    if html is not None:
+        from graphmem.render.page import page
+
+        tell(f"drawing {html}")
+        write_text(html, page(analysis))
+    if record is not None:
+        from graphmem.record import save
+
+        tell(f"saving the step to {record}")
+        save(analysis.step, record)
 
 
 @contextlib.contextmanager

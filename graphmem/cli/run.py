@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import write_text
+from graphmem.cli.output import keep, write_text
 from graphmem.plain_text import Console
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ def run(
     timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
+    html: options.Html = None,
+    save: options.Save = None,
 ) -> None:
     """Run an unmodified training script on a virtual GPU, and report its memory.
 
@@ -91,7 +93,9 @@ def run(
     ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)
-    _show(device.report(), output_format, output)
+    analysis = device.analysis()
+    keep(analysis, html, save, tell)
+    _show(analysis.report, output_format, output)
     if ending.error is not None:
         raise ending.error
     raise typer.Exit(ending.exit_code)

@@ -1,4 +1,7 @@
-"""The reports that `graphmem diff` compares: of targets, of saved files, of two git revisions."""
+"""The reports that `graphmem diff` compares: of targets, of saved files, of two git revisions.
+
+A saved file is a report (`analyze --format json`), or a step (`--save`), whose report is made anew.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphmem.analysis import Request
+from graphmem.analysis import Request, analysis_of
 from graphmem.errors import InputError
 from graphmem.gate.cache import Cache
 from graphmem.gate.check import How, analyse
@@ -16,7 +19,11 @@ from graphmem.gate.config import find_config, load_config
 from graphmem.gate.diff import Diff, diff_reports
 from graphmem.gate.git import revisions_of, worktree
 from graphmem.gate.jobs import Job, Outcome
+from graphmem.record import load
 from graphmem.report import Report
+from graphmem.target import RECORD
+
+_SAVED = (".json", RECORD)
 
 
 def diff_two(base: str, head: str, request: Request) -> Diff:
@@ -27,10 +34,10 @@ def diff_two(base: str, head: str, request: Request) -> Diff:
     """
     here = Path.cwd()
     jobs = {side: Job(side, here, side, request) for side in (base, head)}
-    wanted = [job for side, job in jobs.items() if not side.endswith(".json")]
+    wanted = [job for side, job in jobs.items() if not side.endswith(_SAVED)]
     outcomes = _outcomes(wanted, Cache(here))
     before, after = (
-        _read(side) if side.endswith(".json") else _report(side, outcomes[side])
+        _read(side) if side.endswith(_SAVED) else _report(side, outcomes[side])
         for side in (base, head)
     )
     return diff_reports(head, before, after)
@@ -92,6 +99,8 @@ def _report(name: str, outcome: Outcome) -> Report:
 
 
 def _read(path: str) -> Report:
+    if path.endswith(RECORD):
+        return analysis_of(load(Path(path))).report
     try:
         return Report.from_json(Path(path).read_bytes())
     except OSError as error:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
-from graphmem.analysis import Analysis, Request, runtime_of
+from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
@@ -17,9 +17,8 @@ from graphmem.live import addresses, serialization, surroundings, torchscript
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
 from graphmem.live.session import LiveSession
-from graphmem.pipeline import run_passes
+from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
-from graphmem.report.build import build_report
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
@@ -174,12 +173,14 @@ class VirtualGpu:
 
     def analysis(self) -> Analysis:
         """The report of everything until now, and what it was made of."""
+        return analysis_of(self.step())
+
+    def step(self) -> TracedStep:
+        """What was captured until now; `graphmem.record.save` keeps it."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
-        annotations = {**run_passes(graph, self.runtime), **self._observer.annotations()}
-        timeline = self._machine.timeline()
-        report = build_report(self._name, self.runtime, graph, annotations, timeline)
-        return Analysis(report, graph, annotations, timeline)
+        observed = Observed(self._machine.timeline(), self._observer.sections())
+        return TracedStep(self._name, self.runtime, graph, observed)
 
     def report(self) -> Report:
         """What `graphmem.analyze` would say of everything until now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -38,13 +37,12 @@ class Observer:
         session.on_iteration = self._begin_iteration
         machine.on_refusal = self._refuse
 
-    def annotations(self) -> dict[str, Any]:
-        """What was seen, for the report."""
-        shortage = Shortage(self._machine.refusals, self._reason_at)
+    def sections(self) -> dict[str, list[str]]:
+        """What was seen, as lines of the report by their heading."""
         return {
-            "memory that grows": self._growth,
-            "fragmentation": self._fragmentation,
-            "out of memory": shortage,
+            "memory that grows": list(self._growth.report_lines()),
+            "fragmentation": list(self._fragmentation.report_lines()),
+            "out of memory": list(Shortage(self._machine.refusals, self._reason_at).report_lines()),
         }
 
     def finish(self) -> None:

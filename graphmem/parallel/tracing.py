@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphmem.analysis import Progress, Request, runtime_of, trace_target
+from graphmem.analysis import Progress, Request, traced_step
 from graphmem.parallel.layout import Precision
 from graphmem.parallel.planner import Planner
 
@@ -36,7 +36,6 @@ def planner_for(
 
     if precision is Precision.BF16_MASTER:
         request = replace(request, changes=replace(request.changes, dtype="bf16"))
-    runtime = runtime_of(request)
-    name, graph = trace_target(target, request, runtime, progress)
-    programs = run_passes(graph, runtime)["kernel_memory"].programs
-    return name, Planner(graph, programs, runtime, blocks, wrap)
+    step = traced_step(target, request, progress)
+    programs = run_passes(step.graph, step.runtime)["kernel_memory"].programs
+    return step.name, Planner(step.graph, programs, step.runtime, blocks, wrap)

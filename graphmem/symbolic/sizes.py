@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
-from graphmem.analysis import Progress, Request, runtime_of, target_defaults, trace_target
+from graphmem.analysis import Progress, Request, target_defaults, traced_step
 from graphmem.errors import InputError
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
 from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
@@ -185,10 +185,10 @@ class Traces:
         self.progress(f"tracing {self.named(sizes)} ({len(self._known) + 1})")
         at_sizes = {key: str(size) for key, size in zip(self.keys, sizes, strict=True)}
         request = replace(self.request, settings={**self.request.settings, **at_sizes})
-        runtime = runtime_of(request)
-        name, graph = trace_target(self.target, request, runtime)
+        step = traced_step(self.target, request)
         passes = [each for each in installed_passes() if each.provides == "kernel_memory"]
-        return name, graph, run_passes(graph, runtime, passes)["kernel_memory"].programs
+        memory = run_passes(step.graph, step.runtime, passes)["kernel_memory"]
+        return step.name, step.graph, memory.programs
 
 
 def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]) -> Sizes:

@@ -38,6 +38,7 @@ __all__ = ["Target", "blaming_the_user", "load_target", "user_error"]
 
 DEFAULT_FUNCTION = "build"
 _EXPORTED = ".pt2"
+RECORD = ".graphmem"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -
 
 def _find(text: str, settings: Mapping[str, str]) -> Target:
     location, function = _split(text)
+    if Path(location).suffix == RECORD:
+        raise InputError(
+            f"{text} is a saved step: it has no build() that could be called again",
+            hint="name the code that it was saved from",
+        )
     if Path(location).suffix == _EXPORTED:
         return _exported_target(text, location, function, settings)
     is_path = _is_path(location)

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, MemoryState, OutOfMemory
 from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver
-from graphmem.analysis import Request, runtime_of, trace_target
+from graphmem.analysis import Request, traced_step
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
@@ -111,10 +111,10 @@ def predict(
     Raises:
         InputError: the target or an option cannot be used; the message says why.
     """
-    runtime = runtime_of(request)
+    step = traced_step(target, request, progress)
+    runtime = step.runtime
     if runtime.allocator_conf is not None:
         settings = runtime.allocator_settings
-    name, graph = trace_target(target, request, runtime, progress)
-    memory = run_passes(graph, runtime)["kernel_memory"]
+    memory = run_passes(step.graph, runtime)["kernel_memory"]
     driver = driver or runtime.gpu.driver or DEFAULT_DRIVER
-    return Prediction(name, graph, memory.programs, settings, driver)
+    return Prediction(step.name, step.graph, memory.programs, settings, driver)

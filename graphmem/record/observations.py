@@ -1,0 +1,134 @@
+"""What a program met while it ran, as tables and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from graphmem.allocator import SegmentInfo
+from graphmem.allocator.pool import BLOCK_STATES, BlockInfo
+from graphmem.graph import Storage
+from graphmem.record import rows
+from graphmem.record.step import Observed
+from graphmem.simulate import Moment, Timeline
+
+
+def observed_table(
+    observed: Observed, storage_row: Callable[[Storage], rows.StorageRow]
+) -> rows.ObservedTable:
+    """The table of what was met; storages of kernels are written by `storage_row`."""
+    timeline = observed.timeline
+    touched = chain(timeline.births, timeline.deaths)
+    scratch = {each.id: each for each in touched if each is not None and each.id < 0}
+    changes = zip(timeline.moments, timeline.births, timeline.deaths, strict=True)
+    return rows.ObservedTable(
+        moments=[
+            rows.MomentRow(
+                moment.tick,
+                moment.allocated,
+                moment.requested,
+                moment.reserved,
+                None if born is None else born.id,
+                None if died is None else died.id,
+            )
+            for moment, born, died in changes
+        ],
+        scratch=[rows.ScratchRow(number, storage_row(each)) for number, each in scratch.items()],
+        blocks=[
+            (number, size, timeline.addresses[number])
+            for number, size in timeline.block_bytes.items()
+        ],
+        segments=[_segment_row(each) for each in timeline.segments],
+        given_back=list(timeline.given_back.items()),
+        sections={name: list(lines) for name, lines in observed.sections.items()},
+    )
+
+
+def _segment_row(segment: SegmentInfo) -> rows.SegmentRow:
+    return rows.SegmentRow(
+        segment.address,
+        segment.size,
+        segment.stream,
+        segment.is_small,
+        segment.is_expandable,
+        [
+            rows.BlockRow(each.address, each.size, each.requested, each.state)
+            for each in segment.blocks
+        ],
+    )
+
+
+def observed_of(
+    table: rows.ObservedTable,
+    storages: Sequence[Storage],
+    read_storage: Callable[[int, rows.StorageRow], Storage],
+) -> Observed:
+    """What was met.
+
+    Args:
+        table: as `observed_table` wrote it.
+        storages: of the graph.
+        read_storage: the storage of an id and a row.
+
+    Raises:
+        ValueError: the table refers to what is not there, or is not in order.
+    """
+    if not table.moments or table.moments[0].allocated:
+        raise ValueError("a timeline that does not begin empty")
+    scratch = {each.id: read_storage(each.id, each.storage) for each in table.scratch}
+
+    def storage(number: int | None) -> Storage | None:
+        if number is None:
+            return None
+        if number < 0:
+            return scratch[number]
+        return storages[number]
+
+    try:
+        timeline = Timeline(
+            moments=[
+                Moment(index, row.tick, row.allocated, row.requested, row.reserved)
+                for index, row in enumerate(table.moments)
+            ],
+            block_bytes={number: size for number, size, _ in table.blocks},
+            births=[storage(row.born) for row in table.moments],
+            deaths=[storage(row.died) for row in table.moments],
+            addresses={number: address for number, _, address in table.blocks},
+            segments=tuple(map(_segment, table.segments)),
+            given_back=dict(table.given_back),
+        )
+    except LookupError:
+        raise ValueError("a timeline of storages that are not there") from None
+    _check(timeline)
+    return Observed(timeline, table.sections)
+
+
+def _segment(row: rows.SegmentRow) -> SegmentInfo:
+    return SegmentInfo(
+        row.address, row.size, row.stream, row.is_small, row.is_expandable,
+        tuple(_block(each) for each in row.blocks),
+    )  # fmt: skip
+
+
+def _block(row: rows.BlockRow) -> BlockInfo:
+    if row.state not in BLOCK_STATES:
+        raise ValueError(f"a block in the unknown state {row.state!r}")
+    return BlockInfo(row.address, row.size, row.requested_size, row.state)
+
+
+def _check(timeline: Timeline) -> None:
+    """Every storage is born once, has a block, and dies after that."""
+    alive: set[int] = set()
+    last = 0
+    for moment, born, died in zip(timeline.moments, timeline.births, timeline.deaths, strict=True):
+        if moment.tick < last:
+            raise ValueError("a timeline that runs backwards")
+        last = moment.tick
+        if born is not None:
+            if born.id in alive or born.id not in timeline.block_bytes:
+                raise ValueError("a storage that is born twice, or has no block")
+            alive.add(born.id)
+        elif died is not None:
+            if died.id not in alive:
+                raise ValueError("a storage that dies before it is born")
+            alive.remove(died.id)

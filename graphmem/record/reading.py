@@ -1,0 +1,218 @@
+"""From the tables of a file to a traced step; every reference is checked on the way."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, TypeVar
+
+import torch.fx
+from torch.fx import Node
+
+from graphmem.gpus import find_gpu, parse_release
+from graphmem.graph import (
+    Assumption,
+    AutocastState,
+    AutogradNode,
+    Mark,
+    Op,
+    Owner,
+    OwnerKind,
+    Phase,
+    PhaseName,
+    SavedTensor,
+    Source,
+    StepGraph,
+    Storage,
+    TensorOut,
+)
+from graphmem.record import rows
+from graphmem.record.arguments import decoded
+from graphmem.record.observations import observed_of
+from graphmem.record.operators import operator_named
+from graphmem.record.step import TracedStep
+from graphmem.runtime import Runtime
+
+Item = TypeVar("Item")
+
+
+def step_of(tables: rows.Tables) -> TracedStep:
+    """The step that the tables describe.
+
+    Raises:
+        ValueError: they refer to what is not there, or hold what no capture writes.
+        InputError: the card is unknown to this version of graphmem.
+    """
+    reader = _Reader(tables)
+    graph = reader.graph()
+    observed = None
+    if tables.observed is not None:
+        observed = observed_of(tables.observed, graph.storages, reader.storage)
+    parse_release(tables.torch)
+    runtime = Runtime(find_gpu(tables.gpu), tables.torch, tables.env)
+    return TracedStep(tables.target, runtime, graph, observed)
+
+
+class _Reader:
+    def __init__(self, tables: rows.Tables) -> None:
+        self._tables = tables
+        self._sources: list[Source] = []
+        for row in tables.sources:
+            outer = self._source(row.called_from)
+            self._sources.append(Source(row.file, row.line, row.function, outer, row.within))
+
+    def graph(self) -> StepGraph:
+        tables = self._tables
+        graph = StepGraph(
+            fx=torch.fx.Graph(),
+            device=tables.device,
+            storages=[self.storage(*each) for each in enumerate(tables.storages)],
+            phases=[
+                Phase(PhaseName(each.name), each.step, each.start, each.end)
+                for each in tables.phases
+            ],
+            marks=[Mark(each.name, each.step, each.tick) for each in tables.marks],
+            assumptions=[
+                Assumption(each.what, each.value, each.why, self._source(each.source), each.times)
+                for each in tables.assumptions
+            ],
+            modules=tables.modules,
+            parameters=tables.parameters,
+            tied=tables.tied,
+            emptied=tables.emptied,
+            is_routed=tables.is_routed,
+            end=tables.end,
+        )
+        graph.ops = self._ops(graph.fx)
+        graph.autograd_nodes = [self._autograd(each, graph) for each in tables.autograd_nodes]
+        _check(graph)
+        return graph
+
+    def storage(self, number: int, row: rows.StorageRow) -> Storage:
+        if row.op is not None:
+            _at(self._tables.ops, row.op)
+        if row.nbytes < 0:
+            raise ValueError("a storage of less than nothing")
+        return Storage(
+            id=number,
+            nbytes=row.nbytes,
+            birth=row.birth,
+            op=row.op,
+            shape=tuple(row.shape),
+            dtype=row.dtype,
+            device=_at(self._tables.devices, row.device),
+            owners=[
+                Owner(OwnerKind(o.kind), o.name, o.start, o.end, self._source(o.source))
+                for o in row.owners
+            ],
+        )
+
+    def _source(self, index: int | None) -> Source | None:
+        return None if index is None else _at(self._sources, index)
+
+    def _name(self, index: int) -> str:
+        return _at(self._tables.names, index)
+
+    def _ops(self, fx: torch.fx.Graph) -> list[Op]:
+        """The operations, and their nodes in `fx`."""
+        operators = [operator_named(each.name, each.schema) for each in self._tables.operators]
+        nodes: list[Node] = []
+        of_op: dict[int, Node] = {}
+        for row in self._tables.nodes:
+            target: Any = operator.getitem
+            if row.op is not None:
+                target = _at(operators, _at(self._tables.ops, row.op).target)
+            node = _new_node(fx, row, target)
+            if node.op != "placeholder":
+                node.args = tuple(decoded(arg, nodes) for arg in row.args)
+                node.kwargs = {key: decoded(arg, nodes) for key, arg in row.kwargs.items()}
+            if row.tensor is not None:
+                node.meta["tensor"] = self._tensor(row.tensor)
+            if row.op is not None and of_op.setdefault(row.op, node) is not node:
+                raise ValueError("two nodes of one operation")
+            nodes.append(node)
+        if len(of_op) != len(self._tables.ops):
+            raise ValueError("an operation without a node")
+        return [self._op(i, row, of_op[i]) for i, row in enumerate(self._tables.ops)]
+
+    def _op(self, index: int, row: rows.OpRow, node: Node) -> Op:
+        op = Op(
+            index=index,
+            node=node,
+            target=self._tables.operators[row.target].name,
+            tick=row.tick,
+            phase=row.phase,
+            module=self._name(row.module),
+            source=self._source(row.source),
+            autograd_node=None if row.autograd_node is None else self._name(row.autograd_node),
+            forward=row.forward,
+            outputs=[self._tensor(each) for each in row.outputs],
+            births=row.births,
+            autocast=AutocastState(row.autocast),
+        )
+        _at(self._tables.phases, op.phase)
+        if op.forward is not None:
+            _at(self._tables.ops, op.forward)
+        for born in op.births:
+            _at(self._tables.storages, born)
+        node.meta["op"] = op
+        return op
+
+    def _tensor(self, row: rows.TensorRow) -> TensorOut:
+        if row.storage is not None:
+            _at(self._tables.storages, row.storage)
+        return TensorOut(
+            tuple(row.shape),
+            row.dtype,
+            row.storage,
+            tuple(row.stride),
+            row.offset,
+            row.nonzeros,
+            row.is_coalesced,
+        )
+
+    def _autograd(self, row: rows.AutogradRow, graph: StepGraph) -> AutogradNode:
+        if row.op is not None:
+            _at(graph.ops, row.op)
+        saved = tuple(self._saved(each, graph.storages) for each in row.saved)
+        source = self._source(row.source)
+        return AutogradNode(row.number, row.name, row.op, tuple(row.next), saved, source)
+
+    def _saved(self, row: rows.SavedRow, storages: Sequence[Storage]) -> SavedTensor:
+        tensor = None if row.tensor is None else self._tensor(row.tensor)
+        owner = None
+        if row.owner is not None:
+            storage, position = row.owner
+            owner = _at(_at(storages, storage).owners, position)
+        return SavedTensor(row.field, tensor, owner)
+
+
+def _new_node(fx: torch.fx.Graph, row: rows.NodeRow, target: Any) -> Node:
+    if row.op is None and not row.args:
+        node = fx.placeholder(row.name)
+    else:
+        node = fx.create_node("call_function", target, name=row.name)
+    if node.name != row.name:
+        raise ValueError(f"two nodes named {row.name!r}")
+    return node
+
+
+def _at(items: Sequence[Item], index: int) -> Item:
+    if not 0 <= index < len(items):
+        raise ValueError(f"a reference to row {index} of {len(items)}")
+    return items[index]
+
+
+def _check(graph: StepGraph) -> None:
+    """Time runs forwards, and nothing lies beyond its end."""
+    if not graph.phases:
+        raise ValueError("a step without phases")
+    ticks = [op.tick for op in graph.ops]
+    if any(before > after for before, after in pairwise(ticks)):
+        raise ValueError("operations that run backwards")
+    owners = chain.from_iterable(storage.owners for storage in graph.storages)
+    if any(owner.end is not None and owner.end < owner.start for owner in owners):
+        raise ValueError("an owner that lets go before it holds")
+    if any(phase.step >= len(graph.phases) for phase in graph.phases):
+        raise ValueError("an iteration without phases")

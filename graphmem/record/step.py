@@ -1,0 +1,58 @@
+"""What one capture found, as every reader takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from graphmem.graph import StepGraph
+from graphmem.runtime import Runtime
+from graphmem.simulate import Timeline
+from graphmem.target import RECORD
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a program met while it ran on a virtual GPU, which no replay finds again.
+
+    Attributes:
+        timeline: as the program's own device had it, with its streams, pools, limits and refusals.
+        sections: lines of the report by their heading, such as "memory that grows".
+    """
+
+    timeline: Timeline
+    sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One capture.
+
+    Attributes:
+        name: the target, as the user wrote it.
+        runtime: the machine that it was captured for.
+        graph: operations, storages, owners, phases.
+        observed: of a program that ran by itself; None of a trace.
+    """
+
+    name: str
+    runtime: Runtime
+    graph: StepGraph
+    observed: Observed | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines of the report that were written while the program ran."""
+
+    lines: Sequence[str]
+
+    def report_lines(self) -> Sequence[str]:
+        """The lines."""
+        return self.lines
+
+
+def is_record(target: str | Callable[..., Any]) -> TypeGuard[str]:
+    """Whether a target is a saved step rather than code."""
+    return isinstance(target, str) and target.endswith(RECORD)
