@@ -14,11 +14,11 @@ from graphmem.errors import GraphmemError, InputError
 from graphmem.fitting import fit
 from graphmem.report import Report
 from graphmem.training_step import TrainingStep
+from graphmem.version import __version__
 
 if TYPE_CHECKING:
     from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - a package to be called
 
-__version__ = "0.1.0"
 __all__ = [
     "GraphmemError",
     "InputError",

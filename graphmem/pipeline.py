@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
-
-import networkx as nx
 
 from graphmem.errors import InputError
 from graphmem.graph import StepGraph
@@ -94,21 +93,18 @@ def run_passes(
 
 
 def ordered(passes: Iterable[Pass]) -> list[Pass]:
-    """Passes in topological order, ties by name."""
+    """Passes in topological order, the same one whatever order they come in."""
     providers: dict[str, Pass] = {}
     for each in passes:
         if each.provides in providers:
             raise InputError(f"two passes provide {each.provides!r}")
         providers[each.provides] = each
-    needs: nx.DiGraph[str] = nx.DiGraph()
-    needs.add_nodes_from(providers)
     for each in providers.values():
         for name in each.requires:
             if name not in providers:
                 raise InputError(f"pass {each.provides!r} requires {name!r}, which nobody provides")
-            needs.add_edge(name, each.provides)
+    needs = TopologicalSorter({name: providers[name].requires for name in sorted(providers)})
     try:
-        return [providers[name] for name in nx.lexicographical_topological_sort(needs)]
-    except nx.NetworkXUnfeasible:
-        cycle = " -> ".join(edge[0] for edge in nx.find_cycle(needs))
-        raise InputError(f"passes require each other: {cycle}") from None
+        return [providers[name] for name in needs.static_order()]
+    except CycleError as error:
+        raise InputError(f"passes require each other: {' -> '.join(error.args[1])}") from None

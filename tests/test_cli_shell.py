@@ -66,7 +66,8 @@ def test_without_arguments_the_help_is_printed(run_graphmem: Run) -> None:
     assert outcome == run_graphmem("--help")
     assert outcome.exit_code == 0
     assert "Usage: graphmem [OPTIONS] COMMAND" in outcome.stdout
-    assert all(command.__name__ in outcome.stdout for command in cli.COMMANDS)
+    names = [command.__name__.replace("_", "-") for command in cli.COMMANDS]
+    assert all(name in outcome.stdout for name in names)
 
 
 def test_the_package_runs_as_a_module() -> None:
@@ -323,7 +324,18 @@ def test_the_console_script_is_the_same_program() -> None:
     assert finished.stdout == f"graphmem {graphmem.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["run", "fit", "formulas", "graph"])
+@pytest.mark.parametrize(("old", "new"), [("formula", "closed-form"), ("formulas", "published")])
+def test_a_former_name_of_a_command_works_and_says_so(
+    run_graphmem: Run, old: str, new: str
+) -> None:
+    outcome = run_graphmem(old, "--help")
+
+    assert (outcome.exit_code, outcome.stdout.count("Usage")) == (0, 1)
+    assert outcome.stderr == f"note: `graphmem {old}` is now `graphmem {new}`\n"
+    assert f" {old} " not in run_graphmem("--help").stdout
+
+
+@pytest.mark.parametrize("command", ["run", "fit", "published", "graph"])
 def test_where_a_result_cannot_stand_is_told_before_the_work(
     run_graphmem: Run, tmp_path: Path, command: str
 ) -> None:

@@ -150,7 +150,7 @@ case3 gpu memory:    477MB"""
         self, run_graphmem: Callable[..., Any]
     ) -> None:
         outcome = run_graphmem(
-            *("formulas", "--params", "2851e6", "--largest-layer", "32e6"),
+            *("published", "--params", "2851e6", "--largest-layer", "32e6"),
             *("--gpus", "8", "--nodes", "1"),
         )
 
@@ -223,7 +223,7 @@ case3 gpu memory:    477MB"""
         assert found.terms["largest_layer"].source == "module 1"
 
     def test_gpus_that_machines_cannot_share(self, run_graphmem: Callable[..., Any]) -> None:
-        outcome = run_graphmem("formulas", "--params", "10", "--gpus", "10", "--nodes", "4")
+        outcome = run_graphmem("published", "--params", "10", "--gpus", "10", "--nodes", "4")
 
         assert outcome.exit_code == 2
         assert "10 GPUs cannot be spread evenly over 4 machines" in outcome.stderr
@@ -552,7 +552,7 @@ class TestTerms:
         assert [found[name] for name in ("batch", "sequence", "heads")] == [3, 5, 2]
 
     def test_what_is_no_transformer_says_so(self, run_graphmem: Callable[..., Any]) -> None:
-        outcome = run_graphmem("formulas", f"{FIXTURES / 'mlp'}.py:build", "--steps", "2")
+        outcome = run_graphmem("published", f"{FIXTURES / 'mlp'}.py:build", "--steps", "2")
 
         assert outcome.exit_code == 0
         assert "the step has no attention operation, so it is no transformer" in " ".join(
@@ -622,7 +622,7 @@ class TestCommand:
         self, run_graphmem: Callable[..., Any], tmp_path: Path
     ) -> None:
         file = tmp_path / "formulas.json"
-        asked = ("formulas", GPT2, "--set", "batch=1", "--set", "layers=2", "--steps", "2")
+        asked = ("published", GPT2, "--set", "batch=1", "--set", "layers=2", "--steps", "2")
         written = run_graphmem(*asked, "--format", "json", "-o", str(file))
         printed = run_graphmem(*asked)
         found = json.loads(file.read_text())
@@ -639,7 +639,7 @@ class TestCommand:
                 assert f"{each['difference']:+,}" in printed.stdout
 
     def test_the_llama_3_example(self, run_graphmem: Callable[..., Any]) -> None:
-        outcome = run_graphmem("formulas", "--example", "llama-3-405b")
+        outcome = run_graphmem("published", "--example", "llama-3-405b")
 
         assert outcome.exit_code == 0
         assert "147,366,233,505,792 bytes" in outcome.stdout
@@ -658,7 +658,7 @@ class TestCommand:
     def test_wrong_input(
         self, run_graphmem: Callable[..., Any], arguments: tuple[str, ...]
     ) -> None:
-        outcome = run_graphmem("formulas", *arguments)
+        outcome = run_graphmem("published", *arguments)
 
         assert outcome.exit_code == 2
         assert "Traceback" not in outcome.stderr

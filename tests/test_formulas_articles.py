@@ -1,4 +1,4 @@
-"""Figures of the articles that only `graphmem formulas` prints, for the articles' own sizes.
+"""Figures of the articles that only `graphmem published` prints, for the articles' own sizes.
 
 Expected figures are those that an article prints, or arithmetic shown here.
 """
@@ -26,10 +26,10 @@ Sections = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def printed(run_graphmem: Callable[..., Any]) -> Printed:
-    """What `graphmem formulas ARGUMENTS…` prints, with runs of blanks as one."""
+    """What `graphmem published ARGUMENTS…` prints, with runs of blanks as one."""
 
     def run(*arguments: str) -> str:
-        outcome = run_graphmem("formulas", *arguments)
+        outcome = run_graphmem("published", *arguments)
         assert outcome.exit_code == 0, outcome.stderr
         return " ".join(outcome.stdout.split())
 
@@ -41,7 +41,7 @@ def sections(run_graphmem: Callable[..., Any]) -> Sections:
     """What it says as JSON, by the names of formulas."""
 
     def run(*arguments: str) -> dict[str, Any]:
-        outcome = run_graphmem("formulas", *arguments, "--format", "json")
+        outcome = run_graphmem("published", *arguments, "--format", "json")
         assert outcome.exit_code == 0, outcome.stderr
         return {each["name"]: each for each in json.loads(outcome.stdout)["formulas"]}
 
@@ -269,7 +269,7 @@ class TestVerdicts:
     def test_every_formula_has_one_where_a_card_is_named(
         self, run_graphmem: Callable[..., Any]
     ) -> None:
-        asked = ("formulas", GPT2, "--set", "layers=2", "--steps", "2")
+        asked = ("published", GPT2, "--set", "layers=2", "--steps", "2")
         with_card = run_graphmem(*asked, "--gpu", "t4", "--format", "json")
         without = run_graphmem(*asked, "--format", "json")
         found = json.loads(with_card.stdout)
@@ -288,7 +288,7 @@ class TestVerdicts:
     ) -> None:
         """GPT-2 small with 12 samples needs more than the 15 GB of a T4, whatever formulas say."""
         asked = (GPT2, "--steps", "2", "--gpu", "t4")
-        outcome = run_graphmem("formulas", *asked, "--only", "eleutherai-activations")
+        outcome = run_graphmem("published", *asked, "--only", "eleutherai-activations")
         analysis = json.loads(run_graphmem("analyze", *asked, "--format", "json").stdout)
         over = -analysis["memory"]["on_card"]["margin"] / 2**30
 
@@ -297,7 +297,7 @@ class TestVerdicts:
         assert f"does not fit, {over:.3f} GiB over" in outcome.stdout
 
     def test_a_card_that_nobody_knows(self, run_graphmem: Callable[..., Any]) -> None:
-        outcome = run_graphmem("formulas", "--params", "10", "--gpu", "abacus")
+        outcome = run_graphmem("published", "--params", "10", "--gpu", "abacus")
 
         assert outcome.exit_code == 2
         with pytest.raises(InputError):

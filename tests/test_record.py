@@ -156,7 +156,7 @@ class TestWhatASavedStepIsNot:
             ("plan", "--gpus", "2", "--precision", "bf16-master"),
             ("whatif", "--batch", "2x"),
             ("fit",),
-            ("formula", "--symbols", "batch"),
+            ("closed-form", "--symbols", "batch"),
         ],
         ids=" ".join,
     )

@@ -1,4 +1,4 @@
-"""`graphmem formula`: polynomials that can be derived by hand, published figures, other sizes."""
+"""`graphmem closed-form`: polynomials derived by hand, published figures, other sizes."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ class TestCommand:
     def test_text(self, run_graphmem: Callable[..., Any], target: str) -> None:
         """Saved: the input and ReLU's result, 4·B·T·10 each."""
         arguments = ("--symbols", "batch=B,seq_len=T", "--of", "saved", "--names", "10=d")
-        outcome = run_graphmem("formula", target, *arguments)
+        outcome = run_graphmem("closed-form", target, *arguments)
 
         assert outcome.exit_code == 0
         assert "in all  80·B·T\n" in outcome.stdout
@@ -331,7 +331,7 @@ class TestCommand:
     ) -> None:
         file = tmp_path / "formula.py"
         arguments = ("--symbols", "batch=B,width", "--format", "python", "-o", str(file))
-        assert run_graphmem("formula", target, *arguments, "--names", "4=T").exit_code == 0
+        assert run_graphmem("closed-form", target, *arguments, "--names", "4=T").exit_code == 0
 
         names: dict[str, Any] = {}
         exec(file.read_text(), names)
@@ -344,7 +344,7 @@ class TestCommand:
     def test_json_sums_to_what_analyze_says(
         self, run_graphmem: Callable[..., Any], target: str
     ) -> None:
-        outcome = run_graphmem("formula", target, "--symbols", "batch", "--format", "json")
+        outcome = run_graphmem("closed-form", target, "--symbols", "batch", "--format", "json")
 
         found = json.loads(outcome.stdout)
         peak = graphmem.analyze(target).peak
@@ -360,7 +360,7 @@ class TestCommand:
 
     def test_latex(self, run_graphmem: Callable[..., Any], target: str) -> None:
         arguments = ("--symbols", "width=d", "--of", "parameters", "--format", "latex")
-        outcome = run_graphmem("formula", target, *arguments)
+        outcome = run_graphmem("closed-form", target, *arguments)
 
         assert r"M ={}& 4 \cdot d^{2} + 4 \cdot d && \text{parameters, 0}" in outcome.stdout
 
@@ -376,7 +376,7 @@ class TestCommand:
         )
         arguments = ("--symbols", "batch=B", "--sizes", "batch=9,11,13", "--check", "batch=10")
         target = f"{tmp_path / 'half.py'}:build"
-        outcome = run_graphmem("formula", target, "--of", "saved", *arguments)
+        outcome = run_graphmem("closed-form", target, "--of", "saved", *arguments)
 
         assert outcome.exit_code == 1
         assert "NOT confirmed at batch=10" in outcome.stdout
@@ -404,7 +404,7 @@ class TestCommand:
         arguments: list[str],
         message: str,
     ) -> None:
-        outcome = run_graphmem("formula", target, *arguments)
+        outcome = run_graphmem("closed-form", target, *arguments)
 
         assert outcome.exit_code == 2
         assert message in outcome.stderr

@@ -1,12 +1,14 @@
-"""graphmem's own speed: trace and simulate, beside bare fake-tensor execution of the same step.
+"""graphmem's own speed: trace and simulate, beside the same step on bare fake tensors.
 
     python tools/benchmark.py [--repeat N] [--json FILE]
 
-Bare execution is the floor: the same `build()` and the same training loop, for as many iterations,
-under PyTorch's own `FakeTensorMode` on the CPU with PyTorch's own autograd engine, and nothing
-recorded. Both run in this process with warm caches and without the cycle collector (which would
-make the bare run slower, and the ratio better), by turns; each figure is the least of N, in seconds
-of CPU time: what else the machine does is not counted, and neither run uses a second thread.
+The bare run is the floor: the same `build()` and the same training loop, for as many iterations, in
+the fake mode that the trace uses too, on the CPU with PyTorch's own autograd engine, and nothing
+recorded. `values` is the share of the trace that following known values takes: the trace as it is,
+beside one that follows none. All run in this process with warm caches and without the cycle
+collector (which would make the bare run slower, and the ratio better), by turns; each figure is the
+least of N, in seconds of CPU time: what else the machine does is not counted, and no run uses a
+second thread.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import TrainingStep
@@ -34,7 +35,9 @@ from graphmem.graph import StepGraph
 from graphmem.simulate import simulate
 from graphmem.trace import Options, trace
 from graphmem.trace.loop import TrainingLoop
+from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu import fake_cpu
+from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 GPU = "A100"
@@ -61,6 +64,7 @@ class Measurement:
     operations: int
     bare_operations: int
     trace_seconds: float
+    valueless_seconds: float
     simulate_seconds: float
     bare_seconds: float
 
@@ -73,6 +77,11 @@ class Measurement:
     def ratio(self) -> float:
         """How many times as long as bare execution."""
         return self.seconds / self.bare_seconds
+
+    @property
+    def values_share(self) -> float:
+        """How much longer a trace takes because it follows known values."""
+        return self.trace_seconds / self.valueless_seconds - 1
 
     @property
     def operations_per_second(self) -> float:
@@ -113,12 +122,22 @@ def run_traced(build: Build) -> StepGraph:
     return trace(build, gpu=find_gpu(GPU), options=Options(steps=ITERATIONS))
 
 
+def run_valueless(build: Build) -> StepGraph:
+    """The same trace, if it knew no values; these models read none."""
+    follow = KnownValues.follow
+    KnownValues.follow = lambda *args: None  # type: ignore[method-assign]
+    try:
+        return run_traced(build)
+    finally:
+        KnownValues.follow = follow  # type: ignore[method-assign]
+
+
 def run_bare(build: Build, watch: AbstractContextManager[Any] | None = None) -> None:
-    """The same iterations on PyTorch's fake tensors alone.
+    """The same iterations on fake tensors alone.
 
     `fake_cpu` lets `model.to` work on fake parameters, and does nothing to operations.
     """
-    mode = FakeTensorMode()
+    mode = VirtualFakeMode()
     with fake_cpu(mode), mode, watch or nullcontext():
         loop = TrainingLoop(
             build(),
@@ -156,11 +175,12 @@ def measure(model: str, build: Build, repeat: int) -> Measurement:
     """Warm up both kinds of run, then take turns."""
     operations = len(run_traced(build).ops)
     bare_operations = count_bare_operations(build)
-    traced, simulated, bare = [], [], []
+    traced, valueless, simulated, bare = [], [], [], []
     for _ in range(repeat):
         bare.append(_seconds(partial(run_bare, build))[0])
         seconds, graph = _seconds(partial(run_traced, build))
         traced.append(seconds)
+        valueless.append(_seconds(partial(run_valueless, build))[0])
         simulated.append(_seconds(partial(simulate, graph))[0])
         del graph
     return Measurement(
@@ -168,6 +188,7 @@ def measure(model: str, build: Build, repeat: int) -> Measurement:
         operations=operations,
         bare_operations=bare_operations,
         trace_seconds=min(traced),
+        valueless_seconds=min(valueless),
         simulate_seconds=min(simulated),
         bare_seconds=min(bare),
     )
@@ -190,7 +211,9 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
-HEADER = ("model", "ops", "bare ops", "trace", "simulate", "bare", "ratio", "ops/s", "us/op")
+HEADER = (
+    *("model", "ops", "bare ops", "trace", "values", "simulate", "bare", "ratio", "ops/s", "us/op"),
+)
 
 
 def row(measured: Measurement) -> tuple[str, ...]:
@@ -200,6 +223,7 @@ def row(measured: Measurement) -> tuple[str, ...]:
         f"{measured.operations:,}",
         f"{measured.bare_operations:,}",
         f"{measured.trace_seconds:.3f} s",
+        f"{100 * measured.values_share:+.1f} %",
         f"{measured.simulate_seconds:.3f} s",
         f"{measured.bare_seconds:.3f} s",
         f"{measured.ratio:.2f}",
@@ -218,10 +242,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     parser.add_argument("--repeat", type=int, default=5, help="take the least of N runs")
+    parser.add_argument(
+        "--layers", type=int, nargs="*", default=DECODER_LAYERS, help="of the decoders"
+    )
     arguments = parser.parse_args()
     builds: list[tuple[str, Build]] = [
         ("gpt2 small", gpt2),
-        *((f"decoder, {layers} layers", partial(decoder, layers)) for layers in DECODER_LAYERS),
+        *((f"decoder, {layers} layers", partial(decoder, layers)) for layers in arguments.layers),
     ]
     sizes = ", ".join(f"{name}={value}" for name, value in DECODER.items())
     print(f"{ITERATIONS} iterations, traced for an {GPU}; CPU seconds; decoder: {sizes}")
@@ -231,8 +258,10 @@ def main() -> None:
         measurements.append(measure(model, build, arguments.repeat))
         print_row(row(measurements[-1]))
     decoders = [each.microseconds_per_operation for each in measurements[1:]]
-    spread = max(decoders) / min(decoders)
-    print(f"cost of an operation, {DECODER_LAYERS} layers: the dearest {spread:.2f} x the cheapest")
+    if decoders:
+        spread = max(decoders) / min(decoders)
+        layers = ", ".join(map(str, arguments.layers))
+        print(f"cost of an operation, {layers} layers: the dearest {spread:.2f} x the cheapest")
     if arguments.json:
         figures = [asdict(each) | {"ratio": each.ratio} for each in measurements]
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

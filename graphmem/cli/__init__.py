@@ -13,19 +13,18 @@ from typing import Annotated, Any
 
 import typer
 
-from graphmem import __version__
 from graphmem.cli.analyze import analyze
 from graphmem.cli.check import check
+from graphmem.cli.closed_form import closed_form
 from graphmem.cli.diff import diff
 from graphmem.cli.errors import Settings, guarded, open_missing_streams
 from graphmem.cli.explain import explain
 from graphmem.cli.fit import fit
-from graphmem.cli.formula import formula
-from graphmem.cli.formulas import formulas
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
 from graphmem.cli.plan import plan
+from graphmem.cli.published import published
 from graphmem.cli.recorded import Command
 from graphmem.cli.render import render
 from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
@@ -33,23 +32,39 @@ from graphmem.cli.run import run
 from graphmem.cli.signals import orderly_termination
 from graphmem.cli.verify import verify
 from graphmem.cli.whatif import whatif
+from graphmem.version import __version__
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
     analyze,
     check,
+    closed_form,
     diff,
     explain,
     fit,
-    formula,
-    formulas,
     graph,
     gpus,
     init,
     plan,
+    published,
     render,
     verify,
     whatif,
 )
+
+
+_RENAMED = {"formula": "closed-form", "formulas": "published"}
+"""Former names of commands, which work until 0.2."""
+
+
+class _Program(typer.core.TyperGroup):
+    """The commands, and those of a former name."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by its name of today or of yesterday."""
+        name = _RENAMED.get(cmd_name)
+        if name is not None:
+            typer.echo(f"note: `graphmem {cmd_name}` is now `graphmem {name}`", err=True)
+        return super().get_command(ctx, name or cmd_name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +84,7 @@ def _run(arguments: list[str], settings: Settings) -> None:
 
 def _build_program() -> typer.core.TyperGroup:
     app = typer.Typer(
+        cls=_Program,
         help="How many bytes a PyTorch training step takes on a GPU, told without one.",
         add_completion=False,
         rich_markup_mode="rich",

@@ -1,4 +1,4 @@
-"""The worked examples that the sources give, as terms: `graphmem formulas --example NAME`."""
+"""The worked examples that the sources give, as terms: `graphmem published --example NAME`."""
 
 from __future__ import annotations
 

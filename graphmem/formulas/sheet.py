@@ -1,4 +1,4 @@
-"""Everything that published formulas say about a training step: what `graphmem formulas` prints.
+"""Everything that published formulas say about a training step: what `graphmem published` prints.
 
 Each *section* is one formula or one table of a source. A section whose terms are not all known says
 which are missing and why, in place of figures.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import graphmem
 from graphmem.parallel.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.schema import HostInfo, LayoutInfo, Plan, StageInfo
+from graphmem.version import __version__
 
 _NCCL = (
     "NCCL: each communicator takes memory outside of PyTorch's allocator, which graphmem cannot "
@@ -46,7 +46,7 @@ def describe(
     gpu = planner.runtime.gpu
     stages = [_stage(planner, each) for each in ranks]
     return Plan(
-        graphmem=graphmem.__version__,
+        graphmem=__version__,
         target=target,
         gpu=gpu.title,
         memory=gpu.memory_bytes,

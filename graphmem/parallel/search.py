@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
-import graphmem
 from graphmem.errors import InputError
 from graphmem.parallel.describe import layout_info
 from graphmem.parallel.layout import Layout, Sharding, check_degrees
@@ -22,6 +21,7 @@ from graphmem.parallel.rank import Rank
 from graphmem.parallel.schema import Candidate, Search
 from graphmem.parallel.shares import Shares
 from graphmem.parallel.sketch import Groups, Sketch
+from graphmem.version import __version__
 
 Progress = Callable[[str], None]
 _NOTE = (
@@ -212,7 +212,7 @@ def search(
     fitting = list(_replayed(found, room, top, progress))
     fitting.sort(key=lambda each: each.traffic if by == "traffic" else -each.headroom)
     return Search(
-        graphmem=graphmem.__version__,
+        graphmem=__version__,
         target=target,
         gpu=gpu.title,
         memory=gpu.memory_bytes,

@@ -7,7 +7,6 @@ from typing import Any, Generic, TypeVar
 
 from torch.fx import Node
 
-import graphmem
 from graphmem.graph import (
     AutogradNode,
     Op,
@@ -23,6 +22,7 @@ from graphmem.record.arguments import encoded
 from graphmem.record.observations import observed_table
 from graphmem.record.operators import schema_of
 from graphmem.record.step import TracedStep
+from graphmem.version import __version__
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -66,7 +66,7 @@ class _Writer:
         return rows.Tables(
             format=rows.FORMAT,
             version=rows.VERSION,
-            written_by=f"graphmem {graphmem.__version__}",
+            written_by=f"graphmem {__version__}",
             target=step.name,
             gpu=runtime.gpu.label,
             torch=runtime.torch,

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-import graphmem
 from graphmem.graph import (
     Category,
     Owner,
@@ -36,6 +35,7 @@ from graphmem.report.schema import (
 )
 from graphmem.runtime import Runtime
 from graphmem.simulate import Moment, Timeline
+from graphmem.version import __version__
 
 ROUNDING = "rounding"
 OUTSIDE = "(outside any module)"
@@ -62,7 +62,7 @@ def build_report(
     """
     moment, storage = timeline.peak()
     return Report(
-        graphmem=graphmem.__version__,
+        graphmem=__version__,
         target=target,
         runtime=_runtime(runtime),
         model=_model(graph),

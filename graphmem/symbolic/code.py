@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import graphmem
 from graphmem.report.categories import CATEGORY_NAMES
 from graphmem.symbolic import wording
 from graphmem.symbolic.closed_form import ClosedForm
 from graphmem.symbolic.notation import Latex, Python
+from graphmem.version import __version__
 
 
 def as_latex(form: ClosedForm) -> str:
@@ -40,9 +40,7 @@ def as_latex(form: ClosedForm) -> str:
 def as_python(form: ClosedForm) -> str:
     """For a program: a module with one function, which needs nothing but Python."""
     body = list(_body(form))
-    lines = [
-        f'"""Requested bytes of {wording.subject(form)}, by graphmem {graphmem.__version__}."""'
-    ]
+    lines = [f'"""Requested bytes of {wording.subject(form)}, by graphmem {__version__}."""']
     if any("Fraction(" in line for line in body):
         lines += ["", "from fractions import Fraction"]
     arguments = ", ".join(f"{letter}: int" for letter in form.symbols.values())

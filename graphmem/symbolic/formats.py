@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import graphmem
 from graphmem.report.categories import CATEGORY_NAMES
 from graphmem.symbolic import wording
 from graphmem.symbolic.closed_form import ClosedForm
@@ -14,6 +13,7 @@ from graphmem.symbolic.code import as_latex, as_python
 from graphmem.symbolic.notation import Notation
 from graphmem.symbolic.terms import Group, Line
 from graphmem.units import format_bytes, format_exact
+from graphmem.version import __version__
 
 SCHEMA = "graphmem.formula/1"
 
@@ -28,7 +28,7 @@ def as_json(form: ClosedForm) -> str:
     notation = Notation(wording.letters(form), form.names)
     found = {
         "schema": SCHEMA,
-        "graphmem": graphmem.__version__,
+        "graphmem": __version__,
         "target": form.target,
         "of": form.subject,
         "moment": form.moment,

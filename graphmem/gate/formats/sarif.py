@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from graphmem import __version__
 from graphmem.gate.check import Check, Result
 from graphmem.gate.formats import words
 from graphmem.gate.formats.places import place_of
+from graphmem.version import __version__
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

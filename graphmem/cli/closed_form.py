@@ -1,4 +1,4 @@
-"""`graphmem formula`: the bytes of a model as a polynomial in its dimensions."""
+"""`graphmem closed-form`: the bytes of a model as a polynomial in its dimensions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Names = Annotated[
 ]
 
 
-def formula(
+def closed_form(
     target: options.Target,
     symbols: Symbols,
     of: Of = "peak",
@@ -82,16 +82,16 @@ def formula(
     them, and the result is held against a size that was not used. It counts requested bytes; the
     difference to allocated bytes is told for the own size. Exit code 1: the check failed.
 
-    Example: graphmem formula fixtures/gpt2.py:build --symbols batch=B,seq=T
+    Example: graphmem closed-form fixtures/gpt2.py:build --symbols batch=B,seq=T
     """
     from graphmem.changes import Changes
-    from graphmem.symbolic import closed_form
+    from graphmem.symbolic import closed_form as find_closed_form
     from graphmem.symbolic.formats import FORMATS
 
     letters = {key: letter or key for key, letter in _items(symbols, "--symbols")}
     constants = {_whole(value, "--names"): name for value, name in _items(names, "--names")}
     with progress() as report_progress:
-        form = closed_form(
+        form = find_closed_form(
             target,
             letters,
             of=of,

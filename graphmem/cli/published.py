@@ -1,4 +1,4 @@
-"""`graphmem formulas`: published estimates by name, beside the exact result."""
+"""`graphmem published`: published estimates by name, beside the exact result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphmem.formulas.terms import Term
 
 
-def formulas(
+def published(
     target: Annotated[
         str | None,
         typer.Argument(
@@ -84,9 +84,9 @@ def formulas(
     et al.'s for activations, and one rank under every parallelism. Their terms are read from the
     traced step; each is held against the exact result, and the differences sum to the whole.
 
-    Example: graphmem formulas fixtures/gpt2.py:build --grads keep --only nanogpt-activations
+    Example: graphmem published fixtures/gpt2.py:build --grads keep --only nanogpt-activations
 
-    Without a model: graphmem formulas --params 2851e6 --largest-layer 32e6 --gpus 8 --nodes 1
+    Without a model: graphmem published --params 2851e6 --largest-layer 32e6 --gpus 8 --nodes 1
     """
     from graphmem.formulas import formulas_for, formulas_of
     from graphmem.formulas.text import FILE_WIDTH, print_sheet
