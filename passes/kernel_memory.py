@@ -21,6 +21,7 @@ from graphmem.runtime import Runtime
 from .kernels import (
     attention,
     batch_norm,
+    columns,
     convolution,
     ctc,
     detection,
@@ -43,6 +44,7 @@ from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
 _FAMILIES = (
     attention,
     batch_norm,
+    columns,
     convolution,
     ctc,
     detection,

@@ -712,3 +712,78 @@ def mapped_over_rows(first: nn.Linear, second: nn.Linear) -> None:
 def called_with_other_parameters(first: nn.Linear, second: nn.Linear) -> None:
     doubled = {name: 2 * value for name, value in first.named_parameters()}
     second(functional_call(first, doubled, (rows(),))).sum().backward()
+
+
+# ---- where results lie ---------------------------------------------------------------------------
+
+
+@program
+def gradients_that_lie_across(first: nn.Linear, second: nn.Linear) -> None:
+    """Each kernel decides how its result lies; the linear layer before it copies or does not."""
+    for function in (
+        lambda x: functional.layer_norm(x, (SIZE,)),
+        lambda x: functional.log_softmax(x, dim=-1),
+        lambda x: functional.glu(second(x)),
+        functional.softplus,
+        functional.hardswish,
+        functional.hardtanh,
+        functional.logsigmoid,
+        lambda x: torch.logit(x, 1e-6),
+        lambda x: 2**x,
+    ):
+        function(first(cube())).mT.contiguous().square().sum().backward()
+
+
+@program
+def gradients_of_losses_that_lie_across(first: nn.Linear, second: nn.Linear) -> None:
+    for loss in (functional.mse_loss, functional.smooth_l1_loss, functional.huber_loss):
+        x = first(cube()).mT
+        loss(x, torch.zeros(2, SIZE, 3).mT.contiguous().mT).backward()
+
+
+@program
+def operands_that_lie_in_different_ways(first: nn.Linear, second: nn.Linear) -> None:
+    across = torch.rand(3, SIZE, SIZE).mT
+    for function in (torch.logaddexp, torch.xlogy, torch.floor_divide, torch.logical_and):
+        result = function(torch.rand(3, 1, SIZE), across[0]) * first(across).mT
+        second(result.reshape(-1, SIZE)).sum().backward()
+
+
+@program
+def normalised_across(first: nn.Linear, second: nn.Linear) -> None:
+    norm = nn.BatchNorm1d(SIZE)
+    second(norm(first(cube()).mT).mT).square().sum().backward()
+
+
+@program
+def views_with_a_dimension_of_one(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(torch.randn(4, 1, SIZE)).unflatten(2, (4, 2)).transpose(1, 2)
+    y = x.reshape(1, 4, 4, 2).transpose(0, 1).reshape(16, 1, 2)
+    (second.weight.view(16, 2, 2) @ y.mT).square().sum().backward()
+
+
+@program
+def columns_and_images(first: nn.Linear, second: nn.Linear) -> None:
+    image = first(torch.randn(2, 3, SIZE, SIZE))
+    columns = functional.unfold(image, (3, 1), padding=(1, 0))
+    functional.fold(columns.mT.exp().mT, (SIZE, SIZE), (3, 1), padding=(1, 0)).sum().backward()
+    functional.unfold(second(image.detach()), 1, stride=2).exp().sum().backward()
+
+
+@program
+def correlated_with_itself(first: nn.Linear, second: nn.Linear) -> None:
+    """A saved tensor may be a conjugate that nobody has computed."""
+    x, y = torch.fft.rfft(first(cube())), torch.fft.rfft(second(cube()))
+    torch.fft.irfft(x * y.conj(), n=SIZE).sum().backward()
+    (torch.fft.rfft(first(cube())).conj().imag * second.weight[0, :5]).square().sum().backward()
+
+
+@torch.jit.script
+def scaled(x: Tensor, factor: int) -> Tensor:
+    return x / torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float) * factor)
+
+
+@program
+def scripted_from_the_first_call_on(first: nn.Linear, second: nn.Linear) -> None:
+    scaled(first(rows()), 2).sum().backward()
+    scaled(second(rows()), 3).sum().backward()

@@ -205,7 +205,12 @@ def _iterate_of(step: TrainingStep, mode: RealRun, options: Options) -> Callable
 
 @contextmanager
 def comparable() -> Iterator[None]:
-    """Do without the cycle collector, whose moments differ, and without oneDNN's own LSTM."""
+    """Do without the cycle collector, whose moments differ, and without oneDNN's own LSTM.
+
+    TorchScript's executor begins anew: it runs a function in another way from the second call on.
+    """
+    for function in torch.jit._state._python_cu.get_functions():
+        function._debug_flush_compilation_cache()
     gc.disable()
     torch._C._set_mkldnn_enabled(False)
     try:

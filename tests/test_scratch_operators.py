@@ -135,6 +135,24 @@ class TestIndexing:
         assert program == ["out0", 64, -64]
 
 
+class TestColumns:
+    """aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu."""
+
+    SAME = (3, 3), (1, 1), (1, 1), (1, 1)  # kernel, dilation, padding, stride
+
+    def test_columns_begin_as_large_as_the_image(self) -> None:
+        image = tensor(2, 3, 8, 8)
+
+        program = Calls().call(aten.im2col.default, image, *self.SAME)
+        assert program == [2 * 3 * 8 * 8 * 4, "out0", -2 * 3 * 8 * 8 * 4]
+
+    def test_an_image_that_lies_otherwise_is_copied(self) -> None:
+        columns = tensor(2, 27, 64, stride=(27 * 64, 1, 27))
+        program = Calls().call(aten.col2im.default, columns, (8, 8), *self.SAME)
+
+        assert program == ["out0", 2 * 27 * 64 * 4, -2 * 27 * 64 * 4]
+
+
 class TestEmbedding:
     def gradient(self, tokens: int, rows: int, width: int, dtype: torch.dtype) -> list[str | int]:
         grad, indices = tensor(tokens, width, dtype=dtype), tensor(tokens, dtype=LONG)

@@ -58,6 +58,7 @@ class SavedTensor:
         "number",
         "owner",
         "parts",
+        "pending",
         "payload",
         "storage",
         "values",
@@ -80,6 +81,7 @@ class SavedTensor:
         self.payload: Any = None
         self.values: Any = None
         self.parts: tuple[SavedTensor, ...] = ()
+        self.pending: tuple[Hook, ...] = ()
         self.version: SavedVersion | None = None
 
     def name_after(self, field: str) -> None:
@@ -212,6 +214,7 @@ class SavedTensors:
             saved.payload = wrapped_anew(wrapper)
         elif isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
+            saved.pending = tuple(view for is_set, view in _PENDING if is_set(tensor))
             saved.made_by = self._recorder.maker_of(tensor)
             saved.values = self.known.saved(tensor)
         else:
@@ -263,6 +266,8 @@ class SavedTensors:
         shape, stride, dtype, device = saved.geometry
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            for view in saved.pending:
+                memory = view(memory)
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
             self._recorder.alias(alias, saved.storage)
@@ -403,5 +408,10 @@ _RELEASED = (
     ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
     "graph a second time or if you need to access saved tensors after calling backward."
 )
+_PENDING: tuple[tuple[Callable[[torch.Tensor], bool], Hook], ...] = (
+    (torch.Tensor.is_conj, torch.Tensor.conj),
+    (torch.Tensor.is_neg, torch._neg_view),
+)
+"""What a view leaves to do to whoever reads it (aten/src/ATen/ConjugateFallback.cpp)."""
 _FUNCTIONS: Any = torch._C._functions
 _GENERATED = frozenset(kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type))

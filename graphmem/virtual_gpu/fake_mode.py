@@ -11,8 +11,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
+from graphmem.virtual_gpu.layouts import LAYOUTS, VIEWS, view_of
 from graphmem.virtual_gpu.operators import KERNELS
 
+_AS_STRIDED = torch.ops.aten.as_strided.default
 _TO_COPY = torch.ops.aten._to_copy.default
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
@@ -41,6 +43,14 @@ class VirtualFakeMode(FakeTensorMode):
         if func is _TO_COPY and not self._copies_are_kept_off and type(args[0]) is torch.Tensor:
             args = (self.from_tensor(args[0]), *args[1:])
         return super().dispatch(func, types, args, kwargs)
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """PyTorch's, below its cache of results, with the strides that kernels give."""
+        if func in VIEWS and args[0].layout is torch.strided:
+            return super()._dispatch_impl(_AS_STRIDED, types, (args[0], *view_of(*args)), {})
+        result = super()._dispatch_impl(func, types, args, kwargs)
+        lay_out = LAYOUTS.get(func)
+        return result if lay_out is None else lay_out(func, result, args)
 
     @property
     def in_kernel_invocation(self) -> bool:

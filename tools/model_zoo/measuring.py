@@ -41,7 +41,8 @@ def measure(case: Case) -> Iterator[Result]:
     yield {"saved": real.saved, "gradients": real.gradients, "states": real.states}
     yield from _told("analysis", lambda: _analyse(build))
     traced: list[StepGraph] = []
-    yield from _told("oracle", lambda: traced.append(trace(build, gpu=None, options=OPTIONS)))
+    with oracle.comparable():
+        yield from _told("oracle", lambda: traced.append(trace(build, gpu=None, options=OPTIONS)))
     if traced:
         yield _compared(real, traced[0])
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers.models.auto import configuration_auto, modeling_auto
 
-from tools.model_zoo.case import Case, seeded
+from tools.model_zoo.case import SEED, Case, seeded
 from tools.model_zoo.tiny_configs import VOCABULARY, shrink
 
 BATCH, LENGTH = 2, 7
@@ -220,6 +220,7 @@ def _tester(model_type: str, folder: Path) -> Any:
 
 
 def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
+    _seed_its_random_numbers()
     test = test_class()
     test.setUp()
     config, inputs = test.model_tester.prepare_config_and_inputs_for_common()
@@ -234,3 +235,10 @@ def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
     model.train()
     accepted = set(inspect.signature(model.forward).parameters)
     return model, {name: value for name, value in inputs.items() if name in accepted}
+
+
+def _seed_its_random_numbers() -> None:
+    """The testers draw token ids and masks from a generator of their own."""
+    for name, module in list(sys.modules.items()):
+        if name.endswith("test_modeling_common"):
+            module.global_rng.seed(SEED)

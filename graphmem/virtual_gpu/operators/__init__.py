@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_gpu.operators import ctc, linear_algebra, recurrent_cells
+from graphmem.virtual_gpu.operators import columns, ctc, linear_algebra, recurrent_cells
 
-_FAMILIES = (ctc, linear_algebra, recurrent_cells)
+_FAMILIES = (columns, ctc, linear_algebra, recurrent_cells)
 
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(
     chain.from_iterable(family.KERNELS.items() for family in _FAMILIES)
