@@ -697,6 +697,31 @@ def graph_that_outlives_its_backward_pass(first: nn.Linear, second: nn.Linear) -
     (y.sum() + (y * x).sum()).backward(retain_graph=True)
 
 
+@program
+def graph_that_nobody_walks(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows()).relu_()
+    y = (x + 1) * (second(x) + 1)
+    product = second(x)[None] @ y.t().expand(2, SIZE, 4)
+    del x, y
+    assert product.requires_grad
+
+
+@program
+def graph_that_is_walked_in_vain(first: nn.Linear, second: nn.Linear) -> None:
+    x, y = first(rows()), second(rows())
+    both = ((x + 1) * (y + 1)).square() + (x - 1) * (x * y)
+    torch.autograd.grad(both.square().mean(), [torch.ones(1).requires_grad_()], allow_unused=True)
+
+
+@program
+def kept_graph_with_a_node_that_the_program_has_seen(first: nn.Linear, second: nn.Linear) -> None:
+    x, y = first(rows()), second(rows())
+    hooked = x.exp() * y.cos()
+    hooked.register_hook(lambda gradient: gradient)
+    loss = (hooked.sin() * TwoResults.apply(y.tanh() * y.exp())[0] * x.sigmoid()).square().mean()
+    loss.backward(retain_graph=True)
+
+
 # ---- functions of functions ----------------------------------------------------------------------
 
 

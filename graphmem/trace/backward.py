@@ -160,6 +160,7 @@ class Backward:
         task = GraphTask(next(self._ids), keep_graph, edges, _count_dependencies(edges))
         if inputs:
             _limit_to(task, inputs, accumulate_grad)
+            self._hooks.settle()
         was_enabled = torch.is_grad_enabled()
         self._tasks.append(task)
         self._observer.enter_backward()
@@ -216,8 +217,8 @@ class Backward:
         while stack:
             node = stack.pop()
             if node not in graph:
+                free_in_a_loop(node, self._saved.release)
                 graph[node] = self._views.edges_of(node)
-                free_in_a_loop(node)
                 stack += [following for following, _ in graph[node] if following is not None]
         return graph
 

@@ -1,18 +1,40 @@
 """Free autograd's graph node after node, however long it is, in the order of a real run.
 
-PyTorch frees a graph in a loop: a node that dies hands the nodes behind it to a stack if nobody
-else holds them (`gatherFunctions` and `Node::release_resources`, torch/csrc/autograd/function.cpp).
-A node that Python has seen has a second owner, its wrapper, which lives as long as the node
-(`PyObjectSlot`, torch/csrc/autograd/node.h); so each wrapper frees the next one from within, and a
-chain of 45,000 nodes ends the process. The walk in Python sees every node. Therefore each one
-carries the wrappers of those behind it, in its `metadata`, and its death puts them on a stack.
+PyTorch frees a graph in a loop (`gatherFunctions`, `Node::release_resources` and `~Node`,
+torch/csrc/autograd/function.cpp). A node that dies looks at the nodes behind it, first to last:
+
+  (1) one that nobody else holds goes on a stack; coming off, it lets go of what it saved, first to
+      last, looks at those behind it, and dies;
+  (2) one that Python has seen has a second owner, its wrapper, which lives as long as the node
+      (`PyObjectSlot`, torch/csrc/autograd/node.h). It dies at once: what it saved goes last to
+      first, as the members of an object do, and all that is behind it, before the next is looked
+      at. Functions in Python are such nodes;
+  (3) one that somebody else holds stays.
+
+The walk in Python sees every node, so each would die by (2), one within the other, and a chain of
+45,000 nodes ends the process. Therefore each node carries the wrappers of those behind it, in its
+`metadata`, and its death does what PyTorch would do: by (2) where the program had seen the node
+before the walk did.
+
+Up to torch 2.12 nodes have no second owner, and whatever dies lets go first to last.
+
+Not covered: a node that was walked and dies with one that was made later and never walked.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
-_KEY = "graphmem following"
+from graphmem.trace.node_memory import is_implemented_in_cpp, owners_of, seen_following
+
+_FOLLOWING = "graphmem following"
+_SEEN = "graphmem seen"
+_ASKING = 3  # a local variable, an argument, and getrefcount's
+_DEEPEST = 50  # of deaths within each other
+
+Release = Callable[[Any], None]
 
 
 class _Freed:
@@ -21,15 +43,48 @@ class _Freed:
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._is_freeing = False
+        self._depth = 0
 
-    def add(self, nodes: tuple[Any, ...]) -> None:
-        self._stack.extend(nodes)
-        if self._is_freeing:
-            return
+    def add(self, nodes: list[Any], release: Release) -> None:
+        """The node before these, which nobody else may hold, has died."""
+        nodes.reverse()
+        while nodes:
+            node = nodes.pop()
+            if _is_seen(node) and self._depth < _DEEPEST:
+                held, node = [node], None
+                self._free_at_once(held)
+            elif not is_implemented_in_cpp(node) or _is_dying(node):
+                self._stack.append(node)
+            del node
+        if not self._is_freeing:
+            self._free_stack(release)
+
+    def _free_stack(self, release: Release) -> None:
         self._is_freeing = True
         while self._stack:
-            self._stack.pop()  # the death of this one adds to the stack
+            node = self._stack.pop()
+            if is_implemented_in_cpp(node) and _is_dying(node):
+                release(node)
+            del node  # its death adds to the stack
         self._is_freeing = False
+
+    def _free_at_once(self, node: list[Any]) -> None:
+        """Let a node die with all that is behind it, on a stack of its own."""
+        outer = self._stack, self._is_freeing
+        self._stack, self._is_freeing = [], False
+        self._depth += 1
+        node.clear()
+        self._depth -= 1
+        self._stack, self._is_freeing = outer
+
+
+def _is_dying(node: Any) -> bool:
+    """Whether nobody holds a node but the one who asks."""
+    return sys.getrefcount(node) == _ASKING and owners_of(node) == 1
+
+
+def _is_seen(node: Any) -> bool:
+    return not is_implemented_in_cpp(node) or node.metadata.get(_SEEN, False)
 
 
 _FREED = _Freed()
@@ -38,20 +93,39 @@ _FREED = _Freed()
 class _Following:
     """What stands behind a node; dies with it."""
 
-    __slots__ = ("_nodes",)
+    __slots__ = ("_nodes", "_release")
 
-    def __init__(self, nodes: tuple[Any, ...]) -> None:
+    def __init__(self, nodes: list[Any], release: Release) -> None:
         self._nodes = nodes
+        self._release = release
 
     def __del__(self) -> None:
-        nodes, self._nodes = self._nodes, ()
-        _FREED.add(nodes)
+        _FREED.add(self._nodes, self._release)
 
 
-def free_in_a_loop(node: Any) -> None:
-    """Let a node that Python has seen hand on the nodes behind it when it dies."""
+def looked_at(node: Any) -> None:
+    """The trace looks at a node, where a real run would not."""
+    node.metadata.setdefault(_SEEN, False)
+
+
+def free_in_a_loop(node: Any, release: Release) -> None:
+    """Let a node that the walk has seen hand on the nodes behind it when it dies.
+
+    To be called before the walk has looked at these.
+
+    Args:
+        node: the node.
+        release: lets go of what a node saved.
+    """
+    looked_at(node)
     metadata = node.metadata
-    if _KEY not in metadata:
-        edges = reversed(node.next_functions)  # the last edge to a node is what lets go of it
-        following = dict.fromkeys(edge[0] for edge in edges if edge[0] is not None)
-        metadata[_KEY] = _Following(tuple(reversed(following)))
+    if _FOLLOWING in metadata:
+        return
+    seen = seen_following(node) if is_implemented_in_cpp(node) else []
+    edges = [edge[0] for edge in node.next_functions]
+    for following, is_seen in zip(edges, seen, strict=bool(seen)):
+        if following is not None:
+            following.metadata.setdefault(_SEEN, is_seen)
+    # The last edge to a node is what lets go of it.
+    behind = dict.fromkeys(following for following in reversed(edges) if following is not None)
+    metadata[_FOLLOWING] = _Following(list(reversed(behind)), release)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from graphmem.trace.freed_graphs import looked_at
+
 Gradients = list[torch.Tensor | None]
 NodeKey = tuple[str, int]
 _METADATA_KEY = "graphmem"
@@ -93,6 +95,7 @@ class NodeHooks:
     def _retain_at_node(self, known: weakref.ref[torch.Tensor]) -> bool:
         tensor = known()
         if tensor is not None and tensor.grad_fn is not None:
+            looked_at(tensor.grad_fn)
             self._retained_at.setdefault(key_of(tensor.grad_fn), []).append(known)
         return tensor is not None
 
@@ -125,9 +128,8 @@ class NodeHooks:
             self._make(node).tensor[tensor.output_nr] = hooks
 
         def retain_grad(tensor: torch.Tensor) -> None:
-            if tensor.grad_fn is not None and not tensor.retains_grad:
+            if not (tensor.is_leaf or tensor.retains_grad):
                 self._retaining.append(weakref.ref(tensor))
-                self._retain_at_node(self._retaining[-1])
             original_retain_grad(tensor)
 
         original_retain_grad = torch.Tensor.retain_grad

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from graphmem.trace.freed_graphs import looked_at
+
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 Edges = Sequence[tuple[Any, int]]
 
@@ -48,26 +50,24 @@ class ReplayedViews:
     """The nodes of views that autograd repeated, by sequence number."""
 
     def __init__(self) -> None:
-        self._written = False
         self._candidate: _Candidate | None = None
         self._replayed: dict[int, _Replayed] = {}
 
     def note(self, newest: int, args: tuple[Any, ...], result: Any) -> None:
-        """An operation has run: one that wrote into its first argument, or perhaps a view.
+        """An operation has run, which perhaps made a view of a base that was written into.
+
+        The node of a base that was not must not be asked for: what Python has seen dies in another
+        order (`freed_graphs`).
 
         Args:
             newest: the newest node that autograd has made.
             args: the operation's arguments.
             result: what it returned.
         """
-        source = args[0] if args else None
-        if source is None:
-            return
-        if result is source:
-            self._written = True
-        elif self._written and torch.is_grad_enabled() and _shares_storage(source, result):
+        source: Any = args[0] if args else None
+        if torch.is_grad_enabled() and _shares_storage(source, result):
             base = source._base if source._is_view() else source
-            if base is not None:
+            if base is not None and not base.is_inference() and base._version:
                 self._candidate = _Candidate(
                     newest, weakref.ref(result), weakref.ref(base), _geometry(result)
                 )
@@ -79,6 +79,7 @@ class ReplayedViews:
             return
         base = candidate.base()
         if base is not None and base.grad_fn is not None:
+            looked_at(base.grad_fn)
             self._replayed[candidate.node] = _Replayed(
                 candidate.geometry, _geometry(base), base.grad_fn._sequence_nr()
             )
@@ -114,6 +115,7 @@ def _shares_storage(source: Any, result: Any) -> bool:
     return (
         isinstance(source, torch.Tensor)
         and isinstance(result, torch.Tensor)
+        and result is not source
         and source.layout is result.layout is torch.strided
         and source.untyped_storage()._cdata == result.untyped_storage()._cdata
     )

@@ -323,6 +323,11 @@ class SavedTensors:
             for saved in held:
                 saved.release()
 
+    def release(self, node: Any) -> None:
+        """Let go of what a node saved, which dies."""
+        for saved in self._held_by(node) or self._saved_under(node):
+            saved.release()
+
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
         """What a node saved; the field is "" where it shows none."""
         for saved in self._held_by(node) or self._saved_under(node):
