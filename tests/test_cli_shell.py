@@ -332,7 +332,7 @@ def test_a_former_name_of_a_command_works_and_says_so(
 
     assert (outcome.exit_code, outcome.stdout.count("Usage")) == (0, 1)
     assert outcome.stderr == f"note: `graphmem {old}` is now `graphmem {new}`\n"
-    assert f" {old} " not in run_graphmem("--help").stdout
+    assert f"│ {old} " not in run_graphmem("--help").stdout
 
 
 @pytest.mark.parametrize("command", ["run", "fit", "published", "graph"])
