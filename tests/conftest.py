@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shared machine is too uneven for deadlines; CI must not fail by the luck of the draw.
 settings.register_profile("graphmem", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("graphmem")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported for the tests out of what graphmem looks through before a trace.
+
+    It notes every model and tensor of its caller's, and looks at all objects of the process for
+    that; the million of them that torch, transformers and pytest have made by now is nobody's.
+    """
+    import torch
+
+    import graphmem
+    from graphmem.caller import belongings
+
+    graphmem.analyze(lambda: (torch.nn.Linear(1, 1), torch.ones(1, 1)))  # imports all that it needs
+    gc.collect()
+    gc.freeze()
+    belongings._all_objects = gc.get_objects
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -125,6 +125,7 @@ def search(fake: Fake, largest: int = fitting.DEFAULT_LARGEST, unit: int = 1) ->
         return graphmem.fit(relu, gpus=["t4"], largest=largest, multiple_of=unit).cards[0]
 
 
+@settings(max_examples=25)
 @given(base=st.integers(0, 10**6), slope=st.integers(1, 10**5), capacity=st.integers(10**6, 10**8))
 def test_the_border_of_a_line_is_found(
     report: Report, base: int, slope: int, capacity: int
@@ -139,6 +140,7 @@ def test_the_border_of_a_line_is_found(
     assert len(fake.values) == len(set(fake.values)) == len(found.probes)
 
 
+@settings(max_examples=25)
 @given(unit=st.integers(1, 64), slope=st.integers(1, 1000), capacity=st.integers(64_000, 10**7))
 def test_only_multiples_are_tried(report: Report, unit: int, slope: int, capacity: int) -> None:
     fake = Fake(report, lambda value: slope * value, capacity)
@@ -149,6 +151,7 @@ def test_only_multiples_are_tried(report: Report, unit: int, slope: int, capacit
     assert all(value % unit == 0 for value in fake.values)
 
 
+@settings(max_examples=25)
 @given(power=st.floats(0.2, 3), capacity=st.integers(10, 10**6))
 def test_the_border_of_a_curve_is_found_in_few_probes(
     report: Report, power: float, capacity: int

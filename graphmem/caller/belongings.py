@@ -99,11 +99,12 @@ def put_back(*, all_values: bool) -> Iterator[Belongings]:
 def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
     """Tensors, and objects that hold them."""
     everything = _all_objects()
-    kinds = set(map(type, everything))
+    types = list(map(type, everything))  # the dearest line: it looks at every object there is
+    kinds = set(types)
     of_tensors = {kind for kind in kinds if torch.Tensor in kind.__mro__}
     of_objects = {kind for kind in kinds if not _KINDS.isdisjoint(kind.__mro__)}
     wanted = of_tensors | of_objects
-    found = list(compress(everything, map(wanted.__contains__, map(type, everything))))
+    found = list(compress(everything, map(wanted.__contains__, types)))
     del everything
     tensors = [each for each in found if type(each) in of_tensors]
     return tensors, [each for each in found if type(each) in of_objects]
