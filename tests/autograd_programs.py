@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from graphmem import TrainingStep
+from graphmem.torch_releases import installed_release
 
 SIZE = 8
 Program = Callable[[nn.Linear, nn.Linear], None]
@@ -633,6 +634,10 @@ def angles_and_extremes(first: nn.Linear, second: nn.Linear) -> None:
     x, y = first(rows()).detach().requires_grad_(), rows()
     (slope,) = torch.autograd.grad(torch.atan2(x, y).sum(), x, create_graph=True)
     slope.square().sum().backward()
+
+
+if installed_release() < (2, 12):
+    del PROGRAMS["angles_and_extremes"]  # aminmax has no derivative before
 
 
 @program

@@ -112,11 +112,22 @@ class _Hooks:
             self._hooks.update(self._before)
 
 
+def _is_defined(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is more than a shell: up to 2.12 the collector may leave one in a cycle.
+
+    `THPVariable_tp_clear`, torch/csrc/autograd/python_variable.cpp.
+    """
+    try:
+        return isinstance(tensor.is_leaf, bool)
+    except RuntimeError:
+        return False
+
+
 class Tensors:
     """Notes of tensors, by identity."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._notes = {id(tensor): Note(tensor) for tensor in tensors}
+        self._notes = {id(tensor): Note(tensor) for tensor in tensors if _is_defined(tensor)}
 
     def __iter__(self) -> Any:
         return iter(self._notes.values())

@@ -5,19 +5,29 @@ from __future__ import annotations
 from functools import cache
 
 from graphmem.torch_releases.differences import (
+    ARGUMENTS_HOLD_GRADIENTS,
     COPIES_TO_DEVICES_KEPT_OFF,
+    FUNCTION_APPLY_IS_BUILT_IN,
+    INNER_NODES_ARE_DESTROYED,
     INTRUSIVE_NODES,
     NO_OP_CUDA_GUARD,
     PACKED_TENSORS_CAN_BE_READ,
+    TIES_ARE_SPLIT,
+    UNUSED_INPUTS_ARE_COUNTED,
     Difference,
     Release,
 )
 
 __all__ = [
+    "ARGUMENTS_HOLD_GRADIENTS",
     "COPIES_TO_DEVICES_KEPT_OFF",
+    "FUNCTION_APPLY_IS_BUILT_IN",
+    "INNER_NODES_ARE_DESTROYED",
     "INTRUSIVE_NODES",
     "NO_OP_CUDA_GUARD",
     "PACKED_TENSORS_CAN_BE_READ",
+    "TIES_ARE_SPLIT",
+    "UNUSED_INPUTS_ARE_COUNTED",
     "Difference",
     "Release",
     "installed_release",

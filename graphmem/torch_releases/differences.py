@@ -53,3 +53,31 @@ INTRUSIVE_NODES = Difference(
     "an autograd node counts its references itself, and is no longer held by `std::shared_ptr`",
     "torch/csrc/autograd/function.h (to 2.12) and node.h (from 2.13), `struct Node`",
 )
+INNER_NODES_ARE_DESTROYED = Difference(
+    (2, 13),
+    "what a node saved that only `CopySlices` holds goes last to first, as its members are "
+    "destroyed; before, `deleteNode` had it release them in the order of saving",
+    "torch/csrc/autograd/function.cpp, `deleteNode`; functions/tensor.h, `CopySlices::fn`",
+)
+ARGUMENTS_HOLD_GRADIENTS = Difference(
+    (2, 13),
+    "a function in Python is the only one to hold the gradients that it is called with",
+    "torch/csrc/autograd/python_function.cpp, `PyNode::apply`; real runs on the CPU",
+)
+UNUSED_INPUTS_ARE_COUNTED = Difference(
+    (2, 13),
+    "the error of an input that the graph does not use says which it is",
+    "torch/csrc/autograd/python_engine.cpp, `THPEngine_run_backward`",
+)
+TIES_ARE_SPLIT = Difference(
+    (2, 14),
+    "tensors that bound `clamp`, and `fmax` and `fmin`, share the gradient of a tie: formulas that "
+    "fill what `where` made, in place where nobody observes",
+    "tools/autograd/derivatives.yaml, `masked_fill_inplace_if_safe`",
+)
+FUNCTION_APPLY_IS_BUILT_IN = Difference(
+    (2, 14),
+    "`Function.apply` is C's: its caller holds the arguments until it returns, and lets go of them "
+    "first to last; a method of Python's takes them over",
+    "torch/autograd/function.py, `Function.apply`",
+)

@@ -30,6 +30,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 from graphmem.frames import acts_for_the_program
+from graphmem.torch_releases import UNUSED_INPUTS_ARE_COUNTED, installed_release
 from graphmem.trace import python_functions
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
@@ -42,6 +43,7 @@ from graphmem.virtual_gpu.patching import replaced
 
 Node = Any
 _FUNCTIONS: Any = torch._C._functions
+_ONE_OF_THEM = "One of the differentiated Tensors"
 
 
 @dataclass
@@ -321,9 +323,11 @@ def _captured(
     """
     for i in range(count):
         if task.captured.get(i) is None and not allow_unreachable:
+            is_counted = UNUSED_INPUTS_ARE_COUNTED.holds_in(installed_release())
             raise RuntimeError(
-                f"The differentiated Tensor at index {i} appears to not have been used in the "
-                "graph. Set allow_unused=True if this is the desired behavior."
+                (f"The differentiated Tensor at index {i}" if is_counted else _ONE_OF_THEM)
+                + " appears to not have been used in the graph. Set allow_unused=True if this is "
+                "the desired behavior."
             )
     return tuple(task.captured.get(i) for i in range(count))
 

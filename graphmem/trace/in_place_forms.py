@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem.torch_releases import TIES_ARE_SPLIT, installed_release
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.virtual_gpu.notes import NOTHING, Note
 
@@ -100,6 +101,10 @@ _IN_FORMULA: dict[str, Forms] = {
     },
 }
 """The same for single nodes of autograd, in whose formulas alone an operation follows another."""
+if TIES_ARE_SPLIT.holds_in(installed_release()):
+    _SPLIT = {aten.masked_fill.Scalar: Form(aten.masked_fill_.Scalar, frozenset({aten.where.self}))}
+    _CLAMPING = "Clamp0 ClampMin1 ClampMax1 Maximum0 Minimum0 Fmax0 Fmin0".split()
+    _IN_FORMULA |= {f"{name[:-1]}Backward{name[-1]}": _SPLIT for name in _CLAMPING}
 
 _ALL = [_IN_PLACE, *_IN_FORMULA.values()]
 _FORMS = [form for forms in _ALL for form in forms.values()]

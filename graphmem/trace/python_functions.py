@@ -7,11 +7,17 @@ whether missing gradients become zeros, and what the results of the forward pass
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import Function, FunctionCtx
 
+from graphmem.torch_releases import (
+    ARGUMENTS_HOLD_GRADIENTS,
+    FUNCTION_APPLY_IS_BUILT_IN,
+    installed_release,
+)
 from graphmem.trace.replayed_views import Edges
 from graphmem.virtual_gpu.patching import Replacement
 
@@ -21,7 +27,6 @@ _RESULTS = "_graphmem_results"
 
 def replacements() -> list[Replacement]:
     """The attributes to replace for what `apply` needs to know later."""
-    # A classmethod of Python's, from torch 2.15 on of C's (torch/autograd/function.py).
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -30,9 +35,18 @@ def replacements() -> list[Replacement]:
         return results
 
     return [
-        (Function, "apply", classmethod(apply_and_note)),
+        (Function, "apply", classmethod(_holding_arguments_alike(apply_and_note))),
         (FunctionCtx, "set_materialize_grads", _set_materialize_grads),
     ]
+
+
+def _holding_arguments_alike(function: Any) -> Any:
+    """A callable that leaves its arguments to whom PyTorch's `apply` leaves them.
+
+    The caller of a `partial`, which is C's, holds them as long as it runs.
+    """
+    is_built_in = FUNCTION_APPLY_IS_BUILT_IN.holds_in(installed_release())
+    return partial(function) if is_built_in else function
 
 
 def _note_results(results: tuple[Any, ...]) -> None:
@@ -56,12 +70,12 @@ def apply(node: Any, gradients: list[Any], edges: Edges, *, keep: bool) -> list[
     Args:
         node: the node.
         gradients: of its results; taken out of the list before the call, so that only the
-            arguments hold them.
+            arguments hold them, which up to 2.12 are the engine's as well.
         edges: where its own results go.
         keep: leave the gradients in the list, for hooks that see them later.
     """
     arguments = tuple(_materialized(node, gradients))
-    if not keep:
+    if not keep and ARGUMENTS_HOLD_GRADIENTS.holds_in(installed_release()):
         gradients[:] = [None] * len(gradients)
     result = node.apply(*arguments)
     del arguments

@@ -22,6 +22,7 @@ from graphmem import graph
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import Owner, OwnerKind, Storage
+from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.trace.saved_fields import SavedFields
@@ -369,6 +370,9 @@ class SavedTensors:
         for saved in held:
             if saved.owner is not None:
                 saved.owner.name = saved.owner.name or str(node.name())
+        is_copy = isinstance(node, _FUNCTIONS.CopySlices)
+        if is_copy and not INNER_NODES_ARE_DESTROYED.holds_in(installed_release()):
+            held.sort(key=lambda saved: saved.number)
         return held
 
     def _saved_under(self, node: Any) -> list[SavedTensor]:
