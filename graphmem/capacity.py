@@ -2,7 +2,7 @@
 
 A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
 where the driver refuses. What the context takes is an estimate with bounds
-(graphmem/cuda_context.py); the verdict is certain iff it is the same where the context takes the
+(graphmem/gpus/context.py); the verdict is certain iff it is the same where the context takes the
 least and the driver leaves as much of the card as any was seen to leave, and where it takes the
 most and the driver leaves as little. cuDNN passes over a convolution's plan whose workspace is
 refused; which one it takes then is not known, so the run goes on without one, and the verdict is

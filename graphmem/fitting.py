@@ -21,7 +21,7 @@ import msgspec
 
 from graphmem.analysis import Progress, Request, run_analysis, target_defaults
 from graphmem.errors import InputError
-from graphmem.gpus import find_gpu
+from graphmem.gpus import find_gpu, label_of
 from graphmem.json_text import json_text
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def find_fit(
 ) -> Fit:
     """What `fit` does."""
     _check(request, over)
-    names = list(dict.fromkeys(find_gpu(name).label for name in gpus))
+    names = list(dict.fromkeys(label_of(find_gpu(name)) for name in gpus))
     _check_target(target, request, over)
     searches = [_Search(target, replace(request, gpu=name), over, progress) for name in names]
     cards = [search.run() for search in searches]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from graphmem.errors import InputError
-from graphmem.target.user_errors import place_of
+from graphmem.user_errors import place_of
 
 _AGAIN = 2.0
 

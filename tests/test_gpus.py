@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graphmem.cuda_context import READINGS, Reading, context_of
 from graphmem.errors import InputError
-from graphmem.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu
+from graphmem.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, label_of
+from graphmem.gpus.context import READINGS, Reading, context_of
 from tests.kernel_calls import Calls, aten, tensor
 
 MIB, GIB = 2**20, 2**30
@@ -177,7 +177,7 @@ def test_a_card_that_is_not_listed_is_described() -> None:
     assert (described.name, described.memory_bytes) == ("rtx-6000", 24 * GIB)
     assert described.compute_capability == (7, 5)
     assert described.multiprocessors * described.max_threads_per_multiprocessor // 512 == 144
-    assert find_gpu(described.label) == described
+    assert find_gpu(label_of(described)) == described
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_card_says_its_platform_and_is_found_again_by_its_label(written: str) 
     gpu = find_gpu(written)
 
     assert f"driver={gpu.driver}" in written
-    assert find_gpu(gpu.label) == gpu != replace(gpu, driver=None)
+    assert find_gpu(label_of(gpu)) == gpu != replace(gpu, driver=None)
 
 
 def test_an_unknown_platform_is_refused() -> None:
@@ -202,7 +202,7 @@ def test_an_unknown_platform_is_refused() -> None:
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 def test_a_listed_card_is_found_by_its_label(gpu: Gpu) -> None:
-    assert find_gpu(gpu.label) is gpu
+    assert find_gpu(label_of(gpu)) is gpu
 
 
 @pytest.mark.parametrize(

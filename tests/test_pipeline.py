@@ -39,7 +39,7 @@ def test_the_order_of_installation_does_not_matter(names: list[str]) -> None:
     needs = {"a": (), "b": ("a",), "c": ("a", "b"), "d": ()}
     passes = [a_pass(name, *needs[name]) for name in names]
 
-    assert [each.provides for each in ordered(passes)] == ["a", "b", "c", "d"]
+    assert [each.provides for each in ordered(passes)] == ["a", "d", "b", "c"]
 
 
 def test_a_requirement_that_nobody_provides_is_an_error() -> None:

@@ -241,27 +241,22 @@ def test_the_page_can_be_light_and_dark(open_page: Open, theme: str) -> None:
     assert (brightness > 3 * 128) == (theme == "light")
 
 
-def test_the_page_of_gpt2_is_small_and_made_in_two_seconds(open_page: Open) -> None:
-    analysis = run_analysis(f"{ROOT}/fixtures/gpt2.py:build", Request())
-    begin = time.monotonic()
-    html = page(analysis)
-    seconds = time.monotonic() - begin
+def test_the_page_of_gpt2_is_small(open_page: Open) -> None:
+    html = page(run_analysis(f"{ROOT}/fixtures/gpt2.py:build", Request()))
 
     open_page(html)
 
     assert len(html.encode()) < 2_000_000
-    assert seconds < 2
 
 
-def test_a_decoder_of_126_layers_opens_in_two_seconds(open_page: Open) -> None:
+def test_a_decoder_of_126_layers_opens(open_page: Open) -> None:
     small = {"width": "64", "ffn": "128", "heads": "2", "kv_heads": "1", "seq": "64"}
     request = Request(steps=1, settings={"layers": "126", **small})
     html = page(run_analysis(f"{ROOT}/fixtures/llama.py:build", request))
-    begin = time.monotonic()
 
     open_page(html)
 
-    assert time.monotonic() - begin < 2
+    assert len(html.encode()) < 2_000_000
 
 
 def test_analyze_writes_the_page_as_well(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from graphmem.cuda_context import READINGS
 from graphmem.gpus import CONTEXT_NOTE, DEFAULT_GPU, GPUS, Gpu
+from graphmem.gpus.context import READINGS
 from graphmem.plain_text import Console
 from graphmem.units import format_bytes
 

@@ -32,7 +32,7 @@ from graphmem.analysis import Request
 from graphmem.errors import InputError
 from graphmem.gate.limits import CATEGORY_OF, Growth, Increase, Limits, Size
 from graphmem.gate.toml_lines import line_of
-from graphmem.gpus import DEFAULT_GPU, find_gpu
+from graphmem.gpus import DEFAULT_GPU, find_gpu, label_of
 
 FILE = "graphmem.toml"
 _PYPROJECT = "pyproject.toml"
@@ -41,7 +41,7 @@ _TABLE = ("tool", "graphmem")
 
 def _gpu(name: str) -> str:
     try:
-        return find_gpu(name).label
+        return label_of(find_gpu(name))
     except InputError as error:
         raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from error
 

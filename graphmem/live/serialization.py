@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
-from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.patching import Replacement
 
 _NOTES = "_graphmem_"

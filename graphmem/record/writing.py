@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from torch.fx import Node
 
+from graphmem.gpus import label_of
 from graphmem.graph import (
     AutogradNode,
     Op,
@@ -68,7 +69,7 @@ class _Writer:
             version=rows.VERSION,
             written_by=f"graphmem {__version__}",
             target=step.name,
-            gpu=runtime.gpu.label,
+            gpu=label_of(runtime.gpu),
             torch=runtime.torch,
             env=dict(runtime.env),
             device=graph.device,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from graphmem.gpus import label_of
 from graphmem.graph import (
     Category,
     Owner,
@@ -118,7 +119,7 @@ def saved_for_backward(graph: StepGraph) -> int:
 def _runtime(runtime: Runtime) -> RuntimeInfo:
     major, minor = runtime.gpu.compute_capability
     return RuntimeInfo(
-        gpu=runtime.gpu.label,
+        gpu=label_of(runtime.gpu),
         title=runtime.gpu.title,
         memory=runtime.gpu.memory_bytes,
         compute_capability=f"{major}.{minor}",

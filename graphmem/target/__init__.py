@@ -31,8 +31,8 @@ from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.target.modules import DottedModule, PythonFile, function_of, importing_from
 from graphmem.target.settings import arguments_for, defaults_of
-from graphmem.target.user_errors import blaming_the_user, user_error
 from graphmem.training_step import TrainingStep
+from graphmem.user_errors import blaming_the_user, user_error
 
 __all__ = ["Target", "blaming_the_user", "load_target", "user_error"]
 

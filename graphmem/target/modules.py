@@ -16,7 +16,7 @@ from typing import Any
 
 from graphmem.errors import InputError
 from graphmem.frames import INSTALLED
-from graphmem.target.user_errors import user_error
+from graphmem.user_errors import user_error
 
 _LISTED = 5
 _KEPT = sys.stdlib_module_names | {"__main__", "graphmem"}

@@ -29,13 +29,13 @@ from graphmem.graph import Op, OwnerKind, Source
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
+from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.values.limits import INTEGERS
-from graphmem.values.reads import Reads
 from graphmem.virtual_gpu.attention import seed_and_offset_on_host
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 

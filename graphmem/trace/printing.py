@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.values.reads import Reads
+from graphmem.trace.reads import Reads
 from graphmem.virtual_gpu.patching import Replacement
 from graphmem.virtual_gpu.sparse import parts_of
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
-from graphmem.target.user_errors import note_place
-from graphmem.trace import compiled, initialisers, printing, tensor_kinds, threads
+from graphmem.trace import compiled, detectors, initialisers, printing, tensor_kinds, threads
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -29,13 +28,13 @@ from graphmem.trace.line_search import LineSearches
 from graphmem.trace.location import Location
 from graphmem.trace.naming import describe_model, name_model, name_optimizer, name_variables
 from graphmem.trace.node_hooks import NodeHooks
+from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
-from graphmem.values import detectors
-from graphmem.values.reads import Reads
+from graphmem.user_errors import note_place
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from graphmem.virtual_gpu.patching import replaced
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphmem.allocator.replay import Replay
 from graphmem.errors import InputError
 from graphmem.verify.recording_files import read_recorded
+from graphmem.verify.replay import Replay
 
 
 @dataclass(frozen=True)

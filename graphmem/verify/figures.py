@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from graphmem.allocator.replay import Replay
+from graphmem.verify.replay import Replay
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphmem.allocator import AllocatorSettings
-from graphmem.allocator.replay import Replay, replay
 from graphmem.errors import InputError
 from graphmem.recordings import Recording, read_recording
 from graphmem.verify.changes import Change, recorded_changes
 from graphmem.verify.figures import Figures, replayed_figures, told_figures
+from graphmem.verify.replay import Replay, replay
 
 COMPACT = ".events.json"
 SNAPSHOT = ".pickle.gz"

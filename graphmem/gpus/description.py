@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from graphmem.errors import InputError
-from graphmem.gpus import MAX_THREADS_PER_MULTIPROCESSOR, Gpu
+from graphmem.gpus.card import MAX_THREADS_PER_MULTIPROCESSOR, Gpu
 
 _EXAMPLE = "name=my-card,memory=24GiB,sm=75,multiprocessors=72"
 _FIELDS = ("name", "memory", "sm", "multiprocessors")

@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem.errors import InputError
 from graphmem.graph import Source
 from graphmem.trace.location import Location
+from graphmem.trace.loops import Loops
 from graphmem.trace.naming import tensors_held, variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.values.choices import Choices
 from graphmem.values.known import Basis, KnownValues, Values
-from graphmem.values.loops import Loops
 from graphmem.values.rules import Rules
 
 WHY = "the card does no arithmetic"

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from graphmem.allocator.caching_allocator import CachingAllocator
 from graphmem.allocator.device import Device
 from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
-from graphmem.allocator.rewind import initial_state
 from graphmem.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from graphmem.errors import InputError
 from graphmem.recordings import Event, Recording
+from graphmem.verify.rewind import initial_state
 
 _SEGMENT_BITS = 41  # in a compact file each segment gets an address range of its own
 _UNRECORDED = 1 << 62  # where segments go that the recording does not have

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from graphmem.values.reads import Reads
+from graphmem.trace.reads import Reads
 from graphmem.values.rules import Rule
 from graphmem.virtual_gpu.patching import Replacement
 

@@ -1,0 +1,18 @@
+"""The cards that a step may run on. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from graphmem.gpus.card import CONTEXT_NOTE, MAX_THREADS_PER_MULTIPROCESSOR, Gpu, parse_release
+from graphmem.gpus.names import find_gpu, label_of
+from graphmem.gpus.table import DEFAULT_GPU, GPUS
+
+__all__ = [
+    "CONTEXT_NOTE",
+    "DEFAULT_GPU",
+    "GPUS",
+    "MAX_THREADS_PER_MULTIPROCESSOR",
+    "Gpu",
+    "find_gpu",
+    "label_of",
+    "parse_release",
+]

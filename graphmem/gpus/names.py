@@ -1,0 +1,85 @@
+"""GPUs by name: the one that a user means, and the name to find one again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from graphmem.errors import InputError
+from graphmem.gpus.card import Gpu
+from graphmem.gpus.description import described_gpu
+from graphmem.gpus.table import GPUS
+
+if TYPE_CHECKING:
+    from graphmem.allocator.addresses import Driver
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the GPU called `name`: its name, its title or an alias, or the one that is described.
+
+    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count. A description is
+    "name=my-card,memory=24GiB,sm=75,multiprocessors=72" (graphmem/gpus/description.py). After
+    either, ",driver=linux" or ",driver=wddm" (Windows, WSL 2) says the platform.
+
+    Raises:
+        InputError: no GPU is called so; the hint names the nearest ones.
+    """
+    platform = _PLATFORM.search(name)
+    if platform is None:
+        return _gpu_without_platform(name)
+    gpu = _gpu_without_platform(name[: platform.start()] + name[platform.end() :])
+    return replace(gpu, driver=_driver_named(platform[1].strip()))
+
+
+def _driver_named(name: str) -> Driver:
+    if name == "linux":
+        return "linux"
+    if name == "wddm":
+        return "wddm"
+    raise InputError(f"driver={name} is no platform", hint="write linux, or wddm (Windows, WSL 2)")
+
+
+def _gpu_without_platform(name: str) -> Gpu:
+    if "=" in name:
+        return described_gpu(name)
+    wanted = _normalised(name)
+    gpu = _BY_NORMALISED_NAME.get(wanted)
+    if gpu is not None:
+        return gpu
+    nearest = dict.fromkeys(
+        _BY_NORMALISED_NAME[near].name
+        for near in get_close_matches(wanted, _BY_NORMALISED_NAME, n=4)
+    )
+    if nearest:
+        hint = f"did you mean {' or '.join(nearest)}? `graphmem gpus` lists all"
+    else:
+        hint = "`graphmem gpus` lists the known ones, and says how to describe another"
+    raise InputError(f"unknown GPU {name!r}", hint=hint)
+
+
+_PLATFORM = re.compile(r",\s*driver\s*=([^,]*)")
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", name.lower())
+
+
+def label_of(gpu: Gpu) -> str:
+    """What `find_gpu` takes to find a card again."""
+    if gpu.driver is not None:
+        return f"{label_of(replace(gpu, driver=None))},driver={gpu.driver}"
+    if _BY_NORMALISED_NAME.get(_normalised(gpu.name)) == gpu:
+        return gpu.name
+    sm = "".join(map(str, gpu.compute_capability))
+    return (
+        f"name={gpu.name},memory={gpu.memory_bytes},sm={sm},multiprocessors={gpu.multiprocessors}"
+    )
+
+
+_BY_NORMALISED_NAME: Mapping[str, Gpu] = MappingProxyType(
+    {_normalised(label): gpu for gpu in GPUS for label in (gpu.name, gpu.title, *gpu.aliases)}
+)
