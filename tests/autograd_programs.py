@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -817,3 +818,19 @@ def scaled(x: Tensor, factor: int) -> Tensor:
 def scripted_from_the_first_call_on(first: nn.Linear, second: nn.Linear) -> None:
     scaled(first(rows()), 2).sum().backward()
     scaled(second(rows()), 3).sum().backward()
+
+
+@program
+def written_into_what_was_counted(first: nn.Linear, second: nn.Linear) -> None:
+    """What is computed of a range only is a real tensor in a trace of the CPU."""
+    positions = torch.arange(4.0).unsqueeze(1).expand(4, SIZE).contiguous()
+    positions += first(rows()).detach()
+    step = nn.Parameter(torch.tensor([0.5]))
+    second(positions * step).sum().backward()
+
+
+@program
+def matched_on_the_host(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    best = np.asarray(x.detach().mT).argmin(axis=0)
+    second(x[torch.as_tensor(best * 0, dtype=torch.int64)]).sum().backward()

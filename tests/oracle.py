@@ -25,6 +25,7 @@ from graphmem.graph import StepGraph
 from graphmem.trace import Options, trace
 from graphmem.trace.loop import TrainingLoop
 from graphmem.virtual_gpu.patching import replaced
+from tests.assumed_values import AssumedValues, Calls
 
 aten = torch.ops.aten
 NORMALISATIONS = (
@@ -95,10 +96,16 @@ class _Block(weakref.ref[torch.UntypedStorage]):
 
 
 class RealRun(TorchDispatchMode):
-    """Sees the results of every operation, and when their storages die."""
+    """Sees the results of every operation, and when their storages die.
 
-    def __init__(self) -> None:
+    Args:
+        assumed: what a trace assumed, to go by.
+    """
+
+    def __init__(self, assumed: AssumedValues | None = None) -> None:
         super().__init__()
+        self._assumed = assumed or AssumedValues()
+        self._calls = Calls()
         self.recording = Recording()
         self.step = BUILDING
         self.selected: float | None = None
@@ -113,7 +120,7 @@ class RealRun(TorchDispatchMode):
         if func is aten.nonzero.default and self.selected is not None:
             result = _select(args[0], self.selected)
         else:
-            result = func(*args, **(kwargs or {}))
+            result = self._assumed.run(self._calls.next(func), args, kwargs or {})
         mixed = func in NORMALISATIONS and _is_mixed(args)
         for position, tensor in enumerate(_tensors(result)):
             self._observe(tensor, is_statistic=mixed and position > 0)
@@ -176,9 +183,15 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def run(build: Build, options: Options) -> Recording:
-    """Run the step on the CPU and write down what its storages did."""
-    with comparable(), RealRun() as mode:
+def run(build: Build, options: Options, assumed: AssumedValues | None = None) -> Recording:
+    """Run the step on the CPU and write down what its storages did.
+
+    Args:
+        build: makes the step.
+        options: of the trace that it is compared with.
+        assumed: what that trace assumed of values, which the run goes by as well.
+    """
+    with comparable(), RealRun(assumed) as mode:
         clear = (torch, "clear_autocast_cache", mode.clear_autocast_cache)
         iterate = _iterate_of(build(), mode, options)
         with replaced([clear]):
@@ -209,7 +222,8 @@ def comparable() -> Iterator[None]:
 
     TorchScript's executor begins anew: it runs a function in another way from the second call on.
     """
-    for function in torch.jit._state._python_cu.get_functions():
+    scripted: Any = torch.jit._state._python_cu
+    for function in scripted.get_functions():
         function._debug_flush_compilation_cache()
     gc.disable()
     torch._C._set_mkldnn_enabled(False)

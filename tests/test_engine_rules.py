@@ -61,6 +61,7 @@ def memory_of(tensor: Tensor | None) -> int:
 
 OTHER_ON_THE_CPU = {
     "gradient_of_the_greatest": "max() has another formula on the CPU than on CUDA",
+    "matched_on_the_host": "arrays of numpy's are not the allocator's",
     "correlated_with_itself": "a conjugate is computed within the operation that reads it",
 }
 

@@ -58,6 +58,11 @@ def of_writes(device: torch.device) -> Any:
     filled = torch.empty(3, device=device).copy_(torch.tensor([1.0, 2.0, 4.0]))
     filled.mul_(filled)
     counts[counts == 2] = 7
+    shapes = torch.empty((2, 2), dtype=torch.long, device=device)
+    for level, (height, width) in enumerate([(2, 3), (1, 2)]):
+        shapes[level, 0], shapes[level, 1] = height, width
+    if shapes.prod(1).sum() != 8:
+        raise ValueError("shapes and positions do not match")
     return [counts.tolist(), filled.tolist(), torch.full((2,), True, device=device).all().item()]
 
 

@@ -18,6 +18,7 @@ from graphmem import TrainingStep
 from graphmem.trace import Options
 from graphmem.trace.loop import optimizer_named
 from tests import oracle
+from tests.assumed_values import AssumedValues
 from tests.autograd_programs import PROGRAMS, rows, training_step
 from tests.test_fixtures import CASES, TINY, build
 
@@ -46,6 +47,40 @@ def test_fixture_whose_cpu_kernel_has_a_wrong_meta_kernel() -> None:
     name, settings = MIXED_GROUP_NORM
     with pytest.raises(AssertionError, match=r"real: .*native_group_norm_backward"):
         compare(partial(build, name, **{**TINY[name], **settings}))
+
+
+# ---- routing -------------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Two of four for each token; each expert takes its own, if there are any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(tokens).softmax(-1).topk(2)
+        result = torch.zeros_like(tokens)
+        for number in functional.one_hot(chosen, 4).sum((0, 1)).nonzero():
+            rows, place = torch.where(chosen == number)
+            expert = self.experts[int(number)]
+            result.index_add_(0, rows, expert(tokens[rows]) * weights[rows, place, None])
+        return result[result.abs().sum(-1) > 0]
+
+
+def test_experts_are_compared_with_the_routing_that_the_trace_assumed() -> None:
+    def make() -> TrainingStep:
+        torch.manual_seed(3)
+        return TrainingStep(Experts(), torch.randn(10, 8), optimizer=optimizer_named("adam"))
+
+    chosen, assumed = Options(steps=2, subclass_like=True), AssumedValues()
+    with assumed.kept():
+        traced = oracle.traced_events(make, chosen)
+    with pytest.raises(AssertionError, match="differs"):
+        oracle.assert_agree(oracle.run(make, chosen), traced)
+    oracle.assert_agree(oracle.run(make, chosen, assumed), traced)
 
 
 # ---- every optimizer -----------------------------------------------------------------------------

@@ -40,7 +40,9 @@ def replacements(reads: Reads) -> list[Replacement]:
     def to_numpy(tensor: FakeTensor, *args: Any, **options: Any) -> Any:
         if tensor.fake_device.type != "cpu":
             _refuse_numpy(tensor)
-        return to_host(tensor).numpy()
+        real = to_host(tensor)
+        with torch._C._DisableTorchDispatch():
+            return real.numpy()
 
     def formatted(tensor: FakeTensor, specification: str) -> str:
         """`Tensor.__format__` (torch/_tensor.py), which knows plain tensors only."""

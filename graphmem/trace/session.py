@@ -22,6 +22,7 @@ from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.gradients import GradientRules
+from graphmem.trace.host_tensors import share_with_fakes
 from graphmem.trace.in_place_forms import InPlaceForms
 from graphmem.trace.library_flags import note_flags
 from graphmem.trace.line_search import LineSearches
@@ -68,6 +69,8 @@ class Session:
         self.recorder = Recorder(device)
         self.location = Location()
         self.fake_mode = VirtualFakeMode()
+        if device.type == "cpu":
+            share_with_fakes(self.recorder, self.fake_mode)
         self._autocast = AutocastRegions(self.recorder)
         self._hooks = NodeHooks()
         self._views = ReplayedViews()

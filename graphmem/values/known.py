@@ -12,6 +12,8 @@ Clauses:
     what programs decide by are indices, counts and masks, and boxes that anchors are matched with.
     Of random numbers other than integers, `DRAWN` are carried: most of them are noise.
 (6) Values by a rule of `rules` are *assumed*, and so is what is computed of them.
+(7) A small table of integers begins as zeros where a program makes it by `empty`, to write its
+    entries one by one: what it reads before it has written has no meaning on a card, either.
 
 Not covered: sparse, nested and quantised tensors, and operators of other libraries.
 """
@@ -26,8 +28,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
-from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_small
-from graphmem.values.plans import Plan, own_draws, plan_of
+from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_small, is_table
+from graphmem.values.plans import EMPTY, Plan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
 aten = torch.ops.aten
@@ -160,6 +162,8 @@ class KnownValues:
         except KeyError:
             plan = self._plans[func] = plan_of(func)
         if plan is None:
+            if func in EMPTY and is_table(result):
+                self._begin_anew(result)
             return
         if plan.writes:
             self._write(plan, func, args, kwargs)
@@ -302,9 +306,7 @@ class KnownValues:
         covers = target.numel() * target.element_size() == memory.nbytes()
         if covers and is_small(target) and not target.requires_grad and _is_dense(target):
             with torch._C._DisableTorchDispatch():
-                real = torch.empty_strided(
-                    target.shape, target.stride(), dtype=target.dtype, device="cpu"
-                )
+                real = torch.zeros(target.numel(), dtype=target.dtype, device="cpu")
             self._keep(memory, real.untyped_storage(), KNOWN)
 
     def _mark(self, targets: Iterable[torch.Tensor], basis: Basis) -> None:

@@ -19,10 +19,18 @@ DRAWN = 1 << 16
 """Elements of a tensor of random numbers, other than integers, that is drawn."""
 
 
+TABLE = 1 << 10
+"""Elements of a table of integers that is written entry by entry."""
+
+
 def is_carried(dtype: torch.dtype, elements: int) -> bool:
     """Whether values of so many elements are carried [clause 5]."""
-    is_number = dtype.is_floating_point or dtype.is_complex
-    return elements <= (FLOATS if is_number else INTEGERS)
+    return elements <= (FLOATS if is_number(dtype) else INTEGERS)
+
+
+def is_number(dtype: torch.dtype) -> bool:
+    """Whether a dtype is of numbers other than integers."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def is_small(result: Any) -> bool:
@@ -46,3 +54,8 @@ def is_drawn(tensor: Any) -> bool:
     return not isinstance(tensor, torch.Tensor) or (
         tensor.numel() <= DRAWN or not tensor.dtype.is_floating_point
     )
+
+
+def is_table(tensor: torch.Tensor) -> bool:
+    """Whether a program may write a tensor of integers entry by entry."""
+    return tensor.numel() <= TABLE and not is_number(tensor.dtype)

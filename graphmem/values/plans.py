@@ -39,6 +39,7 @@ _UPDATES_STATISTICS = {
 }
 """Operators that write into running statistics without a word in their schemas."""
 
+EMPTY = frozenset({aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default})
 _UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"}) | frozenset(
     {"aten::new_empty", "aten::new_empty_strided", "aten::set_", "aten::resize_"}
 )

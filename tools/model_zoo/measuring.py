@@ -21,6 +21,7 @@ from graphmem.report.build import saved_for_backward
 from graphmem.trace import Options, trace
 from graphmem.trace.loop import call, default_loss
 from tests import oracle
+from tests.assumed_values import AssumedValues
 from tools.model_zoo.case import Case
 
 OPTIONS = Options(steps=1, keep_grads=True, subclass_like=True)
@@ -41,8 +42,12 @@ def measure(case: Case) -> Iterator[Result]:
     yield {"saved": real.saved, "gradients": real.gradients, "states": real.states}
     yield from _told("analysis", lambda: _analyse(build))
     traced: list[StepGraph] = []
-    with oracle.comparable():
+    assumed = AssumedValues()
+    with oracle.comparable(), assumed.kept():
         yield from _told("oracle", lambda: traced.append(trace(build, gpu=None, options=OPTIONS)))
+    if traced and assumed:
+        yield from _told("routed", lambda: real.run(assumed))
+        yield {"saved": real.saved, "gradients": real.gradients, "states": real.states}
     if traced:
         yield _compared(real, traced[0])
 
@@ -95,9 +100,13 @@ class RealStep:
         self.saved: int | None = None
         self.gradients = self.states = 0
 
-    def run(self) -> None:
-        """Run one iteration, and the forward pass of another one."""
-        recording = oracle.run(self._watched, OPTIONS)
+    def run(self, assumed: AssumedValues | None = None) -> None:
+        """Run one iteration, and the forward pass of another one.
+
+        Args:
+            assumed: what a trace assumed of values, to go by.
+        """
+        recording = oracle.run(self._watched, OPTIONS, assumed)
         if self._model is not None:
             grads = [p.grad for p in self._model.parameters() if p.grad is not None]
             self.gradients = _bytes_of(grads)
@@ -105,7 +114,7 @@ class RealStep:
             states = self._optimizer.state.values()
             self.states = _bytes_of([each for state in states for each in state.values()])
         self._model = self._optimizer = None
-        self.saved = _saved_by(self._build())
+        self.saved = None if assumed else _saved_by(self._build())
         self.recording = recording
 
     def _watched(self) -> TrainingStep:

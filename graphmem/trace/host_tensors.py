@@ -1,0 +1,29 @@
+"""A trace of the CPU's own memory, in which small tensors stay real (`dispatch`).
+
+Where a real tensor meets a fake one, PyTorch makes a fake tensor of it, which takes no memory of
+its own: it stands for the same storage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from graphmem.trace.recorder import Recorder
+
+
+def share_with_fakes(recorder: Recorder, fake_mode: FakeTensorMode) -> None:
+    """Know the storage of a fake tensor that is made of a real one."""
+    converter: Any = fake_mode.fake_tensor_converter
+    convert = converter.from_real_tensor
+
+    def from_real_tensor(mode: FakeTensorMode, real: torch.Tensor, **options: Any) -> FakeTensor:
+        fake: FakeTensor = convert(mode, real, **options)
+        storage = recorder.storage_of(real)
+        if storage is not None and recorder.storage_of(fake) is None:
+            recorder.alias(fake, storage)
+        return fake
+
+    converter.from_real_tensor = from_real_tensor
