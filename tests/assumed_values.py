@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from graphmem.trace.dispatch import TraceMode
-from graphmem.values.reads import Reads
+from graphmem.trace.reads import Reads
 from graphmem.values.rules import Rules
 from graphmem.virtual_gpu.patching import replaced
 
