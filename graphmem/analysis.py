@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.changes import Changes, changed
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
@@ -138,7 +139,7 @@ def analysis_of(step: TracedStep) -> Analysis:
         annotations |= {name: Section(lines) for name, lines in sections.items()}
     else:
         allocator = runtime.new_allocator(bounded=False)
-        timeline = simulate(graph, annotations["kernel_memory"].programs, allocator)
+        timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
         memory = memory_info(runtime, graph, annotations, timeline)
     report = build_report(step.name, runtime, graph, annotations, timeline, memory)
     return Analysis(report, step, annotations, timeline)

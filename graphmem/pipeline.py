@@ -6,19 +6,29 @@ stranger's are found alike, through the entry-point group `graphmem.passes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
+from graphmem.annotations import Annotations
 from graphmem.errors import InputError
 from graphmem.graph import StepGraph
 from graphmem.runtime import Runtime
 
-GROUP = "graphmem.passes"
+__all__ = [
+    "Annotations",
+    "HasReportLines",
+    "KnowsReasons",
+    "Pass",
+    "installed_passes",
+    "online_pass",
+    "ordered",
+    "run_passes",
+]
 
-Annotations = Mapping[str, Any]
+GROUP = "graphmem.passes"
 
 
 @runtime_checkable
@@ -75,7 +85,7 @@ def online_pass(name: str, runtime: Runtime) -> Any:
 
 def run_passes(
     graph: StepGraph, runtime: Runtime, passes: Iterable[Pass] | None = None
-) -> dict[str, Any]:
+) -> Annotations:
     """Run passes in an order that respects their requirements; default: all that are installed.
 
     Returns:
@@ -85,9 +95,9 @@ def run_passes(
         InputError: two passes provide the same annotation, one requires what nobody provides, or
             they require each other.
     """
-    annotations: dict[str, Any] = {}
+    annotations = Annotations()
     for each in ordered(installed_passes() if passes is None else passes):
-        required = {name: annotations[name] for name in each.requires}
+        required = Annotations({name: annotations[name] for name in each.requires})
         annotations[each.provides] = each.run(graph, runtime, required)
     return annotations
 

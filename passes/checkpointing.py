@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch.fx
 
+from graphmem.annotations import SAVED_TENSORS
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -73,7 +74,7 @@ def find_checkpointing(
             for module in _with_ancestors(op.module):
                 inside[module].append(op)
     tick = graph.phases[forwards[-1]].end
-    saved: SavedTensors = annotations["saved_tensors"]
+    saved: SavedTensors = annotations.of(SAVED_TENSORS)
     found = (_checkpointed(module, ops, graph, saved, tick) for module, ops in inside.items())
     return Checkpointing(
         tuple(

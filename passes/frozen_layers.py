@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch.fx
 
+from graphmem.annotations import SAVED_TENSORS
 from graphmem.graph import AutogradNode, Op, OwnerKind, PhaseName, StepGraph, TensorOut
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -91,7 +92,7 @@ def find_frozen_layers(
         if op.phase == forwards[-1] and op.module and not trains:
             ops[op.module].append(op)
     tick = graph.phases[forwards[-1]].end
-    search = _Search(graph, annotations["saved_tensors"], tick)
+    search = _Search(graph, annotations.of(SAVED_TENSORS), tick)
     return FrozenLayers(
         tuple(search.layer(module, tuple(own[module]), found) for module, found in ops.items())
     )

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphmem.annotations import SAVED_TENSORS
 from graphmem.graph import Op, PhaseName, Source, StepGraph
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -79,7 +80,7 @@ class OutputReuse:
 
 def find_output_reuse(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> OutputReuse:
     """Every activation that autograd differentiates in the last forward pass."""
-    saved: SavedTensors = annotations["saved_tensors"]
+    saved: SavedTensors = annotations.of(SAVED_TENSORS)
     forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
     if not forwards:
         return OutputReuse(())

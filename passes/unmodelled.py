@@ -17,6 +17,7 @@ approximate:
 
 from __future__ import annotations
 
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.graph import Assumption, Op, StepGraph
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, KernelMemory, Take
 from graphmem.pipeline import Annotations, Pass
@@ -34,7 +35,7 @@ def find_unmodelled(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> tuple[Assumption, ...]:
     """One assumption for each clause that the graph meets, at the first operation that does."""
-    memory: KernelMemory = annotations["kernel_memory"]
+    memory: KernelMemory = annotations.of(KERNEL_MEMORY)
     found = [
         _assumption(
             [op for op in _matching(graph, _CONVOLUTIONS) if not _has_workspace(op, memory)],

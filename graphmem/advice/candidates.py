@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from graphmem.annotations import CHECKPOINTING, OUTPUT_REUSE
 from graphmem.errors import InputError
 from graphmem.graph import AutocastState, OwnerKind, StepGraph
 
@@ -111,7 +112,7 @@ def _precision(request: Request, graph: StepGraph) -> Iterator[Candidate]:
 def _checkpointing(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     """Modules that differ only in their numbers are one pattern: `h.0` and `h.1` are `h.*`."""
     groups = defaultdict[str, list[Any]](list)
-    for each in analysis.annotations["checkpointing"].modules:
+    for each in analysis.annotations.of(CHECKPOINTING).modules:
         groups[_INDEX.sub("*", each.module)].append(each)
     savings = sorted(groups.items(), key=lambda item: -sum(each.saves_bytes for each in item[1]))
     for pattern, modules in savings[:_CHECKPOINTED]:
@@ -137,7 +138,7 @@ def _first_line(graph: StepGraph, module: str) -> str:
 
 def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     known = defaultdict[str, list[Any]](list)
-    for each in analysis.annotations["output_reuse"].activations:
+    for each in analysis.annotations.of(OUTPUT_REUSE).activations:
         if each.exchange_saves_bytes > 0:
             known[each.name.rstrip("_")].append(each)
     for old, found in known.items():

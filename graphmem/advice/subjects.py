@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphmem.annotations import SAVED_TENSORS
 from graphmem.errors import InputError
 from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage
 
@@ -72,7 +73,7 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
             storage=storage,
             op=graph.op_of(storage),
             at_peak=bool(storage.owners_at(tick)),
-            holdings=tuple(_holdings(storage, analysis.annotations["saved_tensors"], ops)),
+            holdings=tuple(_holdings(storage, analysis.annotations.of(SAVED_TENSORS), ops)),
         )
         for storage in sorted(found, key=lambda storage: (-storage.nbytes, storage.id))
     ]

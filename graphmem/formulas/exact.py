@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphmem.analysis import Request, runtime_of
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
@@ -90,7 +91,7 @@ class Traced:
 
         graph, told = self.analysis.graph, self.analysis.report.runtime
         runtime = runtime_of(Request(gpu=told.gpu, torch=told.torch, env=told.env))
-        programs = self.analysis.annotations["kernel_memory"].programs
+        programs = self.analysis.annotations.of(KERNEL_MEMORY).programs
         layout = Layout(data=gpus, sharding=sharding)
         most = Planner(graph, programs, runtime).plan(layout)[0].timeline.most
         categories = (*_STATES, COMMUNICATION)

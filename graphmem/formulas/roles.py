@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphmem.annotations import SAVED_TENSORS
 from graphmem.formulas.blocks import Blocks
 from graphmem.graph import Category, Op, StepGraph, Storage
 from graphmem.report.categories import NAMES_ON_RANKS
@@ -119,7 +120,7 @@ class Roles:
     @classmethod
     def of(cls, graph: StepGraph, annotations: Annotations, blocks: Blocks) -> Roles:
         """For what passes found in a trace."""
-        return cls(graph, annotations["saved_tensors"], blocks)
+        return cls(graph, annotations.of(SAVED_TENSORS), blocks)
 
     def bytes_by_role(self, storages: Iterable[Storage], tick: int) -> dict[Role, int]:
         """Requested bytes of storages by their roles at `tick`; every byte counts once."""

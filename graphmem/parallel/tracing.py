@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from graphmem.analysis import Progress, Request, traced_step
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.parallel.layout import Precision
 from graphmem.parallel.planner import Planner
 
@@ -37,5 +38,5 @@ def planner_for(
     if precision is Precision.BF16_MASTER:
         request = replace(request, changes=replace(request.changes, dtype="bf16"))
     step = traced_step(target, request, progress)
-    programs = run_passes(step.graph, step.runtime)["kernel_memory"].programs
+    programs = run_passes(step.graph, step.runtime).of(KERNEL_MEMORY).programs
     return step.name, Planner(step.graph, programs, step.runtime, blocks, wrap)

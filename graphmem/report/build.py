@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
+from graphmem.annotations import UNMODELLED
 from graphmem.gpus import label_of
 from graphmem.graph import (
     Category,
@@ -83,7 +84,7 @@ def build_report(
                 each.times,
                 _text(each.source.called_from) if each.source is not None else None,
             )
-            for each in (*graph.assumptions, *annotations["unmodelled"])
+            for each in (*graph.assumptions, *annotations.of(UNMODELLED))
         ],
         findings=[
             Findings(name, lines)

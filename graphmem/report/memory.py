@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphmem.allocator import SegmentInfo
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.capacity import Refused, Replay, Verdict, judge, replay
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
@@ -27,7 +28,7 @@ def memory_info(
         annotations: what the passes found.
         timeline: the bytes, where there is no end of memory.
     """
-    programs = annotations["kernel_memory"].programs
+    programs = annotations.of(KERNEL_MEMORY).programs
     found = moves(graph, programs)
     moment, _ = timeline.peak()
     up_to_peak = replay(found[: moment.index], runtime.new_allocator(bounded=False))

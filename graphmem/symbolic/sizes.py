@@ -21,6 +21,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from graphmem.analysis import Progress, Request, target_defaults, traced_step
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.errors import InputError
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
 from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
@@ -187,7 +188,7 @@ class Traces:
         request = replace(self.request, settings={**self.request.settings, **at_sizes})
         step = traced_step(self.target, request)
         passes = [each for each in installed_passes() if each.provides == "kernel_memory"]
-        memory = run_passes(step.graph, step.runtime, passes)["kernel_memory"]
+        memory = run_passes(step.graph, step.runtime, passes).of(KERNEL_MEMORY)
         return step.name, step.graph, memory.programs
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, MemoryState, OutOfMemory
 from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver
 from graphmem.analysis import Request, traced_step
+from graphmem.annotations import KERNEL_MEMORY
 from graphmem.graph import StepGraph, Storage
 from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
@@ -115,6 +116,6 @@ def predict(
     runtime = step.runtime
     if runtime.allocator_conf is not None:
         settings = runtime.allocator_settings
-    memory = run_passes(step.graph, runtime)["kernel_memory"]
+    memory = run_passes(step.graph, runtime).of(KERNEL_MEMORY)
     driver = driver or runtime.gpu.driver or DEFAULT_DRIVER
     return Prediction(step.name, step.graph, memory.programs, settings, driver)
