@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphmem.analysis import Request, runtime_of, traced_step
 from graphmem.graph import StepGraph
-from graphmem.pipeline import Pass, installed_passes, run_passes
+from graphmem.pipeline import Annotations, Pass, installed_passes, run_passes
 
 HERE = Path(__file__).parent
 GPT2 = f"{HERE.parent / 'fixtures' / 'gpt2'}.py:build"
@@ -49,7 +49,7 @@ def test_any_order_that_respects_the_requirements_gives_the_same(order: tuple[st
     before = list(graph().lines())
     found: dict[str, object] = {}
     for name in order:
-        required = {needed: found[needed] for needed in passes[name].requires}
+        required = Annotations({needed: found[needed] for needed in passes[name].requires})
         found[name] = passes[name].run(graph(), RUNTIME, required)
 
     assert {name: repr(annotation) for name, annotation in found.items()} == expected()
