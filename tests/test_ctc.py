@@ -138,14 +138,16 @@ def test_cudnn_does_not_take_what_its_kernels_cannot() -> None:
     assert not sizes_of(graph, "aten._cudnn_ctc_loss.")
 
 
-def test_a_real_run_of_the_cpu_agrees() -> None:
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_a_real_run_of_the_cpu_agrees(kind: Callable[[list[int]], Any]) -> None:
     def build() -> TrainingStep:
         model = nn.Linear(8, LABELS)
         labels = torch.randint(1, LABELS, (4, 5))
 
         def loss(scores: torch.Tensor) -> torch.Tensor:
             found = scores.log_softmax(2)
-            return functional.ctc_loss(found, labels, [12] * 4, [5, 3, 2, 5], reduction="sum")
+            lengths = kind([12] * 4), kind([5, 3, 2, 5])
+            return functional.ctc_loss(found, labels, *lengths, reduction="sum")
 
         return TrainingStep(model=model, inputs=torch.randn(12, 4, 8), loss=loss)
 

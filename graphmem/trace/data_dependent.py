@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from graphmem.trace.dispatch import tensors_of
 from graphmem.trace.sparse_tensors import SparseMode
 from graphmem.values.limits import is_carried
+from graphmem.virtual_gpu.operators import KERNELS
 from graphmem.virtual_gpu.operators.lengths import lengths_on_host
 
 aten = torch.ops.aten
@@ -68,6 +69,7 @@ class DataDependentMode(SparseMode):
             aten.equal.default: self._equal,
             aten.allclose.default: self._allclose,
             aten._pack_padded_sequence.default: self._pack_padded,
+            aten._ctc_loss.Tensor: self._ctc_loss,
             aten.copy_.default: self._copy,
         }
 
@@ -290,6 +292,17 @@ class DataDependentMode(SparseMode):
         shape = int(lengths.sum()), *padded.shape[2:]
         data = self._new_empty(shape, padded, padded.dtype)
         return self._record_made(func, args, kwargs, (data, batch_sizes))
+
+    def _ctc_loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """`ctc_loss_tensor` (native/LossCTC.cpp) reads the lengths; the CPU's, since a card's has
+        lists (`virtual_gpu/operators/ctc.py`)."""
+        log_probs, targets, _, lengths, *_ = args
+        if not isinstance(log_probs, FakeTensor):
+            return self._run(func, types, args, kwargs)
+        longest = min(targets.shape[-1], log_probs.shape[0])
+        on_host = lengths_on_host(lengths, longest, "the lengths of ctc_loss's targets", self)
+        made = KERNELS[aten._ctc_loss.default](log_probs, targets, (), on_host)
+        return self._record_made(func, args, kwargs, made)
 
     def lengths_of(self, tensor: FakeTensor, bound: int, what: str) -> Sequence[int]:
         """Lengths of sequences that are on the device: as they are known, or the bound of each."""

@@ -134,6 +134,7 @@ def _cudnn(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor
 KERNELS = {
     aten._ctc_loss.default: _native,
     aten._ctc_loss_backward.default: _native_backward,
+    aten._ctc_loss_backward.Tensor: _native_backward,
     aten._cudnn_ctc_loss.default: _cudnn,
     aten._cudnn_ctc_loss.Tensor: _cudnn,
 }
