@@ -18,26 +18,36 @@ import torch
 
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.reads import Reads
+from graphmem.trace.recorder import Recorder
 from graphmem.values.rules import Rules
 from graphmem.virtual_gpu.patching import replaced
 
 aten = torch.ops.aten
 
-Call = tuple[Any, int]
-Change = Callable[[Any], Any]
+Call = tuple[int, Any, int]
+Function = Callable[..., Any]
 _DRAWN_FROM = (aten.topk.default, aten.sort.default, aten.sort.stable)
 
 
 class Calls:
-    """Numbers the calls of each operator."""
+    """Numbers the calls of each operator, anew in each iteration.
+
+    Until the first one begins, weights are made, in another way in a trace than for real.
+    """
 
     def __init__(self) -> None:
+        self._iteration = 0
         self._counts: Counter[Any] = Counter()
+
+    def begin_iteration(self) -> None:
+        """Number from here on."""
+        self._iteration += 1
+        self._counts.clear()
 
     def next(self, func: Any) -> Call:
         """The call that begins."""
         self._counts[func] += 1
-        return func, self._counts[func]
+        return self._iteration, func, self._counts[func]
 
 
 class AssumedValues:
@@ -58,10 +68,19 @@ class AssumedValues:
     def kept(self) -> Iterator[None]:
         """Keep what a trace assumes that runs meanwhile."""
         calls = Calls()
-        dispatch, results, compared = TraceMode.__torch_dispatch__, Rules.results, Rules.compared
-        scalar, count = Reads.scalar, Reads.count
+        replacements = [
+            (Recorder, "begin_iteration", _begun(Recorder.begin_iteration, calls)),
+            (TraceMode, "__torch_dispatch__", self._numbered(TraceMode.__torch_dispatch__, calls)),
+            (Rules, "results", self._by_rule(Rules.results, 3)),
+            (Rules, "compared", self._by_rule(Rules.compared, 2)),
+            (Reads, "scalar", self._reading(Reads.scalar)),
+            (Reads, "count", self._counting(Reads.count)),
+        ]
+        with replaced(replacements):
+            yield
 
-        def numbered(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _numbered(self, dispatch: Function, calls: Calls) -> Function:
+        def run(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if self._call is not None:  # a part of the operation that runs
                 return dispatch(mode, func, types, args, kwargs)
             self._call = calls.next(func)
@@ -70,15 +89,18 @@ class AssumedValues:
             finally:
                 self._call = None
 
-        def by_rule(find: Callable[..., Any]) -> Callable[..., Any]:
-            def find_and_keep(rules: Rules, func: Any, args: Any, *rest: Any) -> Any:
-                made = find(rules, func, args, *rest)
-                if made is not None:
-                    self._keep(rest[-2] if find is compared else rest[-1], made[1])
-                return made
+        return run
 
-            return find_and_keep
+    def _by_rule(self, find: Function, place_of_result: int) -> Function:
+        def find_and_keep(rules: Rules, *call: Any) -> Any:
+            made = find(rules, *call)
+            if made is not None:
+                self._keep(call[place_of_result], made[1])
+            return made
 
+        return find_and_keep
+
+    def _reading(self, scalar: Function) -> Function:
         def read(reads: Reads, tensor: Any) -> Any:
             known = reads.known.of(tensor)
             number = scalar(reads, tensor)
@@ -86,20 +108,15 @@ class AssumedValues:
                 self._numbers[self._call] = number
             return number
 
-        def selected(reads: Reads, what: str, numel: int) -> int:
+        return read
+
+    def _counting(self, count: Function) -> Function:
+        def selected(reads: Reads, what: str, numel: int) -> Any:
             if self._call is not None:
                 self._selecting.add(self._call)
             return count(reads, what, numel)
 
-        replacements = [
-            (TraceMode, "__torch_dispatch__", numbered),
-            (Rules, "results", by_rule(results)),
-            (Rules, "compared", by_rule(compared)),
-            (Reads, "scalar", read),
-            (Reads, "count", selected),
-        ]
-        with replaced(replacements):
-            yield
+        return selected
 
     def _keep(self, result: Any, outputs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         if self._call is None:
@@ -116,7 +133,7 @@ class AssumedValues:
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation of the real run returns."""
-        func, _ = call
+        func = call[1]
         if call in self._numbers:
             return self._numbers[call]
         if call in self._selecting:
@@ -129,6 +146,14 @@ class AssumedValues:
                 dim = args[2] if func is aten.topk.default and len(args) > 2 else -1
                 result[0].copy_(args[0].gather(dim, output))
         return result
+
+
+def _begun(begin: Function, calls: Calls) -> Function:
+    def begin_and_number(recorder: Recorder, step: int) -> None:
+        calls.begin_iteration()
+        begin(recorder, step)
+
+    return begin_and_number
 
 
 def _all_true(arg: Any) -> Any:

@@ -105,7 +105,7 @@ class RealRun(TorchDispatchMode):
     def __init__(self, assumed: AssumedValues | None = None) -> None:
         super().__init__()
         self._assumed = assumed or AssumedValues()
-        self._calls = Calls()
+        self.calls = Calls()
         self.recording = Recording()
         self.step = BUILDING
         self.selected: float | None = None
@@ -120,7 +120,7 @@ class RealRun(TorchDispatchMode):
         if func is aten.nonzero.default and self.selected is not None:
             result = _select(args[0], self.selected)
         else:
-            result = self._assumed.run(self._calls.next(func), args, kwargs or {})
+            result = self._assumed.run(self.calls.next(func), args, kwargs or {})
         mixed = func in NORMALISATIONS and _is_mixed(args)
         for position, tensor in enumerate(_tensors(result)):
             self._observe(tensor, is_statistic=mixed and position > 0)
@@ -196,6 +196,7 @@ def run(build: Build, options: Options, assumed: AssumedValues | None = None) ->
         iterate = _iterate_of(build(), mode, options)
         with replaced([clear]):
             for mode.step in range(options.steps):
+                mode.calls.begin_iteration()
                 iterate()
         return replace(mode.recording, events=list(mode.recording.events))
 

@@ -294,8 +294,10 @@ class DataDependentMode(SparseMode):
         return self._record_made(func, args, kwargs, (data, batch_sizes))
 
     def _ctc_loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """`ctc_loss_tensor` (native/LossCTC.cpp) reads the lengths; the CPU's, since a card's has
-        lists (`virtual_gpu/operators/ctc.py`)."""
+        """`ctc_loss_tensor` (native/LossCTC.cpp), which reads the lengths.
+
+        It is the CPU's: a card's has lists (`virtual_gpu/operators/ctc.py`).
+        """
         log_probs, targets, _, lengths, *_ = args
         if not isinstance(log_probs, FakeTensor):
             return self._run(func, types, args, kwargs)
