@@ -728,6 +728,41 @@ def kept_graph_with_a_node_that_the_program_has_seen(first: nn.Linear, second: n
     loss.backward(retain_graph=True)
 
 
+@program
+def kept_graph_of_a_tensor_that_retains_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    x.retain_grad()
+    y = x * second(x).tanh()
+    (y.square().sum() + x.exp().sum()).backward(retain_graph=True)
+    del x
+
+
+@program
+def base_of_a_saved_view_is_written_into(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    y = second(x[1:])
+    x[:1].mul_(second(rows(1)))
+    del x
+    assert (y.tanh() * y).requires_grad
+
+
+@program
+def variable_written_with_what_was_computed_from_it(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    x.div_(x.square() + 1)
+
+
+@program
+def gradient_of_the_gradient_of_a_write_into_a_view(first: nn.Linear, second: nn.Linear) -> None:
+    x = rows().requires_grad_()
+    y = first(x)
+    y.t()[1:].mul_(3)
+    functional.hardtanh(y.transpose(0, 1), inplace=True)
+    loss = second(y).square().sum()
+    (gradient,) = torch.autograd.grad(loss, [x], create_graph=True)
+    gradient.square().mean().backward()
+
+
 # ---- functions of functions ----------------------------------------------------------------------
 
 

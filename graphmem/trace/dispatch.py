@@ -33,6 +33,7 @@ from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import is_just_unpacked
+from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.values.limits import INTEGERS
@@ -274,7 +275,9 @@ class TraceMode(TorchDispatchMode):
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op
-        self._views.note(newest - 1, args, result)
+        self._views.note(newest - 1, args, result, self.node)
+        self._recorder.newest_node = newest - 1
+        note_history(args, result)
         if func is aten._to_copy.default and op.births:
             self._identify_autocast_copy(args[0], result)
         self.reads.known.follow(func, args, kwargs, result)

@@ -59,6 +59,7 @@ class Recorder:
             memory management, so it may do no more than note it.
         on_op: called with each operation when it has been recorded.
         is_strict: whatever would be assumed is an error.
+        newest_node: the newest node that autograd had made when the last operation ran.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -67,6 +68,7 @@ class Recorder:
         self.on_change: Callable[[Storage], object] = _ignore
         self.on_op: Callable[[Op], object] = _ignore
         self.is_strict = False
+        self.newest_node = -1
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
         self.step = -1
@@ -161,6 +163,14 @@ class Recorder:
             if op.tick <= tick:
                 break
             op.phase = index
+
+    def is_result(self, newest_node: int) -> bool:
+        """Whether what the newest node saves now is a result: its operation has run.
+
+        Autograd makes a node, saves inputs, runs the operation and saves results, in this order
+        (tools/autograd/gen_variable_type.py, `emit_body`).
+        """
+        return self.newest_node == newest_node
 
     def finish(self) -> StepGraph:
         """Close the trace. What is alive now has no end: its death is not waited for."""

@@ -10,6 +10,9 @@ that the walk runs the formula that a real run would.
 A repeated view is known by its end: nobody wants the tensor that comes out, only its node, so it is
 gone before the next operation. A view that a program makes and that reaches the loss is alive when
 the operation that uses it runs.
+
+The gradient of a write into a view repeats the view as well, where a real run takes `as_strided`
+(`CopySlices::apply`, torch/csrc/autograd/functions/tensor.cpp); second derivatives tell them apart.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from graphmem.trace.freed_graphs import looked_at
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 Edges = Sequence[tuple[Any, int]]
+_FUNCTIONS: Any = torch._C._functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class _Candidate:
     tensor: weakref.ref[torch.Tensor]
     base: weakref.ref[torch.Tensor]
     geometry: Geometry
+    is_of_slices: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class ReplayedViews:
         self._candidate: _Candidate | None = None
         self._replayed: dict[int, _Replayed] = {}
 
-    def note(self, newest: int, args: tuple[Any, ...], result: Any) -> None:
+    def note(self, newest: int, args: tuple[Any, ...], result: Any, running: Any) -> None:
         """An operation has run, which perhaps made a view of a base that was written into.
 
         The node of a base that was not must not be asked for: what Python has seen dies in another
@@ -63,19 +68,21 @@ class ReplayedViews:
             newest: the newest node that autograd has made.
             args: the operation's arguments.
             result: what it returned.
+            running: the node that runs, None in a forward pass.
         """
         source: Any = args[0] if args else None
         if torch.is_grad_enabled() and _shares_storage(source, result):
             base = source._base if source._is_view() else source
             if base is not None and not base.is_inference() and base._version:
+                of_slices = isinstance(running, _FUNCTIONS.CopySlices)
                 self._candidate = _Candidate(
-                    newest, weakref.ref(result), weakref.ref(base), _geometry(result)
+                    newest, weakref.ref(result), weakref.ref(base), _geometry(result), of_slices
                 )
 
     def settle(self) -> None:
         """Something else is about to happen: decide what the newest view was."""
         candidate, self._candidate = self._candidate, None
-        if candidate is None or candidate.tensor() is not None:
+        if candidate is None or not (candidate.is_of_slices or candidate.tensor() is None):
             return
         base = candidate.base()
         if base is not None and base.grad_fn is not None:

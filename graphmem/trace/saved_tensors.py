@@ -26,6 +26,7 @@ from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace.nodes import MadeBy
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.trace.saved_fields import SavedFields
+from graphmem.trace.saved_variables import note_saved
 from graphmem.trace.saved_versions import SavedVersion, SavedVersions
 from graphmem.trace.transform_levels import innermost, wrapped_anew
 from graphmem.values.known import KnownValues
@@ -63,6 +64,7 @@ class SavedTensor:
         "payload",
         "storage",
         "values",
+        "variables",
         "version",
     )
 
@@ -84,6 +86,7 @@ class SavedTensor:
         self.parts: tuple[SavedTensor, ...] = ()
         self.pending: tuple[Hook, ...] = ()
         self.version: SavedVersion | None = None
+        self.variables: list[torch.Tensor] = []
 
     def name_after(self, field: str) -> None:
         """Say what holds the tensor: a field of a node."""
@@ -96,6 +99,7 @@ class SavedTensor:
         self.is_released = True
         self.payload = self.values = self.version = None
         self.hooks = []
+        self.variables.clear()
         for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
             part.release()
         if self.owner is not None and self.owner.end is None:
@@ -189,10 +193,12 @@ class SavedTensors:
 
     def _forget(self) -> None:
         """What autograd still holds when the trace ends has no end in it."""
-        for known in itertools.chain.from_iterable(self._by_node.values()):
-            saved = known()
-            if saved is not None:
-                saved.owner = None
+        tokens = itertools.chain.from_iterable(self._by_node.values())
+        alive = [saved for token in tokens if (saved := token()) is not None]
+        for saved in alive:
+            saved.owner = None
+        for saved in alive:
+            saved.variables.clear()
 
     def forget_released(self) -> None:
         """Drop what is known of nodes that keep nothing any more, for the sake of long programs."""
@@ -210,6 +216,8 @@ class SavedTensors:
             return saved
         if wrapper is tensor:
             saved.version = self._versions.of(tensor)
+            if not self._recorder.is_result(_newest_node()):
+                note_saved(saved, tensor)
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
             saved.payload = wrapped_anew(wrapper)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +15,12 @@ from graphmem.errors import InputError
 from graphmem.trace import Options
 from tests import oracle, unobserved
 from tests.autograd_programs import TwoResults
+from tests.fuzz.generator import program_of
 from tests.oracle import Event
 
 SIZE = 6
 STEPS = 2
+ATTEMPTS = 8
 
 
 class Doubled(torch.autograd.Function):
@@ -40,9 +41,7 @@ class Outcome:
 
     Attributes:
         verdict: "equal", "invalid" where real PyTorch refuses it, "refused" where the trace does,
-            "order" where only frees that follow each other do so in another order (by design,
-            docs/exactness.md); "leaks" where PyTorch never frees what the trace does, else
-            "differs".
+            else "differs".
         details: the first difference, or the error.
     """
 
@@ -87,23 +86,36 @@ def training_step(lines: list[str]) -> TrainingStep:
 
 def compare(lines: list[str]) -> Outcome:
     """Both oracles; the first that finds something says it."""
-    try:
-        training_step(lines).step()  # type: ignore[misc]
-    except Exception as error:  # noqa: BLE001 - whatever real PyTorch refuses is no program
-        return Outcome("invalid", str(error).splitlines()[0])
-    found = Outcome("equal")
+    refusal = _refusal(lines)
+    if refusal is not None:
+        return Outcome("invalid", refusal)
     for both in (_observed, _unobserved):
         try:
-            real, traced = both(lines)
+            oracle.assert_equal(*both(lines))
         except InputError as error:
             return Outcome("refused", f"{both.__name__}: {error}")
         except RuntimeError as error:
             return Outcome("differs", f"{both.__name__}: the trace fails: {error}")
-        outcome = _outcome(real, traced)
-        if outcome.is_fault:
-            return replace(outcome, details=f"{both.__name__}: {outcome.details}")
-        found = outcome if found.verdict == "equal" else found
-    return found
+        except AssertionError as error:
+            return Outcome("differs", f"{both.__name__}: {error}")
+    return Outcome("equal")
+
+
+def _refusal(lines: list[str]) -> str | None:
+    """What real PyTorch says of a program that does not run."""
+    step = training_step(lines).step
+    assert step is not None
+    try:
+        step()
+    except Exception as error:  # noqa: BLE001 - whatever real PyTorch refuses is no program
+        return f"{error}".partition("\n")[0]
+    return None
+
+
+def program_that_runs(seed: int) -> list[str]:
+    """The first program of a seed that real PyTorch runs, or the last one tried."""
+    programs = [program_of(seed, attempt) for attempt in range(ATTEMPTS)]
+    return next((lines for lines in programs if _refusal(lines) is None), programs[-1])
 
 
 def _observed(lines: list[str]) -> tuple[list[Event], list[Event]]:
@@ -117,37 +129,6 @@ def _observed(lines: list[str]) -> tuple[list[Event], list[Event]]:
 def _unobserved(lines: list[str]) -> tuple[list[Event], list[Event]]:
     make = lambda: training_step(lines)  # noqa: E731
     return unobserved.profiled_events(make, STEPS), unobserved.traced_events(make, STEPS)
-
-
-def _outcome(real: list[Event], traced: list[Event]) -> Outcome:
-    try:
-        oracle.assert_equal(real, traced)
-    except AssertionError as error:
-        return Outcome(_kind_of_difference(real, traced), str(error))
-    return Outcome("equal")
-
-
-def _kind_of_difference(real: list[Event], traced: list[Event]) -> str:
-    if _with_sorted_frees(real) == _with_sorted_frees(traced):
-        return "order"
-    freed = {(event.step, event.block) for event in real if event.kind == "free"}
-    of_leaks = [e for e in traced if e.kind == "free" and (e.step, e.block) not in freed]
-    without = [event for event in traced if event not in of_leaks]
-    leaks = of_leaks and _with_sorted_frees(real) == _with_sorted_frees(without)
-    return "leaks" if leaks else "differs"
-
-
-def _with_sorted_frees(events: list[Event]) -> list[Event]:
-    stretches = groupby(events, key=lambda event: event.kind)
-    return [
-        event
-        for kind, stretch in stretches
-        for event in (sorted(stretch, key=_by_block) if kind == "free" else stretch)
-    ]
-
-
-def _by_block(event: Event) -> tuple[int, int, int]:
-    return event.step, -1 if event.block is None else event.block, event.nbytes or 0
 
 
 def reduced(lines: list[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """Random programs: two to fourteen statements that make, change, use and differentiate tensors.
 
+`max_pool1d` without a gradient has a kernel of its own on the CPU, so it is asked for with one.
+
 A program is text, so that one that differs can be read, cut down and kept. Statements are templates
 over the variables made so far: `{v}` is one of them, `{n}` a new one. All are 6 x 6, so that any
 statement fits any variable. A statement that real PyTorch refuses makes the program invalid.
@@ -95,7 +97,8 @@ MODULES = """
 {n} = F.kl_div({v}.log_softmax(-1), {w}.softmax(-1), reduction='batchmean') + {v}
 {n} = F.binary_cross_entropy_with_logits({v}, {w}.sigmoid()) + {v}
 {n} = F.normalize({v}) + {w}
-{n} = F.max_pool1d({v}[None], 3, 1, 1)[0]
+{n} = F.max_pool1d({v}[None], 3, 1, 1)[0] if {v}.requires_grad else {v}
+{n} = F.max_pool2d({v}[None], 3, 1, 1)[0]
 """.strip().splitlines()
 AUTOGRAD = """
 {n} = checkpoint(lambda a: second(first(a).tanh()), {v}, use_reentrant=False)
@@ -141,16 +144,16 @@ Adafactor(parameters)
 """.strip().splitlines()
 AFTERWARDS = """
 torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-torch.nn.utils.clip_grad_value_(parameters, 0.1)
+torch.nn.utils.clip_grad_value_([p for p in parameters if p.grad is not None] or x, 0.1)
 for p in parameters: p.grad = None
 optimizer.zero_grad(set_to_none=False)
 """.strip().splitlines()
 KINDS = ((VIEWS, 3), (OPERATIONS, 5), (INDEXING, 2), (IN_PLACE, 2), (MODULES, 4), (AUTOGRAD, 3))
 
 
-def program_of(seed: int) -> list[str]:
+def program_of(seed: int, attempt: int = 0) -> list[str]:
     """The lines of a program: statements, an optimizer or none, what runs the backward pass."""
-    chosen = random.Random(seed)
+    chosen = random.Random(f"{seed}.{attempt}")
     names = ["v0"]
     lines = ["v0 = x * 1"]
     kinds, weights = zip(*KINDS, strict=True)
@@ -168,8 +171,11 @@ def program_of(seed: int) -> list[str]:
 
 
 def _statement(chosen: random.Random, template: str, names: list[str]) -> str:
-    new = f"v{len(names)}"
-    line = template.format(v=chosen.choice(names), w=chosen.choice(names), n=new)
+    new = f"v{int(names[-1][1:]) + 1}"
+    used = chosen.choice(names)
+    line = template.format(v=used, w=chosen.choice(names), n=new)
     if "{n}" in template:
         names.append(new)
+    if template == "del {v}" and len(names) > 1:
+        names.remove(used)
     return line
