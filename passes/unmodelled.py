@@ -10,9 +10,8 @@ approximate:
   (3) operations for which a rule of `kernel_memory` lacks the layout of an operand;
   (4) cuSOLVER's and MAGMA's workspaces behind `torch.linalg`, and composites of it that a trace
       runs in another form than a run that nobody observes (docs/kernel_memory.md, last section);
-  (5) derivatives whose formula depends on data: the trace runs the one that needs no data
-      (torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native/ReduceOps.cpp,
-      `prod_backward`, `masked_fill_backward`, `cumprod_backward`).
+  (5) derivatives whose formula depends on zeros among the data
+      (graphmem/trace/formulas_by_data.py).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
 _LINALG = ("aten._linalg_", "aten.linalg_")
 _NO_SOLVER = ("aten.linalg_vector_norm.", "aten.linalg_cross.")
 _PRODUCTS = frozenset({"ProdBackward0", "ProdBackward1", "CumprodBackward0"})
-_FILLS = frozenset({"MaskedFillBackward1"})
 
 
 def find_unmodelled(
@@ -65,14 +63,8 @@ def find_unmodelled(
         _assumption(
             _of_nodes(graph, _PRODUCTS),
             "zeros among the factors of prod() or cumprod()",
-            "some, without the masks that find them",
-            "the derivative's formula depends on data; where there are none it takes less",
-        ),
-        _assumption(
-            _of_nodes(graph, _FILLS),
-            "elements that masked_fill() fills",
-            "all of them (the bound)",
-            "the derivative of the value depends on data",
+            "none, and nothing for the search",
+            "the derivative's formula depends on data; where there are some it takes more",
         ),
         *memory.assumptions,
     ]

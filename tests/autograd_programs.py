@@ -763,6 +763,20 @@ def gradient_of_the_gradient_of_a_write_into_a_view(first: nn.Linear, second: nn
     gradient.square().mean().backward()
 
 
+@program
+def gradients_of_products(first: nn.Linear, second: nn.Linear) -> None:
+    x, y = first(rows()), second(rows())
+    (x.prod() + x.prod(1).sum() + y.prod(-1, keepdim=True).sum() + x.cumprod(0).sum()).backward()
+
+
+@program
+def gradient_of_the_value_that_fills(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    mask = torch.ones(4, SIZE, dtype=torch.bool)
+    mask[1:] = False
+    x.masked_fill(mask, second(rows()).sum()).square().sum().backward()
+
+
 # ---- functions of functions ----------------------------------------------------------------------
 
 

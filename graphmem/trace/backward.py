@@ -32,6 +32,7 @@ from torch.autograd.function import BackwardCFunction
 from graphmem.frames import acts_for_the_program
 from graphmem.torch_releases import UNUSED_INPUTS_ARE_COUNTED, installed_release
 from graphmem.trace import python_functions
+from graphmem.trace.formulas_by_data import formula_by_data
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
@@ -270,12 +271,21 @@ class Backward:
             keep = self._hooks.has_after(node)
             outputs = python_functions.apply(node, inputs, task.edges[node], keep=keep)
         else:
-            outputs = _apply(self._views.formula_of(node), inputs, task.unwanted_edges(node))
+            outputs = self._apply(task, node, inputs)
         for i, (following, position) in enumerate(task.edges[node]):
             if following is not None and outputs[i] is not None:
                 self._rules.fit(outputs, i, following._input_metadata[position])
         self._hooks.run_after(node, outputs, inputs)
         return outputs
+
+    def _apply(self, task: GraphTask, node: Node, inputs: Gradients) -> Gradients:
+        unwanted = task.unwanted_edges(node)
+        by_data = None if self._rules.subclass_like else formula_by_data(node)
+        if by_data is None or inputs[0] is None:
+            return _apply(self._views.formula_of(node), inputs, unwanted)
+        edges = enumerate(task.edges[node])
+        wanted = {i for i, (following, _) in edges if following is not None} - set(unwanted)
+        return by_data(node, inputs[0], wanted)
 
     def _run_tensor_hooks(self, node: Node, inputs: Gradients) -> None:
         if _is_accumulate_grad(node) and node.variable._backward_hooks:

@@ -34,7 +34,7 @@ class GradientRules:
 
     def __init__(self, recorder: Recorder, *, subclass_like: bool = False) -> None:
         self._recorder = recorder
-        self._subclass_like = subclass_like
+        self.subclass_like = subclass_like
 
     def add_to_buffer(self, buffer: list[Any], position: int, outputs: list[Any], i: int) -> None:
         """`InputBuffer::add`: take the first gradient as it is, sum the later ones into it.
@@ -52,7 +52,7 @@ class GradientRules:
             buffer[position] = buffer[position] + outputs[i]
 
     def _can_accumulate_in_place(self, buffer: list[Any], position: int) -> bool:
-        if torch.is_grad_enabled() or self._subclass_like:
+        if torch.is_grad_enabled() or self.subclass_like:
             return False
         return (
             is_uniquely_held(buffer, position)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections import Counter
 
+from graphmem.caller import belongings
 from tests.fuzz.comparison import compare, program_that_runs, reduced
 
 
@@ -17,7 +17,8 @@ def main() -> int:
     parser.add_argument("--reduce", action="store_true", help="drop lines that a fault needs not")
     asked = parser.parse_args()
     counts: Counter[str] = Counter()
-    gc.freeze()  # each trace looks at all objects that are not
+    # Programs share nothing with this process, and to look for what they might takes half the time.
+    belongings._what_there_is = lambda: ([], [])
     for seed in range(asked.seed, asked.seed + asked.programs):
         lines = program_that_runs(seed)
         outcome = compare(lines)

@@ -1,0 +1,95 @@
+"""Derivatives whose formula depends on data, in the form of a tensor with data.
+
+PyTorch asks whether a tensor is fake or like a subclass and then takes a formula that needs no data
+(torch/csrc/autograd/FunctionsManual.cpp, `prod_backward`, `masked_fill_backward`;
+aten/src/ATen/native/ReduceOps.cpp, `cumprod_backward`). A tensor with data is asked for zeros
+first; where there are none, as among weights and activations, the quotient does. That is what runs
+here, operation by operation, and the report lists it as assumed (passes/unmodelled.py).
+
+Left out is what `nonzero` takes to find no zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Gradients = list[Any]
+Formula = Callable[[Any, torch.Tensor, set[int]], Gradients]
+
+
+def formula_by_data(node: Any) -> Formula | None:
+    """What to run in place of a node's formula, if anything."""
+    return _FORMULAS.get(node.name())
+
+
+def _prod(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
+    factors = node._saved_self.to(grad.dtype)
+    if not factors.dim():
+        return [grad]
+    is_zero = factors == 0
+    del is_zero  # `nonzero` has found none
+    return [grad * (node._saved_result / factors).conj()]
+
+
+def _prod_of_dimension(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
+    factors, result = node._saved_self.to(grad.dtype), node._saved_result
+    if not factors.dim():
+        return [grad]
+    dim = _signed(node._saved_dim) % factors.dim()
+    if not node._saved_keepdim:
+        grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+    is_zero = factors == 0
+    zeros = is_zero.sum(dim, keepdim=True)
+    zeros.sum()
+    found = grad * (result / factors).conj()
+    del zeros, is_zero
+    return [found]
+
+
+def _cumprod(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
+    factors, result = node._saved_self, node._saved_result
+    grad = grad.to(factors.dtype)
+    if factors.numel() <= 1:
+        return [grad]
+    dim = _signed(node._saved_dim) % factors.dim()
+    if factors.shape[dim] == 1:
+        return [grad]
+    weighted = result.conj() * grad
+    is_zero = factors == 0
+    is_zero.any()
+    sums = _cumsum_from_the_end(weighted, dim)
+    found = sums.div(factors.conj())
+    del sums, is_zero, weighted
+    return [found]
+
+
+def _cumsum_from_the_end(weighted: torch.Tensor, dim: int) -> torch.Tensor:
+    """`reversed_cumsum`: C++ drops temporaries at the end of the expression, last first."""
+    flipped = weighted.flip(dim)
+    summed = flipped.cumsum(dim)
+    sums = summed.flip(dim)
+    del summed, flipped
+    return sums
+
+
+def _masked_fill(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
+    mask = node._saved_mask
+    of_self = grad.masked_fill(mask, 0) if 0 in wanted else None
+    of_value = grad.masked_select(mask).sum() if 1 in wanted else None
+    return [of_self, of_value]
+
+
+def _signed(number: int) -> int:
+    """A node shows the bits of an `int64_t` as they are without a sign."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+_FORMULAS: dict[str, Formula] = {
+    "ProdBackward0": _prod,
+    "ProdBackward1": _prod_of_dimension,
+    "CumprodBackward0": _cumprod,
+    "MaskedFillBackward1": _masked_fill,
+}
