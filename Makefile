@@ -2,11 +2,16 @@
 #
 #   make analyze    the main job on a shipped fixture
 #   make test       the tests; PYTEST_ARGS="-k gpus -x" passes arguments on
+#                   TORCH=2.15.0 runs them on that release, in an environment of its own, and writes
+#                   its row of docs/versions.md; RESOLUTION=lowest installs the lowest version of
+#                   every other dependency, in one of its own as well
 #   make lint       ruff and mypy
 #   make benchmark  graphmem's own speed
 
 PYTHON ?= python3
-VENV := .venv
+TORCH ?=
+RESOLUTION ?=
+VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(RESOLUTION))
 INSTALLED := $(VENV)/.installed
 
 .PHONY: analyze test lint benchmark clean
@@ -15,7 +20,7 @@ analyze: $(INSTALLED)
 	$(VENV)/bin/graphmem analyze fixtures/gpt2.py:build
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest -n 2) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
@@ -26,7 +31,7 @@ benchmark: $(INSTALLED)
 	$(VENV)/bin/python tools/benchmark.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # torch comes first and alone: `pip install torch` beside other packages may choose a newer build,
 # with gigabytes of CUDA libraries that graphmem has no use for.
@@ -34,6 +39,7 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "graphmem needs Python 3.11 or later: make PYTHON=python3.11 ...")'
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install torch==2.13.0
-	$(VENV)/bin/pip install -e '.[dev,transformers]'
+	$(VENV)/bin/pip install torch==$(or $(TORCH),2.13.0)
+	$(if $(RESOLUTION),$(PYTHON) tools/lowest.py > $(VENV)/constraints.txt)
+	$(VENV)/bin/pip install $(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]'
 	touch $@

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +25,6 @@ from graphmem import TrainingStep
 from graphmem.graph import StepGraph
 from graphmem.trace import Options, trace
 from graphmem.trace.loop import TrainingLoop
-from graphmem.virtual_gpu.patching import replaced
 from tests.assumed_values import AssumedValues, Calls
 
 aten = torch.ops.aten
@@ -192,9 +192,8 @@ def run(build: Build, options: Options, assumed: AssumedValues | None = None) ->
         assumed: what that trace assumed of values, which the run goes by as well.
     """
     with comparable(), RealRun(assumed) as mode:
-        clear = (torch, "clear_autocast_cache", mode.clear_autocast_cache)
         iterate = _iterate_of(build(), mode, options)
-        with replaced([clear]):
+        with mock.patch.object(torch, "clear_autocast_cache", mode.clear_autocast_cache):
             for mode.step in range(options.steps):
                 mode.calls.begin_iteration()
                 iterate()

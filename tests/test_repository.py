@@ -144,4 +144,7 @@ def test_make_test_installs_torch_alone_and_first() -> None:
     ]
     commands = [line.split("pip install ")[1] for line in installs if line.startswith("\t")]
 
-    assert commands == ["torch==2.13.0", "-e '.[dev,transformers]'"]
+    assert commands == [
+        "torch==$(or $(TORCH),2.13.0)",
+        "$(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]'",
+    ]

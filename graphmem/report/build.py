@@ -37,6 +37,7 @@ from graphmem.report.schema import (
 )
 from graphmem.runtime import Runtime
 from graphmem.simulate import Moment, Timeline
+from graphmem.torch_releases.assumed import assumed_of
 from graphmem.version import __version__
 
 ROUNDING = "rounding"
@@ -84,7 +85,11 @@ def build_report(
                 each.times,
                 _text(each.source.called_from) if each.source is not None else None,
             )
-            for each in (*graph.assumptions, *annotations.of(UNMODELLED))
+            for each in (
+                *graph.assumptions,
+                *annotations.of(UNMODELLED),
+                *assumed_of(runtime.torch),
+            )
         ],
         findings=[
             Findings(name, lines)

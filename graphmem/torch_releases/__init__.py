@@ -6,6 +6,7 @@ from functools import cache
 
 from graphmem.torch_releases.differences import (
     ARGUMENTS_HOLD_GRADIENTS,
+    AUTOCAST_CASTS_RMS_NORM,
     COPIES_TO_DEVICES_KEPT_OFF,
     FUNCTION_APPLY_IS_BUILT_IN,
     INNER_NODES_ARE_DESTROYED,
@@ -20,6 +21,7 @@ from graphmem.torch_releases.differences import (
 
 __all__ = [
     "ARGUMENTS_HOLD_GRADIENTS",
+    "AUTOCAST_CASTS_RMS_NORM",
     "COPIES_TO_DEVICES_KEPT_OFF",
     "FUNCTION_APPLY_IS_BUILT_IN",
     "INNER_NODES_ARE_DESTROYED",

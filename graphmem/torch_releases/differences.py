@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 Release = tuple[int, int]
 
+OLDEST: Release = (2, 9)
+"""The first release that graphmem runs on."""
+NEWEST_TRIED: Release = (2, 15)
+"""The last one that its tests have run on (docs/versions.md)."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -30,6 +35,14 @@ class Difference:
         """Whether it is true of a release."""
         return release >= self.since
 
+
+# Of the card: `--torch` decides ------------------------------------------------------------------
+
+AUTOCAST_CASTS_RMS_NORM = Difference(
+    (2, 12),
+    "autocast casts `rms_norm` to float32",
+    "aten/src/ATen/autocast_mode.h, `AT_FORALL_FP32`, read in the wheels of 2.9.1 to 2.15.0",
+)
 
 # Of the installed build --------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from graphmem.caller.tensors import Tensors
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu import cuda_api, parameters
 from graphmem.virtual_gpu.attention import attention_of
+from graphmem.virtual_gpu.autocast_policies import autocast_of
 from graphmem.virtual_gpu.copies import deep_copies
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
@@ -65,6 +66,7 @@ def virtual_cuda(
         ),
         attention_of(gpu, torch_release),
         fused_kernels(torch_release),
+        autocast_of(torch_release),
         recurrent_layers(),
         card_composites(),
         scattered_one_hot(),

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
+from graphmem.torch_releases.manifest import check_supported
 from graphmem.virtual_gpu.layouts import LAYOUTS, VIEWS, view_of
 from graphmem.virtual_gpu.operators import KERNELS
 
@@ -26,9 +27,16 @@ class _OfThread(threading.local):
 
 
 class VirtualFakeMode(FakeTensorMode):
-    """Fake tensors beside real ones of the CPU; an operator without a meta kernel is an error."""
+    """Fake tensors beside real ones of the CPU; an operator without a meta kernel is an error.
+
+    Every trace and every run makes one before it replaces anything of PyTorch's.
+
+    Raises:
+        InputError: the installed PyTorch is older than those that graphmem runs on.
+    """
 
     def __init__(self) -> None:
+        check_supported(installed_release())
         self._of_thread = _OfThread()
         self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
@@ -40,8 +48,10 @@ class VirtualFakeMode(FakeTensorMode):
         kernel = KERNELS.get(func)
         if kernel is not None:
             return kernel(*args, **(kwargs or {}))
-        if func is _TO_COPY and not self._copies_are_kept_off and type(args[0]) is torch.Tensor:
-            args = (self.from_tensor(args[0]), *args[1:])
+        if func is _TO_COPY and not self._copies_are_kept_off:
+            source: Any = args[0]
+            if not isinstance(source, FakeTensor):
+                args = (self.from_tensor(source), *args[1:])
         return super().dispatch(func, types, args, kwargs)
 
     def _dispatch_impl(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:

@@ -1,0 +1,166 @@
+"""The names by which PyTorch's Python reaches a card, for which the virtual GPU answers.
+
+C functions are those of torch/csrc/cuda/Module.cpp and torch/csrc/DeviceAccelerator.cpp. A CPU
+build lacks those with "cuda"; there they are added.
+"""
+
+from __future__ import annotations
+
+from graphmem.torch_releases.names import Build, Names
+
+_C = "torch._C"
+_PROGRAM = "programs that ask, which then ask for a driver"
+
+CUDA_NAMES = (
+    Names(
+        _C,
+        "_cuda_init _cuda_isInBadFork _cuda_hasPrimaryContext _cuda_getDeviceCount "
+        "_cuda_getDevice _cuda_setDevice _cuda_exchangeDevice _cuda_maybeExchangeDevice "
+        "_cuda_canDeviceAccessPeer _cuda_ipc_collect _cuda_getArchFlags _cuda_getCompiledVersion",
+        "the devices that there are, and the current one",
+        "nothing runs on the virtual GPU",
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_has_cuda _accelerator_getAccelerator _accelerator_getDeviceIndex "
+        "_accelerator_setDeviceIndex _accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
+        "the devices that there are, and the current one",
+        "nothing runs on the virtual GPU",
+    ),
+    Names(
+        _C,
+        "_cuda_memoryStats _cuda_resetPeakMemoryStats _cuda_resetAccumulatedMemoryStats "
+        "_cuda_memorySnapshot _cuda_emptyCache _cuda_setMemoryFraction _cuda_getMemoryFraction "
+        "_cuda_record_memory_history _cuda_record_memory_history_legacy _cuda_isHistoryEnabled "
+        "_cuda_attach_out_of_memory_observer _cuda_getAllocatorBackend "
+        "_cuda_cudaCachingAllocator_raw_alloc _cuda_cudaCachingAllocator_raw_delete "
+        "_cuda_cudaCachingAllocator_enable",
+        "how much memory is in use",
+        _PROGRAM,
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_setMemoryMetadata _cuda_getMemoryMetadata",
+        "what a program writes beside its memory's history",
+        _PROGRAM,
+        since=(2, 10),
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_allocationTraceback _cuda_cudaCachingAllocator_is_enabled",
+        "how much memory is in use",
+        _PROGRAM,
+        since=(2, 12),
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_cudaCachingAllocator_set_allocator_settings",
+        "settings of the allocator: `_accelerator_setAllocatorSettings` from 2.10 on",
+        _PROGRAM,
+        before=(2, 10),
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_accelerator_isAllocatorInitialized _accelerator_emptyCache _accelerator_getDeviceStats "
+        "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats",
+        "how much memory is in use, by torch.accelerator",
+        _PROGRAM,
+    ),
+    Names(
+        _C,
+        "_accelerator_getMemoryInfo _accelerator_setAllocatorSettings",
+        "free memory, and settings of the allocator",
+        _PROGRAM,
+        since=(2, 10),
+    ),
+    Names(
+        _C,
+        "_accelerator_getAllocatorSettings _accelerator_emptyHostCache",
+        "settings of the allocator, and page-locked memory",
+        _PROGRAM,
+        since=(2, 12),
+    ),
+    Names(
+        _C,
+        "_CudaStreamBase _CudaEventBase",
+        "streams and events of the virtual GPU's clock",
+        "programs with streams of their own",
+    ),
+    Names(
+        _C,
+        "_cuda_getCurrentStream _cuda_getDefaultStream _cuda_getStreamFromExternal "
+        "_cuda_getCurrentRawStream _cuda_setStream _cuda_synchronize _cuda_sleep",
+        "streams and events of the virtual GPU's clock",
+        "programs with streams of their own",
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_isCurrentStreamCapturing _accelerator_getStream _accelerator_setStream "
+        "_accelerator_synchronizeDevice",
+        "streams and events of the virtual GPU's clock",
+        "programs with streams of their own",
+    ),
+    Names(
+        _C,
+        "_cuda_hostMemoryStats _cuda_resetPeakHostMemoryStats "
+        "_cuda_resetAccumulatedHostMemoryStats _host_emptyCache",
+        "page-locked memory",
+        _PROGRAM,
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_getCurrentBlasHandle _cuda_clearCublasWorkspaces _cuda_get_cudnn_benchmark_limit "
+        "_cuda_set_cudnn_benchmark_limit _cuda_get_sync_debug_mode _cuda_set_sync_debug_mode "
+        "_cuda_customAllocator _cuda_changeCurrentAllocator _cudart",
+        "libraries around the driver",
+        _PROGRAM,
+        build=Build.CUDA,
+    ),
+    Names(
+        _C,
+        "_cuda_resetCublasWorkspaceSize _cuda_resetCublasLtWorkspaceSize "
+        "_cuda_setCublasWorkspaceSize _cuda_setCublasLtWorkspaceSize _cuda_getCublasWorkspaceSize "
+        "_cuda_getCurrentSolverHandle",
+        "libraries around the driver",
+        _PROGRAM,
+        since=(2, 13),
+        build=Build.CUDA,
+    ),
+    Names(
+        "torch.cuda",
+        "_get_device_properties",
+        "properties of the card; `torch._C._cuda_init` puts it there",
+        _PROGRAM,
+        build=Build.INITIALIZED,
+    ),
+    Names(
+        "torch.cuda",
+        "_exchange_device _maybe_exchange_device _CudaDeviceProperties _is_in_bad_fork "
+        "_device_count_nvml _cached_device_count _initialized",
+        "CUDA counts as initialized, with one device",
+        "nothing runs on the virtual GPU",
+    ),
+    Names(
+        "torch.cuda",
+        "Stream ExternalStream Event is_current_stream_capturing default_generators _cudart "
+        "graph_pool_handle _check_bf16_tensor_supported BFloat16Tensor BoolTensor ByteTensor "
+        "CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor",
+        "streams, random numbers and tensors of the virtual GPU",
+        _PROGRAM,
+    ),
+    Names("torch.cuda.amp.common", "amp_definitely_not_available", "autocast", "autocast"),
+    Names("torch.cuda.graphs", "is_current_stream_capturing graph_pool_handle", "graphs", _PROGRAM),
+    Names("torch.cuda.graphs.CUDAGraph", "__new__", "graphs are refused", _PROGRAM),
+    Names("torch.cuda.MemPool", "__new__", "memory pools are refused", _PROGRAM),
+    Names("torch.cuda.nvtx", "_nvtx", "ranges of NVTX", _PROGRAM),
+    Names("torch.cuda.streams", "Stream ExternalStream Event", "streams", _PROGRAM),
+    Names("torch.version", "cuda", "the CUDA of the build that is stood in for", _PROGRAM),
+    Names("torch", "Stream Event Generator", "streams and random numbers", _PROGRAM),
+)

@@ -1,0 +1,175 @@
+"""The names of autograd, of fake tensors and of the dispatcher that a trace reads or replaces."""
+
+from __future__ import annotations
+
+from graphmem.torch_releases.names import Names
+
+_NO_TRACE = "nothing can be traced"
+_BACKWARD = "the backward pass"
+_FACTORIES = (
+    "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace "
+    "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
+    "tensor tril_indices triu_indices zeros zeros_like"
+)
+_NESTED = "nested_tensor as_nested_tensor nested_tensor_from_jagged narrow"
+_DRAWING = "_no_grad_trunc_normal_ _no_grad_uniform_ _no_grad_normal_ _no_grad_fill_ _no_grad_zero_"
+
+INNER_NAMES = (
+    # autograd
+    Names(
+        "torch._C._autograd",
+        "_get_sequence_nr _push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks",
+        "which node saved what",
+        _NO_TRACE,
+    ),
+    Names("torch._C._autograd", "_unsafe_set_version_counter", "models are put back", "them"),
+    Names("torch._C._functions", "AccumulateGrad CopySlices", "kinds of nodes", _BACKWARD),
+    Names("torch._C._FunctionBase", "_sequence_nr _input_metadata", "the walk", _BACKWARD),
+    Names(
+        "torch._C",
+        "_current_graph_task_id _will_engine_execute_node",
+        "checkpointing asks in which walk it is",
+        "checkpointing",
+    ),
+    Names("torch.autograd", "_make_grads", "a backward pass begins", _BACKWARD),
+    Names("torch.autograd.Variable", "_execution_engine", "the walk stands in", _BACKWARD),
+    Names("torch.autograd.function.Function", "apply", "functions in Python", _BACKWARD),
+    Names("torch.autograd.function.FunctionCtx", "set_materialize_grads", "the same", _BACKWARD),
+    Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
+    Names(
+        "torch.autograd.graph.saved_tensors_hooks",
+        "__enter__ __exit__",
+        "hooks of the program for what is saved",
+        "programs that have some",
+    ),
+    Names("torch._C", "_increment_version", "writes in place are noticed", "those errors"),
+    Names("torch.autograd.profiler.profile", "__init__", "profilers", "programs that profile"),
+    # tensors and their memory
+    Names(
+        "torch.Tensor",
+        "_base _cdata _version _is_view _backward_hooks _post_accumulate_grad_hooks _use_count "
+        "_nnz _make_subclass",
+        "what a tensor is",
+        _NO_TRACE,
+    ),
+    Names(
+        "torch.Tensor",
+        "record_stream pin_memory is_pinned cuda to data type type_as float double half bfloat16 "
+        "cpu data_ptr __reduce_ex__ share_memory_ is_shared",
+        "moves to the virtual GPU, casts that the program asks for, addresses",
+        _NO_TRACE,
+    ),
+    Names("torch.UntypedStorage", "_cdata", "storages are told apart", _NO_TRACE),
+    Names("torch.UntypedStorage", "data_ptr cpu to", "addresses; saved files", "torch.save"),
+    Names("torch._C", "_storage_Use_Count", "when gradients are stolen", _BACKWARD),
+    Names("torch._C", "_swap_tensor_impl", "models move, and are put back", "models of the caller"),
+    Names("torch.nn.Parameter", "__new__ __reduce_ex__", "parameters without memory", _NO_TRACE),
+    Names("torch.nn.Module", "_apply _parameters _buffers", "models move", _NO_TRACE),
+    Names("torch._utils", "_rebuild_parameter _rebuild_tensor _rebuild_tensor_v2", "files", "them"),
+    Names("torch._tensor_str", "PRINT_OPTS", "settings are put back", "them"),
+    # fake tensors and the dispatcher
+    Names(
+        "torch._subclasses.fake_tensor",
+        "DataDependentOutputException DynamicOutputShapeException FakeTensor FakeTensorMode "
+        "UnsupportedOperatorException _BypassDispatchCache init_gpu_context",
+        "tensors without data",
+        _NO_TRACE,
+    ),
+    Names(
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "_prep_args_for_hash _dispatch_impl avoid_device_init",
+        "tensors without data",
+        _NO_TRACE,
+    ),
+    Names(
+        "torch._subclasses.fake_tensor.FakeTensor",
+        "__format__ __deepcopy__ __repr__ tolist numpy __array__ __reduce_ex__",
+        "tensors without data are shown, copied and saved",
+        "programs that do so",
+    ),
+    Names(
+        "torch._C",
+        "_DisableTorchDispatch DisableTorchFunctionSubclass TensorBase _FunctionBase "
+        "_ExcludeDispatchKeyGuard DispatchKey DispatchKeySet "
+        "_dispatch_has_kernel_for_dispatch_key _dispatch_find_schema_or_throw "
+        "_only_lift_cpu_tensors _set_only_lift_cpu_tensors parse_schema",
+        "the dispatcher",
+        _NO_TRACE,
+    ),
+    Names(
+        "torch._C",
+        "_ensureCUDADeviceGuardSet",
+        "a device guard without a card",
+        _NO_TRACE,
+        since=(2, 10),
+    ),
+    Names("torch._C._nn", "_parse_to", "devices by their number", "`.to(0)`"),
+    Names("torch._ops", "OpOverload", "operations", _NO_TRACE),
+    Names("torch._ops.OpOverload", "_can_decompose", "composites", "inference mode"),
+    Names("torch.library.Library", "_destroy", "kernels are taken off again", _NO_TRACE),
+    Names(
+        "torch.utils._python_dispatch",
+        "TorchDispatchMode _disable_current_modes _get_current_dispatch_mode_stack _pop_mode "
+        "_push_mode",
+        "dispatch modes",
+        _NO_TRACE,
+    ),
+    Names("torch._C", "_len_torch_dispatch_stack _len_torch_function_stack", "modes", "new ones"),
+    Names("torch.overrides", "_pop_mode", "modes are put back", "them"),
+    Names("torch.utils._device", "_device_constructors", "torch.device as a context", "it"),
+    Names("torch", f"{_FACTORIES} compile", "devices by their number; torch.compile", _NO_TRACE),
+    Names("torch", "_GLOBAL_DEVICE_CONTEXT _is_any_true _neg_view", "settings; anomalies", "them"),
+    Names(
+        "torch._C",
+        "_get_deterministic_fill_uninitialized_memory _get_mkldnn_enabled _set_mkldnn_enabled "
+        "_set_deterministic_fill_uninitialized_memory",
+        "settings are put back",
+        "them",
+    ),
+    # parts of PyTorch written in Python
+    Names("torch.amp.autocast_mode.autocast", "__enter__ __exit__", "autocast", "autocast"),
+    Names("torch.optim.optimizer", "_foreach_supported_types", "foreach forms", "optimizers"),
+    Names("torch.utils._foreach_utils", "_foreach_supported_types", "foreach forms", "clipping"),
+    Names("torch.optim.Optimizer", "__init__", "marks of optimizers", "them"),
+    Names("torch.optim.LBFGS", "step", "line searches", "LBFGS"),
+    Names("torch.nn.init", f"{_DRAWING} orthogonal_ sparse_ dirac_", "weights", "large models"),
+    Names("torch.nn.RNNBase", "flatten_parameters", "cuDNN's layers", "LSTM, GRU"),
+    Names("torch.nn.parallel._functions", "_streams _get_stream Scatter", "DataParallel", "it"),
+    Names("torch.nn.parallel._functions.Scatter", "forward", "DataParallel", "it"),
+    Names("torch.nn.parallel.DistributedDataParallel", "__init__", "one rank", "launched jobs"),
+    Names("torch.distributed", "init_process_group", "one rank", "launched jobs"),
+    Names("torch.testing._internal.distributed.fake_pg", "FakeStore", "one rank", "launched jobs"),
+    Names("torch.nested", _NESTED, "nested tensors are refused by name", "that message"),
+    Names("torch.nn.attention.bias.CausalBias", "__new__", "attention's masks", "them"),
+    Names("torch._dynamo.eval_frame", "_callback_from_stance", "torch.compile", "compiled models"),
+    # torch.func
+    Names(
+        "torch._functorch.eager_transforms",
+        "_grad_increment_nesting _grad_decrement_nesting _jvp_increment_nesting "
+        "_jvp_decrement_nesting",
+        "levels of transforms",
+        "torch.func",
+    ),
+    Names(
+        "torch._functorch.vmap",
+        "_vmap_increment_nesting _vmap_decrement_nesting",
+        "levels of transforms",
+        "torch.func",
+    ),
+    Names(
+        "torch._C._functorch",
+        "_wrap_for_grad get_unwrapped is_functorch_wrapped_tensor is_gradtrackingtensor "
+        "maybe_get_level",
+        "levels of transforms",
+        "torch.func",
+    ),
+    Names("torch._C", "_DisableFuncTorch", "levels of transforms", "torch.func"),
+    # TorchScript
+    Names("torch.jit._builtins", "_builtin_table _get_builtin_table", "TorchScript", "TorchScript"),
+    Names("torch._C.ScriptFunction", "__call__", "TorchScript", "TorchScript"),
+    Names("torch._C.ScriptMethod", "__call__", "TorchScript", "TorchScript"),
+    Names("torch._C", "_jit_can_fuse_on_gpu _jit_override_can_fuse_on_gpu", "TorchScript", "it"),
+    Names(
+        "torch._C._profiler", "ProfilerActivity ProfilerState", "profilers", "those that profile"
+    ),
+)

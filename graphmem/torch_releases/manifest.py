@@ -1,0 +1,83 @@
+"""The list of PyTorch's names, and what an installed PyTorch lacks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graphmem.errors import InputError, InternalError
+from graphmem.torch_releases.cuda_names import CUDA_NAMES
+from graphmem.torch_releases.differences import NEWEST_TRIED, OLDEST, Release
+from graphmem.torch_releases.inner_names import INNER_NAMES
+from graphmem.torch_releases.names import Names, owner_at
+
+MANIFEST = (*CUDA_NAMES, *INNER_NAMES)
+_HAS_CUDA = torch.version.cuda is not None  # the virtual GPU answers for it later
+
+
+def written(release: Release) -> str:
+    """A release as people write it, such as "2.13"."""
+    return ".".join(map(str, release))
+
+
+def check_supported(release: Release) -> None:
+    """Refuse what is older than what graphmem runs on.
+
+    Raises:
+        InputError: it is.
+    """
+    if release < OLDEST:
+        raise InputError(
+            f"torch {torch.__version__} is too old: graphmem runs on {written(OLDEST)} to "
+            f"{written(NEWEST_TRIED)}, and on newer ones",
+            hint=f"`pip install 'torch>={written(OLDEST)}'`; `--torch X.Y` asks for the CUDA rules "
+            "of an older one",
+        )
+
+
+def missing_names(release: Release) -> Iterator[tuple[str, Names]]:
+    """The names that the installed PyTorch should have and lacks, each with its row."""
+    for row in MANIFEST:
+        if row.are_expected(release, has_cuda=_HAS_CUDA):
+            for name in row.missing():
+                yield name, row
+
+
+def check_replaced(owner: Any, name: str, release: Release) -> None:
+    """Refuse to replace a name of PyTorch that has no row, or that is not there.
+
+    Raises:
+        InternalError: it has no row.
+        InputError: this PyTorch lacks it.
+    """
+    if not _is_of_torch(owner):
+        return
+    row = _row_of(owner, name)
+    if row is None:
+        raise InternalError(f"{_path_of(owner)}.{name} is replaced but not in torch_releases/")
+    if row.are_expected(release, has_cuda=_HAS_CUDA) and not hasattr(owner, name):
+        raise InputError(
+            f"torch {torch.__version__} has no {row.owner}.{name}, which graphmem needs for "
+            f"{row.why}",
+            hint=f"graphmem was tried on torch {written(OLDEST)} to {written(NEWEST_TRIED)}",
+        )
+
+
+@cache
+def _row_of(owner: Any, name: str) -> Names | None:
+    found = (row for row in MANIFEST if name in row.names.split() and owner_at(row.owner) is owner)
+    return next(found, None)
+
+
+def _is_of_torch(owner: Any) -> bool:
+    return _path_of(owner).split(".")[0] == "torch"
+
+
+def _path_of(owner: Any) -> str:
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else ""

@@ -1,0 +1,88 @@
+"""Run the tests on the installed torch and write its row of docs/versions.md.
+
+    make test TORCH=2.15.0
+
+A row says how many tests passed and failed, and whether GPT-2's peak is the one that an A100
+printed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/versions.md"
+GPT2_PEAK = 23_513_000_960  # README.md; fixtures/gpt2.py says whose figure it is
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+_ROW = re.compile(r"\| (\d+\.\d+\.\d+) \|")
+
+
+def main() -> int:
+    """Run pytest with the arguments of the command line; its exit code is returned."""
+    tests, exit_code = _tests(sys.argv[1:])
+    version, _, build = torch.__version__.partition("+")
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    row = f"| {version} | {_build(build)} | {tests} | {_gpt2()} | {date} |"
+    PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), row), encoding="utf-8")
+    print(row)
+    return exit_code
+
+
+def with_row(page: str, row: str) -> str:
+    """The page with a row in place of the one of the same version, rows in order of versions."""
+    lines = page.splitlines()
+    found = {_version(line): i for i, line in enumerate(lines) if _ROW.match(line)}
+    version = _version(row)
+    if version in found:
+        lines[found[version]] = row
+    else:
+        older = [i for known, i in found.items() if known < version]
+        lines.insert(max(older) + 1 if older else min(found.values()), row)
+    return "\n".join(lines) + "\n"
+
+
+def _version(row: str) -> tuple[int, ...]:
+    match = _ROW.match(row)
+    return tuple(map(int, match[1].split("."))) if match else ()
+
+
+def _build(local: str) -> str:
+    if local.startswith("cu"):
+        return f"CUDA {local[2:-1]}.{local[-1]}{'' if torch.cuda.is_available() else ', no driver'}"
+    return "CPU"
+
+
+def _tests(arguments: list[str]) -> tuple[str, int]:
+    command = [sys.executable, "-m", "pytest", "-n", "2", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        last = ""
+        for line in run.stdout:
+            sys.stdout.write(line)
+            last = line if line.strip() else last
+    counts = [f"{count} {what}" for count, what in _COUNT.findall(last)]
+    which = f" of {' '.join(arguments)}" if arguments else ""
+    return ", ".join(counts) + which, run.returncode
+
+
+def _gpt2() -> str:
+    target = "fixtures/gpt2.py:build"
+    command = [sys.executable, "-m", "graphmem", "analyze", target, "--grads", "keep"]
+    done = subprocess.run(
+        [*command, "--format", "json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return f"exit code {done.returncode}"
+    peak = json.loads(done.stdout)["peak"]["allocated"]
+    return "equal" if peak == GPT2_PEAK else f"{peak:,}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
