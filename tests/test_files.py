@@ -147,9 +147,22 @@ def test_a_long_name_is_written(tmp_path: Path) -> None:
     assert path.read_text() == "hello"
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_old_file(report: Path, tmp_path: Path) -> None:
+WRITERS = {
+    "out.txt": ("graph", "-o"),
+    "out.json": ("analyze", "--format", "json", "-o"),
+    "out.html": ("analyze", "--html"),
+    "out.graphmem": ("analyze", "--save"),
+    "out.svg": ("render", "-o"),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_is_one_line_and_leaves_the_old_file(
+    name: str, report: Path, tmp_path: Path
+) -> None:
     """A limit on the size of files stands for the disk (`ulimit -f`)."""
-    (tmp_path / "out.txt").write_text("old")
+    (tmp_path / name).write_text("old")
+    command, *options = WRITERS[name]
     limited = (
         "import resource, signal, sys; from pathlib import Path; "
         "from graphmem.cli import main; "
@@ -157,11 +170,11 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(report: Path, tmp_path:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16)); sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", limited, "graph", f"{report}:build", "-o", "out.txt"],
+        [sys.executable, "-c", limited, command, f"{report}:build", *options, name],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
-    assert done.returncode == 2
-    assert done.stderr == "error: cannot write out.txt: File too large\n"
-    assert (tmp_path / "out.txt").read_text() == "old"
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == f"error: cannot write {name}: File too large\n"
+    assert (tmp_path / name).read_text() == "old"
     assert [path.name for path in tmp_path.glob(".out*")] == []
