@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu, parse_release
+from graphmem.torch_releases import differences
 
 if TYPE_CHECKING:
     from graphmem.allocator import AllocatorSettings, CachingAllocator
@@ -16,17 +17,8 @@ if TYPE_CHECKING:
 _KIB = 1024
 _TRUE = frozenset({"1", "true", "yes", "on"})  # c10/util/env.cpp, `check_env`
 
-# docs/sources.md, "cublasLt workspaces": recordings of torch 2.3 to 2.6, and of 2.9 (PR #156495);
-# PRs #168175 and #175879 (2.12).
-_LT_WORKSPACE_KEPT_SINCE = (2, 9)
-_LT_WORKSPACE_SHARED_SINCE = (2, 12)
-_LT_SHARING_SETTING_SINCE = (2, 8)
-
-# pytorch issue #183387: 2.9.1 ignores PYTORCH_ALLOC_CONF; vllm PR #41158 sets it for 2.10. Where
-# both are set, libc10.so of the wheel of 2.13.0 takes PYTORCH_CUDA_ALLOC_CONF.
 _ALLOC_CONF = "PYTORCH_ALLOC_CONF"
 _CUDA_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
-_ALLOC_CONF_SINCE = (2, 10)
 
 
 class LtWorkspace(enum.Enum):
@@ -103,12 +95,13 @@ class Runtime:
     def cublaslt_workspace(self) -> LtWorkspace:
         """How long cublasLt's workspace lives; `TORCH_CUBLASLT_UNIFIED_WORKSPACE` may share it."""
         setting = "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
-        is_shared = self.release >= _LT_WORKSPACE_SHARED_SINCE
-        if setting in self.env and self.release >= _LT_SHARING_SETTING_SINCE:
+        is_shared = differences.LT_WORKSPACE_IS_SHARED.holds_in(self.release)
+        may_be_shared = differences.LT_WORKSPACE_MAY_BE_SHARED.holds_in(self.release)
+        if setting in self.env and may_be_shared:
             is_shared = self.is_set(setting)
         if is_shared:
             return LtWorkspace.SHARED
-        is_kept = self.release >= _LT_WORKSPACE_KEPT_SINCE
+        is_kept = differences.LT_WORKSPACE_IS_KEPT.holds_in(self.release)
         return LtWorkspace.KEPT if is_kept else LtWorkspace.EACH_CALL
 
     @property
@@ -118,7 +111,7 @@ class Runtime:
         `PYTORCH_CUDA_ALLOC_CONF`, or where it is not set `PYTORCH_ALLOC_CONF` (torch 2.10 and on).
         """
         text = self.env.get(_CUDA_ALLOC_CONF)
-        if text is None and self.release >= _ALLOC_CONF_SINCE:
+        if text is None and differences.ALLOC_CONF_IS_READ.holds_in(self.release):
             text = self.env.get(_ALLOC_CONF)
         return text
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from graphmem.errors import InputError
 from graphmem.gpus.context import context_of
+from graphmem.torch_releases.differences import BLACKWELL_HAS_THE_LARGE_WORKSPACE
 
 if TYPE_CHECKING:
     from graphmem.allocator.addresses import Driver
@@ -42,7 +43,6 @@ CONTEXT_NOTE = (
 # 2.8, 2.10, 2.11, 2.12.1 and 2.13.0; pytorch PR #175344).
 _CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
 _CUBLAS_WORKSPACE_BYTES_LARGE = 4096 * 1024 * 8
-_BLACKWELL_LARGE_WORKSPACE_SINCE = (2, 12)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Gpu:
         is_hopper = major == 9
         is_blackwell = major in (10, 12)
         release = parse_release(torch_version)
-        if is_hopper or (is_blackwell and release >= _BLACKWELL_LARGE_WORKSPACE_SINCE):
+        if is_hopper or (is_blackwell and BLACKWELL_HAS_THE_LARGE_WORKSPACE.holds_in(release)):
             return _CUBLAS_WORKSPACE_BYTES_LARGE
         return _CUBLAS_WORKSPACE_BYTES
 

@@ -38,6 +38,46 @@ class Difference:
 
 # Of the card: `--torch` decides ------------------------------------------------------------------
 
+LT_WORKSPACE_MAY_BE_SHARED = Difference(
+    (2, 8),
+    "`TORCH_CUBLASLT_UNIFIED_WORKSPACE` says whether cublasLt shares cuBLAS's workspace",
+    "PR #151163; docs/sources.md, cublasLt workspaces",
+)
+PARTIAL_SUMS_OF_NORMS = Difference(
+    (2, 8),
+    "the gradients of a norm's weight and bias are summed in two steps over many short rows",
+    "aten/src/ATen/native/cuda/layer_norm_kernel.cu; docs/kernel_memory.md",
+)
+LT_WORKSPACE_IS_KEPT = Difference(
+    (2, 9),
+    "cublasLt keeps a workspace for each handle and stream, and frees none after a call",
+    "PR #156495; docs/sources.md, cublasLt workspaces",
+)
+ALLOC_CONF_IS_READ = Difference(
+    (2, 10),
+    "`PYTORCH_ALLOC_CONF` configures the allocator where `PYTORCH_CUDA_ALLOC_CONF` is not set",
+    "issue #183387 of PyTorch, PR #41158 of vllm; libc10.so of 2.13.0 takes the latter of both",
+)
+LT_LOOKS_AT_BOTH_OPERANDS = Difference(
+    (2, 10),
+    "cublasLt adds a bias where both sizes of both operands exceed 1; before, of the second",
+    "aten/src/ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`",
+)
+EMBEDDINGS_ADD_ATOMICALLY = Difference(
+    (2, 11),
+    "the gradient of a small embedding is added atomically, without sorting",
+    "aten/src/ATen/native/cuda/Embedding.cu",
+)
+LT_WORKSPACE_IS_SHARED = Difference(
+    (2, 12),
+    "cublasLt has no workspace besides cuBLAS's",
+    "PRs #168175 and #175879; docs/sources.md, cublasLt workspaces",
+)
+BLACKWELL_HAS_THE_LARGE_WORKSPACE = Difference(
+    (2, 12),
+    "cuBLAS's workspace on cards of capability 10 and 12 is as large as on Hopper",
+    "PR #175344; docs/sources.md, cuBLAS workspaces",
+)
 AUTOCAST_CASTS_RMS_NORM = Difference(
     (2, 12),
     "autocast casts `rms_norm` to float32",
@@ -76,6 +116,11 @@ ARGUMENTS_HOLD_GRADIENTS = Difference(
     (2, 13),
     "a function in Python is the only one to hold the gradients that it is called with",
     "torch/csrc/autograd/python_function.cpp, `PyNode::apply`; real runs on the CPU",
+)
+ONE_HOT_LOOKS_ONCE = Difference(
+    (2, 13),
+    "`one_hot` on the CPU asks for the least and the greatest index at once",
+    "aten/src/ATen/native/Onehot.cpp; real runs on the CPU",
 )
 UNUSED_INPUTS_ARE_COUNTED = Difference(
     (2, 13),

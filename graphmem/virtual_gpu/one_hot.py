@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.differences import ONE_HOT_LOOKS_ONCE
+
 
 @contextmanager
 def scattered_one_hot() -> Iterator[None]:
@@ -42,7 +45,10 @@ def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> Any:
 
 def _checked_on_cpu(indices: torch.Tensor, num_classes: int) -> int:
     """Both ends are read on the CPU; what fake indices read as says nothing of them."""
-    least, greatest = (int(end.item()) for end in torch.aminmax(indices))
+    if ONE_HOT_LOOKS_ONCE.holds_in(installed_release()):
+        least, greatest = (int(end.item()) for end in torch.aminmax(indices))
+    else:
+        least, greatest = int(indices.min().item()), int(indices.max().item())
     if isinstance(indices, FakeTensor):
         return num_classes
     if least < 0:

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.torch_releases.differences import EMBEDDINGS_ADD_ATOMICALLY
 
 from .call import Call, Rule, during
 from .cub import SMALL_NOTE, SORT_NOTE, key_bits, sort_pairs_bytes
@@ -33,7 +34,6 @@ from .reduction import contiguous_copy
 _TOKENS_WITHOUT_SORT = 3072
 _TOKENS_PER_PART = 10
 _SCALAR_BYTES = 8
-_ATOMIC_SINCE = (2, 11)
 _WARP = 32
 _MAX_THREADS = 1024
 
@@ -104,7 +104,11 @@ def _is_atomic(call: Call, segments: int, parts: int, width: int) -> bool:
     columns = -(-width // _WARP) * _WARP
     blocks = -(-segments * columns // min(columns, _MAX_THREADS))
     fills_card = blocks >= 4 * call.runtime.gpu.multiprocessors
-    return call.runtime.release >= _ATOMIC_SINCE and not fills_card and parts > 4 * blocks
+    return (
+        EMBEDDINGS_ADD_ATOMICALLY.holds_in(call.runtime.release)
+        and not fills_card
+        and parts > 4 * blocks
+    )
 
 
 RULES: Mapping[str, Rule] = {

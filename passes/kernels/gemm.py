@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 from graphmem.runtime import LtWorkspace, Runtime
+from graphmem.torch_releases.differences import LT_LOOKS_AT_BOTH_OPERANDS
 
 from . import sparse
 from .call import Call, Rule, Workspaces, during
@@ -29,7 +30,6 @@ from .layout import is_contiguous, is_dense, nbytes, numel
 BLAS_WORKSPACE = "cuBLAS workspace of "
 
 _LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
-_LT_LOOKS_AT_BOTH_OPERANDS_SINCE = (2, 10)
 
 
 def _mm(call: Call) -> Iterator[Step]:
@@ -128,7 +128,7 @@ def _takes_lt(call: Call) -> bool:
     """
     bias, left, right = call.tensor("self"), call.tensor("mat1"), call.tensor("mat2")
     sizes, is_vector = [*right.shape], len(bias.shape) == 1
-    if call.runtime.release >= _LT_LOOKS_AT_BOTH_OPERANDS_SINCE:
+    if LT_LOOKS_AT_BOTH_OPERANDS.holds_in(call.runtime.release):
         sizes += left.shape
         is_vector = max(bias.shape, default=1) == numel(bias)
     return (

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
+from graphmem.torch_releases.differences import PARTIAL_SUMS_OF_NORMS
 
 from .call import Call, Rule, during
 from .layout import accumulate_bytes, is_contiguous, item_bytes
 from .reduction import contiguous_copy, reduced
 
-_PARTIAL_SUMS_SINCE = (2, 8)
 _PARTIAL_SUMS_ABOVE_ROWS = 65_536
 _BLOCK_COLUMNS = 32
 _BLOCK_ROWS = 32
@@ -57,7 +57,7 @@ def _gradients(call: Call, rows: int, columns: int) -> Iterator[Step]:
 def _has_partial_sums(call: Call, rows: int, columns: int) -> bool:
     gpu = call.runtime.gpu
     return (
-        call.runtime.release >= _PARTIAL_SUMS_SINCE
+        PARTIAL_SUMS_OF_NORMS.holds_in(call.runtime.release)
         and rows > _PARTIAL_SUMS_ABOVE_ROWS
         and columns // _BLOCK_COLUMNS < gpu.multiprocessors // 2
     )
