@@ -2,17 +2,21 @@
 
     python -m tools.model_zoo.giants [NAME …]     each in a process of its own
 
+Rows go into `giants.json` beside this file, from which `tools.breadth table` reads them.
+
 One step of AdamW on one sequence, in bf16. Nothing is downloaded: the tables below hold what the
 published `config.json` of each says where the library's defaults say otherwise.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +25,7 @@ from graphmem import TrainingStep, analyze
 
 SEQUENCE = 2048
 GPU = "b200"
+ROWS = Path(__file__).with_name("giants.json")
 
 Row = dict[str, Any]
 
@@ -208,8 +213,9 @@ def measure(name: str) -> Row:
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """The rows of docs/models.md."""
-    yield "| model | parameters | states | peak | operations | seconds | resident |"
+    """The section of docs/models.md."""
+    yield _HEAD
+    yield "| model | parameters | states | peak | operations | CPU seconds | resident |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for row in rows:
         sizes = (f"{row[what] / (1 << 30):,.1f} GiB" for what in ("states", "peak"))
@@ -220,13 +226,31 @@ def table(rows: list[Row]) -> Iterator[str]:
         )
 
 
+_HEAD = f"""## Giants
+
+Real configurations, one step in bf16 with AdamW on a {GPU.upper()}; language models at batch 1,
+{SEQUENCE:,} tokens. Made by `python -m tools.model_zoo.giants [NAME …]`.
+"""
+
+
+def known() -> list[Row]:
+    """The rows that have been made, in the order of `GIANTS`."""
+    rows: dict[str, Row] = json.loads(ROWS.read_text()) if ROWS.exists() else {}
+    return [rows[name] for name in GIANTS if name in rows]
+
+
+def _keep(row: Row) -> None:
+    rows = {each["model"]: each for each in [*known(), row]}
+    ROWS.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure the models that are named, or all."""
     for name in sys.argv[1:] or GIANTS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             row = pool.apply(measure, (name,))
+        _keep(row)
         print(row, flush=True)
-        print(*table([row]), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -154,11 +154,12 @@ def _saved_by(step: TrainingStep) -> int | None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = (step.loss or default_loss)(call(step.model, step.inputs))
+        output = call(step.model, step.inputs)  # what nobody uses of it keeps its graph
+        loss = (step.loss or default_loss)(output)
     held = {s._cdata: s.nbytes() for ref in packed if (s := ref()) is not None}
     for parameter in step.model.parameters():
         held.pop(parameter.untyped_storage()._cdata, None)
-    del loss
+    del loss, output
     return sum(held.values())
 
 

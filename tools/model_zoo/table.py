@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from tools.model_zoo import giants
+
 Row = dict[str, Any]
 _INSTALLED = re.compile(r"\S*/site-packages/")
 
@@ -17,7 +19,7 @@ def table(rows: Iterable[Row]) -> str:
     families = sorted({row["family"] for row in found})
     parts = [_HEAD, _summary(found, families)]
     parts += [_section(each, [row for row in found if row["family"] == each]) for each in families]
-    return "\n".join(parts)
+    return "\n".join([*parts, *giants.table(giants.known()), ""])
 
 
 _HEAD = """# Models that people train
