@@ -1,8 +1,8 @@
 """What a trace assumed of values, for a real run to go by: the same routing in both.
 
 A trace assumes what only a real run knows: which expert a token chooses, how many elements a mask
-selects, a number that is read. Each answer is kept by the operation that gave it, the n-th call of
-its kind in the program, and given by that call in the real run in place of its own.
+selects, a number that is read or drawn. Each answer is kept by the operation that gave it, the n-th
+call of its kind in the program, and given by that call in the real run in place of its own.
 
 Not covered: what is read without an operation, as by `tolist()` on the CPU.
 """
@@ -19,6 +19,8 @@ import torch
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
+from graphmem.values.known import KnownValues
+from graphmem.values.plans import Plan
 from graphmem.values.rules import Rules
 from graphmem.virtual_gpu.patching import replaced
 
@@ -75,6 +77,7 @@ class AssumedValues:
             (Rules, "compared", self._by_rule(Rules.compared, 2)),
             (Reads, "scalar", self._reading(Reads.scalar)),
             (Reads, "count", self._counting(Reads.count)),
+            (KnownValues, "_run", self._drawing(KnownValues._run)),
         ]
         with replaced(replacements):
             yield
@@ -117,6 +120,16 @@ class AssumedValues:
             return count(reads, what, numel)
 
         return selected
+
+    def _drawing(self, run: Function) -> Function:
+        def draw(known: KnownValues, plan: Plan, *call: Any) -> Any:
+            drawn = run(known, plan, *call)
+            is_new = plan.is_random and not plan.writes and isinstance(drawn, torch.Tensor)
+            if is_new and self._call is not None:
+                self._outputs[self._call] = [(0, drawn.clone())]
+            return drawn
+
+        return draw
 
     def _keep(self, result: Any, outputs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         if self._call is None:

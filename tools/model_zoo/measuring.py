@@ -45,11 +45,14 @@ def measure(case: Case) -> Iterator[Result]:
     assumed = AssumedValues()
     with oracle.comparable(), assumed.kept():
         yield from _told("oracle", lambda: traced.append(trace(build, gpu=None, options=OPTIONS)))
-    if traced and assumed:
+    if not traced:
+        return
+    compared = _compared(real, traced[0])
+    if compared["difference"] and assumed:
         yield from _told("routed", lambda: real.run(assumed))
         yield {"saved": real.saved, "gradients": real.gradients, "states": real.states}
-    if traced:
-        yield _compared(real, traced[0])
+        compared = _compared(real, traced[0])
+    yield compared
 
 
 def _told(what: str, run: Callable[[], Any]) -> Iterator[Result]:
