@@ -689,6 +689,13 @@ def classes_as_rows_of_ones(first: nn.Linear, second: nn.Linear) -> None:
 
 
 @program
+def quantiles_of_a_result(first: nn.Linear, second: nn.Linear) -> None:
+    """Its kernel resolves overloads of `lerp`, which writes reasons down that name the tensors."""
+    x = first(rows())
+    torch.quantile(x, torch.tensor([0.2, 0.5]), dim=1).sum().backward()
+
+
+@program
 def frozen_between_forward_and_backward(first: nn.Linear, second: nn.Linear) -> None:
     x = second(first(rows()).relu())
     first.weight.requires_grad_(False)

@@ -20,7 +20,13 @@ def replacements(reads: Reads) -> list[Replacement]:
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return reads.on_host(tensor, tensor)
 
+    unassumed: Callable[[FakeTensor], str] = FakeTensor.__repr__
+
     def represent(tensor: FakeTensor, *, tensor_contents: Any = None) -> str:
+        # Choosing an overload writes down why another does not take its arguments, in the middle
+        # of a meta kernel (`FunctionSchema::checkArg`, aten/src/ATen/core/function_schema_inl.h).
+        if tensor.fake_mode.in_kernel_invocation:
+            return unassumed(tensor)
         if tensor.layout is torch.sparse_coo:
             return represent_sparse(tensor)
         text = repr(to_host(tensor))
