@@ -20,13 +20,7 @@ def replacements(reads: Reads) -> list[Replacement]:
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return reads.on_host(tensor, tensor)
 
-    unassumed: Callable[[FakeTensor], str] = FakeTensor.__repr__
-
-    def represent(tensor: FakeTensor, *, tensor_contents: Any = None) -> str:
-        # Choosing an overload writes down why another does not take its arguments, in the middle
-        # of a meta kernel (`FunctionSchema::checkArg`, aten/src/ATen/core/function_schema_inl.h).
-        if tensor.fake_mode.in_kernel_invocation:
-            return unassumed(tensor)
+    def represent(tensor: FakeTensor) -> str:
         if tensor.layout is torch.sparse_coo:
             return represent_sparse(tensor)
         text = repr(to_host(tensor))
@@ -58,12 +52,27 @@ def replacements(reads: Reads) -> list[Replacement]:
 
     return [
         (torch, "tensor", _of_items(torch.tensor)),
-        (FakeTensor, "__repr__", represent),
+        (FakeTensor, "__repr__", _but_in_kernels(represent)),
         (FakeTensor, "__format__", formatted),
         (FakeTensor, "tolist", to_list),
         (FakeTensor, "numpy", to_numpy),
         (FakeTensor, "__array__", to_numpy),
     ]
+
+
+def _but_in_kernels(represent: Callable[[FakeTensor], str]) -> Callable[..., str]:
+    """`represent`, and PyTorch's own text of a tensor in the middle of a meta kernel.
+
+    Choosing an overload there writes down why another does not take its arguments
+    (`FunctionSchema::checkArg`, aten/src/ATen/core/function_schema_inl.h).
+    """
+    unassumed: Callable[[FakeTensor], str] = FakeTensor.__repr__
+
+    def choose(tensor: FakeTensor, *, tensor_contents: Any = None) -> str:
+        in_kernel = tensor.fake_mode.in_kernel_invocation
+        return unassumed(tensor) if in_kernel else represent(tensor)
+
+    return choose
 
 
 def _of_items(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
