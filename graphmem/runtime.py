@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphmem.errors import InputError
-from graphmem.gpus import Gpu, parse_release
-from graphmem.torch_releases import differences
+from graphmem.gpus import Gpu
+from graphmem.torch_releases import differences, parse_release
 
 if TYPE_CHECKING:
     from graphmem.allocator import AllocatorSettings, CachingAllocator

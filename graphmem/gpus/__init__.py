@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphmem.gpus.card import CONTEXT_NOTE, MAX_THREADS_PER_MULTIPROCESSOR, Gpu, parse_release
+from graphmem.gpus.card import CONTEXT_NOTE, MAX_THREADS_PER_MULTIPROCESSOR, Gpu
 from graphmem.gpus.names import find_gpu, label_of
 from graphmem.gpus.table import DEFAULT_GPU, GPUS
 
@@ -14,5 +14,4 @@ __all__ = [
     "Gpu",
     "find_gpu",
     "label_of",
-    "parse_release",
 ]

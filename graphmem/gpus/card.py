@@ -6,15 +6,14 @@ Compute capability, multiprocessors and threads: NVIDIA's data sheets, CUDA C++ 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from graphmem.errors import InputError
 from graphmem.gpus.context import context_of
 from graphmem.torch_releases.differences import BLACKWELL_HAS_THE_LARGE_WORKSPACE
+from graphmem.torch_releases.release import parse_release
 
 if TYPE_CHECKING:
     from graphmem.allocator.addresses import Driver
@@ -121,17 +120,3 @@ class Gpu:
 
 # The comment of a row says where its bytes were printed. "deviceQuery" is CUDA's sample of that
 # name, with the driver's CUDA version; the printouts are public, in repositories on GitHub.
-
-
-def parse_release(torch_version: str) -> tuple[int, int]:
-    """The first two numbers of a version, such as (2, 13) of "2.13.0+cpu".
-
-    Raises:
-        InputError: it does not begin with two numbers.
-    """
-    match = re.match(r"(\d+)\.(\d+)", torch_version)
-    if match is None:
-        raise InputError(
-            f"not a version of torch: {torch_version!r}", hint='write it like "2.13" or "2.13.0"'
-        )
-    return int(match[1]), int(match[2])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch.fx
 from torch.fx import Node
 
-from graphmem.gpus import find_gpu, parse_release
+from graphmem.gpus import find_gpu
 from graphmem.graph import (
     Assumption,
     AutocastState,
@@ -33,6 +33,7 @@ from graphmem.record.observations import observed_of
 from graphmem.record.operators import operator_named
 from graphmem.record.step import TracedStep
 from graphmem.runtime import Runtime
+from graphmem.torch_releases import parse_release
 
 Item = TypeVar("Item")
 

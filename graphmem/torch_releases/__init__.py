@@ -18,6 +18,7 @@ from graphmem.torch_releases.differences import (
     Difference,
     Release,
 )
+from graphmem.torch_releases.release import parse_release
 
 __all__ = [
     "ARGUMENTS_HOLD_GRADIENTS",
@@ -33,6 +34,7 @@ __all__ = [
     "Difference",
     "Release",
     "installed_release",
+    "parse_release",
 ]
 
 
@@ -40,7 +42,5 @@ __all__ = [
 def installed_release() -> Release:
     """The release that is installed, such as (2, 13)."""
     import torch
-
-    from graphmem.gpus import parse_release
 
     return parse_release(torch.__version__)

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from graphmem.gpus import parse_release
 from graphmem.graph import Assumption
-from graphmem.torch_releases import installed_release
+from graphmem.torch_releases import installed_release, parse_release
 from graphmem.torch_releases.differences import NEWEST_TRIED
 from graphmem.torch_releases.manifest import written
 

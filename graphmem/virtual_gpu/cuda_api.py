@@ -24,7 +24,8 @@ from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
 
 from graphmem.allocator import CachingAllocator
-from graphmem.gpus import Gpu, parse_release
+from graphmem.gpus import Gpu
+from graphmem.torch_releases import parse_release
 from graphmem.virtual_gpu.cuda_libraries import library_replacements
 from graphmem.virtual_gpu.data_parallel import data_parallel_replacements
 from graphmem.virtual_gpu.device_memory import DeviceMemory
