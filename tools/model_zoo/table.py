@@ -34,9 +34,9 @@ Made by
 
 (torch 2.13.0, transformers 4.57.6, two cores, hours). `tests/test_breadth.py` runs a cross-section.
 A model is left out of the counts where no real step could be made, which is said beside it.
-Rows that disagree were run before the last mends of engine and oracle, and not again since; model types
-and families that are not listed have not been run. "saved" is empty where the real step was told what the trace
-assumed, as for the routing of experts ([how](exactness.md)).
+Rows that disagree were run before the last mends of engine and oracle, and not again since; model
+types and families that are not listed have not been run. "saved" is empty where the real step was
+told what the trace assumed, as for the routing of experts ([how](exactness.md)).
 """
 
 
