@@ -165,7 +165,8 @@ def test_a_module_of_the_same_name_loaded_before_is_put_back(
     assert sys.modules["sizes"] is elsewhere
 
 
-def test_every_load_is_fresh(write: Write) -> None:
+def test_every_load_is_fresh(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
     path = write(MODEL + "    CALLS = []\n")
     target = load_target(str(path), {})
     seen = []
