@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from graphmem.graph import TensorOut
+from graphmem.tensor_iterator import compared, reordered
 
 from .layout import contiguous_strides, item_bytes
 
@@ -114,37 +115,14 @@ def loop_of(tensor: TensorOut, axes: Collection[int], *, keepdim: bool, out_dtyp
         Dim(size, strides.get(axis, 0), stride)
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride, strict=True))
     ]
-    merged = tuple(_coalesced(_reordered(dims)))
+    merged = tuple(_coalesced(reordered(dims, _should_swap)))
     return Loop(merged, item_bytes(tensor.dtype), item_bytes(out_dtype), tensor.offset)
 
 
-def _reordered(dims: list[Dim]) -> list[Dim]:
-    """Insertion sort from the last dimension on, as comparisons may be ambiguous."""
-    order = dims[::-1]
-    for i in range(1, len(order)):
-        moving = i
-        for j in range(i - 1, -1, -1):
-            comparison = _compare(order[j], order[moving])
-            if comparison > 0:
-                order[j], order[moving] = order[moving], order[j]
-                moving = j
-            elif comparison < 0:
-                break
-    return order
-
-
-def _compare(first: Dim, second: Dim) -> int:
-    """`should_swap`: 1 when `first` comes after `second`, -1 before, 0 when it is ambiguous."""
+def _should_swap(first: Dim, second: Dim) -> int:
     if first.is_reduced != second.is_reduced:
         return 1 if second.is_reduced else -1
-    for mine, other in ((first.out, second.out), (first.inp, second.inp)):
-        if not mine or not other:
-            continue
-        if mine != other:
-            return -1 if mine < other else 1
-        if first.size > second.size:
-            return 1
-    return 0
+    return compared(((first.out, second.out), (first.inp, second.inp)), first.size, second.size)
 
 
 def _coalesced(dims: list[Dim]) -> Iterator[Dim]:

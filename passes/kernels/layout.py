@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from graphmem import tensor_iterator
 from graphmem.graph import TensorOut
 
 INDEX_BYTES = 8
@@ -91,11 +92,5 @@ def is_channels_last(tensor: TensorOut) -> bool:
 
 
 def is_dense(tensor: TensorOut) -> bool:
-    """`is_non_overlapping_and_dense`: a permutation of a contiguous tensor."""
-    expected = 1
-    dims = zip(tensor.stride, tensor.shape, strict=True)
-    for stride, size in sorted(dim for dim in dims if dim[1] != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    """Whether a tensor is a permutation of a contiguous one."""
+    return tensor_iterator.is_dense(tensor.shape, tensor.stride)
