@@ -71,13 +71,16 @@ class ReplayedViews:
             running: the node that runs, None in a forward pass.
         """
         source: Any = args[0] if args else None
-        if torch.is_grad_enabled() and _shares_storage(source, result):
-            base = source._base if source._is_view() else source
-            if base is not None and not base.is_inference() and base._version:
-                of_slices = isinstance(running, _FUNCTIONS.CopySlices)
-                self._candidate = _Candidate(
-                    newest, weakref.ref(result), weakref.ref(base), _geometry(result), of_slices
-                )
+        if not isinstance(source, torch.Tensor) or not torch.is_grad_enabled():
+            return
+        base = source._base if source._is_view() else source
+        if base is None or base.is_inference() or not base._version:
+            return
+        if _shares_storage(source, result):
+            of_slices = isinstance(running, _FUNCTIONS.CopySlices)
+            self._candidate = _Candidate(
+                newest, weakref.ref(result), weakref.ref(base), _geometry(result), of_slices
+            )
 
     def settle(self) -> None:
         """Something else is about to happen: decide what the newest view was."""
@@ -118,10 +121,9 @@ def _geometry(tensor: torch.Tensor) -> Geometry:
     return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
-def _shares_storage(source: Any, result: Any) -> bool:
+def _shares_storage(source: torch.Tensor, result: Any) -> bool:
     return (
-        isinstance(source, torch.Tensor)
-        and isinstance(result, torch.Tensor)
+        isinstance(result, torch.Tensor)
         and result is not source
         and source.layout is result.layout is torch.strided
         and source.untyped_storage()._cdata == result.untyped_storage()._cdata
