@@ -84,13 +84,9 @@ def _advice_lines(peak: int, found: list[Advice]) -> Iterator[str]:
     for number, advice in enumerate(found, 1):
         candidate = advice.candidate
         share = 100 * advice.saves_bytes / peak
-        yield ""
-        yield (
-            f"{number:2}. {candidate.what}: saves {format_bytes(advice.saves_bytes)} "
-            f"({advice.saves_bytes:,} bytes, {share:.1f} %)"
-        )
-        yield f"    price: {candidate.price}"
-        yield f"    where: {candidate.line}"
+        saved = format_bytes(advice.saves_bytes)
+        saves = f"saves {saved} ({advice.saves_bytes:,} bytes, {share:.1f} %)"
+        yield from _lines_of(number, candidate, saves)
         command = "analyze" if candidate.option.startswith("--grads") else "whatif"
         yield f"    try:   graphmem {command} … {candidate.option}"
     if not found:
@@ -105,10 +101,14 @@ def _candidate_lines(target: str, peak: int, found: Iterable[Candidate]) -> Iter
         if each.frees_bytes is not None:
             freed = f"{format_bytes(each.frees_bytes)} ({format_exact(each.frees_bytes)})"
             saves = f"frees {freed} of saved tensors at the end of the forward pass"
-        yield ""
-        yield f"{number:2}. {each.what}: {saves}"
-        yield f"    price: {each.price}"
-        yield f"    where: {each.line}"
+        yield from _lines_of(number, each, saves)
+
+
+def _lines_of(number: int, candidate: Candidate, saves: str) -> Iterator[str]:
+    yield ""
+    yield f"{number:2}. {candidate.what}: {saves}"
+    yield f"    price: {candidate.price}"
+    yield f"    where: {candidate.line}"
 
 
 def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
