@@ -54,8 +54,9 @@ def analyze(
         settings=options.pairs(settings, "--set"),
         changes=Changes(freeze=tuple(freeze or ())),
     )
-    with time_limit(timeout), progress() as report_progress:
-        analysis = run_analysis(target, request, report_progress)
+    with progress() as report_progress:
+        with time_limit(timeout):
+            analysis = run_analysis(target, request, report_progress)
         keep(analysis, html, save, report_progress)
     report = analysis.report
     from graphmem.report.text import print_report
