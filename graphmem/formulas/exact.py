@@ -9,7 +9,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from graphmem.analysis import Request, runtime_of
 from graphmem.annotations import KERNEL_MEMORY
 from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
@@ -89,8 +88,7 @@ class Traced:
         """
         from graphmem.parallel.planner import Planner
 
-        graph, told = self.analysis.graph, self.analysis.report.runtime
-        runtime = runtime_of(Request(gpu=told.gpu, torch=told.torch, env=told.env))
+        graph, runtime = self.analysis.graph, self.analysis.step.runtime
         programs = self.analysis.annotations.of(KERNEL_MEMORY).programs
         layout = Layout(data=gpus, sharding=sharding)
         most = Planner(graph, programs, runtime).plan(layout)[0].timeline.most
