@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import typer
 
-from graphmem.target import RECORD
+from graphmem.target import is_record
 
-# The options of commands that say how a target is traced, by the name of their parameter.
-_OF_THE_TRACE = {
-    "settings": "--set",
-    "gpu": "--gpu",
-    "torch": "--torch",
-    "env": "--env",
-    "assume": "--assume",
-    "strict": "--strict",
-    "autocast": "--autocast",
-    "optimizer": "--optimizer",
-    "grads": "--grads",
-    "steps": "--steps",
-    "inference": "--inference",
-    "freeze": "--freeze",
-    "checkpoint": "--checkpoint",
-    "precision": "--precision",
-}
+_OF_CHANGES = frozenset({"freeze", "checkpoint", "precision"})
+"""Parameters of commands that become `Request.changes`; the others are called as its fields."""
 
 
 class Command(typer.core.TyperCommand):
@@ -37,15 +23,16 @@ class Command(typer.core.TyperCommand):
             InputError: the target is a saved step, and an option would have it be another.
         """
         target = ctx.params.get("target")
-        if isinstance(target, str) and target.endswith(RECORD):
-            _refuse_options(target, ctx)
+        if is_record(target):
+            self._refuse_options(target, ctx)
         return super().invoke(ctx)
 
+    def _refuse_options(self, target: str, context: Any) -> None:
+        from graphmem.analysis import Request, cannot_change
 
-def _refuse_options(target: str, context: typer.Context) -> None:
-    from graphmem.analysis import cannot_change
-
-    for name, option in _OF_THE_TRACE.items():
-        source = context.get_parameter_source(name) if name in context.params else None
-        if source is not None and source.name == "COMMANDLINE":
-            raise cannot_change(target, option)
+        of_the_trace = _OF_CHANGES.union(each.name for each in fields(Request))
+        for option in self.params:
+            source = context.get_parameter_source(option.name)
+            is_given = source is not None and source.name == "COMMANDLINE"
+            if is_given and option.name in of_the_trace:
+                raise cannot_change(target, option.opts[0])

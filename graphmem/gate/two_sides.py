@@ -21,7 +21,7 @@ from graphmem.gate.git import revisions_of, worktree
 from graphmem.gate.jobs import Job, Outcome
 from graphmem.record import load
 from graphmem.report import Report
-from graphmem.target import RECORD
+from graphmem.target import RECORD, is_record
 
 _SAVED = (".json", RECORD)
 
@@ -99,7 +99,7 @@ def _report(name: str, outcome: Outcome) -> Report:
 
 
 def _read(path: str) -> Report:
-    if path.endswith(RECORD):
+    if is_record(path):
         return analysis_of(load(Path(path))).report
     try:
         return Report.from_json(Path(path).read_bytes())

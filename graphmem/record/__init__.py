@@ -9,6 +9,7 @@ again on what is loaded, so that a reader of tomorrow reads the record of today 
 from __future__ import annotations
 
 from graphmem.record.file import load, save
-from graphmem.record.step import Observed, TracedStep, is_record
+from graphmem.record.step import Observed, TracedStep
+from graphmem.target import is_record
 
 __all__ = ["Observed", "TracedStep", "is_record", "load", "save"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
 
 from graphmem.graph import StepGraph
 from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline
-from graphmem.target import RECORD
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,3 @@ class Section:
     def report_lines(self) -> Sequence[str]:
         """The lines."""
         return self.lines
-
-
-def is_record(target: str | Callable[..., Any]) -> TypeGuard[str]:
-    """Whether a target is a saved step rather than code."""
-    return isinstance(target, str) and target.endswith(RECORD)

@@ -25,7 +25,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
@@ -34,11 +34,17 @@ from graphmem.target.settings import arguments_for, defaults_of
 from graphmem.training_step import TrainingStep
 from graphmem.user_errors import blaming_the_user, user_error
 
-__all__ = ["Target", "blaming_the_user", "load_target", "user_error"]
+__all__ = ["RECORD", "Target", "blaming_the_user", "is_record", "load_target", "user_error"]
 
 DEFAULT_FUNCTION = "build"
 _EXPORTED = ".pt2"
 RECORD = ".graphmem"
+"""The ending of a saved step (`graphmem/record/`)."""
+
+
+def is_record(target: object) -> TypeGuard[str]:
+    """Whether a target is a saved step rather than code."""
+    return isinstance(target, str) and target.endswith(RECORD)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -
 
 def _find(text: str, settings: Mapping[str, str]) -> Target:
     location, function = _split(text)
-    if Path(location).suffix == RECORD:
+    if is_record(location):
         raise InputError(
             f"{text} is a saved step: it has no build() that could be called again",
             hint="name the code that it was saved from",
