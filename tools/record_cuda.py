@@ -1,10 +1,12 @@
 """Record every allocation of a training step on a real GPU, for `graphmem verify`.
 
     python tools/record_cuda.py fixtures/gpt2.py:build --set batch=4 --steps 3 -o recordings/gpt2
+    python tools/record_cuda.py -o recordings/train train.py --epochs 1
 
 It needs torch and a GPU, and no graphmem: where that is not installed, fixtures find a stand-in
-for `graphmem.TrainingStep`. Recording starts from an empty device, before `build()` is called.
-Three files are written, beside each other:
+for `graphmem.TrainingStep`. Recording starts from an empty device, before `build()` is called, or
+before the first line of a script. Three files are written, beside each other (with RANK set, a
+script's have `.rankR` in their names):
 
     NAME.pickle.gz      the snapshot of torch.cuda.memory, gzipped
     NAME.events.json    the same events, compact, as `graphmem verify` reads them
@@ -80,11 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     marks: list[dict[str, Any]] = []
     torch.cuda.memory._record_memory_history(enabled="all", stacks="python")
     before = counters()
-    build, settings = load(options.target, options.set)
-    step = build(**settings)
-    marks.append(mark("setup", -1, before))
-    for name, number in iterate(step, options, "cuda"):
-        marks.append(mark(name, number, before))
+    if options.target.endswith(".py"):
+        run_script(options)
+        marks.append(mark("end", 0, before))
+    else:
+        build, settings = load(options.target, options.set)
+        step = build(**settings)
+        marks.append(mark("setup", -1, before))
+        for name, number in iterate(step, options, "cuda"):
+            marks.append(mark(name, number, before))
     torch.cuda.synchronize()
     snapshot = torch.cuda.memory._snapshot()
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -92,21 +98,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def run_script(options: argparse.Namespace) -> None:
+    """Run a script as `python script.py ARGS` does; what its module holds is alive at the end."""
+    script = Path(options.target)
+    rank = os.environ.get("RANK")
+    if rank is not None:
+        options.output = options.output.with_name(f"{options.output.name}.rank{rank}")
+    sys.argv = [options.target, *options.arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    module = types.ModuleType("__main__")
+    vars(module)["__file__"] = options.target
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(script.read_bytes(), options.target, "exec"), vars(module))  # noqa: S102
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description="Record every allocation of a training step on a real GPU."
     )
-    parser.add_argument("target", help="model.py:build, as `graphmem analyze` takes it")
+    parser.add_argument("target", help="model.py:build; or a script, with its arguments")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=3, help="iterations (default: 3)")
     parser.add_argument("--autocast", choices=sorted(AUTOCAST))
     parser.add_argument("--grads", choices=("keep", "none"), default="none")
     parser.add_argument("--inference", action="store_true", help="forward passes only")
+    parser.add_argument("--compile", metavar="MODE", help="torch.compile the model, in this mode")
+    parser.add_argument("--channels-last", action="store_true", help="model and inputs")
+    parser.add_argument("--benchmark", action="store_true", help="let cuDNN choose by trying")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="NAME", help="path without an ending"
     )
-    return parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    script = next((i for i, text in enumerate(given) if text.endswith(".py")), len(given))
+    options = parser.parse_args(given[: script + 1])
+    options.arguments = given[script + 1 :]  # those of the script
+    return options
 
 
 # The step ----------------------------------------------------------------------------------------
@@ -125,6 +156,7 @@ def load(target: str, texts: Sequence[str]) -> tuple[Callable[..., Any], dict[st
         raise SystemExit(f"error: {target} is not model.py:build")
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))  # fixtures import their siblings
+    sys.modules[spec.name] = module  # where `dataclasses` looks for it
     spec.loader.exec_module(module)
     build: Callable[..., Any] = getattr(module, name)
     return build, dict(map(setting_reader(build), texts))
@@ -139,6 +171,8 @@ def setting_reader(build: Callable[..., Any]) -> Callable[[str], tuple[str, Any]
         if key not in parameters:
             raise SystemExit(f"error: build() has no parameter {key!r}")
         kind = type(parameters[key].default)
+        if value == "none" and "None" in str(parameters[key].annotation):
+            return key, None
         if kind is bool:
             return key, value.lower() in ("1", "true", "yes")
         return key, kind(value) if kind in (int, float) else value
@@ -170,6 +204,13 @@ class Loop:
         self.drops_grads = options.grads == "none"
         self.inference = options.inference
         self.model = step.model.to(self.device)
+        if options.benchmark:
+            torch.backends.cudnn.benchmark = True
+        if options.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+            step.inputs = channels_last(step.inputs)
+        if options.compile:
+            self.model = torch.compile(self.model, mode=options.compile)
         self.loss: Any = None
         self.output: Any = None
         self.scaler = step.scaler
@@ -256,6 +297,19 @@ def moved(value: Any, device: Any) -> Any:
     return value
 
 
+def channels_last(value: Any) -> Any:
+    """A nest of tensors, the images among them with their channels last."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    if isinstance(value, dict):
+        return {key: channels_last(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(channels_last(item) for item in value)
+    return value
+
+
 def default_loss(output: Any) -> Any:
     """The output's own loss, a scalar output itself, else the sum of it."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
@@ -303,6 +357,12 @@ def metadata(options: argparse.Namespace) -> dict[str, Any]:
         "autocast": options.autocast,
         "grads": options.grads,
         "inference": options.inference,
+        "compile": options.compile,
+        "channels_last": options.channels_last,
+        "benchmark": options.benchmark,
+        "arguments": options.arguments,
+        "rank": os.environ.get("RANK"),
+        "world_size": os.environ.get("WORLD_SIZE"),
         "gpu": properties.name,
         "compute_capability": [properties.major, properties.minor],
         "multiprocessors": properties.multi_processor_count,
