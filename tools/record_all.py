@@ -40,7 +40,9 @@ def main() -> int:
     end = time.monotonic() + options.until
     with ThreadPoolExecutor(options.jobs) as pool:
         numbered = enumerate(lines)
-        done = list(pool.map(lambda each: record(*each, options.output, options.limit, end), numbered))
+        done = list(
+            pool.map(lambda each: record(*each, options.output, options.limit, end), numbered)
+        )
     failed = [line.split()[0] for line, worked in zip(lines, done, strict=True) if not worked]
     print(f"{len(lines) - len(failed)} recorded, {len(failed)} failed: {' '.join(failed)}")
     return 1 if failed else 0

@@ -160,7 +160,11 @@ def run(texts: list[str], environment: dict[str, str]) -> dict[str, Any]:
             process.kill()
             outputs.append(process.communicate())
     lines = [line for line in outputs[0][0].splitlines() if line.startswith("{")]
-    errors = [error[-1500:] for (_, error), process in zip(outputs, processes) if process.returncode]
+    errors = [
+        error[-1500:]
+        for (_, error), process in zip(outputs, processes, strict=True)
+        if process.returncode
+    ]
     return {"stages": [json.loads(line) for line in lines], "errors": errors}
 
 

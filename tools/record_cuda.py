@@ -110,7 +110,7 @@ def run_script(options: argparse.Namespace) -> None:
     vars(module)["__file__"] = options.target
     sys.modules["__main__"] = module
     try:
-        exec(compile(script.read_bytes(), options.target, "exec"), vars(module))  # noqa: S102
+        exec(compile(script.read_bytes(), options.target, "exec"), vars(module))
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise

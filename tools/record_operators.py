@@ -1,10 +1,11 @@
-"""Record what each operator allocates on a real GPU: `fixtures/recorded_operators.py`, call by call.
+"""Record what each operator allocates on a real GPU, call by call.
 
     python tools/record_operators.py -o operators.jsonl [--part 0/4] [--opinfo SAMPLES]
 
-It needs torch and a GPU, and no graphmem. A line of the result is one call in one dtype: its events
-of two steps as rows [action, bytes, ordinal, site], as `tools/record_cuda.py` has them, how many of
-them the first step has, or the error that the call raised.
+The calls are those of `fixtures/recorded_operators.py`. It needs torch and a GPU, and no graphmem.
+A line of the result is one call in one dtype: its events of two steps as rows [action, bytes,
+ordinal, site], as `tools/record_cuda.py` has them, how many of them the first step has, or the
+error that the call raised.
 """
 
 from __future__ import annotations
