@@ -179,8 +179,8 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ((), "exactly one of"),
-            (("--suite", "--allocator"), "exactly one of"),
+            ((), "verify takes recordings"),
+            (("--suite", "--allocator"), "at most one of"),
             (("--suite", "x.json"), "--recordings DIR"),
             (("--allocator",), "at least one"),
             (("--target", TARGET), "one recording"),

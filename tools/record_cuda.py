@@ -38,9 +38,9 @@ RECORDED_ENVIRONMENT = (
     "PYTORCH_",
     "CUBLAS",
     "CUDNN",
-    "CUDA_",
+    "CUDA_LAUNCH",
+    "CUDA_MODULE",
     "TORCH_",
-    "NVIDIA_",
     "DISABLE_ADDMM",
 )
 ACTIONS = {
@@ -404,7 +404,7 @@ def write(options: argparse.Namespace, snapshot: Any, about: Mapping[str, Any]) 
 
 
 def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[str, Any]:
-    """The events of one device as `*.events.json` has them (docs/sources.md).
+    """The events of one device as `*.events.json` has them (docs/sources.md), to the last mark.
 
     A row is [action, bytes, ordinal], with the index of its site for an allocation. An ordinal
     stands for an address, in order of first appearance; blocks and segments have their own.
@@ -412,10 +412,15 @@ def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[st
     ordinals: dict[tuple[bool, int], int] = {}
     sites: dict[str, int] = {}
     rows: list[list[Any]] = []
+    last = (about.get("marks") or [{}])[-1]
+    left = {"a": last.get("allocations", -1), "f": last.get("frees", -1)}
     for entry in snapshot["device_traces"][device]:
         action = ACTIONS.get(entry["action"])
         if action is None:
             continue
+        if left == {"a": 0, "f": 0}:
+            break  # what the recorder itself lets go
+        left[action] = left.get(action, 0) - 1
         key = (action in "af", entry["addr"])
         row = [action, entry["size"], ordinals.setdefault(key, len(ordinals))]
         if action == "a":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from graphmem.analysis import Request
+    from graphmem.verify.suite import Suite
 
 _DIFFERS = 1
 
@@ -27,7 +28,8 @@ def verify(
         list[Path] | None,
         typer.Argument(
             metavar="RECORDING...",
-            help="Snapshots of torch.cuda.memory._dump_snapshot, or compact *.events.json files.",
+            help="Snapshots of torch.cuda.memory._dump_snapshot, or compact *.events.json files; "
+            "those of tools/record_cuda.py know their target.",
             show_default=False,
         ),
     ] = None,
@@ -110,15 +112,17 @@ def verify(
         inference=inference,
         settings=options.pairs(settings, "--set"),
     )
-    return _verify_target((files or [])[0], target or "", start, request, writer)
+    if target is None:
+        return _verify_own(files or [], writer)
+    return _verify_target((files or [])[0], target, start, request, writer)
 
 
 def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite: bool) -> None:
-    """Exactly one of the three ways to verify, with as many files as it takes."""
+    """One of the ways to verify, with as many files as it takes."""
     chosen = (target is not None) + allocator + suite
-    if chosen != 1:
+    if chosen > 1 or not (chosen or files):
         raise InputError(
-            "verify takes exactly one of --target, --allocator and --suite",
+            "verify takes recordings, or --suite, and at most one of --target and --allocator",
             hint="graphmem verify RECORDING --target train.py:build",
         )
     if suite and files:
@@ -184,16 +188,29 @@ def _verify_target(file: Path, target: str, start: str, request: Request, writer
         raise typer.Exit(_DIFFERS)
 
 
+def _verify_own(files: list[Path], writer: _Writer) -> None:
+    from graphmem.verify import run_suite
+    from graphmem.verify.own_cases import own_case
+
+    _write_suite(lambda progress: run_suite(map(own_case, files), Path(), progress), writer)
+
+
 def _verify_suite(cases: Path | None, recordings: Path | None, writer: _Writer) -> None:
     from graphmem.verify import read_cases, run_suite
     from graphmem.verify.cases import default_cases
-    from graphmem.verify.json_form import suite_json
     from graphmem.verify.recording_files import default_folder
-    from graphmem.verify.text import suite_table
 
     found = read_cases(cases or default_cases())
+    folder = recordings or default_folder()
+    _write_suite(lambda progress: run_suite(found, folder, progress), writer)
+
+
+def _write_suite(run: Callable[[Callable[[str], None]], Suite], writer: _Writer) -> None:
+    from graphmem.verify.json_form import suite_json
+    from graphmem.verify.text import suite_table
+
     with progress() as report_progress:
-        suite = run_suite(found, recordings or default_folder(), report_progress)
+        suite = run(report_progress)
     if writer.is_json:
         writer.write_json(suite_json(suite))
     else:

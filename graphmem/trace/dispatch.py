@@ -57,6 +57,7 @@ _FROM_SIZE = {
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
 _INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
@@ -181,7 +182,12 @@ class TraceMode(TorchDispatchMode):
                 return func.redispatch(_CUDA, *args, **kwargs)
         if is_cuda and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             return self._run(func, types, args, kwargs)
-        with self:
+        # Autocast looks at a composite's parts, not at the composite: give it the thread's keys back.
+        with torch._C._RestorePythonTLSSnapshot(), self:  # type: ignore[attr-defined]
+            if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
+                # `decompose` would prefer a form in Python, which compilers want and which may
+                # take more (torch/_decomp/decompositions.py: `dropout` in evaluation copies)
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
             return func.decompose(*args, **kwargs)
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -26,7 +26,7 @@ def default_folder() -> Path:
 
 def find_recording(folder: Path, name: str) -> Path | None:
     """The file of the recording called `name`: the compact one if both are there."""
-    for ending in (COMPACT, SNAPSHOT, ".pickle", ".pkl"):
+    for ending in ("", COMPACT, f"{COMPACT}.gz", SNAPSHOT, ".pickle", ".pkl"):
         path = folder / f"{name}{ending}"
         if path.is_file():
             return path

@@ -1,0 +1,98 @@
+"""Recordings that are cases by themselves: they say what they were made from.
+
+`tools/record_cuda.py` writes beside the events which target ran, with which settings, on which card
+and release. Such a recording needs no case file. Where a prediction is known to differ, `gaps.toml`
+beside it says why: a table `gaps` of texts by the name of the recording.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from graphmem.allocator.addresses import DEFAULT_DRIVER
+from graphmem.analysis import Request
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.plain_data import unpacked
+from graphmem.verify.cases import RecordedCase
+from graphmem.verify.window import Start
+
+ENDING = ".events.json.gz"
+GAPS = "gaps.toml"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class _Told(msgspec.Struct):
+    """What `tools/record_cuda.py` writes of a run."""
+
+    target: str
+    gpu: str
+    torch: str
+    steps: int = 1
+    settings: list[str] = []
+    autocast: Literal["fp16", "bf16"] | None = None
+    grads: Literal["keep", "none"] = "none"
+    inference: bool = False
+    compile: str | None = None
+    environment: dict[str, str] = {}
+
+
+class _Gaps(msgspec.Struct, forbid_unknown_fields=True):
+    gaps: dict[str, str]
+
+
+def own_case(path: Path) -> RecordedCase:
+    """The case that a recording is.
+
+    Raises:
+        InputError: it does not say what it was made from, or not in a form that can be predicted.
+    """
+    try:
+        told = msgspec.json.decode(unpacked(path), type=_Told)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise InputError(
+            f"{path} does not say what it was made from",
+            hint="name it: graphmem verify RECORDING --target train.py:build",
+        ) from None
+    if ":" not in told.target or told.compile is not None:
+        what = "a compiled model" if told.compile else "a script"
+        raise InputError(f"{path} was recorded from {what}, which `verify` does not predict yet")
+    request = Request(
+        gpu=find_gpu(told.gpu).name,
+        torch=".".join(told.torch.split(".")[:2]),
+        env=told.environment,
+        autocast=told.autocast,
+        grads=told.grads,
+        steps=told.steps,
+        inference=told.inference,
+        settings=dict(text.split("=", 1) for text in told.settings),
+    )
+    return RecordedCase(
+        name=path.name.removesuffix(ENDING),
+        target=_found(told.target),
+        request=request,
+        driver=DEFAULT_DRIVER,
+        recording=str(path),
+        start=Start(),
+        gap=_gaps(path.parent).get(path.name.removesuffix(ENDING), ""),
+    )
+
+
+def _found(target: str) -> str:
+    """The target below the working directory, else below the repository."""
+    file, _, function = target.rpartition(":")
+    here = Path(file)
+    return target if here.is_file() else f"{_REPOSITORY / file}:{function}"
+
+
+def _gaps(folder: Path) -> dict[str, str]:
+    path = folder / GAPS
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_Gaps).gaps
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a list of gaps: {error}.") from None
