@@ -106,7 +106,7 @@ INNER_NAMES = (
     Names("torch._C", "_RestorePythonTLSSnapshot", "autocast inside composites", "inference mode"),
     Names("torch._C._nn", "_parse_to", "devices by their number", "`.to(0)`"),
     Names("torch._ops", "OpOverload", "operations", _NO_TRACE),
-    Names("torch._ops.OpOverload", "_can_decompose _op_dk", "composites", "inference mode"),
+    Names("torch._ops.OpOverload", "_can_decompose", "composites", "inference mode"),
     Names("torch.library.Library", "_destroy", "kernels are taken off again", _NO_TRACE),
     Names(
         "torch.utils._python_dispatch",

@@ -182,7 +182,7 @@ class TraceMode(TorchDispatchMode):
                 return func.redispatch(_CUDA, *args, **kwargs)
         if is_cuda and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             return self._run(func, types, args, kwargs)
-        # Autocast looks at a composite's parts, not at the composite: give it the thread's keys back.
+        # Autocast casts a composite's parts, not the composite: it needs the thread's keys back.
         with torch._C._RestorePythonTLSSnapshot(), self:  # type: ignore[attr-defined]
             if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
                 # `decompose` would prefer a form in Python, which compilers want and which may
