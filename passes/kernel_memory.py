@@ -35,9 +35,12 @@ from .kernels import (
     recurrent,
     recurrent_cells,
     reduction,
+    sampling,
+    selection,
     softmax,
     sorting,
     sparse,
+    topk,
 )
 from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
 
@@ -58,9 +61,12 @@ _FAMILIES = (
     recurrent,
     recurrent_cells,
     reduction,
+    sampling,
+    selection,
     softmax,
     sorting,
     sparse,
+    topk,
 )
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
 

@@ -204,10 +204,11 @@ class TestEmbedding:
         assert 147_636_224 in program
 
     def test_the_result_is_allocated_after_the_sort(self) -> None:
-        """1,000,000 rows take 20 bits: sorted, original, range, CUB; the latter two are freed."""
+        """By all 64 bits, though 1,000,000 rows take 20: `num_indices, false/*, 0, nbits*/` in
+        Embedding.cu. Sorted, original, range, CUB; the latter two are freed."""
         program = self.gradient(4096, 1_000_000, 8, torch.float32)
         n = 4096 * 8
-        storage = sort_pairs_bytes(4096, 8, 8, 20, find_gpu("a100"))
+        storage = sort_pairs_bytes(4096, 8, 8, 64, find_gpu("a100"))
         assert storage is not None
 
         assert program[:7] == [n, n, n, storage, -storage, -n, "out0"]
@@ -602,12 +603,15 @@ class TestOthers:
 
     def test_a_few_long_rows_are_sorted_at_once(self) -> None:
         """Ten rows of 10,000 floats: rows and positions twice, keys, and CUB's storage, which has
-        ceil(100000 / 3072) = 33 tiles of 256*4 and second buffers of keys and pairs."""
+        ceil(100000 / 3072) = 33 tiles of 256*4 and second buffers of keys and pairs; then the
+        pairs by the 4 bits of ten rows: ceil(100000 / 3840) = 27 tiles, a single pass."""
         program = Calls("a100").call(aten.sort.default, tensor(10, 10_000), 1)
         storage = 800_000 + 400_128 + 4 * 2048 + 33 * 1024 + 256 + 255
 
-        taken = [800_000, 800_000, 400_000, storage]
-        assert program == ["out0", "out1", *taken, *(-nbytes for nbytes in reversed(taken))]
+        by_row = 2048 + 27 * 1024 + 256 + 255
+        pairs, keys = 800_000, 400_000
+        assert program[:4] == ["out0", "out1", pairs, pairs]
+        assert program[4:] == [keys, storage, -storage, -keys, by_row, -by_row, -pairs, -pairs]
 
     def test_columns_are_copied_before_they_are_sorted(self) -> None:
         """The input, its sorted values and their positions, with a column side by side."""
@@ -630,11 +634,12 @@ class TestOthers:
         assert not calls.assumptions()
 
     @pytest.mark.parametrize(("rows", "length"), [(4096, 400), (4000, 800), (1, 20_000)])
-    def test_long_rows_of_topk_are_named_as_left_out(self, rows: int, length: int) -> None:
-        calls = Calls()
-        calls.call(aten.topk.default, tensor(rows, length), 2)
+    def test_long_rows_of_topk_are_shared_by_blocks(self, rows: int, length: int) -> None:
+        """A least result, two numbers, two digits, then a block's 256 counters of 2 bytes."""
+        program = Calls("h100", "2.11").call(aten.topk.default, tensor(rows, length), 2)
+        blocks = -(-length // (256 * max(4, -(-rows * length // (132 * 6 * 256))))) * rows
 
-        assert [each.what for each in calls.assumptions()] == ["scratch memory of aten.topk"]
+        assert program[2:6] == [rows * 4, rows * 8, rows * 8, blocks * 512]
 
     def test_operations_on_the_host_have_no_program(self) -> None:
         calls = Calls().begin(PhaseName.BACKWARD)

@@ -68,6 +68,11 @@ EMBEDDINGS_ADD_ATOMICALLY = Difference(
     "the gradient of a small embedding is added atomically, without sorting",
     "aten/src/ATen/native/cuda/Embedding.cu",
 )
+CUB_IS_OF_CUDA_13 = Difference(
+    (2, 11),
+    "the wheel on PyPI is built with CUDA 13.0, and so with CUB of CCCL 3.0",
+    "`torch.version.cuda` of the wheels; cub/version.cuh of CUDA 13.0",
+)
 LT_WORKSPACE_IS_SHARED = Difference(
     (2, 12),
     "cublasLt has no workspace besides cuBLAS's",

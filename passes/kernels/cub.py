@@ -1,10 +1,11 @@
-"""Temporary storage of CUB's algorithms, as compiled into PyTorch's wheels.
+"""Temporary storage of CUB's radix sorts, as compiled into PyTorch's wheels.
 
-CCCL 3.0.1 (torch 2.13, CUDA 13.0), cub/device/dispatch/dispatch_radix_sort.cuh; the formula is in
-docs/sources.md, "Embeddings, indexing and sorting"; the recording cs336med_train_ctx1024 shows one
-size.
+CCCL 3.0.1 (torch 2.11 to 2.13, CUDA 13.0), cub/device/dispatch/dispatch_radix_sort.cuh; its tuning
+is that of CCCL 2.7 (CUDA 12.8). The formula is in docs/sources.md, "Embeddings, indexing and
+sorting". The recording cs336med_train_ctx1024 shows one size, fixtures/cuda/operators.jsonl.gz all
+those of compute capability 9.0 with values of 8 bytes, and of keys alone.
 
-Not covered: keys below four bytes, and the sizes of scans, selections and `unique`.
+Not covered: keys below four bytes before compute capability 9.0, where CUB sorts in another way.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ _PORTION = 1 << 28
 _SINGLE_TILE_THREADS = 256
 _SINGLE_TILE_ITEMS = 19  # for four bytes
 
-# Items of a tile by bytes of key and value; on cards before and from compute capability 9.0.
-# Only sm80 and sm90 were read; other cards are taken to use the policy of the nearest below.
-_TILES: Mapping[tuple[int, int], tuple[int, int]] = MappingProxyType(
-    {(8, 8): (3840, 4608), (4, 8): (3072, 5376)}
+# Items of a tile by bytes of key and value, with offsets of 64 bits; on cards before and from
+# compute capability 9.0 (`Policy800::OnesweepPolicy`, `Policy900::OnesweepPolicy`).
+_TILES: Mapping[tuple[int, int], tuple[int | None, int]] = MappingProxyType(
+    {
+        (8, 8): (3840, 4608),
+        (4, 8): (3072, 5376),
+        (2, 8): (None, 5632),
+        (1, 8): (None, 3456),
+        (8, 0): (3840, 5760),
+        (4, 0): (8064, 6912),
+        (2, 0): (None, 9728),
+        (1, 0): (None, 9728),
+    }
 )
 
 SORT_NOTE = "CUB's policy for keys of this size is not known"
-SMALL_NOTE = "not derived from CUB's sources; tens of KiB"
 
 
 def sort_pairs_bytes(
@@ -39,7 +48,7 @@ def sort_pairs_bytes(
     Args:
         count: how many pairs.
         key_bytes: of one key.
-        value_bytes: of one value.
+        value_bytes: of one value; 0 for `SortKeys`.
         bits: of the key that are looked at.
         gpu: the card.
     """
@@ -50,6 +59,8 @@ def sort_pairs_bytes(
     if tiles is None:
         return None
     tile = tiles[gpu.compute_capability >= (9, 0)]
+    if tile is None:
+        return None
     passes = _ceil(bits, _RADIX_BITS)
     portion = _PORTION // tile * tile
     portions = _ceil(count, portion)

@@ -7,15 +7,21 @@ goes when the rows are there. A recorded BERT-large has the two events around th
 
 The gradient: aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
 EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of Liger (docs/
-sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens).
+sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens); fixtures/cuda/operators.
 
   (0) Indices, then the gradient, are made contiguous, and stay as long as the call.
   (1) Up to 3,072 tokens, without scaling by frequency, nothing but the result is allocated.
-  (2) Otherwise tokens are sorted by index and cut into segments of one row each, and those into
-      parts of ten tokens; each part has a row of the accumulating type.
+  (2) Otherwise tokens are sorted by all bits of their index (the number of bits that the table
+      needs is commented out in PyTorch), cut into segments of one row each, and those into parts of
+      ten tokens.
+  (3) Each part has a row of the accumulating type; from torch 2.11 on those of few, long segments
+      are added atomically instead (`use_fused_kernel`): to the result, or for 16 bits to a float32
+      table.
+  (4) `embedding_bag` (EmbeddingBag.cu) has its sizes, bags and results before its output; its
+      gradient sorts whatever there is, or for the maximum allocates the result alone.
 
-Not covered: the variant with atomic additions of torch 2.11 for small tables (named as left out
-where its condition holds), and the temporary storage of CUB's `unique` and scans.
+Not covered: the temporary storage of CUB's `unique` and scans before CUDA 13 (`cub_scans`), and
+deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -23,12 +29,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.kernel_program import Free, Output, Scratch, Step, Take
 from graphmem.torch_releases.differences import EMBEDDINGS_ADD_ATOMICALLY
 
 from .call import Call, Rule, during
-from .cub import SMALL_NOTE, SORT_NOTE, key_bits, sort_pairs_bytes
-from .layout import accumulate_bytes, is_contiguous, is_one_run, item_bytes, numel
+from .cub import SORT_NOTE, sort_pairs_bytes
+from .cub_scans import scan, scan_by_key, unique_by_key
+from .layout import (
+    accumulate_bytes,
+    is_contiguous,
+    is_half,
+    is_one_run,
+    item_bytes,
+    nbytes,
+    numel,
+)
 from .reduction import contiguous_copy
 
 _TOKENS_WITHOUT_SORT = 3072
@@ -36,6 +51,8 @@ _TOKENS_PER_PART = 10
 _SCALAR_BYTES = 8
 _WARP = 32
 _MAX_THREADS = 1024
+_BLOCKS_TO_FILL_A_MULTIPROCESSOR = 4
+_MAXIMUM = 2  # `MODE_MAX`
 
 
 def _forward(call: Call) -> Iterator[Step]:
@@ -52,66 +69,107 @@ def _dense_backward(call: Call) -> Iterator[Step]:
     yield from during(copies, call.outputs() if is_small else _sorted(call, grad, indices))
 
 
-def _sorted(call: Call, grad: TensorOut, indices: TensorOut) -> Iterator[Step]:
+def _sorted(
+    call: Call, grad: TensorOut, indices: TensorOut, *, has_bags: bool = False
+) -> Iterator[Step]:
     """Clause (2), from the sort to the end."""
-    per_token = numel(indices) * item_bytes(indices.dtype)
-    held = [Scratch("sorted indices", per_token), Scratch("positions before the sort", per_token)]
+    size = item_bytes(indices.dtype)
+    held = [Scratch(what, nbytes(indices)) for what in ("sorted indices", "positions before")]
     yield from map(Take, held)
-    yield from _sort(call, indices, per_token)
+    yield from _sort(call, indices)
     if call.value("scale_grad_by_freq"):
-        held.append(Scratch("frequencies of indices", per_token))
+        held.append(Scratch("frequencies of indices", nbytes(indices)))
         yield Take(held[-1])
+        for _ in ("numbers in order", "the greatest of each index"):
+            yield from during([scan_by_key(call, numel(indices), size)])
     yield from call.outputs()
-    yield from during(_segments(call, grad, indices))
+    yield from _segments(call, grad, indices, has_bags=has_bags)
     yield from map(Free, reversed(held))
 
 
-def _sort(call: Call, indices: TensorOut, per_token: int) -> Iterator[Step]:
-    bits = key_bits(call.value("num_weights"))
+def _sort(call: Call, indices: TensorOut) -> Iterator[Step]:
     size = item_bytes(indices.dtype)
-    storage = sort_pairs_bytes(numel(indices), size, size, bits, call.runtime.gpu)
+    storage = sort_pairs_bytes(numel(indices), size, size, 8 * size, call.runtime.gpu)
     if storage is None:
         call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
-    yield from during(
-        [Scratch("positions", per_token), Scratch("storage of CUB's sort", storage or 0)]
-    )
+    positions = Scratch("positions", nbytes(indices))
+    yield from during([positions, Scratch("storage of CUB's sort", storage or 0)])
 
 
-def _segments(call: Call, grad: TensorOut, indices: TensorOut) -> list[Scratch]:
+def _segments(call: Call, grad: TensorOut, indices: TensorOut, *, has_bags: bool) -> Iterator[Step]:
     tokens, size = numel(indices), item_bytes(indices.dtype)
     segments = min(tokens, call.value("num_weights"))
     parts = tokens // _TOKENS_PER_PART + segments
-    width = grad.shape[-1]
-    if _is_atomic(call, segments, parts, width):
-        call.leave_out(
-            "gradient of an embedding by atomic additions",
-            "as by segments",
-            "torch 2.11 and later allocate less for small tables",
-        )
-    call.leave_out("storage of CUB's unique and scan", "0 bytes", SMALL_NOTE)
-    return [
+    beginnings = [
         Scratch("beginnings of segments", tokens * size),
         Scratch("number of segments", _SCALAR_BYTES),
+    ]
+    yield from map(Take, beginnings)
+    keys = Scratch("distinct indices", tokens * size)
+    yield from during([keys, unique_by_key(call, tokens, size)])
+    counts = [
         Scratch("parts of each segment", segments * size),
         Scratch("first part of each segment", segments * size),
+    ]
+    yield from map(Take, counts)
+    yield from during([scan(call, segments, indices.dtype)])
+    held = [
         Scratch("number of parts", _SCALAR_BYTES),
         Scratch("beginnings of parts", parts * size),
-        Scratch("gradients of parts", parts * width * accumulate_bytes(grad.dtype)),
     ]
+    is_atomic = not has_bags and _is_atomic(call, segments, parts, grad.shape[-1])
+    sums = _atomic if is_atomic else _of_parts
+    yield from during([*held, *sums(call, grad, parts, size)])
+    yield from map(Free, reversed([*beginnings, *counts]))
+
+
+def _of_parts(call: Call, grad: TensorOut, parts: int, size: int) -> list[Scratch]:
+    """Clause (3), a row for each part."""
+    del call, size
+    row = grad.shape[-1] * accumulate_bytes(grad.dtype)
+    return [Scratch("gradients of parts", parts * row)]
+
+
+def _atomic(call: Call, grad: TensorOut, parts: int, size: int) -> list[Scratch]:
+    """Clause (3), added at once."""
+    held = [Scratch("segments of parts", parts * size)]
+    if is_half(grad.dtype):
+        table = call.value("num_weights") * grad.shape[-1] * accumulate_bytes(grad.dtype)
+        held.append(Scratch("the gradient in float32", table))
+    return held
 
 
 def _is_atomic(call: Call, segments: int, parts: int, width: int) -> bool:
     columns = -(-width // _WARP) * _WARP
     blocks = -(-segments * columns // min(columns, _MAX_THREADS))
-    fills_card = blocks >= 4 * call.runtime.gpu.multiprocessors
+    enough = _BLOCKS_TO_FILL_A_MULTIPROCESSOR * call.runtime.gpu.multiprocessors
     return (
         EMBEDDINGS_ADD_ATOMICALLY.holds_in(call.runtime.release)
-        and not fills_card
+        and blocks < enough
         and parts > 4 * blocks
     )
+
+
+def _bags(call: Call) -> Iterator[Step]:
+    """Clause (4): the output comes third, after what the trace has as third and second."""
+    births = list(range(len(call.op.births)))
+    order = [2, 1, 0, *births[3:]] if len(births) > 2 else births
+    yield from map(Output, order)
+
+
+def _bags_backward(call: Call) -> Iterator[Step]:
+    grad, indices = call.tensor("grad"), call.tensor("indices")
+    copies = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
+    has_rows = call.value("mode") != _MAXIMUM
+    steps = _sorted(call, grad, indices, has_bags=True) if has_rows else call.outputs()
+    yield from during(copies, steps)
 
 
 RULES: Mapping[str, Rule] = {
     "aten.embedding": _forward,
     "aten.embedding_dense_backward": _dense_backward,
+    "aten._embedding_bag": _bags,
+    "aten._embedding_bag_forward_only": _bags,
+    "aten._embedding_bag_backward": _bags_backward,
+    "aten._embedding_bag_dense_backward": _bags_backward,
 }

@@ -56,7 +56,7 @@ def value_kernel(tensor: TensorOut) -> Kernel:
     return Kernel(item_bytes(tensor.dtype), accumulates_in_output=not is_half(tensor.dtype))
 
 
-def _index_kernel(tensor: TensorOut) -> Kernel:
+def index_kernel(tensor: TensorOut) -> Kernel:
     """The greatest or least value with its index: a pair."""
     return Kernel(_VALUE_AND_INDEX_BYTES, accumulates_in_output=False)
 
@@ -134,7 +134,7 @@ def _over_dims(call: Call, tensor: TensorOut, kernel_of: KernelOf) -> Iterator[S
 def _extremum(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
     """`kernel_of` is the kernel where there is no dimension."""
     if call.value("dim") is not None:
-        yield from _plain(call, _index_kernel)
+        yield from _plain(call, index_kernel)
         return
     yield from call.outputs()
     yield from flattened(call, call.tensor("self"), kernel_of)
@@ -205,8 +205,8 @@ RULES: Mapping[str, Rule] = {
     "aten._is_all_true": partial(_plain, kernel_of=logic_kernel),
     "aten.max": partial(_extremum, kernel_of=value_kernel),
     "aten.min": partial(_extremum, kernel_of=value_kernel),
-    "aten.argmax": partial(_extremum, kernel_of=_index_kernel),
-    "aten.argmin": partial(_extremum, kernel_of=_index_kernel),
+    "aten.argmax": partial(_extremum, kernel_of=index_kernel),
+    "aten.argmin": partial(_extremum, kernel_of=index_kernel),
     "aten.var": partial(_plain, kernel_of=_welford_kernel),
     "aten.std": partial(_plain, kernel_of=_welford_kernel),
     "aten.var_mean": partial(_plain, kernel_of=_welford_kernel),

@@ -1,26 +1,27 @@
-"""Sorting, the greatest elements, running sums, and what selects by data.
+"""Sorting and running sums.
 
-aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, Sorting.cpp, TensorTopK.cu, ScanKernels.cpp:
+aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, ScanKernels.cpp, ScanUtils.cuh:
   (1) up to 4,096 elements `sort` works in place, with a range of positions;
   (2) longer rows are sorted by CUB, which wants the elements of a row side by side: else the input
       and both results get copies of that layout;
       (a) a single row, or rows of a million, one after the other, with the positions of a row;
-      (b) fewer than 128 rows all at once, with two arrays of rows and positions, and the keys;
+      (b) fewer than 128 rows all at once, with two arrays of rows and positions, and the keys; then
+          both by row;
       (c) more of them each on its own, with all positions;
-  (3) running sums convert their input to the result's type and make it contiguous;
-  (4) what the rules do not know is left out by name.
+  (3) running sums convert their input to the result's type and make it contiguous; a single row is
+      CUB's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Scratch, Step
 
+from . import cub_scans
 from .call import Call, Rule, during
-from .cub import SMALL_NOTE, SORT_NOTE, segmented_sort_pairs_bytes, sort_pairs_bytes
+from .cub import SORT_NOTE, segmented_sort_pairs_bytes, sort_pairs_bytes
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
 from .reduction import compact, contiguous_copy
 
@@ -29,16 +30,6 @@ _SORTED_ROW_BY_ROW_FROM = 1_000_000
 _SORTED_EACH_FROM = 128
 _LARGEST_INT = 2**31 - 1
 _PAIR_BYTES = 8  # int2
-# `mbtopk::should_use_multiblock`: up to so many rows of at least this length.
-_TOPK_MULTIBLOCK = (
-    (20, 20_000),
-    (40, 10_000),
-    (80, 8_000),
-    (199, 5_000),
-    (799, 3_000),
-    (4_000, 800),
-)
-_TOPK_MULTIBLOCK_MANY_ROWS = 400
 
 
 def _sort(call: Call) -> Iterator[Step]:
@@ -72,7 +63,7 @@ def _sort_by_cub(call: Call, tensor: TensorOut, length: int) -> Iterator[Step]:
         if rows == 1 or length >= _SORTED_ROW_BY_ROW_FROM:
             yield from _sort_rows(call, tensor, length, rows)
         elif rows < _SORTED_EACH_FROM:
-            yield from _sort_at_once(call, tensor, count)
+            yield from _sort_at_once(call, tensor, length, count)
         else:
             yield from _sort_each(tensor, count)
         remaining -= count
@@ -85,11 +76,14 @@ def _sort_rows(call: Call, tensor: TensorOut, length: int, rows: int) -> Iterato
     yield from during([Scratch("positions", length * INDEX_BYTES)], steps)
 
 
-def _sort_at_once(call: Call, tensor: TensorOut, count: int) -> Iterator[Step]:
-    """Clause (2b); the second sort, by rows alone, takes less than the first and is left out."""
+def _sort_at_once(call: Call, tensor: TensorOut, length: int, count: int) -> Iterator[Step]:
+    """Clause (2b)."""
     pairs = [Scratch("rows and positions", count * _PAIR_BYTES) for _ in range(2)]
     keys = Scratch("sorted keys", count * item_bytes(tensor.dtype))
-    yield from during([*pairs, keys, _storage(call, tensor, count)])
+    bits = max(1, (count // length - 1).bit_length())
+    by_row = storage_of_sort(call, count, _PAIR_BYTES, 0, bits)
+    steps = [*during([keys, _storage(call, tensor, count)]), *during([by_row])]
+    yield from during(pairs, steps)
 
 
 def _sort_each(tensor: TensorOut, count: int) -> Iterator[Step]:
@@ -99,36 +93,27 @@ def _sort_each(tensor: TensorOut, count: int) -> Iterator[Step]:
     yield from during([positions, Scratch("storage of CUB's sort", storage)])
 
 
+def row(call: Call, count: int, dtype: str) -> Iterator[Step]:
+    """What `sort` takes for one contiguous row besides its results."""
+    held = [Scratch("positions", count * INDEX_BYTES)]
+    if count > _SORTED_IN_PLACE:
+        held.append(storage_of_sort(call, count, item_bytes(dtype), INDEX_BYTES))
+    yield from during(held)
+
+
 def _storage(call: Call, tensor: TensorOut, count: int) -> Scratch:
-    key = item_bytes(tensor.dtype)
-    storage = sort_pairs_bytes(count, key, INDEX_BYTES, key * 8, call.runtime.gpu)
+    return storage_of_sort(call, count, item_bytes(tensor.dtype), INDEX_BYTES)
+
+
+def storage_of_sort(
+    call: Call, count: int, key_bytes: int, value_bytes: int, bits: int | None = None
+) -> Scratch:
+    """CUB's storage to sort by `bits` of the keys, by default by all."""
+    by = 8 * key_bytes if bits is None else bits
+    storage = sort_pairs_bytes(count, key_bytes, value_bytes, by, call.runtime.gpu)
     if storage is None:
         call.leave_out("storage of CUB's sort", "0 bytes", SORT_NOTE)
     return Scratch("storage of CUB's sort", storage or 0)
-
-
-def _topk(call: Call) -> Iterator[Step]:
-    tensor = call.tensor("self")
-    yield from call.outputs()
-    length = _length(call, tensor)
-    rows = numel(tensor) // max(1, length)
-    if call.value("k") <= _SORTED_IN_PLACE and not _is_shared_topk(rows, length):
-        yield from during([] if is_contiguous(tensor) else [contiguous_copy(tensor)])
-    else:
-        call.leave_out(
-            "scratch memory of aten.topk",
-            "0 bytes",
-            "rows this long are shared by several blocks, or many results sorted: no rule yet; at "
-            "most a few times the input",
-        )
-
-
-def _is_shared_topk(rows: int, length: int) -> bool:
-    """Whether several blocks share a row."""
-    for most_rows, least_length in _TOPK_MULTIBLOCK:
-        if rows <= most_rows:
-            return length >= least_length
-    return length >= _TOPK_MULTIBLOCK_MANY_ROWS
 
 
 def _running(call: Call) -> Iterator[Step]:
@@ -141,8 +126,8 @@ def _running(call: Call) -> Iterator[Step]:
         held.append(Scratch(f"the input as {out.dtype}", nbytes(tensor)))
     if not is_contiguous(tensor):
         held.append(contiguous_copy(tensor))
-    if numel(tensor) == _length(call, tensor):
-        call.leave_out("storage of CUB's scan", "0 bytes", SMALL_NOTE)
+    if numel(tensor) and numel(tensor) == _length(call, tensor):
+        held.append(cub_scans.scan(call, numel(tensor), tensor.dtype))
     yield from during(held)
 
 
@@ -150,32 +135,9 @@ def _length(call: Call, tensor: TensorOut) -> int:
     return tensor.shape[call.value("dim")] if tensor.shape else 1
 
 
-def _left_out(call: Call, value: str) -> Iterator[Step]:
-    """Clause (4)."""
-    yield from call.outputs()
-    call.leave_out(f"scratch memory of {call.name}", "0 bytes", f"no rule yet; {value}")
-
-
 RULES: Mapping[str, Rule] = {
     "aten.sort": _sort,
-    "aten.topk": _topk,
     "aten.cumsum": _running,
     "aten.cumprod": _running,
-    **{
-        f"aten.{name}": partial(_left_out, value=value)
-        for name, value in {
-            "nonzero": "its count and CUB's storage, tens of KiB",
-            "masked_select": "its count and CUB's storage, tens of KiB",
-            "_unique2": "sorted copies of the input and of positions",
-            "unique_dim": "sorted copies of the input and of positions",
-            "unique_consecutive": "copies of the input",
-            "multinomial": "up to three times the input",
-            "randperm": "up to three times the result",
-            "kthvalue": "a copy of the input at most",
-            "median": "a sorted copy of the input and of positions",
-            "mode": "sorted copies of the input and of positions",
-            "bincount": "its result at most",
-            "aminmax": "a staging buffer of a reduction",
-        }.items()
-    },
+    "aten.logcumsumexp": _running,
 }

@@ -1,0 +1,168 @@
+"""Random choices, histograms and the median, which read their input before they make a result.
+
+aten/src/ATen/native/Distributions.cpp (`multinomial_out`), cuda/MultinomialKernel.cu,
+cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
+  (1) `multinomial` looks for the greatest, the least and rows of zeros; without replacement, or
+      of one choice, it divides the input by random numbers and takes the greatest; else it
+      normalises a copy and sums it up;
+  (2) `randperm` sorts a range by random keys, of so many bits that keys hardly repeat;
+  (3) `bincount` and `histc` look for the least and the greatest value;
+  (4) `median` without a dimension sorts a copy, and looks whether the greatest is a NaN.
+
+fixtures/cuda/operators.jsonl.gz shows all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Free, Scratch, Step, Take
+
+from .call import Call, Rule, during
+from .cub_scans import scan
+from .layout import INDEX_BYTES, is_one_run, item_bytes, nbytes, numel
+from .reduction import compact, contiguous_copy, flattened, index_kernel, logic_kernel, reduced
+from .sorting import row, storage_of_sort
+from .topk import topk
+
+_INT_BYTES = 4
+_LONGEST_INT_KEY = 32
+_SAME_KEYS = math.log(0.9) * 12  # `log_threshold_12`
+
+
+def _multinomial(call: Call) -> Iterator[Step]:
+    """Clause (1)."""
+    tensor, samples = call.tensor("self"), call.value("num_samples")
+    yield from call.outputs()
+    if call.value("replacement") and samples != 1:
+        yield from _with_replacement(call, tensor)
+        return
+    are_finite = Scratch("whether all are finite and positive", 1)
+    yield from _checks(call, tensor, are_finite)
+    zeros = Scratch("whether a row is zero", 1)
+    yield from _rows_of_zeros(call, tensor, zeros)
+    yield from during([Scratch("random numbers", nbytes(compact(tensor)))], _choices(call, samples))
+    yield Free(zeros)
+    yield Free(are_finite)
+
+
+def _checks(call: Call, tensor: TensorOut, result: Scratch) -> Iterator[Step]:
+    held: list[Scratch] = []
+    for what in ("greatest", "least"):
+        held.append(Scratch(f"the {what}", item_bytes(tensor.dtype)))
+        yield Take(held[-1])
+        yield from flattened(call, tensor)
+        held.append(Scratch("comparison", 1))
+        yield Take(held[-1])
+    yield Take(result)
+    yield from map(Free, reversed(held))
+
+
+def _rows_of_zeros(call: Call, tensor: TensorOut, result: Scratch) -> Iterator[Step]:
+    rows = math.prod(tensor.shape[:-1])
+    sums = Scratch("sums of rows", rows * item_bytes(tensor.dtype))
+    yield Take(sums)
+    yield from reduced(call, tensor, -1)
+    if len(tensor.shape) > 1:
+        mask = Scratch("which rows are zero", rows)
+        yield Take(mask)
+        yield Take(result)
+        flat = TensorOut((rows,), "bool", None, (1,))
+        yield from flattened(call, flat, logic_kernel)
+        yield Free(mask)
+    else:
+        yield Take(result)
+    yield Free(sums)
+    yield from during([Scratch("whether none is", 1)])
+
+
+def _choices(call: Call, samples: int) -> Iterator[Step]:
+    tensor = call.tensor("self")
+    quotients = compact(tensor)
+    if samples == 1:
+        yield from reduced(
+            call, quotients, -1, kernel_of=index_kernel, keepdim=True, out_dtype="int64"
+        )
+        return
+    rows = math.prod(tensor.shape[:-1])
+    values = Scratch("the greatest", rows * samples * item_bytes(tensor.dtype))
+    yield from during([values], topk(call, quotients, samples, -1, True))
+
+
+def _with_replacement(call: Call, tensor: TensorOut) -> Iterator[Step]:
+    size = nbytes(compact(tensor))
+    names = ("a copy of the input", "normalised rows", "sums of rows")
+    held = [Scratch(what, size) for what in names]
+    if len(tensor.shape) == 1 or tensor.shape[0] == 1:
+        held.append(scan(call, numel(tensor), tensor.dtype))
+    yield from during(held)
+
+
+def _randperm(call: Call) -> Iterator[Step]:
+    """Clause (2)."""
+    yield from call.outputs()
+    count = call.value("n")
+    if not count or not call.op.outputs:
+        return
+    size = item_bytes(call.op.outputs[0].dtype)
+    yield from during([Scratch("the number as a tensor", size)])
+    likely = math.log2(count - (6 * count * count + 1) / _SAME_KEYS)
+    bits = min(64, math.ceil(likely))
+    key = _INT_BYTES if bits <= _LONGEST_INT_KEY else INDEX_BYTES
+    held = [
+        Scratch("the range", count * size),
+        Scratch("random keys", count * key),
+        Scratch("sorted keys", count * key),
+    ]
+    yield from during([*held, storage_of_sort(call, count, key, size, bits)])
+
+
+def _bincount(call: Call) -> Iterator[Step]:
+    """Clause (3)."""
+    tensor = call.tensor("self")
+    if numel(tensor):
+        if tensor.dtype != "uint8":
+            yield from _extremum(call, tensor, "the least")
+        yield from _extremum(call, tensor, "the greatest")
+    yield from call.outputs()
+
+
+def _histc(call: Call) -> Iterator[Step]:
+    """Clause (3), where no range is given."""
+    tensor = call.tensor("self")
+    yield from call.outputs()
+    if call.value("min") == call.value("max") and numel(tensor):
+        yield from _extremum(call, tensor, "the least")
+        yield from _extremum(call, tensor, "the greatest")
+
+
+def _extremum(call: Call, tensor: TensorOut, what: str) -> Iterator[Step]:
+    value = Scratch(what, item_bytes(tensor.dtype))
+    yield from during([value], flattened(call, tensor))
+
+
+def _median(call: Call) -> Iterator[Step]:
+    """Clause (4); along a dimension, rows are searched in place."""
+    tensor = call.tensor("self")
+    if call.value("dim") is not None or not numel(tensor):
+        yield from call.outputs()
+        return
+    copies = [] if is_one_run(tensor) else [contiguous_copy(tensor)]
+    values = Scratch("sorted values", nbytes(tensor))
+    positions = Scratch("positions", numel(tensor) * INDEX_BYTES)
+    yield from map(Take, [*copies, values])
+    yield from during([positions], row(call, numel(tensor), tensor.dtype))
+    yield from map(Free, copies)
+    yield from during([Scratch("whether the greatest is a NaN", 1)], call.outputs())
+    yield Free(values)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.multinomial": _multinomial,
+    "aten.randperm": _randperm,
+    "aten.bincount": _bincount,
+    "aten.histc": _histc,
+    "aten.median": _median,
+}

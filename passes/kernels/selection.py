@@ -1,0 +1,169 @@
+"""What selects by data: positions, masks, distinct values, repetitions.
+
+aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp (`masked_select`, `masked_scatter_`),
+UniqueCub.cu, aten/src/ATen/native/Repeat.cpp:
+  (1) `nonzero` counts what is not zero, and selects the positions;
+  (2) `masked_select` reads at the positions that `nonzero` finds, before it makes its result;
+  (3) `masked_scatter` numbers what the mask selects;
+  (4) `_unique2` sorts, with positions for the inverse; distinct values get as much as all would;
+      of bools it counts those that are true;
+  (5) `repeat_interleave` sums the repetitions, and looks for negative ones;
+  (6) what the rules do not know is left out by name.
+
+How much is selected is the trace's affair; fixtures/cuda/operators.jsonl.gz shows the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Free, Output, Scratch, Step, Take
+
+from . import cub_scans
+from .call import Call, Rule, during
+from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
+from .reduction import contiguous_copy, flattened, logic_kernel
+from .sorting import storage_of_sort
+
+_COUNT_BYTES = 4
+
+
+def _nonzero(call: Call) -> Iterator[Step]:
+    yield from nonzero(call, call.tensor("self"), call.outputs())
+
+
+def nonzero(call: Call, tensor: TensorOut, positions: Iterable[Step]) -> Iterator[Step]:
+    """Clause (1); `positions` allocate the result."""
+    count = Scratch("number of what is not 0", _COUNT_BYTES)
+    steps: list[Step] = []
+    if numel(tensor):
+        steps += during([cub_scans.reduction(call, numel(tensor))])
+    steps += positions
+    if numel(tensor) and tensor.shape:
+        steps += during([cub_scans.selection(call, numel(tensor))])
+    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    yield from during([*copies, count], steps)
+
+
+def _masked_select(call: Call) -> Iterator[Step]:
+    """Clause (2)."""
+    tensor, mask = call.tensor("self"), call.tensor("mask")
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    selected = numel(call.op.outputs[0]) if call.op.outputs else 0
+    positions = Scratch("positions", selected * INDEX_BYTES * len(shape))
+    expanded = TensorOut(shape, mask.dtype, None, mask.stride if mask.shape == shape else ())
+    copies = [] if mask.shape == shape else [Scratch("the mask expanded", math.prod(shape))]
+    if copies:
+        expanded = TensorOut(shape, mask.dtype, None, _row_major(shape))
+    yield from during(copies, nonzero(call, expanded, [Take(positions)]))
+    yield from call.outputs()
+    yield Free(positions)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").stride())
+
+
+def _masked_scatter(call: Call) -> Iterator[Step]:
+    """Clause (3)."""
+    tensor = call.tensor("self")
+    yield from call.outputs()
+    if not numel(tensor):
+        return
+    numbers = Scratch("numbers of what is selected", numel(tensor) * INDEX_BYTES)
+    yield from during([numbers, cub_scans.scan(call, numel(tensor), "int64")])
+
+
+def _unique(call: Call) -> Iterator[Step]:
+    """Clause (4)."""
+    tensor = call.tensor("self")
+    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+    is_plain = numel(tensor) and call.op.births
+    if not is_plain or tensor.dtype == "bool":
+        if is_plain:
+            _note(call, "its count and CUB's storage, tens of KiB")
+        yield from call.outputs()
+        return
+    yield from during(copies, _unique_of(call, tensor))
+
+
+def _unique_of(call: Call, tensor: TensorOut) -> Iterator[Step]:
+    has_inverse, has_counts = call.value("return_inverse"), call.value("return_counts")
+    values, *others = map(Output, range(len(call.op.births)))
+    count, size = numel(tensor), item_bytes(tensor.dtype)
+    held = [Scratch("sorted values", nbytes(tensor))]
+    yield Take(held[0])
+    if has_inverse:
+        positions = Scratch("positions before the sort", count * INDEX_BYTES)
+        order = Scratch("positions", count * INDEX_BYTES)
+        yield from map(Take, (order, positions))
+        yield from during([storage_of_sort(call, count, size, INDEX_BYTES)])
+        yield Free(order)
+        held.append(positions)
+        yield others.pop(0)
+        numbers = Scratch("numbers of distinct values", count * INDEX_BYTES)
+        yield from during([numbers, cub_scans.sum_of_int32(call, count)])
+    else:
+        yield from during([storage_of_sort(call, count, size, 0)])
+    yield values
+    length = Scratch("number of distinct values", INDEX_BYTES)
+    storage = (
+        cub_scans.runs(call, count) if has_counts else cub_scans.unique(call, count, tensor.dtype)
+    )
+    yield Take(length)
+    yield from others
+    yield from during([storage])
+    yield Free(length)
+    yield from map(Free, reversed(held))
+
+
+def _repeat(call: Call) -> Iterator[Step]:
+    """Clause (5)."""
+    repeats = call.tensor("repeats")
+    count = numel(repeats)
+    if not count:
+        yield from call.outputs()
+        return
+    sums = Scratch("sums of repetitions", count * INDEX_BYTES)
+    steps: list[Step] = []
+    steps += during([cub_scans.scan(call, count, "int64")])
+    if call.value("output_size") is None:
+        checks = [Scratch("which are not negative", count), Scratch("whether all are", 1)]
+        mask = TensorOut(repeats.shape, "bool", None, (1,))
+        steps += during(checks, flattened(call, mask, logic_kernel))
+    yield from during([sums], [*steps, *call.outputs()])
+
+
+def _note(call: Call, value: str) -> None:
+    call.leave_out(f"scratch memory of {call.name}", "0 bytes", f"no rule yet; {value}")
+
+
+def _left_out(call: Call, value: str) -> Iterator[Step]:
+    """Clause (6)."""
+    yield from call.outputs()
+    _note(call, value)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.nonzero": _nonzero,
+    "aten.masked_select": _masked_select,
+    "aten.masked_scatter": _masked_scatter,
+    "aten.masked_scatter_": _masked_scatter,
+    "aten._unique2": _unique,
+    "aten.repeat_interleave": _repeat,
+    **{
+        f"aten.{name}": partial(_left_out, value=value)
+        for name, value in {
+            "unique_dim": "sorted copies of the input and of positions",
+            "unique_consecutive": "copies of the input",
+            "kthvalue": "a copy of the input at most",
+            "mode": "sorted copies of the input and of positions",
+            "aminmax": "a staging buffer of a reduction",
+        }.items()
+    },
+}

@@ -1,0 +1,71 @@
+"""Single operators allocate what `tools/record_operators.py` recorded on an H100, event for event.
+
+A family a tuple; calls where both types of numbers were recorded run with those that are named.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tools.verify_operators import Recorded, difference, predicted, read
+
+RECORDING = Path(__file__).parent.parent / "fixtures" / "cuda" / "operators.jsonl.gz"
+
+SORTS_AND_SCANS = (
+    "cumsum_flat float32",
+    "cumsum_flat bfloat16",
+    "cumsum_integers float32",
+    "sort_flat float32",
+    "sort_flat bfloat16",
+    "sort_bytes float32",
+    "sort_integers float32",
+    "sort_few_long_rows bfloat16",
+    "sort_columns float32",
+    "topk_rows_vocabulary float32",
+    "topk_flat_many bfloat16",
+    "topk_unsorted float32",
+    "searchsorted float32",
+)
+CHOICES = (
+    "masked_scatter float32",
+    "unique_floats float32",
+    "unique_floats bfloat16",
+    "unique_inverse float32",
+    "repeat_interleave_tensor float32",
+    "multinomial_one float32",
+    "multinomial_many bfloat16",
+    "multinomial_replaced float32",
+    "randperm_small float32",
+    "randperm_large float32",
+    "bincount_wide float32",
+    "histc float32",
+    "median_all float32",
+)
+TABLES = (
+    "embedding_3072 float32",
+    "embedding_many float32",
+    "embedding_small_table float32",
+    "embedding_small_table bfloat16",
+    "embedding_wide bfloat16",
+    "embedding_by_frequency float32",
+    "embedding_bag_mean float32",
+    "embedding_bag_max float32",
+    "index_rows float32",
+    "index_put_accumulate float32",
+    "index_two_dimensions float32",
+)
+
+
+@cache
+def _recorded() -> dict[str, Recorded]:
+    return {call.label: call for call in read(RECORDING)}
+
+
+@pytest.mark.parametrize("label", [*SORTS_AND_SCANS, *CHOICES, *TABLES])
+def test_an_operator_allocates_what_a_card_did(label: str) -> None:
+    call = _recorded()[label]
+
+    assert difference(call, predicted(call)) is None
