@@ -16,7 +16,15 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
-from graphmem.trace import compiled, detectors, initialisers, printing, tensor_kinds, threads
+from graphmem.trace import (
+    compiled,
+    detectors,
+    disguise,
+    initialisers,
+    printing,
+    tensor_kinds,
+    threads,
+)
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
@@ -97,6 +105,7 @@ class Session:
         self.reads.answer = self._searches.answer
         self._patches = ExitStack()
         self._knows_detectors = False
+        self._is_disguised = False
         self.location.on_root = self._called
 
     @contextmanager
@@ -127,7 +136,7 @@ class Session:
             stack.enter_context(self._autocast.following())
             stack.enter_context(replaced(threads.replacements(self._watching_thread)))
             stack.enter_context(self._patches)
-            self._know_detectors()
+            self._know_libraries()
             stack.callback(self._end)
             stack.enter_context(self.mode)
             yield
@@ -146,10 +155,13 @@ class Session:
 
     def _called(self, module: torch.nn.Module) -> None:
         """A module is called from outside of any other."""
-        self._know_detectors()
+        self._know_libraries()
 
-    def _know_detectors(self) -> None:
-        """The program may have loaded torchvision by now."""
+    def _know_libraries(self) -> None:
+        """The program may have loaded transformers or torchvision by now."""
+        if not self._is_disguised and disguise.is_loaded():
+            self._is_disguised = True
+            self._patches.enter_context(replaced(disguise.replacements()))
         if not self._knows_detectors and detectors.is_loaded():
             self._knows_detectors = True
             self._patches.enter_context(replaced(detectors.replacements(self.reads)))

@@ -13,9 +13,15 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_gpu.operators import columns, ctc, linear_algebra, recurrent_cells
+from graphmem.virtual_gpu.operators import (
+    columns,
+    ctc,
+    grouped_products,
+    linear_algebra,
+    recurrent_cells,
+)
 
-_FAMILIES = (columns, ctc, linear_algebra, recurrent_cells)
+_FAMILIES = (columns, ctc, grouped_products, linear_algebra, recurrent_cells)
 
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(
     chain.from_iterable(family.KERNELS.items() for family in _FAMILIES)
