@@ -5,8 +5,8 @@ approximate:
   (1) cuDNN chooses the workspace of a convolution at run time; a plan whose workspace cannot be
       allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp); `kernels/convolution.py`
       has a rule for some;
-  (2) LSTM, GRU and RNN run as one cuDNN operation, whose saved reserve space, dropout state and
-      workspace only cuDNN knows (aten/src/ATen/native/cudnn/RNN.cpp);
+  (2) LSTM, GRU and RNN run as one cuDNN operation, whose reserve space, dropout state and workspace
+      were measured on an H100 (graphmem/cudnn_recurrent.py): on other cards they may differ;
   (3) operations for which a rule of `kernel_memory` lacks the layout of an operand;
   (4) cuSOLVER's and MAGMA's workspaces behind `torch.linalg`, and composites of it that a trace
       runs in another form than a run that nobody observes (docs/kernel_memory.md, last section);
@@ -24,6 +24,7 @@ from graphmem.runtime import Runtime
 
 _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.", "aten.cudnn_convolution")
 _RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
+_HOPPER = (9, 0)
 _LINALG = ("aten._linalg_", "aten.linalg_")
 _NO_SOLVER = ("aten.linalg_vector_norm.", "aten.linalg_cross.")
 _PRODUCTS = frozenset({"ProdBackward0", "ProdBackward1", "CumprodBackward0"})
@@ -42,16 +43,10 @@ def find_unmodelled(
             "cuDNN chooses it at run time, up to what is left on the card",
         ),
         _assumption(
-            _matching(graph, _RECURRENT[:1]),
-            "cuDNN's reserve space of recurrent layers",
-            "the least that backward needs: gates, cell states, outputs between layers",
-            "cuDNN decides what it keeps",
-        ),
-        _assumption(
-            _matching(graph, _RECURRENT),
-            "workspace of cuDNN's recurrent layers",
-            "0 bytes",
-            "cuDNN decides it by its choice of algorithm",
+            [] if _is_measured(runtime) else _matching(graph, _RECURRENT),
+            "what cuDNN's recurrent layers keep and need",
+            "as measured on an H100 with cuDNN 9.19",
+            "cuDNN decides it",
         ),
         _assumption(
             [op for op in _matching(graph, _LINALG) if not op.target.startswith(_NO_SOLVER)],
@@ -69,6 +64,10 @@ def find_unmodelled(
         *memory.assumptions,
     ]
     return tuple(each for each in found if each is not None)
+
+
+def _is_measured(runtime: Runtime) -> bool:
+    return runtime.gpu.compute_capability == _HOPPER
 
 
 def _matching(graph: StepGraph, prefixes: tuple[str, ...]) -> list[Op]:

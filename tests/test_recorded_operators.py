@@ -14,6 +14,20 @@ from tools.verify_operators import Recorded, difference, predicted, read
 
 RECORDING = Path(__file__).parent.parent / "fixtures" / "cuda" / "operators.jsonl.gz"
 
+RECURRENT = (
+    "lstm float32",
+    "lstm bfloat16",
+    "lstm_time_first float32",
+    "lstm_time_first bfloat16",
+    "lstm_bidirectional float32",
+    "lstm_bidirectional bfloat16",
+    "lstm_projected float32",
+    "lstm_projected bfloat16",
+    "lstm_small float32",
+    "lstm_small bfloat16",
+    "gru float32",
+    "gru bfloat16",
+)
 SORTS_AND_SCANS = (
     "cumsum_flat float32",
     "cumsum_flat bfloat16",
@@ -64,7 +78,7 @@ def _recorded() -> dict[str, Recorded]:
     return {call.label: call for call in read(RECORDING)}
 
 
-@pytest.mark.parametrize("label", [*SORTS_AND_SCANS, *CHOICES, *TABLES])
+@pytest.mark.parametrize("label", [*RECURRENT, *SORTS_AND_SCANS, *CHOICES, *TABLES])
 def test_an_operator_allocates_what_a_card_did(label: str) -> None:
     call = _recorded()[label]
 

@@ -108,9 +108,9 @@ class LiveSession(Session):
         self._walked = True
         super().begin_backward()
 
-    def run_node(self, node: Any) -> None:
+    def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         """Operations that follow belong to this autograd node, and run on its stream."""
-        super().run_node(node)
+        super().run_node(node, keeps_graph=keeps_graph)
         if node is None:
             self.mode.streams.leave()
         else:

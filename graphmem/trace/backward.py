@@ -93,8 +93,8 @@ class Observer(Protocol):
     def leave_backward(self) -> None:
         """It has ended."""
 
-    def run_node(self, node: Node | None) -> None:
-        """A node begins to run; None: between two nodes."""
+    def run_node(self, node: Node | None, *, keeps_graph: bool = False) -> None:
+        """A node begins to run, which may run again or not; None: between two nodes."""
 
     def failed(self, error: Exception, roots: list[Node]) -> None:
         """The walk from these roots ends with an error, in the node that runs."""
@@ -242,7 +242,7 @@ class Backward:
 
     def _evaluate(self, task: GraphTask, node: Node) -> None:
         inputs = task.buffers.pop(node)
-        self._observer.run_node(node)
+        self._observer.run_node(node, keeps_graph=task.keep_graph)
         if task.needed is None or self._capture(task, node, inputs):
             with self._saved.running(node, release=not task.keep_graph):
                 outputs = self._call(task, node, inputs)

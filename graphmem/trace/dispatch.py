@@ -74,6 +74,7 @@ _FUSED_UPDATES = (
 
 class _OfThread(threading.local):
     node: Any = None
+    keeps_graph = False
 
 
 class TraceMode(TorchDispatchMode):
@@ -119,6 +120,7 @@ class TraceMode(TorchDispatchMode):
         self._op_of_node: dict[int, Op] = {}
         self._special: dict[Any, Callable[..., Any]] = {
             aten.detach.default: self._detach,
+            aten.clone.default: self._clone,
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
@@ -139,6 +141,15 @@ class TraceMode(TorchDispatchMode):
     @node.setter
     def node(self, node: Any) -> None:
         self._of_thread.node = node
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the node that runs in this thread may run again."""
+        return self._of_thread.keeps_graph
+
+    @keeps_graph.setter
+    def keeps_graph(self, keeps_graph: bool) -> None:
+        self._of_thread.keeps_graph = keeps_graph
 
     def forward_of(self, node: Any) -> Op | None:
         """The operation for which autograd made a node."""
@@ -350,6 +361,16 @@ class TraceMode(TorchDispatchMode):
         (tensor,) = args
         if is_just_unpacked(tensor):
             return tensor
+        return self._run(func, types, args, kwargs)
+
+    def _clone(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A node clones cuDNN's reserve space, which it writes into, only if it may run again.
+
+        That is `retain_variables` in derivatives.yaml, which no engine but the real one can set.
+        """
+        is_recurrent = self.node is not None and self.node.name() == "CudnnRnnBackward0"
+        if is_recurrent and not self.keeps_graph:
+            return args[0]
         return self._run(func, types, args, kwargs)
 
     def _new_empty(self, shape: Sequence[int], like: FakeTensor, dtype: torch.dtype) -> FakeTensor:

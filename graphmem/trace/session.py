@@ -204,9 +204,10 @@ class Session:
         if not self._depth:
             self.recorder.leave_backward()
 
-    def run_node(self, node: Any) -> None:
+    def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         """Operations that follow belong to this autograd node."""
         self.mode.node = node
+        self.mode.keeps_graph = keeps_graph
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
 

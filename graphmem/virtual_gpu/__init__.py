@@ -67,7 +67,7 @@ def virtual_cuda(
         attention_of(gpu, torch_release),
         fused_kernels(torch_release),
         autocast_of(torch_release),
-        recurrent_layers(),
+        recurrent_layers(gpu.multiprocessors),
         card_composites(),
         scattered_one_hot(),
         _data_lifted_on_cpu(),

@@ -4,8 +4,8 @@ A build without cuDNN takes them cell by cell. Here kernels registered for `Auto
 `_cudnn_impl` does (aten/src/ATen/native/cudnn/RNN.cpp) and call the real operator `_cudnn_rnn`,
 whose derivative every build has.
 
-Only cuDNN knows how large its reserve space is, which autograd keeps for the backward pass.
-`reserve_elements` is what it must hold at least; the pass `unmodelled` says so in the report.
+How large cuDNN's reserve space is, which autograd keeps for the backward pass, and the state of
+dropout was measured (graphmem/cudnn_recurrent.py).
 
 Not covered: deterministic mode, and versions of cuDNN that pad the buffer of the weights. (That of
 LSTM(1024, 1024) is the sum of its weights, 32.03 MiB: README of Stonesjtu/pytorch_memlab.)
@@ -18,19 +18,32 @@ from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import torch
+from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
+
+from graphmem.cudnn_recurrent import (
+    GRU,
+    LSTM,
+    RNN_RELU,
+    RNN_TANH,
+    Layers,
+    dropout_state_bytes,
+    extents,
+)
 
 aten = torch.ops.aten
 
-_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-_DROPOUT_STATE_BYTES = 2 << 20  # "slightly over 2MB", aten/src/ATen/native/cudnn/RNN.cpp
+_MODES = {"rnn_relu": RNN_RELU, "rnn_tanh": RNN_TANH, "lstm": LSTM, "gru": GRU}
 
 
 @contextmanager
-def recurrent_layers() -> Iterator[None]:
-    """Run recurrent layers on fake CUDA tensors by cuDNN while the context is open."""
+def recurrent_layers(multiprocessors: int) -> Iterator[None]:
+    """Run recurrent layers on fake CUDA tensors by cuDNN while the context is open.
+
+    Args:
+        multiprocessors: of the card.
+    """
     library = torch.library.Library("aten", "IMPL")
-    layers = _Layers()
+    layers = _Layers(multiprocessors)
     try:
         for key in ("AutogradCUDA", "CUDA"):
             for name, mode in _MODES.items():
@@ -44,42 +57,28 @@ def recurrent_layers() -> Iterator[None]:
 
 
 def flatten_parameters(module: torch.nn.RNNBase) -> None:
-    """Lay a module's weights out in one buffer, as `RNNBase.flatten_parameters` does on a card."""
+    """Lay a module's weights out in one buffer, as `RNNBase.flatten_parameters` does on a card.
+
+    It leaves weights of a type that `torch.backends.cudnn.is_acceptable` does not list, which is
+    bfloat16: those are copied into a buffer in each forward pass.
+    """
     weights = [weight for weight in module._flat_weights if _on_card(weight)]
     if len(weights) != len(module._flat_weights_names):
         return
     storages = {weight.untyped_storage()._cdata for weight in weights}
-    if len({weight.dtype for weight in weights}) > 1 or len(storages) < len(weights):
+    types = {weight.dtype for weight in weights}
+    if len(types) > 1 or not types <= CUDNN_TENSOR_DTYPES or len(storages) < len(weights):
         return
     with torch.no_grad():
         for weight, part in zip(weights, _flat(weights, weights[0].dtype), strict=True):
             aten.set_.source_Tensor(weight, part)
 
 
-def reserve_elements(
-    gates: int, steps: int, hidden: int, out: int, layers: int, directions: int
-) -> int:
-    """What the backward pass needs at least of each time step, in elements of the input's type.
-
-    The gates of every layer, the cell states of an LSTM, and the outputs of all but the last
-    layer, whose output is the operation's own.
-
-    Args:
-        gates: 1, 3 or 4.
-        steps: time steps times batch.
-        hidden: width of the cell.
-        out: width of the output of one direction.
-        layers: how many.
-        directions: 1 or 2.
-    """
-    kept = gates * hidden + (hidden if gates == _GATES[_MODES["lstm"]] else 0)
-    return directions * steps * (layers * kept + (layers - 1) * out)
-
-
 class _Layers:
     """The kernels of `lstm`, `gru`, `rnn_tanh` and `rnn_relu`; the dropout state is a process's."""
 
-    def __init__(self) -> None:
+    def __init__(self, multiprocessors: int) -> None:
+        self._state_bytes = dropout_state_bytes(multiprocessors)
         self._dropout_state: torch.Tensor | None = None
 
     def whole(self, mode: int) -> Any:
@@ -117,12 +116,14 @@ class _Layers:
 
         The former is in aten/src/ATen/native/cudnn/RNN.cpp, the latter in cudnn/AutocastRNN.cpp.
         """
-        hx, cx = hidden if mode == _MODES["lstm"] else (hidden, None)
+        hx, cx = hidden if mode == LSTM else (hidden, None)
         width = hx.shape[2] if cx is None else cx.shape[2]
         projected = hx.shape[2] if hx.shape[2] != width else 0
         if torch.is_autocast_enabled("cuda") and source.dtype != torch.float64:
             weights = weights if weights[0].dtype == torch.half else _flat(weights, torch.half)
-            source, hx, cx = source.half(), hx.half(), None if cx is None else cx.half()
+            # arguments of one C++ call, which the compiler of the wheels evaluates from the last on
+            cx = None if cx is None else cx.half()
+            hx, source = hx.half(), source.half()
         output, hy, cy, _, _ = aten._cudnn_rnn(
             source,
             weights,
@@ -148,7 +149,7 @@ class _Layers:
         if dropout and self._dropout_state is None:
             torch.empty((), dtype=torch.int64, device=source.device)
             self._dropout_state = torch.empty(
-                _DROPOUT_STATE_BYTES, dtype=torch.uint8, device=source.device
+                self._state_bytes, dtype=torch.uint8, device=source.device
             )
         return self._dropout_state if dropout else None
 
@@ -217,15 +218,18 @@ def _forward(
     directions = 1 + bidirectional
     out = proj_size or hidden_size
     if batch_sizes:
-        steps = source.shape[0]
-        output = source.new_empty((steps, out * directions))
+        output = source.new_empty((source.shape[0], out * directions))
     else:
         batch, length = source.shape[:2] if batch_first else source.shape[1::-1]
-        steps = batch * length
         output = source.new_empty((length, batch, out * directions))
         output = output.transpose(0, 1) if batch_first else output
-    kept = reserve_elements(_GATES[mode], steps, hidden_size, out, num_layers, directions)
-    reserve = source.new_empty(kept * source.element_size() if train else 0, dtype=torch.uint8)
+    reserve = source.new_empty(0, dtype=torch.uint8)
+    if train:
+        layers = Layers(
+            mode, *extents(source.shape, batch_first, batch_sizes), source.shape[-1], hidden_size,
+            out, num_layers, directions, dropout, source.dtype, is_training=True,
+        )  # fmt: skip
+        reserve = source.new_empty(layers.reserve_bytes, dtype=torch.uint8)
     hy = torch.empty_like(hx, memory_format=torch.contiguous_format)
     cy = hx.new_empty(0) if cx is None else torch.empty_like(cx)
     if weight_buf is None:
