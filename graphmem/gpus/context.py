@@ -1,16 +1,18 @@
 """What a process has of a card besides what PyTorch's allocator reserves: readings, by card.
 
-The CUDA context, loaded kernels, and handles of libraries. Two kinds of readings were found:
+The CUDA context, loaded kernels, and handles of libraries. Three kinds of readings were found:
 
   (1) a message of PyTorch that memory ran out: "this process has A in use" less "B is allocated by
       PyTorch" less "C is reserved by PyTorch but unallocated". That is the very quantity; the
       texts round to 0.01 GiB, hence about 15 MiB either way;
-  (2) nvidia-smi, beside a process that has allocated next to nothing. That counts what the driver
+  (2) the card's memory by NVML, idle and then with one process, less what that has reserved
+      (tools/record_contexts.py): the very quantity too, to 2 MiB;
+  (3) nvidia-smi, beside a process that has allocated next to nothing. That counts what the driver
       itself has of the card as well, and what a launcher made, so it is a bound from above.
 
-The estimate for a compute capability is the largest reading of (1) without NCCL; the least that is
-reckoned with is `_SLACK` below it, or the smallest less its rounding; the most is `_SLACK` above
-it, or the largest of (1) and (2). Ranks of a process group have NCCL's buffers besides: their
+The estimate for a compute capability is the largest reading of (1) or (2) without NCCL; the least
+that is reckoned with is `_SLACK` below it, or the smallest less its rounding; the most is `_SLACK`
+above it, or the largest of all. Ranks of a process group have NCCL's buffers besides: their
 readings are listed, and bound no verdict of one process.
 
 This module does not import torch.
@@ -39,7 +41,7 @@ class Reading:
         compute_capability: the card's.
         mib: what was read, each.
         source: who printed it, and under which driver or CUDA where that is known.
-        is_exact: kind (1), else kind (2).
+        is_exact: kind (1) or (2), else kind (3).
         has_nccl: whether the process was one of several ranks.
     """
 
@@ -66,14 +68,22 @@ READINGS: tuple[Reading, ...] = (
     Reading("RTX 4090", (8, 9), (483,), _MESSAGES),
     Reading("RTX 6000 Ada", (8, 9), (426,), "unsloth-zoo #1053, idle, torch 2.10.0+cu130"),
     Reading("H100", (9, 0), (599, 601), _MESSAGES),
-    Reading("H200", (9, 0), (680,), _MESSAGES),
     Reading(
         "H100",
         (9, 0),
-        (1184, 1185),
-        "nvidia-smi before the model exists, torch 2.9.1+cu128, world size 1 under torchrun: "
-        "openai/parameter-golf @4908dc46, track_non_record_16mb",
-        is_exact=False,
+        (751,),
+        "NVML around three steps of two linear layers, bf16 autocast and AdamW, torch "
+        "2.11.0+cu130, driver 580.159: fixtures/cuda/contexts.json",
+    ),
+    Reading("H200", (9, 0), (680,), _MESSAGES),
+    Reading(
+        "H100, one rank",
+        (9, 0),
+        (1183, 1184, 1185),
+        "NVML after NCCL made a communicator of one rank, torch 2.11.0+cu130: "
+        "fixtures/cuda/contexts.json; nvidia-smi before the model exists, torch 2.9.1+cu128, world "
+        "size 1 under torchrun: openai/parameter-golf @4908dc46, track_non_record_16mb",
+        has_nccl=True,
     ),
     Reading(
         "H100, eight ranks",
