@@ -72,13 +72,30 @@ TABLES = (
     "index_two_dimensions float32",
 )
 
+ATTENTION = (
+    "attention_flash_dropout bfloat16",
+    "attention_flash_cross bfloat16",
+    "attention_efficient_one_query float32",
+    "attention_efficient_trained float32",
+    "attention_efficient_256 bfloat16",
+    "attention_cudnn_odd bfloat16",
+    "attention_cudnn_one_query bfloat16",
+    "attention_math_bool bfloat16",
+    "attention_default_bool bfloat16",
+    "attention_default_grouped bfloat16",
+    "attention_default_grouped float32",
+    "attention_default_trained bfloat16",
+    "encoder_layer bfloat16",
+    "multihead float32",
+)
+
 
 @cache
 def _recorded() -> dict[str, Recorded]:
     return {call.label: call for call in read(RECORDING)}
 
 
-@pytest.mark.parametrize("label", [*RECURRENT, *SORTS_AND_SCANS, *CHOICES, *TABLES])
+@pytest.mark.parametrize("label", [*RECURRENT, *SORTS_AND_SCANS, *CHOICES, *TABLES, *ATTENTION])
 def test_an_operator_allocates_what_a_card_did(label: str) -> None:
     call = _recorded()[label]
 

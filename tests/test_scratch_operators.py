@@ -455,10 +455,10 @@ class TestAttention:
         return program[3:]
 
     def test_efficient_backward_has_row_sums_and_a_workspace(self) -> None:
-        """Two tiles of 16 + 64*64*4 bytes for each of 8 heads."""
+        """Two tiles of 16 + 64*64*4 bytes for each of 8 heads; the sums go first, as on an H100."""
         sums, workspace = 8 * 128 * 4, 8 * 2 * (16 + 64 * 64 * 4)
 
-        assert self.efficient_backward(64, HALF) == [sums, workspace, -workspace, -sums]
+        assert self.efficient_backward(64, HALF) == [sums, workspace, -sums, -workspace]
 
     def test_in_float32_the_row_sums_come_from_a_product(self) -> None:
         product, sums = 8 * 128 * 64 * 4, 8 * 128 * 4
@@ -480,6 +480,91 @@ class TestAttention:
 
         assert narrow in self.efficient_backward(128, HALF, "rtx-3090")
         assert wide in self.efficient_backward(128, HALF, "a100")
+
+    def cudnn(
+        self, shape: tuple[int, ...], keys: tuple[int, ...], width: int = 0, causal: bool = False
+    ) -> list[str | int]:
+        """What the forward pass takes after seed, offset, output and logsumexp."""
+        query, key = tensor(*shape, dtype=HALF), tensor(*keys, dtype=HALF)
+        value = tensor(*keys[:3], width or keys[3], dtype=HALF)
+        program = Calls("h100", "2.11").call(
+            aten._scaled_dot_product_cudnn_attention.default,
+            query, key, value, None, True, 0.0, causal,
+        )  # fmt: skip
+        assert program[:4] == ["out2", "out3", "out0", "out1"]
+        return program[4:]
+
+    def cudnn_backward(
+        self, shape: tuple[int, ...], keys: tuple[int, ...], width: int = 0
+    ) -> list[str | int]:
+        query, key = tensor(*shape, dtype=HALF), tensor(*keys, dtype=HALF)
+        value = tensor(*keys[:3], width or keys[3], dtype=HALF)
+        out, lse = tensor(*shape[:3], value.shape[3], dtype=HALF), tensor(*shape[:3], 1)
+        scalar = tensor(dtype=LONG)
+        return Calls("h100", "2.11").call(
+            aten._scaled_dot_product_cudnn_attention_backward.default,
+            out, query, key, value, out, lse, scalar, scalar, None, None, None, shape[2],
+            keys[2], 0.0, False,
+        )[3:]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("query", "key", "nbytes"),
+        [
+            ((4, 12, 2, 64), (4, 12, 8192, 64), 256),
+            ((2, 16, 512, 128), (2, 4, 300, 128), 256),
+            ((4, 12, 1, 64), (4, 12, 300, 64), 0),
+            ((4, 12, 1, 64), (4, 12, 1024, 64), 50_816),
+            ((1, 1, 1, 64), (1, 1, 2048, 64), 4_480),
+            ((1, 1, 1, 256), (1, 1, 5000, 256), 33_152),
+            ((1, 1, 1, 128), (1, 1, 16384, 128), 33_408),
+            ((1, 8, 1, 128), (1, 8, 16384, 128), 133_248),
+            ((2, 5, 1, 64), (2, 5, 5000, 64), 42_368),
+            ((3, 32, 1, 64), (3, 32, 16384, 64), 0),
+            ((2, 32, 1, 128), (2, 8, 4096, 128), 532_608),
+            ((2, 32, 1, 64), (2, 1, 2048, 64), 270_464),
+        ],
+    )
+    def test_cudnn_takes_what_it_took_on_an_h100(
+        self, query: tuple[int, ...], key: tuple[int, ...], nbytes: int
+    ) -> None:
+        """torch 2.11.0, cuDNN 9.19: docs/sources.md, "Attention"."""
+        assert self.cudnn(query, key) == ([nbytes, -nbytes] if nbytes else [])
+
+    @pytest.mark.parametrize(
+        ("keys", "heads", "notes"),
+        [(512, 12, 0), (700, 12, 1), (1024, 12, 0), (2048, 20, 1), (2048, 24, 0)],
+    )
+    def test_what_was_not_recorded_of_one_query_is_said(
+        self, keys: int, heads: int, notes: int
+    ) -> None:
+        """Recorded up to 512 keys and from 1,024 on, up to 48 heads and from 96 on."""
+        calls = Calls("h100", "2.11")
+        query, key = tensor(4, heads, 1, 64, dtype=HALF), tensor(4, heads, keys, 64, dtype=HALF)
+        calls.call(aten._scaled_dot_product_cudnn_attention.default, query, key, key, None, True)
+
+        assert len(calls.assumptions()) == notes
+
+    def test_cudnn_does_not_split_the_keys_of_a_causal_query(self) -> None:
+        """On the same card."""
+        assert self.cudnn((2, 32, 1, 128), (2, 8, 4096, 128), causal=True) == []
+
+    @pytest.mark.parametrize(
+        ("query", "key", "width", "nbytes"),
+        [
+            ((4, 12, 512, 64), (4, 12, 512, 64), 64, 6_390_016),
+            ((2, 4, 333, 40), (2, 4, 333, 40), 40, 437_152),
+            ((1, 3, 5, 24), (1, 3, 9, 24), 24, 1_756),
+            ((2, 4, 100, 64), (2, 4, 90, 64), 128, 208_256),
+            ((2, 4, 100, 64), (2, 2, 90, 64), 32, 346_496),
+            ((2, 16, 512, 256), (2, 2, 512, 256), 256, 33_620_224),
+            ((2, 32, 1, 128), (2, 8, 4096, 128), 128, 134_251_008),
+        ],
+    )
+    def test_cudnn_backward_takes_what_it_took_on_an_h100(
+        self, query: tuple[int, ...], key: tuple[int, ...], width: int, nbytes: int
+    ) -> None:
+        """torch 2.11.0, cuDNN 9.19: docs/sources.md, "Attention"."""
+        assert self.cudnn_backward(query, key, width) == [nbytes, -nbytes]
 
 
 class TestOthers:

@@ -139,11 +139,15 @@ def attention(
     head_dim: int = 64,
     masked: bool = False,
     grad: bool = True,
+    dropout: float = 0.0,
+    trained_mask: bool = False,
 ) -> Callable[[], TrainingStep]:
     def step() -> None:
         query = torch.zeros(2, 4, 128, head_dim, device="cuda", dtype=dtype, requires_grad=grad)
         mask = torch.ones(128, 128, device="cuda", dtype=torch.bool) if masked else None
-        F.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+        if trained_mask:
+            mask = torch.zeros(128, 128, device="cuda", dtype=dtype, requires_grad=True)
+        F.scaled_dot_product_attention(query, query, query, attn_mask=mask, dropout_p=dropout)
 
     return stepping(step)
 
@@ -166,6 +170,10 @@ class TestAttention:
             ("h100", (2, 6), attention(), "flash"),
             ("b200", (2, 11), attention(), "cudnn"),
             ("rtx-5090", (2, 13), attention(), "flash"),
+            ("h100", (2, 11), attention(dropout=0.1), "cudnn"),
+            ("h100", (2, 12), attention(dropout=0.1), "flash"),
+            ("h100", (2, 12), attention(dropout=0.125), "cudnn"),
+            ("h100", (2, 11), attention(trained_mask=True), "efficient"),
         ],
     )
     def test_backend(
@@ -190,6 +198,41 @@ class TestAttention:
         op = next(op for op in graph.ops if op.target == "aten.bmm.default")
 
         assert (op.outputs[0].shape, op.outputs[0].dtype) == ((8, 128, 128), "float32")
+
+    @pytest.mark.parametrize(
+        ("release", "operators"),
+        [
+            ((2, 4), ["zeros_like", "logical_not", "masked_fill_"]),
+            ((2, 5), ["scalar_tensor", "logical_not", "scalar_tensor", "where"]),
+            ((2, 6), ["scalar_tensor", "scalar_tensor", "where"]),
+        ],
+    )
+    def test_a_boolean_mask_becomes_one_to_add(
+        self, release: tuple[int, int], operators: list[str]
+    ) -> None:
+        """pytorch#130281 and #139784; the last as recorded on an H100 with 2.11."""
+        names = [
+            each.split(".")[1]
+            for each in targets(traced(attention(masked=True), "a100", torch_release=release))
+        ]
+        before = names.index("_scaled_dot_product_efficient_attention")
+
+        assert names[before - len(operators) - 1 : before - 1] == operators
+
+    def test_cudnn_without_gradients_has_no_logsumexp(self) -> None:
+        """As recorded on an H100."""
+        graph = traced(attention(grad=False), "h100", torch_release=(2, 11))
+        op = next(op for op in graph.ops if "cudnn_attention" in op.target)
+
+        assert [graph.storages[born].nbytes for born in op.births] == [2 * 4 * 128 * 64 * 2, 8, 8]
+
+    def test_without_gradients_the_other_results_go_in_their_order(self) -> None:
+        """As recorded on an H100: logsumexp, seed and offset, before what comes next."""
+        graph = traced(attention(grad=False), "h100", torch_release=(2, 10))
+        op = next(op for op in graph.ops if "flash_attention" in op.target)
+        deaths = [graph.storages[born].death or 0 for born in op.births[1:]]
+
+        assert deaths == sorted(set(deaths))
 
     def test_random_state_of_efficient_attention_stays_on_the_host(self) -> None:
         graph = traced(attention(torch.float32))

@@ -37,7 +37,7 @@ from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.values.limits import INTEGERS
-from graphmem.virtual_gpu.attention import seed_and_offset_on_host
+from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
@@ -124,7 +124,7 @@ class TraceMode(TorchDispatchMode):
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
-            aten._scaled_dot_product_efficient_attention.default: self._efficient_attention,
+            **dict.fromkeys(FUSED_ATTENTION, self._attention),
             **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
 
@@ -336,12 +336,12 @@ class TraceMode(TorchDispatchMode):
         self._record(func, args, kwargs, result, tick)
         return result
 
-    def _efficient_attention(
+    def _attention(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         tick = self._recorder.begin_op()
         returned: Any = self._fake_mode.dispatch(func, types, args, kwargs)
-        result = seed_and_offset_on_host(self._fake_mode, returned)
+        result = as_returned(self._fake_mode, func, args, returned)
         self._record(func, args, kwargs, result, tick)
         return result
 

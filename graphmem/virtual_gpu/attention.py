@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,21 @@ _CUDNN_MAX_GRID = 65_535
 _MASK_ALIGNMENT = 8
 _HALF = (torch.float16, torch.bfloat16)
 
+FUSED_ATTENTION = (
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._efficient_attention_forward.default,
+    aten._efficient_attention_backward.default,
+)
+"""Operators whose meta kernels do not return what a card does: see `as_returned`."""
+
 
 @contextmanager
 def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
     """Answer attention on fake CUDA tensors as `gpu` would while the context is open."""
     prefers_cudnn = _prefers_cudnn(gpu, torch_release)
+    takes_cudnn = partial(_takes_cudnn, gpu, torch_release)
+    additive = partial(_as_additive, torch_release)
     library = torch.library.Library("aten", "IMPL")
 
     def attention(
@@ -47,16 +58,16 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if prefers_cudnn and _takes_cudnn(gpu, query, key, value, dropout_p, enable_gqa):
+        attn_mask = additive(attn_mask, query.dtype)
+        if prefers_cudnn and takes_cudnn(query, key, value, attn_mask, dropout_p, enable_gqa):
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if _takes_flash(gpu, query, key, value, attn_mask, is_causal):
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if _takes_efficient(gpu, query, key, value, enable_gqa):
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        output, _ = aten._scaled_dot_product_attention_math(
+        return aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return output
+        )[0]
 
     try:
         for key in ("AutogradCUDA", "CUDA"):
@@ -80,13 +91,19 @@ def _prefers_cudnn(gpu: Gpu, torch_release: tuple[int, int]) -> bool:
 
 def _takes_cudnn(
     gpu: Gpu,
+    torch_release: tuple[int, int],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    mask: torch.Tensor | None,
     dropout_p: float,
     enable_gqa: bool,
 ) -> bool:
-    """`can_use_cudnn_attention`: half precision, head sizes in eights up to 128, 256 on Hopper."""
+    """`can_use_cudnn_attention`: half precision, head sizes in eights up to 128, 256 on Hopper.
+
+    From 2.12 on dropout must be a multiple of 1/16: the wheels have the message, 2.11's does not.
+    A mask that trains is for others (`check_attn_mask_shape`; recorded on an H100).
+    """
     largest = 256 if gpu.compute_capability == (9, 0) else 128
     head_dims = (query.shape[-1], key.shape[-1], value.shape[-1])
     batch, heads, length = query.shape[:3] if query.dim() == 4 else (0, 0, 0)
@@ -97,7 +114,8 @@ def _takes_cudnn(
         and all(size <= largest and size % 8 == 0 for size in head_dims)
         and key.shape[-2] != 1
         and not (length == 1 and dropout_p > 0)
-        and dropout_p * 16 == int(dropout_p * 16)
+        and (torch_release < (2, 12) or dropout_p * 16 == int(dropout_p * 16))
+        and not (mask is not None and mask.requires_grad)
         and max(batch, heads) <= _CUDNN_MAX_GRID
         and (enable_gqa or heads == key.shape[1] == value.shape[1])
     )
@@ -155,19 +173,12 @@ def _cudnn(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    bias = None if mask is None else _as_additive(mask, query)
-    output: torch.Tensor = aten._scaled_dot_product_cudnn_attention(
-        query,
-        key,
-        value,
-        bias,
-        _needs_grad(query, key, value),
-        dropout_p,
-        is_causal,
-        False,
-        scale=scale,
-    )[0]
-    return output
+    needs_grad = _needs_grad(query, key, value)
+    return _first(
+        aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
+        )
+    )
 
 
 def _flash(
@@ -187,9 +198,11 @@ def _flash(
         query, key, value = (
             torch.nn.functional.pad(tensor, (0, padding)) for tensor in (query, key, value)
         )
-    output: torch.Tensor = aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
+    output = _first(
+        aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
+    )
     return output[..., :head_dim] if padding else output
 
 
@@ -203,10 +216,18 @@ def _efficient(
     scale: float | None,
 ) -> torch.Tensor:
     needs_grad = _needs_grad(query, key, value)
-    bias = None if mask is None else _additive_mask(mask, query, key)
+    bias = None if mask is None else _padded_mask(mask, query, key)
     output: torch.Tensor = aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
     )[0]
+    return output
+
+
+def _first(results: tuple[Any, ...]) -> torch.Tensor:
+    """The output; what nobody saves of the others goes first to last, as a tuple does in C++."""
+    output: torch.Tensor
+    output, *others = results
+    others.reverse()  # Python lets the last of a list go first
     return output
 
 
@@ -214,20 +235,29 @@ def _needs_grad(*tensors: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _as_additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """`convert_boolean_attn_mask` (aten/src/ATen/native/transformers/attention.cpp)."""
-    if mask.dtype != torch.bool:
+def _as_additive(
+    torch_release: tuple[int, int], mask: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """`convert_boolean_attn_mask` (aten/src/ATen/native/transformers/attention.cpp).
+
+    It was changed for 2.5 (pytorch#130281) and for 2.6 (pytorch#139784).
+    """
+    if mask is None or mask.dtype != torch.bool:
         return mask
-    additive = torch.zeros_like(mask, dtype=query.dtype)
-    return additive.masked_fill_(mask.logical_not(), float("-inf"))
+    hidden = float("-inf")
+    if torch_release >= (2, 6):
+        return torch.where(mask, 0.0, torch.scalar_tensor(hidden, dtype=dtype, device=mask.device))
+    if torch_release == (2, 5):
+        shown = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+        return torch.where(mask.logical_not(), hidden, shown)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), hidden)
 
 
-def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _padded_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """`preprocess_mask`: pad the last size to a multiple of 8, and expand to every head.
 
     aten/src/ATen/native/transformers/attention.cpp
     """
-    mask = _as_additive(mask, query)
     last = mask.shape[-1]
     if last % _MASK_ALIGNMENT:
         padding = _MASK_ALIGNMENT - last % _MASK_ALIGNMENT
@@ -235,13 +265,26 @@ def _additive_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-def seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
+def as_returned(
+    fake_mode: FakeTensorMode, func: Any, args: tuple[Any, ...], result: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What a fused operator returns on a card, where its meta kernel returns something else."""
+    if func is aten._scaled_dot_product_cudnn_attention.default:
+        output, logsumexp, *others = result
+        return (output, logsumexp if args[4] else logsumexp.new_empty(0), *others)
+    if func is aten._efficient_attention_backward.default:
+        *gradients, of_bias = result
+        return (*gradients, of_bias if of_bias.dim() else of_bias.new_empty(0))
+    return _seed_and_offset_on_host(fake_mode, result)
+
+
+def _seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
     """What memory-efficient attention returns: its random seed and offset are CPU tensors.
 
     Unless a CUDA graph is captured (aten/src/ATen/native/transformers/cuda/attention.cu).
     """
-    output, logsumexp, *seeds = result
-    return (output, logsumexp, *(_on_host(fake_mode, seed) for seed in seeds))
+    output, logsumexp, seed, offset, *lengths = result
+    return (output, logsumexp, _on_host(fake_mode, seed), _on_host(fake_mode, offset), *lengths)
 
 
 def _on_host(fake_mode: FakeTensorMode, tensor: FakeTensor) -> FakeTensor:

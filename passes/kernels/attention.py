@@ -1,15 +1,13 @@
 """Fused attention: flash, memory-efficient, cuDNN. Attention by formulas is ordinary operations.
 
-Shapes are (batch, heads, sequence, width); the kernels work on (batch, sequence, heads, width).
-
-  (1) Flash, forward: short queries without dropout may be split along the keys, with a partial
-      result for each split (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp,
-      `set_params_splitkv`, `num_splits_heuristic`).
-  (2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
-      the row sums and a float32 gradient of the queries, and with fewer heads of keys than of
-      queries a gradient of keys and values for each head of queries (`mha_bwd`).
-  (3) Memory-efficient: see `efficient_attention`.
-  (4) cuDNN: its workspaces are its own.
+(1) Flash, forward: short queries without dropout may be split along the keys, with a partial
+    result for each split (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp,
+    `set_params_splitkv`, `num_splits_heuristic`), held until the kernel is launched. With
+    dropout the state of the generator is allocated a second time (`mha_fwd`).
+(2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
+    the row sums and a float32 gradient of the queries, and with fewer heads of keys than of
+    queries a gradient of keys and values for each head of queries (`mha_bwd`).
+(3) Memory-efficient: see `efficient_attention`; cuDNN: see `cudnn_attention`.
 """
 
 from __future__ import annotations
@@ -17,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Scratch, Step
+from graphmem.kernel_program import Free, Scratch, Step, Take
 
+from .attention_operands import is_sequence_first, operand
 from .call import Call, Rule, during
-from .efficient_attention import efficient_backward, efficient_forward, is_sequence_first
+from .cudnn_attention import cudnn_backward, cudnn_forward
+from .efficient_attention import efficient_backward, efficient_forward
 from .layout import item_bytes
 from .reduction import contiguous_copy
 
@@ -29,21 +29,34 @@ _QUERY_BLOCK = 64
 _ENOUGH_WORK = 0.8
 _NEAR_BEST = 0.85
 _MOST_SPLITS = 128
+_STATE_BYTES = 16
 
 
 def _flash(call: Call) -> Iterator[Step]:
-    yield from call.outputs()
-    batch, heads, queries, width = call.tensor("query").shape
-    keys = call.tensor("key").shape[2]
+    """Clause (1)."""
+    *results, state, unused = call.outputs()
+    held = _of_splits(call)
+    yield from results
+    yield from map(Take, held)
+    if call.value("dropout_p"):
+        replaced = Scratch("state of the generator", _STATE_BYTES)
+        yield from (Take(replaced), unused, state, Free(replaced))
+    else:
+        yield from (state, unused)
+    yield from map(Free, held)
+
+
+def _of_splits(call: Call) -> list[Scratch]:
+    batch, heads, queries, width = operand(call, "query").shape
+    keys = operand(call, "key").shape[2]
     splits = 1 if call.value("dropout_p") else _splits(call, batch * heads, queries, keys, width)
-    if splits > 1:
-        rows = splits * batch * heads * queries * _FLOAT_BYTES
-        yield from during(
-            [
-                Scratch("logsumexp of splits", rows),
-                Scratch("outputs of splits", rows * _rounded_width(width)),
-            ]
-        )
+    if splits == 1:
+        return []
+    rows = splits * batch * heads * queries * _FLOAT_BYTES
+    return [
+        Scratch("logsumexp of splits", rows),
+        Scratch("outputs of splits", rows * _rounded_width(width)),
+    ]
 
 
 def _splits(call: Call, batch_heads: int, queries: int, keys: int, width: int) -> int:
@@ -69,7 +82,7 @@ def _rounded_width(width: int) -> int:
 
 def _flash_backward(call: Call) -> Iterator[Step]:
     """Clause (2)."""
-    grad, out, query = (call.tensor(name) for name in ("grad_out", "out", "query"))
+    grad, out, query = (operand(call, name) for name in ("grad_out", "out", "query"))
     copies = [
         contiguous_copy(tensor, what)
         for tensor, what in ((grad, "the gradient"), (out, "the output"))
@@ -80,7 +93,7 @@ def _flash_backward(call: Call) -> Iterator[Step]:
     held = [
         Scratch("row sums of output * gradient", rows),
         Scratch("gradient of the queries in float32", rows * _rounded_width(width)),
-        *_expanded(call.tensor("key"), heads),
+        *_expanded(operand(call, "key"), heads),
     ]
     yield from during(copies, (*call.outputs(), *during(held)))
 
@@ -96,21 +109,15 @@ def _expanded(key: TensorOut, heads: int) -> list[Scratch]:
     ]
 
 
-def _cudnn(call: Call) -> Iterator[Step]:
-    yield from call.outputs()
-    call.leave_out(
-        "workspace of cuDNN's attention",
-        "0 bytes",
-        "cuDNN chooses it at run time, up to what is left on the card; the backward pass has at "
-        "least a gradient of the queries in float32",
-    )
-
-
 RULES: Mapping[str, Rule] = {
     "aten._scaled_dot_product_flash_attention": _flash,
     "aten._scaled_dot_product_flash_attention_backward": _flash_backward,
+    "aten._flash_attention_forward": _flash,
+    "aten._flash_attention_backward": _flash_backward,
     "aten._scaled_dot_product_efficient_attention": efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward": efficient_backward,
-    "aten._scaled_dot_product_cudnn_attention": _cudnn,
-    "aten._scaled_dot_product_cudnn_attention_backward": _cudnn,
+    "aten._efficient_attention_forward": efficient_forward,
+    "aten._efficient_attention_backward": efficient_backward,
+    "aten._scaled_dot_product_cudnn_attention": cudnn_forward,
+    "aten._scaled_dot_product_cudnn_attention_backward": cudnn_backward,
 }

@@ -11,6 +11,7 @@
   (4) Backward: a workspace for each head, with a tile for each block of queries, and for gradients
       of keys and values that registers do not hold (kernel_backward.h, `workspace_elements_gq`,
       `workspace_elements_gk`, `workspace_strideBH`; the lists of kernels in kernels/cutlassB.h).
+      It outlives the row sums: the function holds it, what launches the kernel holds those.
 
 Which kernels fit a card's shared memory is not derived: blocks of 128 queries are taken to fit
 compute capabilities 8.0, 9.0 and 10.0, and 7.0 those of 16 bits (the generator of the kernels
@@ -24,11 +25,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
+from .attention_operands import is_sequence_first, operand
 from .call import Call, during
-from .layout import is_contiguous, is_half, numel
+from .layout import is_half, numel
 from .reduction import contiguous_copy
 
 _FLOAT_BYTES = 4
@@ -51,17 +52,10 @@ class Tile:
     width: int
 
 
-def is_sequence_first(tensor: TensorOut) -> bool:
-    """Whether (batch, heads, sequence, width) is contiguous as (batch, sequence, heads, width)."""
-    batch, heads, sequence, width = zip(tensor.shape, tensor.stride, strict=True)
-    shape, stride = zip(batch, sequence, heads, width, strict=True)
-    return is_contiguous(TensorOut(shape, tensor.dtype, None, stride))
-
-
 def efficient_forward(call: Call) -> Iterator[Step]:
     """Clause (1)."""
     yield from call.outputs()
-    value = call.tensor("value")
+    value = operand(call, "value")
     if is_half(value.dtype) and value.shape[-1] > _WIDE_VALUES:
         elements = numel(call.op.outputs[0])
         yield from during([Scratch("output in float32", elements * _FLOAT_BYTES)])
@@ -69,43 +63,44 @@ def efficient_forward(call: Call) -> Iterator[Step]:
 
 def efficient_backward(call: Call) -> Iterator[Step]:
     """Clauses (2) to (4)."""
-    grad = call.tensor("grad_out_")
+    grad = operand(call, "grad_out_")
     copies = [] if is_sequence_first(grad) else [contiguous_copy(grad, "the gradient")]
     yield from during(copies, (*call.outputs(), *_gradients(call)))
 
 
 def _gradients(call: Call) -> Iterator[Step]:
-    batch, heads, queries, _ = call.tensor("query").shape
+    batch, heads, queries, _ = operand(call, "query").shape
     tile = tile_of(call)
     sums = Scratch("row sums of output * gradient", batch * heads * queries * _FLOAT_BYTES)
     yield from during([] if _kernel_sums(call, tile) else _products(call, sums), [Take(sums)])
-    yield from during([Scratch("workspace of the gradients", workspace_bytes(call, tile))])
-    yield Free(sums)
+    workspace = Scratch("workspace of the gradients", workspace_bytes(call, tile))
+    yield from (Take(workspace), Free(sums), Free(workspace))
 
 
 def _products(call: Call, sums: Scratch) -> list[Scratch]:
-    """What the formula of clause (3) has beside its result."""
-    out = call.tensor("out")
+    """What the formula of clause (3) has beside its result; one row or head needs no transpose."""
+    out = operand(call, "out")
     product = Scratch("output * gradient in float32", numel(out) * _FLOAT_BYTES)
     copies = [Scratch(f"the {what} in float32", product.nbytes) for what in ("gradient", "output")]
-    summed = Scratch("sums before they are transposed", sums.nbytes)
-    return [*(copies if is_half(out.dtype) else []), product, summed]
+    summed = [Scratch("sums before they are transposed", sums.nbytes)]
+    is_transposed = min(out.shape[1:3]) == 1
+    return [*(copies if is_half(out.dtype) else []), product, *([] if is_transposed else summed)]
 
 
 def _kernel_sums(call: Call, tile: Tile) -> bool:
     """`kKernelComputesDelta`."""
     is_volta = call.runtime.gpu.compute_capability == _VOLTA
-    return is_half(call.tensor("query").dtype) and (_fits_registers(call, tile) or not is_volta)
+    return is_half(operand(call, "query").dtype) and (_fits_registers(call, tile) or not is_volta)
 
 
 def _fits_registers(call: Call, tile: Tile) -> bool:
     """`kOutputInRF`."""
-    return is_half(call.tensor("query").dtype) and tile.width <= tile.queries
+    return is_half(operand(call, "query").dtype) and tile.width <= tile.queries
 
 
 def tile_of(call: Call) -> Tile:
     """The first kernel of `dispatch_cutlassB` that takes the width and fits the card."""
-    query, value = call.tensor("query"), call.tensor("value")
+    query, value = operand(call, "query"), operand(call, "value")
     width = max(query.shape[-1], value.shape[-1])
     capability = call.runtime.gpu.compute_capability
     if width <= 64:
@@ -121,7 +116,7 @@ def tile_of(call: Call) -> Tile:
 
 def workspace_bytes(call: Call, tile: Tile) -> int:
     """Clause (4)."""
-    query, key, value = (call.tensor(name) for name in ("query", "key", "value"))
+    query, key, value = (operand(call, name) for name in ("query", "key", "value"))
     batch, heads, queries, width = query.shape
     tiles = _ceil(queries, tile.queries) * _ceil(width, tile.keys)
     floats = tiles * (_LOCK_BYTES // _FLOAT_BYTES + tile.queries * tile.keys)
