@@ -24,11 +24,12 @@ import inspect
 import json
 import os
 import pickle
+import platform
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ ACTIONS = {
     "segment_map": "M",
     "segment_unmap": "U",
 }
+LIBRARIES = ("transformers", "accelerate", "peft", "timm", "torchvision", "torchao", "bitsandbytes")
 INSTALLED = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 
 
@@ -372,12 +374,27 @@ def metadata(options: argparse.Namespace) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "python": sys.version.split()[0],
+        "platform": "wddm"
+        if platform.system() == "Windows" or "microsoft" in platform.release()
+        else "linux",
+        "packages": installed(),
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith(RECORDED_ENVIRONMENT)
         },
     }
+
+
+def installed() -> dict[str, str]:
+    """The versions of libraries whose code a step may run."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def driver_version() -> str:

@@ -70,10 +70,13 @@ def _normalised(name: str) -> str:
 
 def label_of(gpu: Gpu) -> str:
     """What `find_gpu` takes to find a card again."""
+    listed = _BY_NORMALISED_NAME.get(_normalised(gpu.name))
+    if listed == gpu:
+        return gpu.name
+    if listed is not None and replace(listed, driver=gpu.driver) == gpu:
+        return f"{gpu.name},driver={gpu.driver}"
     if gpu.driver is not None:
         return f"{label_of(replace(gpu, driver=None))},driver={gpu.driver}"
-    if _BY_NORMALISED_NAME.get(_normalised(gpu.name)) == gpu:
-        return gpu.name
     sm = "".join(map(str, gpu.compute_capability))
     return (
         f"name={gpu.name},memory={gpu.memory_bytes},sm={sm},multiprocessors={gpu.multiprocessors}"

@@ -107,14 +107,51 @@ GPUS: tuple[Gpu, ...] = (
         ("pro-6000",),
         _READ_IN_MIB,
     ),
-    # deviceQuery 12.8. A bare "h100" is this card, not the PCIe one.
-    Gpu("h100-80gb", "NVIDIA H100 80GB HBM3", 85_028_896_768, (9, 0), 132, ("h100", "h100-sxm")),
+    # Cards of servers, which run Linux: 263 recordings of our own bear its order of segments out
+    # (docs/exactness.md, "Where the driver puts segments").
+    #
+    # torch 2.11.0+cu130, driver 580.159.04 (fixtures/cuda); deviceQuery 12.8, 85,028,896,768. A bare
+    # "h100" is this card, not the PCIe one.
+    Gpu(
+        "h100-80gb",
+        "NVIDIA H100 80GB HBM3",
+        85_017_493_504,
+        (9, 0),
+        132,
+        ("h100", "h100-sxm"),
+        other_memory_bytes=(85_028_896_768,),
+        driver="linux",
+    ),
     # get_device_properties(): 81008MB and 114 multiprocessors
-    Gpu("h100-pcie", "NVIDIA H100 PCIe", 81_008 * _MIB, (9, 0), 114, memory_note=_READ_IN_MIB),
+    Gpu(
+        "h100-pcie",
+        "NVIDIA H100 PCIe",
+        81_008 * _MIB,
+        (9, 0),
+        114,
+        memory_note=_READ_IN_MIB,
+        driver="linux",
+    ),
     # get_device_properties(): 143156MB and 132 multiprocessors
-    Gpu("h200", "NVIDIA H200", 143_156 * _MIB, (9, 0), 132, memory_note=_READ_IN_MIB),
+    Gpu(
+        "h200",
+        "NVIDIA H200",
+        143_156 * _MIB,
+        (9, 0),
+        132,
+        memory_note=_READ_IN_MIB,
+        driver="linux",
+    ),
     # get_device_properties() of torch 2.8.0: 182631MB and 148 multiprocessors
-    Gpu("b200", "NVIDIA B200", 182_631 * _MIB, (10, 0), 148, memory_note=_READ_IN_MIB),
+    Gpu(
+        "b200",
+        "NVIDIA B200",
+        182_631 * _MIB,
+        (10, 0),
+        148,
+        memory_note=_READ_IN_MIB,
+        driver="linux",
+    ),
 )
 
 DEFAULT_GPU = "a100-80gb"

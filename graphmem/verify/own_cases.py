@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from graphmem.allocator.addresses import DEFAULT_DRIVER
+from graphmem.allocator.addresses import Driver
 from graphmem.analysis import Request
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
@@ -37,6 +37,7 @@ class _Told(msgspec.Struct):
     grads: Literal["keep", "none"] = "none"
     inference: bool = False
     compile: str | None = None
+    platform: Driver = "linux"
     environment: dict[str, str] = {}
 
 
@@ -74,7 +75,7 @@ def own_case(path: Path) -> RecordedCase:
         name=path.name.removesuffix(ENDING),
         target=_found(told.target),
         request=request,
-        driver=DEFAULT_DRIVER,
+        driver=told.platform,
         recording=str(path),
         start=Start(),
         gap=_gaps(path.parent).get(path.name.removesuffix(ENDING), ""),
