@@ -110,8 +110,8 @@ GPUS: tuple[Gpu, ...] = (
     # Cards of servers, which run Linux: 263 recordings of our own bear its order of segments out
     # (docs/exactness.md, "Where the driver puts segments").
     #
-    # torch 2.11.0+cu130, driver 580.159.04 (fixtures/cuda); deviceQuery 12.8, 85,028,896,768. A bare
-    # "h100" is this card, not the PCIe one.
+    # torch 2.11.0+cu130, driver 580.159.04 (fixtures/cuda); deviceQuery 12.8, 85,028,896,768. A
+    # bare "h100" is this card, not the PCIe one.
     Gpu(
         "h100-80gb",
         "NVIDIA H100 80GB HBM3",
