@@ -87,6 +87,9 @@ ATTENTION = (
     "attention_default_trained bfloat16",
     "encoder_layer bfloat16",
     "multihead float32",
+    "opinfo:torch.ops.aten._efficient_attention_forward: float32",
+    "opinfo:torch.ops.aten._efficient_attention_forward: bfloat16 #1",
+    "opinfo:torch.ops.aten._flash_attention_forward: bfloat16",
 )
 
 

@@ -37,7 +37,7 @@ from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.values.limits import INTEGERS
-from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned
+from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned, efficient_gradients
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
@@ -125,6 +125,7 @@ class TraceMode(TorchDispatchMode):
             **dict.fromkeys(_PROFILER, _run_unrecorded),
             **dict.fromkeys(LOSSES, self._loss),
             **dict.fromkeys(FUSED_ATTENTION, self._attention),
+            aten._efficient_attention_backward.default: self._efficient_gradients,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
 
@@ -342,6 +343,14 @@ class TraceMode(TorchDispatchMode):
         tick = self._recorder.begin_op()
         returned: Any = self._fake_mode.dispatch(func, types, args, kwargs)
         result = as_returned(self._fake_mode, func, args, returned)
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _efficient_gradients(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        tick = self._recorder.begin_op()
+        result = efficient_gradients(self._fake_mode, args, kwargs)
         self._record(func, args, kwargs, result, tick)
         return result
 

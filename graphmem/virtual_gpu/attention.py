@@ -28,13 +28,13 @@ _FLASH_MAX_HEAD_DIM = 256
 _FLASH_DIM_MULTIPLE = 8
 _CUDNN_MAX_GRID = 65_535
 _MASK_ALIGNMENT = 8
+_BIAS_TRAINS = 15
 _HALF = (torch.float16, torch.bfloat16)
 
 FUSED_ATTENTION = (
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._efficient_attention_forward.default,
-    aten._efficient_attention_backward.default,
 )
 """Operators whose meta kernels do not return what a card does: see `as_returned`."""
 
@@ -272,10 +272,23 @@ def as_returned(
     if func is aten._scaled_dot_product_cudnn_attention.default:
         output, logsumexp, *others = result
         return (output, logsumexp if args[4] else logsumexp.new_empty(0), *others)
-    if func is aten._efficient_attention_backward.default:
-        *gradients, of_bias = result
-        return (*gradients, of_bias if of_bias.dim() else of_bias.new_empty(0))
     return _seed_and_offset_on_host(fake_mode, result)
+
+
+def efficient_gradients(
+    fake_mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What `_efficient_attention_backward` returns (cuda/attention_backward.cu).
+
+    PyTorch's meta kernel takes no `out`, so that a `scale` collides with what follows it, and gives
+    gradients the strides of the arguments; it serves where a bias trains or storage is shared.
+    """
+    func = aten._efficient_attention_backward.default
+    if args[_BIAS_TRAINS] or kwargs.get("shared_storage_dqdkdv"):
+        returned: tuple[Any, ...] = fake_mode.dispatch(func, (), args, kwargs)
+        return returned
+    empty = aten.new_empty.default
+    return (*(fake_mode.dispatch(empty, (), (each, each.shape), {}) for each in args[1:4]), None)
 
 
 def _seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
