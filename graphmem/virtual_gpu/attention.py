@@ -285,8 +285,8 @@ def efficient_gradients(
     """
     func = aten._efficient_attention_backward.default
     if args[_BIAS_TRAINS] or kwargs.get("shared_storage_dqdkdv"):
-        returned: tuple[Any, ...] = fake_mode.dispatch(func, (), args, kwargs)
-        return returned
+        returned: Any = fake_mode.dispatch(func, (), args, kwargs)
+        return tuple(returned)
     empty = aten.new_empty.default
     return (*(fake_mode.dispatch(empty, (), (each, each.shape), {}) for each in args[1:4]), None)
 
