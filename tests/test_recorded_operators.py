@@ -28,6 +28,21 @@ RECURRENT = (
     "gru float32",
     "gru bfloat16",
 )
+CONVOLUTIONS = (
+    "conv_mnist float32",
+    "conv_cifar float32",
+    "conv_depthwise float32",
+    "conv_depthwise bfloat16",
+    "conv_causal float32",
+    "conv_strided bfloat16",
+    "conv_deep bfloat16",
+    "conv_unet bfloat16",
+    "conv_dilated bfloat16",
+    "conv_grouped bfloat16",
+    "conv_pointwise bfloat16",
+    "conv_transposed_2 float32",
+    "conv_transposed bfloat16",
+)
 SORTS_AND_SCANS = (
     "cumsum_flat float32",
     "cumsum_flat bfloat16",
@@ -98,7 +113,10 @@ def _recorded() -> dict[str, Recorded]:
     return {call.label: call for call in read(RECORDING)}
 
 
-@pytest.mark.parametrize("label", [*RECURRENT, *SORTS_AND_SCANS, *CHOICES, *TABLES, *ATTENTION])
+FAMILIES = (RECURRENT, CONVOLUTIONS, SORTS_AND_SCANS, CHOICES, TABLES, ATTENTION)
+
+
+@pytest.mark.parametrize("label", [label for family in FAMILIES for label in family])
 def test_an_operator_allocates_what_a_card_did(label: str) -> None:
     call = _recorded()[label]
 

@@ -1,8 +1,9 @@
-"""Convolutions: the workspaces of cuDNN's tensor-core kernels, and the bias gradient's sum.
+"""Convolutions: the workspaces of cuDNN, and the bias gradient's sum.
 
 cuDNN decides about its workspaces at run time (aten/src/ATen/native/cudnn/Conv_v8.cpp,
-`run_conv_plan`). What is known of 16-bit operands that lie NCHW, where the card multiplies them in
-tensor cores (float16 from compute capability 7.0 on, bfloat16 from 8.0 on):
+`run_conv_plan`). On Hopper cards they were measured (`convolution_plans.py`). On others this is
+known of 16-bit operands that lie NCHW, where the card multiplies them in tensor cores (float16 from
+compute capability 7.0 on, bfloat16 from 8.0 on):
 
   (1) tensor-core kernels want NHWC; cuDNN transposes what it is given, into its workspace, and the
       result back (NVIDIA, "Convolutional Layers User's Guide", section "Tensor Layout": "automatic
@@ -15,9 +16,10 @@ tensor cores (float16 from compute capability 7.0 on, bfloat16 from 8.0 on):
       each is met by the gradient's workspace of (1) and (2), four tensors where unpadded ones would
       be two, and 721,000 to 1,115,008 bytes besides. What was most is taken.
 
-Convolutions for which each channel is its own group take PyTorch's own kernels where they lie NCHW
-(aten/src/ATen/native/cuda/DepthwiseConv2d.cu), which need no workspace. Nothing is taken for 32-bit
-operands: a recorded step has none (nca2d), and ResNet-50 on a T4 is met without (t4_preflight).
+Nothing is taken there for 32-bit operands: a recorded step has none (nca2d), and ResNet-50 on a T4
+is met without (t4_preflight). Convolutions for which each channel is its own group take PyTorch's
+own kernels where they lie NCHW (aten/src/ATen/native/cuda/DepthwiseConv2d.cu), which need no
+workspace and compute the gradient of the weight before that of the input (R: conv_depthwise).
 
 The gradient of the bias (aten/src/ATen/native/Convolution.cpp, `convolution_backward`): cuDNN
 computes the gradient of the input, then that of the weight; then the gradient of the bias is a sum,
@@ -33,34 +35,56 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Output, Scratch, Step
 
 from .call import Call, Rule, during
-from .layout import is_contiguous, item_bytes
+from .convolution_plans import Plan, Product
+from .layout import is_channels_last, is_contiguous, item_bytes
 from .reduction import reduced
 
 MOST_PARTIAL_SUMS = 1_115_008  # clause (3), length 256
 
 _ALIGNED_CHANNELS = 8
+_HOPPER = (9, 0)
+_MEASURED = ("float16", "bfloat16", "float32")
+_OF_TRANSPOSED = {
+    Product.RESULT: Product.INPUT_GRADIENT,
+    Product.INPUT_GRADIENT: Product.RESULT,
+    Product.WEIGHT_GRADIENT: Product.WEIGHT_GRADIENT,
+}
 _TENSOR_CORES_SINCE: Mapping[str, tuple[int, int]] = {"float16": (7, 0), "bfloat16": (8, 0)}
 
 
 def _forward(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    yield from during(_workspace(call, call.op.outputs[0]))
+    yield from during(_workspace(call, call.op.outputs[0], Product.RESULT))
 
 
 def _backward(call: Call) -> Iterator[Step]:
     grad = call.tensor("grad_output")
-    births = iter(call.outputs())
+    births = iter(_births(call))
     wants_input, wants_weight, wants_bias = call.value("output_mask")
     if wants_input:
         yield from _birth(births)
-        yield from during(_workspace(call, grad))
+        yield from during(_workspace(call, grad, Product.INPUT_GRADIENT))
     if wants_weight:
         yield from _birth(births)
-        yield from during(_workspace(call, grad, partial_sums=MOST_PARTIAL_SUMS))
+        yield from during(_workspace(call, grad, Product.WEIGHT_GRADIENT))
     yield from births
     if wants_bias:
         axes = [axis for axis in range(len(grad.shape)) if axis != 1]
         yield from reduced(call, grad, axes)
+
+
+def _births(call: Call) -> list[Output]:
+    births = list(call.outputs())
+    both = call.value("output_mask")[:2] == [True, True]
+    if both and _is_own_kernel(call):
+        births[:2] = reversed(births[:2])
+    return births
+
+
+def _is_own_kernel(call: Call) -> bool:
+    tensor = call.tensor("input")
+    is_depthwise = call.value("groups") == tensor.shape[1] > 1 and not call.value("transposed")
+    return is_depthwise and is_contiguous(tensor) and is_contiguous(call.tensor("weight"))
 
 
 def _birth(births: Iterator[Output]) -> Iterator[Output]:
@@ -69,19 +93,54 @@ def _birth(births: Iterator[Output]) -> Iterator[Output]:
         yield born
 
 
-def _workspace(call: Call, result: TensorOut, partial_sums: int = 0) -> list[Scratch]:
-    """Clauses (1) to (3), for one of the three products; `result` is the forward pass's."""
+def _workspace(call: Call, result: TensorOut, product: Product) -> list[Scratch]:
+    """For one of the three products; `result` is the forward pass's."""
+    if call.runtime.gpu.compute_capability == _HOPPER:
+        nbytes = _measured(call, result, product)
+    else:
+        nbytes = _transposing(call, result, product)
+    return [Scratch(CONVOLUTION_WORKSPACE, nbytes)] if nbytes else []
+
+
+def _measured(call: Call, result: TensorOut, product: Product) -> int:
+    tensor, weight = call.tensor("input"), call.tensor("weight")
+    if tensor.dtype not in _MEASURED:
+        return 0
+    source, made = tensor.shape, result.shape
+    if call.value("transposed"):  # it is the gradient of a convolution from its result to its input
+        source, made, product = made, source, _OF_TRANSPOSED[product]
+    plan = Plan(
+        source,
+        weight.shape,
+        made,
+        is_strided=max(call.value("stride")) > 1,
+        is_padded=max(call.value("padding")) > 0,
+        groups=call.value("groups"),
+        is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
+        item_bytes=item_bytes(tensor.dtype),
+    )
+    call.leave_out(
+        "workspace of cuDNN's convolutions",
+        "copies of operands and result, as most of 950 convolutions on an H100 had them",
+        "the plan is cuDNN's choice, up to what is left on the card; partial sums of a weight's "
+        "gradient, up to 60 times the weight in float32, are not counted",
+    )
+    return plan.workspace_bytes(product)
+
+
+def _transposing(call: Call, result: TensorOut, product: Product) -> int:
+    """Clauses (1) to (3)."""
     tensor, weight = call.tensor("input"), call.tensor("weight")
     if not _is_transposed(call, tensor, weight):
-        return []
+        return 0
     call.leave_out(
         "workspace of cuDNN's convolutions in 16 bits",
         "copies of operands and result with channels last, 1.1 MiB for a weight's gradient",
         "the plan is cuDNN's choice, up to what is left on the card; one that cannot be allocated "
         "is passed over",
     )
-    copies = sum(map(_channels_last_bytes, (tensor, weight, result)))
-    return [Scratch(CONVOLUTION_WORKSPACE, copies + partial_sums)]
+    partial_sums = MOST_PARTIAL_SUMS if product is Product.WEIGHT_GRADIENT else 0
+    return sum(map(_channels_last_bytes, (tensor, weight, result))) + partial_sums
 
 
 def _is_transposed(call: Call, tensor: TensorOut, weight: TensorOut) -> bool:
