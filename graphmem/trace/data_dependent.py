@@ -48,6 +48,7 @@ _AT_INDICES = frozenset(
         aten._unsafe_index_put.default,
     }
 )
+_WRITES = frozenset({aten.index_put_.default, aten._index_put_impl_.default})
 
 
 class DataDependentMode(SparseMode):
@@ -83,6 +84,8 @@ class DataDependentMode(SparseMode):
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _AT_INDICES:
+            if func in _WRITES and _is_masked_fill(*args):
+                return self._run(aten.masked_fill_.Tensor, types, _as_masked_fill(*args), {})
             args = self._at_positions(args)
         result = super()._run(func, types, args, kwargs)
         if func is aten._to_copy.default and isinstance(result, FakeTensor):
@@ -264,10 +267,13 @@ class DataDependentMode(SparseMode):
                 positions.append(index)
         return tensor, positions, *rest
 
-    def _positions(self, mask: torch.Tensor, like: FakeTensor) -> list[FakeTensor]:
+    def _positions(self, mask: torch.Tensor, like: FakeTensor) -> list[torch.Tensor]:
         """Where a mask selects, by dimension: as it is known, or assumed."""
-        shape = (self._count_true(mask),)
-        made = [self._new_empty(shape, like, torch.int64) for _ in mask.shape]
+        count = self._count_true(mask)
+        found = self._new_empty((mask.dim(), count), like, torch.int64)
+        if isinstance(mask, FakeTensor):
+            self._record_made(aten.nonzero.default, (mask,), {}, found)
+        made = list(found.unbind(0))
         computed = self.reads.known.compute(aten.nonzero.default, (mask,), {})
         if computed is not None:
             real, basis = computed
@@ -352,6 +358,31 @@ def _count(mask: torch.Tensor) -> int:
 
 def _all_of(tensor: torch.Tensor) -> Any:
     return aten._local_scalar_dense.default(aten.all.default(tensor))
+
+
+def _is_masked_fill(
+    tensor: torch.Tensor,
+    indices: Sequence[Any],
+    value: torch.Tensor,
+    accumulate: bool = False,
+    *_: Any,
+) -> bool:
+    """Whether a number of the host is written where one mask says so.
+
+    `canDispatchToMaskedFill` (aten/src/ATen/native/TensorAdvancedIndexingUtils.h).
+    """
+    is_number = not accumulate and value.numel() == 1 and value.device.type == "cpu"
+    given = [index for index in indices if index is not None]
+    return is_number and len(given) == 1 and _is_mask(given[0]) and given[0].device == tensor.device
+
+
+def _as_masked_fill(
+    tensor: torch.Tensor, indices: Sequence[Any], value: torch.Tensor, *_: Any
+) -> tuple[Any, ...]:
+    """The mask has the dimensions that follow it as well."""
+    before, mask = next((at, index) for at, index in enumerate(indices) if index is not None)
+    after = tensor.dim() - before - mask.dim()
+    return tensor, mask.reshape(*mask.shape, *(1,) * after), value
 
 
 def _is_mask(index: Any) -> bool:
