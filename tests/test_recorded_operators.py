@@ -63,7 +63,10 @@ CHOICES = (
     "unique_floats float32",
     "unique_floats bfloat16",
     "unique_inverse float32",
+    "unique_consecutive float32",
     "repeat_interleave_tensor float32",
+    "scatter_reduce_mean float32",
+    "write_by_mask float32",
     "multinomial_one float32",
     "multinomial_many bfloat16",
     "multinomial_replaced float32",
@@ -121,3 +124,22 @@ def test_an_operator_allocates_what_a_card_did(label: str) -> None:
     call = _recorded()[label]
 
     assert difference(call, predicted(call)) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "elements", "bytes_each"),
+    [
+        ("nonzero float32", 1 << 20, 8),
+        ("where_positions float32", 1 << 20, 16),
+        ("masked_select bfloat16", 1 << 20, 8),
+    ],
+)
+def test_a_selection_agrees_when_it_is_told_how_much_is_selected(
+    label: str, elements: int, bytes_each: int
+) -> None:
+    """The fourth allocation holds the positions: mask, count, storage of CUB, positions."""
+    call = _recorded()[label]
+    positions = [change.nbytes for change in call.changes if change.is_alloc][3]
+
+    share = positions / bytes_each / elements
+    assert difference(call, predicted(call, assume=[f"nonzero={share!r}"])) is None

@@ -71,10 +71,10 @@ def changes_of(events: list[list[Any]]) -> Iterator[Change]:
             yield Change(False, nbytes, numbers.pop(address, None), "")
 
 
-def predicted(call: Recorded) -> list[Change]:
-    """The events of both steps."""
+def predicted(call: Recorded, assume: Sequence[str] = ()) -> list[Change]:
+    """The events of both steps; `assume` says what only data decide."""
     settings = {"call": call.name, "dtype": call.dtype, "sample": str(call.sample)}
-    request = Request(gpu=GPU, torch=TORCH, steps=2, settings=settings)
+    request = Request(gpu=GPU, torch=TORCH, steps=2, settings=settings, assume=tuple(assume))
     changes = predict(f"{FIXTURE}:build", request).changes(parse_start("step 0"))
     return follow_order(changes, call.changes)
 

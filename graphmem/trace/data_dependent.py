@@ -60,6 +60,7 @@ class DataDependentMode(SparseMode):
             aten.nonzero.default: self._nonzero,
             aten.masked_select.default: self._masked_select,
             aten._unique2.default: self._unique,
+            aten.unique_consecutive.default: self._unique,
             aten.bincount.default: self._bincount,
             aten.repeat_interleave.Tensor: self._repeat,
         }
@@ -212,6 +213,8 @@ class DataDependentMode(SparseMode):
     def _unique(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Distinct values, where each came from, and how often each is there."""
         tensor = args[0]
+        if self._argument(func, args, kwargs, "dim") is not None:
+            return self._run(func, (), args, kwargs)
         count = self.reads.count("how many distinct values there are", tensor.numel())
         inverse = tensor.shape if self._argument(func, args, kwargs, "return_inverse") else (0,)
         counts = (count,) if self._argument(func, args, kwargs, "return_counts") else (0,)
@@ -271,7 +274,7 @@ class DataDependentMode(SparseMode):
         """Where a mask selects, by dimension: as it is known, or assumed."""
         count = self._count_true(mask)
         found = self._new_empty((mask.dim(), count), like, torch.int64)
-        if isinstance(mask, FakeTensor):
+        if isinstance(mask, FakeTensor) and mask.fake_device.type != "cpu":
             self._record_made(aten.nonzero.default, (mask,), {}, found)
         made = list(found.unbind(0))
         computed = self.reads.known.compute(aten.nonzero.default, (mask,), {})

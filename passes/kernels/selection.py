@@ -6,7 +6,7 @@ UniqueCub.cu, aten/src/ATen/native/Repeat.cpp:
   (2) `masked_select` reads at the positions that `nonzero` finds, before it makes its result;
   (3) `masked_scatter` numbers what the mask selects;
   (4) `_unique2` sorts, with positions for the inverse; distinct values get as much as all would;
-      of bools it counts those that are true;
+      `unique_consecutive` without a dimension does the same without the sort;
   (5) `repeat_interleave` sums the repetitions, and looks for negative ones;
   (6) what the rules do not know is left out by name.
 
@@ -75,51 +75,73 @@ def _masked_scatter(call: Call) -> Iterator[Step]:
     yield from call.outputs()
     if not numel(tensor):
         return
-    numbers = Scratch("numbers of what is selected", numel(tensor) * INDEX_BYTES)
-    yield from during([numbers, cub_scans.scan(call, numel(tensor), "int64")])
+    mask = call.tensor("mask")
+    held = [Scratch("numbers of what is selected", numel(tensor) * INDEX_BYTES)]
+    if mask.shape != tensor.shape or not is_contiguous(mask):
+        held.append(Scratch("the mask expanded", numel(tensor)))
+    yield from during([*held, cub_scans.scan(call, numel(tensor), "int64")])
 
 
 def _unique(call: Call) -> Iterator[Step]:
     """Clause (4)."""
     tensor = call.tensor("self")
-    copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
-    is_plain = numel(tensor) and call.op.births
-    if not is_plain or tensor.dtype == "bool":
-        if is_plain:
-            _note(call, "its count and CUB's storage, tens of KiB")
+    if not numel(tensor) or not call.op.births:
         yield from call.outputs()
-        return
-    yield from during(copies, _unique_of(call, tensor))
+    elif tensor.dtype == "bool":
+        yield from _left_out(call, "its count and CUB's storage, tens of KiB")
+    else:
+        copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+        yield from during(copies, _sorted_and_distinct(call, tensor))
 
 
-def _unique_of(call: Call, tensor: TensorOut) -> Iterator[Step]:
-    has_inverse, has_counts = call.value("return_inverse"), call.value("return_counts")
-    values, *others = map(Output, range(len(call.op.births)))
+def _sorted_and_distinct(call: Call, tensor: TensorOut) -> Iterator[Step]:
     count, size = numel(tensor), item_bytes(tensor.dtype)
     held = [Scratch("sorted values", nbytes(tensor))]
     yield Take(held[0])
-    if has_inverse:
-        positions = Scratch("positions before the sort", count * INDEX_BYTES)
+    if call.value("return_inverse"):
         order = Scratch("positions", count * INDEX_BYTES)
-        yield from map(Take, (order, positions))
+        held.append(Scratch("positions before the sort", count * INDEX_BYTES))
+        yield from map(Take, (order, held[-1]))
         yield from during([storage_of_sort(call, count, size, INDEX_BYTES)])
         yield Free(order)
-        held.append(positions)
-        yield others.pop(0)
-        numbers = Scratch("numbers of distinct values", count * INDEX_BYTES)
-        yield from during([numbers, cub_scans.sum_of_int32(call, count)])
     else:
         yield from during([storage_of_sort(call, count, size, 0)])
+    yield from _distinct(call, tensor, INDEX_BYTES)
+    yield from map(Free, reversed(held))
+
+
+def _distinct(call: Call, tensor: TensorOut, number_bytes: int) -> Iterator[Step]:
+    """`compute_unique`: the numbers of the inverse, then distinct values and their counts."""
+    values, *others = map(Output, range(len(call.op.births)))
+    count = numel(tensor)
+    if call.value("return_inverse"):
+        yield others.pop(0)
+        numbers = Scratch("numbers of distinct values", count * number_bytes)
+        yield from during([numbers, cub_scans.sum_of_int32(call, count)])
     yield values
-    length = Scratch("number of distinct values", INDEX_BYTES)
-    storage = (
+    has_counts = call.value("return_counts")
+    found = (
         cub_scans.runs(call, count) if has_counts else cub_scans.unique(call, count, tensor.dtype)
     )
-    yield Take(length)
-    yield from others
-    yield from during([storage])
-    yield Free(length)
-    yield from map(Free, reversed(held))
+    length = Scratch("number of distinct values", INDEX_BYTES)
+    yield from during([length], [*others, *during([found])])
+
+
+def _storage_of_distinct(call: Call, tensor: TensorOut) -> Scratch:
+    if call.value("return_counts"):
+        return cub_scans.runs(call, numel(tensor))
+    return cub_scans.unique(call, numel(tensor), tensor.dtype)
+
+
+def _unique_consecutive(call: Call) -> Iterator[Step]:
+    tensor = call.tensor("self")
+    if call.value("dim") is not None:
+        yield from _left_out(call, "copies of the input")
+    elif not numel(tensor) or not call.op.births:
+        yield from call.outputs()
+    else:
+        copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
+        yield from during(copies, _distinct(call, tensor, _COUNT_BYTES))
 
 
 def _repeat(call: Call) -> Iterator[Step]:
@@ -139,14 +161,10 @@ def _repeat(call: Call) -> Iterator[Step]:
     yield from during([sums], [*steps, *call.outputs()])
 
 
-def _note(call: Call, value: str) -> None:
-    call.leave_out(f"scratch memory of {call.name}", "0 bytes", f"no rule yet; {value}")
-
-
 def _left_out(call: Call, value: str) -> Iterator[Step]:
     """Clause (6)."""
     yield from call.outputs()
-    _note(call, value)
+    call.leave_out(f"scratch memory of {call.name}", "0 bytes", f"no rule yet; {value}")
 
 
 RULES: Mapping[str, Rule] = {
@@ -155,12 +173,12 @@ RULES: Mapping[str, Rule] = {
     "aten.masked_scatter": _masked_scatter,
     "aten.masked_scatter_": _masked_scatter,
     "aten._unique2": _unique,
+    "aten.unique_consecutive": _unique_consecutive,
     "aten.repeat_interleave": _repeat,
     **{
         f"aten.{name}": partial(_left_out, value=value)
         for name, value in {
             "unique_dim": "sorted copies of the input and of positions",
-            "unique_consecutive": "copies of the input",
             "kthvalue": "a copy of the input at most",
             "mode": "sorted copies of the input and of positions",
             "aminmax": "a staging buffer of a reduction",

@@ -1,0 +1,45 @@
+"""Means of what is scattered: aten/src/ATen/native/TensorAdvancedIndexing.cpp.
+
+`scatter_reduce` and `index_reduce` count how many numbers each result has by adding ones, and put 1
+where there is none. fixtures/cuda/operators.jsonl.gz shows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphmem.kernel_program import Scratch, Step
+
+from .call import Call, Rule, during
+from .layout import nbytes, numel
+
+
+def _scatter(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    if call.value("reduce") == "mean":
+        ones, counts, mask = _counting(call, "src")
+        yield from during([ones, counts], during([mask]))
+
+
+def _index(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    if call.value("reduce") == "mean":
+        ones, counts, mask = _counting(call, "source")
+        yield from during([counts], [*during([ones]), *during([mask])])
+
+
+def _counting(call: Call, source: str) -> tuple[Scratch, Scratch, Scratch]:
+    tensor = call.tensor("self")
+    return (
+        Scratch("ones to count with", nbytes(call.tensor(source))),
+        Scratch("how many numbers a result has", nbytes(tensor)),
+        Scratch("which results have none", numel(tensor)),
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.scatter_reduce": _scatter,
+    "aten.scatter_reduce_": _scatter,
+    "aten.index_reduce": _index,
+    "aten.index_reduce_": _index,
+}
