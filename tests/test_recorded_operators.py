@@ -42,6 +42,8 @@ CONVOLUTIONS = (
     "conv_pointwise bfloat16",
     "conv_transposed_2 float32",
     "conv_transposed bfloat16",
+    "conv_deep_last bfloat16",
+    "conv_unet_last bfloat16",
 )
 SORTS_AND_SCANS = (
     "cumsum_flat float32",

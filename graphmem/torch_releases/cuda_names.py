@@ -14,6 +14,12 @@ _PROGRAM = "programs that ask, which then ask for a driver"
 CUDA_NAMES = (
     Names(
         _C,
+        "_conv_determine_backend_memory_format",
+        "the layout in which cuDNN computes convolutions",
+        "those in 16 bits with channels last",
+    ),
+    Names(
+        _C,
         "_cuda_init _cuda_isInBadFork _cuda_hasPrimaryContext _cuda_getDeviceCount "
         "_cuda_getDevice _cuda_setDevice _cuda_exchangeDevice _cuda_maybeExchangeDevice "
         "_cuda_canDeviceAccessPeer _cuda_ipc_collect _cuda_getArchFlags _cuda_getCompiledVersion",

@@ -20,6 +20,7 @@ from graphmem.gpus import Gpu
 from graphmem.virtual_gpu import cuda_api, parameters
 from graphmem.virtual_gpu.attention import attention_of
 from graphmem.virtual_gpu.autocast_policies import autocast_of
+from graphmem.virtual_gpu.convolution_layout import convolution_layout
 from graphmem.virtual_gpu.copies import deep_copies
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
@@ -31,6 +32,8 @@ from graphmem.virtual_gpu.recurrent import flatten_parameters, recurrent_layers
 
 if TYPE_CHECKING:
     from graphmem.live.gpu import VirtualGpu
+
+_CONVOLUTION_LAYOUT = "_conv_determine_backend_memory_format"
 
 
 @contextmanager
@@ -53,6 +56,7 @@ def virtual_cuda(
         before: tensors that were there before; told of what happens to them.
     """
     ensure_cuda_device_guard()
+    of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
     of_parameters = parameters.fake_from_birth(fake_mode) if memory is None else []
     with (
         replaced(
@@ -62,6 +66,7 @@ def virtual_cuda(
                 *of_parameters,
                 *deep_copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
+                (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),
             ]
         ),
         attention_of(gpu, torch_release),
