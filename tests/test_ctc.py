@@ -187,7 +187,7 @@ class TestScratch:
         assert program[4] == gradient
         mask, zero = BATCH, FLOAT
         end = program.index("out0")
-        assert program[end - 2 : end + 4] == [mask, zero, "out0", -zero, -mask, -gradient]
+        assert program[end - 2 : end + 4] == [zero, mask, "out0", -mask, -zero, -gradient]
 
 
 def _fake_backward(

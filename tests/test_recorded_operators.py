@@ -91,6 +91,20 @@ TABLES = (
     "index_put_accumulate float32",
     "index_two_dimensions float32",
 )
+NORMS_AND_LOSSES = (
+    "group_norm float32",
+    "group_norm_points float32",
+    "group_norm_last bfloat16",
+    "batch_norm_1d float32",
+    "batch_norm_1d bfloat16",
+    "batch_norm_last bfloat16",
+    "cross_entropy_images float32",
+    "soft_margin float32",
+    "multi_margin float32",
+    "opinfo:nn.functional.multilabel_margin_loss: float32",
+    "ctc_loss float32",
+    "ctc_loss_large float32",
+)
 
 ATTENTION = (
     "attention_flash_dropout bfloat16",
@@ -118,7 +132,7 @@ def _recorded() -> dict[str, Recorded]:
     return {call.label: call for call in read(RECORDING)}
 
 
-FAMILIES = (RECURRENT, CONVOLUTIONS, SORTS_AND_SCANS, CHOICES, TABLES, ATTENTION)
+FAMILIES = (RECURRENT, CONVOLUTIONS, SORTS_AND_SCANS, CHOICES, TABLES, NORMS_AND_LOSSES, ATTENTION)
 
 
 @pytest.mark.parametrize("label", [label for family in FAMILIES for label in family])

@@ -7,9 +7,10 @@
       and then the gradients of input, weight and bias, whatever is wanted of them (aten/src/ATen/
       native/cudnn/BatchNorm.cpp, `cudnn_batch_norm_backward`; recorded 30 times for 64 frozen
       channels as `a 1048576, a 256, a 256, f 256, f 256`).
-  (2) Otherwise channels-last input is reduced over the rows of a grid, with a staging buffer
-      and semaphores where the grid has more than one row (aten/src/ATen/native/cuda/
-      Normalization.cuh, `flexible_launch_configs`, `batch_norm_stats_channels_last_cuda_template`,
+  (2) Otherwise channels-last input, and rows of channels (N, C), are reduced over the rows of a
+      grid, with a staging buffer and semaphores where the grid has more than one row (aten/src/
+      ATen/native/cuda/Normalization.cuh, `flexible_launch_configs`,
+      `batch_norm_stats_channels_last_cuda_template`,
       `batch_norm_backward_reduce_cuda_channels_last_template`).
 
 Not covered: input that is neither contiguous nor channels-last, and evaluation mode.
@@ -42,7 +43,7 @@ def _forward(call: Call) -> Iterator[Step]:
     if _is_left_to_cudnn(call):
         return
     tensor = call.tensor("input")
-    if is_channels_last(tensor) and call.value("training"):
+    if _takes_channels_last(tensor) and call.value("training"):
         yield from during(_staging(tensor, values=4))
 
 
@@ -53,7 +54,7 @@ def _backward(call: Call) -> Iterator[Step]:
     if not is_native and call.value("train"):
         yield from _cudnn_backward(call, tensor)
         return
-    if not is_native or births != 3 or not is_channels_last(tensor) or not call.value("train"):
+    if not is_native or births != 3 or not _takes_channels_last(tensor) or not call.value("train"):
         yield from call.outputs()
         return
     sums = tensor.shape[1] * accumulate_bytes(tensor.dtype)
@@ -106,6 +107,11 @@ def _takes_cudnn(tensor: TensorOut, weight: TensorOut | None) -> bool:
         return False
     is_small = math.prod(tensor.shape) < _CUDNN_ELEMENTS_BELOW
     return is_small and tensor.shape[0] <= _CUDNN_MOST_SAMPLES
+
+
+def _takes_channels_last(tensor: TensorOut) -> bool:
+    """`batch_norm_use_channels_last_kernels`, which holds for rows of channels as well."""
+    return is_channels_last(tensor) or (is_contiguous(tensor) and tensor.stride[1] == 1)
 
 
 def _staging(tensor: TensorOut, *, values: int) -> list[Scratch]:

@@ -12,7 +12,7 @@ only cuDNN knows; targets of the host are copied where lengths are tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
@@ -27,14 +27,13 @@ _LARGE = 450
 
 def _forward(call: Call) -> Iterator[Step]:
     """`ctc_loss_gpu_template`: the table of `log_alpha` comes before the loss."""
-    lengths = _lengths(call)
-    yield from during(lengths, reversed(list(call.outputs())))
+    yield from _with_lengths(call, reversed(list(call.outputs())))
 
 
 def _backward(call: Call) -> Iterator[Step]:
     table = Scratch("table of log_beta", nbytes(call.tensor("log_alpha")))
     steps = _large(call) if _is_large(call) else call.outputs()
-    yield from during([*_lengths(call), table], steps)
+    yield from _with_lengths(call, during([table], steps))
 
 
 def _large(call: Call) -> Iterator[Step]:
@@ -54,7 +53,7 @@ def _large(call: Call) -> Iterator[Step]:
     if copied:
         mask = Scratch("mask of infinities", batch)
         zero = Scratch("a zero", item_bytes(log_probs.dtype))
-        yield from during([mask, zero], call.outputs())
+        yield from during([zero, mask], call.outputs())
         yield Free(first)
 
 
@@ -63,11 +62,14 @@ def _is_large(call: Call) -> bool:
     return 2 * steps + 24 * batch // 10 + 2 * labels // 10 > _LARGE
 
 
-def _lengths(call: Call) -> list[Scratch]:
-    """Clause (1)."""
+def _with_lengths(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
+    """Clause (1); the offsets are declared first, on the host, and go last."""
     size = call.tensor("log_probs").shape[1] * INDEX_BYTES
     names = ("lengths of targets", "lengths of inputs", "offsets of targets")
-    return [Scratch(name, size) for name in names]
+    targets, inputs, offsets = (Scratch(name, size) for name in names)
+    yield from map(Take, (targets, inputs, offsets))
+    yield from steps
+    yield from map(Free, (inputs, targets, offsets))
 
 
 def _cudnn(call: Call) -> Iterator[Step]:

@@ -9,7 +9,10 @@
       before the handle's own (ckpt11, lin01, mlp01); from 2.9 one for each handle, never freed
       (mha_lm128_infer); from 2.12 none. The Lt handle is the cuBLAS handle.
   (3) An operand that is neither row- nor column-major is copied (aten/src/ATen/native/cuda/
-      Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`; attn01, ckpt09).
+      Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`; attn01, ckpt09),
+      the right one first: cuBLAS writes by columns, so a result by rows is the product of the
+      transposed operands, the other way round (`transpose_result`; linear_strided of
+      fixtures/cuda/operators.jsonl.gz). A batch of columns is by columns as well.
 
 Not covered: fall-backs at run time, when cublasLt finds no algorithm; several streams.
 """
@@ -76,7 +79,9 @@ def _product(call: Call, operands: tuple[str, str], *, takes_lt: bool = False) -
     yield from call.outputs()
     if not all(map(numel, tensors)):
         return
-    copies = [_copy(tensor) for tensor in tensors if not _is_matrix(tensor)]
+    is_by_rows = tensors[1].shape[-1] > 1 or len(tensors[1].shape) == 2
+    in_order = reversed(tensors) if is_by_rows else tensors
+    copies = [_copy(tensor) for tensor in in_order if not _is_matrix(tensor)]
     handle = _lt_workspace(call) if takes_lt else cublas_workspace(call)
     yield from during(copies, handle)
 

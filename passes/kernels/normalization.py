@@ -93,16 +93,19 @@ def _group_norm(call: Call) -> Iterator[Step]:
 
 
 def _group_norm_backward(call: Call) -> Iterator[Step]:
+    """Clause (3); the channels' factors are declared first, and so go last."""
     size = _accumulator(call)
     per_channel, per_group = _channels(call) * size, call.value("N") * call.value("group") * size
     sums = [Scratch(f"channels' sums of {what}", per_channel) for what in ("x * dy", "dy")]
-    factors: list[Scratch] = []
+    groups: list[Scratch] = []
+    channels: list[Scratch] = []
     if call.value("output_mask")[0]:
-        factors = [Scratch("groups' factors", per_group), Scratch("groups' offsets", per_group)]
-        if call.value("weight") is not None and call.value("HxW") > 1:
-            factors.append(Scratch("channels' factors", per_channel))
-    steps = during(sums, during(factors))
-    yield from during(_copies(call, ("grad_out", "input")), (*call.outputs(), *steps))
+        groups = [Scratch("groups' factors", per_group), Scratch("groups' offsets", per_group)]
+    if groups and call.value("weight") is not None and call.value("HxW") > 1:
+        channels = [Scratch("channels' factors", per_channel)]
+    frees = map(Free, (*reversed(groups), *channels))
+    steps = (*call.outputs(), *during(sums, (*map(Take, groups + channels), *frees)))
+    yield from during(_copies(call, ("grad_out", "input")), steps)
 
 
 def _channels(call: Call) -> int:

@@ -18,10 +18,11 @@ from graphmem.virtual_gpu.operators import (
     ctc,
     grouped_products,
     linear_algebra,
+    margin_losses,
     recurrent_cells,
 )
 
-_FAMILIES = (columns, ctc, grouped_products, linear_algebra, recurrent_cells)
+_FAMILIES = (columns, ctc, grouped_products, linear_algebra, margin_losses, recurrent_cells)
 
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(
     chain.from_iterable(family.KERNELS.items() for family in _FAMILIES)

@@ -58,7 +58,9 @@ def _ctc_loss(
         targets = targets.to(log_probs.device, torch.int64)
         loss = aten._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)[0]
         if zero_infinity:
-            loss = torch.where(loss == math.inf, torch.zeros((), **_options(loss)), loss)
+            zero = torch.zeros((), **_options(loss))  # compilers evaluate arguments from the last
+            loss = torch.where(loss == math.inf, zero, loss)
+            del zero
     if reduction == _MEAN:
         return (loss / _at_least_one(lengths[1], loss)).mean()
     if reduction == _SUM:
