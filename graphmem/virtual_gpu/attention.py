@@ -102,7 +102,8 @@ def _takes_cudnn(
     """`can_use_cudnn_attention`: half precision, head sizes in eights up to 128, 256 on Hopper.
 
     From 2.12 on dropout must be a multiple of 1/16: the wheels have the message, 2.11's does not.
-    A mask that trains is for others (`check_attn_mask_shape`; recorded on an H100).
+    A mask that trains is for others (`check_attn_mask_shape`; recorded on an H100), and so are
+    heads that do not lie side by side (`check_last_dim_stride_equals_1_dense`; unet_bf16).
     """
     largest = 256 if gpu.compute_capability == (9, 0) else 128
     head_dims = (query.shape[-1], key.shape[-1], value.shape[-1])
@@ -118,6 +119,7 @@ def _takes_cudnn(
         and not (mask is not None and mask.requires_grad)
         and max(batch, heads) <= _CUDNN_MAX_GRID
         and (enable_gqa or heads == key.shape[1] == value.shape[1])
+        and (_strides_end_in_one(query, key, value) or query.shape[-1] == 1)
     )
 
 
