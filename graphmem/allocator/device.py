@@ -79,6 +79,10 @@ class Device:
         """The address of a new range of this size."""
         return self._addresses.take(size)
 
+    def place_expandable(self, room: int) -> int:
+        """The address of a new range that has room to grow, and no memory yet."""
+        return self.place(room)
+
     def vacate(self, address: int) -> None:
         """Return the range of addresses that was placed here; one that was there before is kept."""
         self._addresses.give_back(address)

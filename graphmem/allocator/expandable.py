@@ -119,7 +119,7 @@ class ExpandableSegments:
         room = self._device.address_room
         page = SMALL_SEGMENT if pool.is_small else self._large_page_size
         room = max(room, size) // page * page + page
-        return self.open(pool, stream, self._device.place(room), room).head
+        return self.open(pool, stream, self._device.place_expandable(room), room).head
 
     def _map(self, block: Block, size: int) -> Block | None:
         """Map whole pages from the start of an unmapped block (`map_block`)."""

@@ -156,13 +156,26 @@ class _RecordedDevice(Device):
             self.elsewhere[recorded] = address
         return address
 
+    def place_expandable(self, room: int) -> int:
+        """A recording tells where the first page lies, and not how much room is behind it."""
+        if self.announced and self.follows and self._has_room(self.announced[0], 1):
+            return self.announced.popleft()
+        return self.place(room)
+
     def _has_room(self, address: int, size: int) -> bool:
-        """Whether no segment is there; in a true recording none is."""
+        """Whether no memory is there; in a true recording none is."""
         end = address + size
         return all(
-            end <= segment.address or segment.address + segment.size <= address
+            end <= segment.address or _end_of_memory(segment) <= address
             for segment in self.segments.values()
         )
+
+
+def _end_of_memory(segment: Segment) -> int:
+    if not segment.page_size:
+        return segment.address + segment.size
+    mapped = (block for block in segment.blocks() if block.mapped)
+    return max((block.address + block.size for block in mapped), default=segment.address)
 
 
 class _GuidedAllocator(CachingAllocator):
