@@ -1,7 +1,8 @@
 # Each target sets up all it needs: the first run makes .venv, later ones start at once.
 #
 #   make analyze    the main job on a shipped fixture
-#   make test       the tests; PYTEST_ARGS="-k gpus -x" passes arguments on
+#   make test       the tests but the slow ones; PYTEST_ARGS="-k gpus -x" passes arguments on
+#   make test-all   the slow ones as well: before a release, and after a change to the gate's cache
 #                   TORCH=2.15.0 runs them on that release, in an environment of its own, and writes
 #                   its row of docs/versions.md; RESOLUTION=lowest installs the lowest version of
 #                   every other dependency, in one of its own as well
@@ -14,13 +15,16 @@ RESOLUTION ?=
 VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(RESOLUTION))
 INSTALLED := $(VENV)/.installed
 
-.PHONY: analyze test lint benchmark clean
+.PHONY: analyze test test-all lint benchmark clean
 
 analyze: $(INSTALLED)
 	$(VENV)/bin/graphmem analyze fixtures/gpt2.py:build
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest -n 2) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest -n 2 -m "not slow") $(PYTEST_ARGS)
+
+test-all: $(INSTALLED)
+	GRAPHMEM_OPINFO_SAMPLES=3 $(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

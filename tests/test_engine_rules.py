@@ -358,6 +358,7 @@ def test_leaves_come_before_newer_nodes_and_newer_before_older_ones() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.booleans()), max_size=25))
+@pytest.mark.slow
 def test_any_graph_runs_in_the_engines_order(steps: list[tuple[int, int, bool]]) -> None:
     def rule(log: Log) -> None:
         values = [leaf(3) for _ in range(3)]

@@ -95,6 +95,7 @@ def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.slow
 def test_standard_output_is_a_stream_where_it_is_a_file(
     name: str, report: Path, tmp_path: Path
 ) -> None:

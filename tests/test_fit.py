@@ -127,6 +127,7 @@ def search(fake: Fake, largest: int = fitting.DEFAULT_LARGEST, unit: int = 1) ->
 
 @settings(max_examples=25)
 @given(base=st.integers(0, 10**6), slope=st.integers(1, 10**5), capacity=st.integers(10**6, 10**8))
+@pytest.mark.slow
 def test_the_border_of_a_line_is_found(
     report: Report, base: int, slope: int, capacity: int
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_border_of_a_line_is_found(
 
 @settings(max_examples=25)
 @given(unit=st.integers(1, 64), slope=st.integers(1, 1000), capacity=st.integers(64_000, 10**7))
+@pytest.mark.slow
 def test_only_multiples_are_tried(report: Report, unit: int, slope: int, capacity: int) -> None:
     fake = Fake(report, lambda value: slope * value, capacity)
 
@@ -153,6 +155,7 @@ def test_only_multiples_are_tried(report: Report, unit: int, slope: int, capacit
 
 @settings(max_examples=25)
 @given(power=st.floats(0.2, 3), capacity=st.integers(10, 10**6))
+@pytest.mark.slow
 def test_the_border_of_a_curve_is_found_in_few_probes(
     report: Report, power: float, capacity: int
 ) -> None:

@@ -193,6 +193,7 @@ class TestLinearLayersOfGpt2:
         assert "as budgeted: 2·N_e 18.000 0.000 216.000" in text
         assert "with the fp16 weight: 2·N_e + 6·h² 21.375 3.375 256.500" in text
 
+    @pytest.mark.slow
     def test_the_traced_step_allocates_them(self, sections: Sections) -> None:
         """In fp16: inputs of 12 x 1024 x 768 that a norm made in fp32, weights, GELU's operand."""
         asked = (GPT2, "--steps", "1", "--only", "nanogpt-linear-layers")
@@ -242,6 +243,7 @@ class TestFootprint:
         # Beyond it the peak has the buffers of Adam's update, one of each parameter.
         assert found["exact"] == 49_580_544 + 8_135_168
 
+    @pytest.mark.slow
     def test_with_a_large_batch_activations_win(self, sections: Sections) -> None:
         asked = (STACK, "--set", "batch=640", "--only", "footprint-peak")
         found = sections(*asked)["footprint-peak"]

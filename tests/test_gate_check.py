@@ -152,6 +152,7 @@ def _until(is_done: object) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_two_checks_at_once_share_the_cache_and_do_not_spoil_it(project: Project) -> None:
     processes = [project.start("check", "--jobs", "1") for _ in range(2)]
     for process in processes:
@@ -174,6 +175,7 @@ def test_a_change_reaches_what_imports_it_and_nothing_else(project: Project) -> 
     assert [each["status"] for each in run["results"]] == ["unreached", "new"]
 
 
+@pytest.mark.slow
 def test_a_file_that_build_reads_is_part_of_the_content(project: Project) -> None:
     project.write("width.txt", "64")
     project.write(
@@ -190,6 +192,7 @@ def test_a_file_that_build_reads_is_part_of_the_content(project: Project) -> Non
     assert [each["is_cached"] for each in run["results"]] == [True, False]
 
 
+@pytest.mark.slow
 def test_an_entry_of_the_cache_that_is_cut_off_is_made_anew(project: Project) -> None:
     project.graphmem("check", "one")
     [entry] = (project.root / ".graphmem_cache").rglob("*.json")
@@ -201,6 +204,7 @@ def test_an_entry_of_the_cache_that_is_cut_off_is_made_anew(project: Project) ->
     assert [each["is_cached"] for each in run["results"]] == [False]
 
 
+@pytest.mark.slow
 def test_what_no_check_has_used_for_a_month_is_dropped(project: Project) -> None:
     project.graphmem("check", "one")
     [entry] = (project.root / ".graphmem_cache").rglob("*.json")

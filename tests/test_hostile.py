@@ -162,6 +162,7 @@ def cached(project: Project) -> bool:
     return bool(result["is_cached"])
 
 
+@pytest.mark.slow
 def test_an_entry_of_the_cache_that_git_tracks_is_not_believed(project: Project) -> None:
     """A change could bring the report of the old code with it, and pass."""
     project.graphmem("check")
@@ -180,6 +181,7 @@ def test_an_entry_of_the_cache_that_everybody_may_write_is_not_believed(project:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.slow
 def test_an_entry_of_the_cache_of_another_user_is_not_believed(project: Project) -> None:
     project.graphmem("check")
     for entry in (project.root / ".graphmem_cache").rglob("*.json"):
@@ -207,6 +209,7 @@ def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
+@pytest.mark.slow
 def test_a_home_that_is_not_there_or_read_only_does_not_matter(
     home: str | None, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal.common_methods_invocations import op_db
 
-_ASKED = os.environ.get("GRAPHMEM_OPINFO_SAMPLES", "3")
+_ASKED = os.environ.get("GRAPHMEM_OPINFO_SAMPLES", "1")
 SAMPLES = None if _ASKED == "all" else int(_ASKED)
 
 _DATA = "PyTorch's meta kernel, or its own code, asks for the data of an input"
