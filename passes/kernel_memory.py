@@ -44,6 +44,7 @@ from .kernels import (
     topk,
 )
 from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
+from .kernels.layout import numel
 
 _FAMILIES = (
     attention,
@@ -155,8 +156,16 @@ def _program(rule: Rule, call: Call) -> Program:
 
 
 def _runs_on_device(op: Op) -> bool:
-    """Whether a result is on the graph's device; some operations only change their arguments."""
-    return not op.outputs or any(out.storage is not None for out in op.outputs)
+    """Whether a result is on the graph's device, or an empty one was made of what is there.
+
+    Some operations only change their arguments.
+    """
+    if not op.outputs or any(out.storage is not None for out in op.outputs):
+        return True
+    made_of = [each for each in op.node.all_input_nodes if each.meta.get("op") is not None]
+    return not any(map(numel, op.outputs)) and any(
+        out.storage is not None for node in made_of for out in node.meta["op"].outputs
+    )
 
 
 KERNEL_MEMORY = Pass(provides="kernel_memory", run=find_kernel_memory, online=KernelRules)

@@ -125,6 +125,21 @@ ATTENTION = (
     "opinfo:torch.ops.aten._efficient_attention_forward: bfloat16 #1",
     "opinfo:torch.ops.aten._flash_attention_forward: bfloat16",
 )
+COMPOSITES = (
+    "cdist float32",
+    "bilinear bfloat16",
+    "linear_strided float32",
+    "allclose float32",
+    "prod_all float32",
+    "opinfo:dist: float32",
+    "opinfo:isinf: bfloat16",
+    "opinfo:mvlgamma:mvlgamma_p_3 float32",
+    "opinfo:ldexp: float32",
+    "opinfo:renorm: bfloat16",
+    "opinfo:any: float32",
+    "opinfo:scatter_reduce:mean float32",
+    "opinfo:nn.functional.fractional_max_pool3d: float32",
+)
 
 
 @cache
@@ -132,7 +147,16 @@ def _recorded() -> dict[str, Recorded]:
     return {call.label: call for call in read(RECORDING)}
 
 
-FAMILIES = (RECURRENT, CONVOLUTIONS, SORTS_AND_SCANS, CHOICES, TABLES, NORMS_AND_LOSSES, ATTENTION)
+FAMILIES = (
+    RECURRENT,
+    CONVOLUTIONS,
+    SORTS_AND_SCANS,
+    CHOICES,
+    TABLES,
+    NORMS_AND_LOSSES,
+    COMPOSITES,
+    ATTENTION,
+)
 
 
 @pytest.mark.parametrize("label", [label for family in FAMILIES for label in family])

@@ -21,9 +21,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 
+from graphmem.trace.composites import run_in_parts
 from graphmem.trace.dispatch import tensors_of
+from graphmem.trace.formulas_by_data import SELECTS_NOTHING
 from graphmem.trace.sparse_tensors import SparseMode
 from graphmem.values.limits import is_carried
+from graphmem.virtual_gpu.notes import NOTHING
 from graphmem.virtual_gpu.operators import KERNELS
 from graphmem.virtual_gpu.operators.lengths import lengths_on_host
 
@@ -138,7 +141,7 @@ class DataDependentMode(SparseMode):
         if self._stays_real(func, args, kwargs):
             return func(*args, **kwargs)
         with self:
-            return _all_of(aten.isclose.default(*args, **kwargs))
+            return _all_of(run_in_parts(aten.isclose.default, args, kwargs))
 
     # Sizes --------------------------------------------------------------------------------------
 
@@ -329,6 +332,8 @@ class DataDependentMode(SparseMode):
 
     def _count_true(self, mask: torch.Tensor, numel: int | None = None) -> int:
         """How many elements a mask selects."""
+        if getattr(mask, SELECTS_NOTHING, NOTHING).value:
+            return 0
         known = self.reads.known.of(mask)
         if known is None:
             many = mask.numel() if numel is None else numel

@@ -27,6 +27,7 @@ from graphmem.caller import Belongings
 from graphmem.errors import InputError
 from graphmem.graph import Op, OwnerKind, Source
 from graphmem.trace.autocast import AutocastRegions
+from graphmem.trace.composites import IN_PARTS, run_in_parts
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
 from graphmem.trace.reads import Reads
@@ -128,6 +129,8 @@ class TraceMode(TorchDispatchMode):
             aten._efficient_attention_backward.default: self._efficient_gradients,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
         }
+        if not on_cpu:
+            self._special |= dict.fromkeys(IN_PARTS, self._run_in_parts)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -173,6 +176,12 @@ class TraceMode(TorchDispatchMode):
                 caller = sys._getframe(self._caller_depth)
                 return self._run_in_form(func, types, args, kwargs, caller)
             return self._run(func, types, args, kwargs)
+
+    def _run_in_parts(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        with self:
+            result = run_in_parts(func, args, kwargs)
+        self.reads.known.follow(func, args, kwargs, result)  # `isinf`: numbers are finite
+        return result
 
     def _run_in_form(
         self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType

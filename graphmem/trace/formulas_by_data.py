@@ -5,8 +5,6 @@ PyTorch asks whether a tensor is fake or like a subclass and then takes a formul
 aten/src/ATen/native/ReduceOps.cpp, `cumprod_backward`). A tensor with data is asked for zeros
 first; where there are none, as among weights and activations, the quotient does. That is what runs
 here, operation by operation, and the report lists it as assumed (passes/unmodelled.py).
-
-Left out is what `nonzero` takes to find no zeros.
 """
 
 from __future__ import annotations
@@ -16,8 +14,13 @@ from typing import Any
 
 import torch
 
+from graphmem.virtual_gpu.notes import Note
+
 Gradients = list[Any]
 Formula = Callable[[Any, torch.Tensor, set[int]], Gradients]
+
+SELECTS_NOTHING = "_graphmem_selects_nothing"
+"""The note on a mask in which a formula is assumed to find nothing."""
 
 
 def formula_by_data(node: Any) -> Formula | None:
@@ -29,9 +32,13 @@ def _prod(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
     factors = node._saved_self.to(grad.dtype)
     if not factors.dim():
         return [grad]
-    is_zero = factors == 0
-    del is_zero  # `nonzero` has found none
+    _find_none(factors == 0)
     return [grad * (node._saved_result / factors).conj()]
+
+
+def _find_none(mask: torch.Tensor) -> None:
+    setattr(mask, SELECTS_NOTHING, Note(True))
+    mask.nonzero()
 
 
 def _prod_of_dimension(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:

@@ -99,6 +99,9 @@ _IN_FORMULA: dict[str, Forms] = {
         ),
         aten.logical_or.default: Form(aten.logical_or_.default, frozenset({aten.gt.Tensor})),
     },
+    # these add to their zeros out of place (`scatter_reduce_backward`, `index_reduce_backward`)
+    "IndexReduceBackward0": {},
+    "ScatterReduceBackward0": {},
 }
 """The same for single nodes of autograd, in whose formulas alone an operation follows another."""
 if TIES_ARE_SPLIT.holds_in(installed_release()):

@@ -1,12 +1,19 @@
-"""Operations without scratch memory whose outputs come in another order than they are returned."""
+"""Elementwise operations with more than their outputs, or with those in another order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from graphmem.kernel_program import Output, Step
+from torch.fx import Node
 
-from .call import Call, Rule
+from graphmem.kernel_program import Output, Scratch, Step
+
+from .call import Call, Rule, during
+from .layout import accumulate_bytes, item_bytes
+from .reduction import reduced
+
+_NUMBER_BYTES = 8
+_COMPLEX_NUMBER_BYTES = 16
 
 
 def _dropout(call: Call) -> Iterator[Step]:
@@ -15,4 +22,34 @@ def _dropout(call: Call) -> Iterator[Step]:
     yield from map(Output, (1, 0) if births == 2 else range(births))
 
 
-RULES: Mapping[str, Rule] = {"aten.native_dropout": _dropout}
+def _pow(call: Call) -> Iterator[Step]:
+    """`pow_Scalar_out` (native/Pow.cpp): the base is put on the device, unless it is 1.
+
+    It is a float64, an int64 or a complex128 there (`wrapped_scalar_tensor`).
+    """
+    yield from call.outputs()
+    base = call.value("self")
+    if isinstance(base, Node) or base == 1:
+        return
+    size = _COMPLEX_NUMBER_BYTES if isinstance(base, complex) else _NUMBER_BYTES
+    yield from during([Scratch("the base as a tensor", size)])
+
+
+def _renorm(call: Call) -> Iterator[Step]:
+    """`renorm_out` (native/Normalization.cpp): norms, of 16 bits in float32, and their factors."""
+    tensor = call.tensor("self")
+    dim = call.value("dim") % len(tensor.shape)
+    count, size = tensor.shape[dim], item_bytes(tensor.dtype)
+    wide = accumulate_bytes(tensor.dtype)
+    others = [axis for axis in range(len(tensor.shape)) if axis != dim]
+    factors = [] if wide == size else [Scratch("factors of slices", count * size)]
+    steps = (*reduced(call, tensor, others, keepdim=True), *during(factors))
+    yield from call.outputs()
+    yield from during([Scratch("norms of slices", count * wide)], steps)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.native_dropout": _dropout,
+    "aten.pow": _pow,
+    "aten.renorm": _renorm,
+}

@@ -11,6 +11,7 @@ ReduceLogicKernel.cu).
   (2) `max` and `min` without a dimension, and `argmax` and `argmin` without one, make their input
       contiguous.
   (3) `logsumexp` has the maxima, their mask, and the exponentials of the whole input.
+  (4) `any` and `all` of a single element convert it (ReduceOps.cpp, `allany_impl`).
 
 Not covered: `median`, `mode`, `kthvalue`, `aminmax`, complex numbers.
 """
@@ -120,6 +121,17 @@ def _plain(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
     yield from _over_dims(call, tensor, kernel_of)
 
 
+def _logic(call: Call) -> Iterator[Step]:
+    """Clause (4)."""
+    tensor = call.tensor("self")
+    if numel(tensor) != 1:
+        yield from _plain(call, logic_kernel)
+        return
+    yield from call.outputs()
+    if tensor.dtype != "bool":
+        yield from during([Scratch("the input as bool", 1)])
+
+
 def _over_dims(call: Call, tensor: TensorOut, kernel_of: KernelOf) -> Iterator[Step]:
     return reduced(
         call,
@@ -199,8 +211,8 @@ RULES: Mapping[str, Rule] = {
     "aten.linalg_vector_norm": _converting,
     "aten.amax": partial(_plain, kernel_of=value_kernel),
     "aten.amin": partial(_plain, kernel_of=value_kernel),
-    "aten.any": partial(_plain, kernel_of=logic_kernel),
-    "aten.all": partial(_plain, kernel_of=logic_kernel),
+    "aten.any": _logic,
+    "aten.all": _logic,
     "aten._is_any_true": partial(_plain, kernel_of=logic_kernel),  # `any`, ReduceOps.cpp
     "aten._is_all_true": partial(_plain, kernel_of=logic_kernel),
     "aten.max": partial(_extremum, kernel_of=value_kernel),

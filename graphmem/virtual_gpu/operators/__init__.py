@@ -16,13 +16,22 @@ import torch
 from graphmem.virtual_gpu.operators import (
     columns,
     ctc,
+    fractional_pools,
     grouped_products,
     linear_algebra,
     margin_losses,
     recurrent_cells,
 )
 
-_FAMILIES = (columns, ctc, grouped_products, linear_algebra, margin_losses, recurrent_cells)
+_FAMILIES = (
+    columns,
+    ctc,
+    fractional_pools,
+    grouped_products,
+    linear_algebra,
+    margin_losses,
+    recurrent_cells,
+)
 
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(
     chain.from_iterable(family.KERNELS.items() for family in _FAMILIES)
