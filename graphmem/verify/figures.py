@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from graphmem.plain_data import unpacked
 from graphmem.verify.replay import Replay
 
 
@@ -35,6 +37,20 @@ class _File(msgspec.Struct):
     replay: _Told
 
 
+class _Mark(msgspec.Struct):
+    """What the allocator counted at the end of a phase (`tools/record_cuda.py`)."""
+
+    allocated: int
+    reserved: int
+    max_allocated: int
+    max_reserved: int
+
+
+class _MarkedFile(msgspec.Struct):
+    base: _Mark
+    marks: Annotated[list[_Mark], msgspec.Meta(min_length=1)]
+
+
 def replayed_figures(replay: Replay) -> Figures:
     """The figures of a replay."""
     return Figures(
@@ -43,6 +59,22 @@ def replayed_figures(replay: Replay) -> Figures:
         end_allocated=replay.end_allocated,
         peak_reserved=replay.peak_reserved,
         end_reserved=replay.end_reserved,
+    )
+
+
+def counted_figures(path: Path) -> Figures | None:
+    """The figures that PyTorch's allocator counted; None where a file does not tell them."""
+    try:
+        told = msgspec.json.decode(unpacked(path), type=_MarkedFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    last = told.marks[-1]
+    return Figures(
+        base_allocated=told.base.allocated,
+        peak_allocated=last.max_allocated,
+        end_allocated=last.allocated,
+        peak_reserved=last.max_reserved,
+        end_reserved=last.reserved,
     )
 
 

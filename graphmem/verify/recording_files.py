@@ -10,7 +10,12 @@ from graphmem.allocator import AllocatorSettings
 from graphmem.errors import InputError
 from graphmem.recordings import Recording, read_recording
 from graphmem.verify.changes import Change, recorded_changes
-from graphmem.verify.figures import Figures, replayed_figures, told_figures
+from graphmem.verify.figures import (
+    Figures,
+    counted_figures,
+    replayed_figures,
+    told_figures,
+)
 from graphmem.verify.replay import Replay, replay
 
 COMPACT = ".events.json"
@@ -43,7 +48,8 @@ class Recorded:
         changes: its allocations and frees.
         replay: what the allocator's model makes of it; None where it does not tell the state
             before its first event.
-        figures: those of the replay, else those that a compact file tells, else None.
+        figures: those that PyTorch counted where the file tells them, else those of the replay,
+            else those that a compact file tells, else None.
     """
 
     name: str
@@ -76,8 +82,12 @@ def read_recorded(path: Path) -> Recorded:
         settings=recording.settings,
         changes=tuple(recorded_changes(recording, starts_empty=base == 0)),
         replay=made,
-        figures=told_figures(path) if made is None else replayed_figures(made),
+        figures=counted_figures(path) or _figures(path, made),
     )
+
+
+def _figures(path: Path, made: Replay | None) -> Figures | None:
+    return told_figures(path) if made is None else replayed_figures(made)
 
 
 def _tells_its_start(recording: Recording) -> bool:
