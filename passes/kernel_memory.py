@@ -21,6 +21,7 @@ from graphmem.runtime import Runtime
 from .kernels import (
     attention,
     batch_norm,
+    chunks,
     columns,
     convolution,
     ctc,
@@ -49,6 +50,7 @@ from .kernels.layout import numel
 _FAMILIES = (
     attention,
     batch_norm,
+    chunks,
     columns,
     convolution,
     ctc,

@@ -1,8 +1,11 @@
-"""`im2col` and `col2im`: aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu.
+"""`im2col`, `col2im`, and the gradient of a tensor's `unfold`.
 
+aten/src/ATen/native/cuda/Im2Col.cu, Col2Im.cu; native/UnfoldBackward.cpp, UnfoldBackward.h:
 (1) An input that is not contiguous is copied once the result is there.
 (2) The result begins as large as the input. A larger one takes new memory and lets the first go
     (`resize_`); a smaller one keeps it (`graphmem/virtual_gpu/operators/columns.py`).
+(3) Where windows overlap, a gradient is summed by the positions along the dimension
+    (`_make_unfold_backward_iter_over_grad_out`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
-from .layout import is_contiguous, nbytes
+from .layout import INDEX_BYTES, is_contiguous, nbytes
 from .reduction import contiguous_copy
 
 
@@ -31,4 +34,17 @@ def _columns(call: Call) -> Iterator[Step]:
     yield from map(Free, copies)
 
 
-RULES: Mapping[str, Rule] = {"aten.im2col": _columns, "aten.col2im": _columns}
+def _unfold_backward(call: Call) -> Iterator[Step]:
+    """Clause (3)."""
+    yield from call.outputs()
+    sizes = call.value("input_sizes")
+    if sizes and call.value("step") < call.value("size"):
+        positions = sizes[call.value("dim")] * INDEX_BYTES
+        yield from during([Scratch("positions along the dimension", positions)])
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.im2col": _columns,
+    "aten.col2im": _columns,
+    "aten.unfold_backward": _unfold_backward,
+}

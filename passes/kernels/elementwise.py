@@ -1,4 +1,4 @@
-"""Elementwise operations with more than their outputs, or with those in another order."""
+"""Elementwise and other operations with more than their outputs, or with those in another order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.fx import Node
 from graphmem.kernel_program import Output, Scratch, Step
 
 from .call import Call, Rule, during
-from .layout import accumulate_bytes, item_bytes
-from .reduction import reduced
+from .layout import accumulate_bytes, is_contiguous, item_bytes
+from .reduction import contiguous_copy, reduced
 
 _NUMBER_BYTES = 8
 _COMPLEX_NUMBER_BYTES = 16
@@ -48,8 +48,21 @@ def _renorm(call: Call) -> Iterator[Step]:
     yield from during([Scratch("norms of slices", count * wide)], steps)
 
 
+def _grid_sample(call: Call) -> Iterator[Step]:
+    """`cudnn_grid_sampler_forward` and its backward (native/cudnn/GridSampler.cpp)."""
+    tensors = [(name, call.optional(name)) for name in ("grid", "grad_output")]
+    copies = [
+        contiguous_copy(tensor, f"the {name}")
+        for name, tensor in tensors
+        if tensor is not None and not is_contiguous(tensor)
+    ]
+    yield from during(copies, call.outputs())
+
+
 RULES: Mapping[str, Rule] = {
     "aten.native_dropout": _dropout,
     "aten.pow": _pow,
     "aten.renorm": _renorm,
+    "aten.cudnn_grid_sampler": _grid_sample,
+    "aten.cudnn_grid_sampler_backward": _grid_sample,
 }

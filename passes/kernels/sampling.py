@@ -7,7 +7,11 @@ cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
       normalises a copy and sums it up;
   (2) `randperm` sorts a range by random keys, of so many bits that keys hardly repeat;
   (3) `bincount` and `histc` look for the least and the greatest value;
-  (4) `median` without a dimension sorts a copy, and looks whether the greatest is a NaN.
+  (4) `median` without a dimension sorts a copy, and looks whether the greatest is a NaN;
+  (5) `normal` looks for a negative deviation before it makes its result and once more after
+      (DistributionTemplates.h, `CHECK_NORMAL_TENSOR_STD`);
+  (6) `bernoulli` draws by chances in float32, or in float64 for a result of that (cuda/
+      DistributionTemplates.h, `bernoulli_kernel`).
 
 fixtures/cuda/operators.jsonl.gz shows all of them.
 """
@@ -16,6 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+
+from torch.fx import Node
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
@@ -159,7 +165,40 @@ def _median(call: Call) -> Iterator[Step]:
     yield Free(values)
 
 
+def _normal(call: Call) -> Iterator[Step]:
+    """Clause (5)."""
+    std = call.optional("std") if isinstance(call.value("std"), Node) else None
+    if std is None or not numel(std):
+        yield from call.outputs()
+        return
+    yield from _looks_for_negatives(call, std)
+    yield from call.outputs()
+    yield from _looks_for_negatives(call, std)
+
+
+def _looks_for_negatives(call: Call, std: TensorOut) -> Iterator[Step]:
+    least = Scratch("the least", item_bytes(std.dtype))
+    yield Take(least)
+    yield from flattened(call, std)
+    yield from during([Scratch("comparison", 1)])
+    yield Free(least)
+
+
+def _bernoulli(call: Call) -> Iterator[Step]:
+    """Clause (6)."""
+    yield from call.outputs()
+    tensor, given = call.tensor("self"), call.value("p")
+    chances = tensor if given is None else call.optional("p") if isinstance(given, Node) else None
+    wanted = "float64" if tensor.dtype == "float64" else "float32"
+    if chances is not None and chances.dtype != wanted:
+        copy = Scratch(f"chances as {wanted}", numel(chances) * item_bytes(wanted))
+        yield from during([copy])
+
+
 RULES: Mapping[str, Rule] = {
+    "aten.normal": _normal,
+    "aten.bernoulli": _bernoulli,
+    "aten.bernoulli_": _bernoulli,
     "aten.multinomial": _multinomial,
     "aten.randperm": _randperm,
     "aten.bincount": _bincount,
