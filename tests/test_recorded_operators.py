@@ -97,7 +97,6 @@ NORMS_AND_LOSSES = (
     "group_norm_last bfloat16",
     "batch_norm_1d float32",
     "batch_norm_1d bfloat16",
-    "batch_norm_last float32",
     "batch_norm_last bfloat16",
     "cross_entropy_images float32",
     "soft_margin float32",

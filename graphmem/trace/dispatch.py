@@ -39,6 +39,7 @@ from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.values.limits import INTEGERS
 from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned, efficient_gradients
+from graphmem.virtual_gpu.libraries.python_kernels import has_python_kernel, run_kernel
 from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
@@ -76,6 +77,18 @@ _FUSED_UPDATES = (
 class _OfThread(threading.local):
     node: Any = None
     keeps_graph = False
+
+
+class _Special(dict[Any, Callable[..., Any] | None]):
+    """What runs an operation in place of the fake tensors' mode; None for most."""
+
+    def __init__(self, own_kernel: Callable[..., Any]) -> None:
+        super().__init__()
+        self._own_kernel = own_kernel
+
+    def __missing__(self, func: Any) -> Callable[..., Any] | None:
+        found = self[func] = self._own_kernel if has_python_kernel(func) else None
+        return found
 
 
 class TraceMode(TorchDispatchMode):
@@ -119,7 +132,8 @@ class TraceMode(TorchDispatchMode):
         self.is_host_counted = on_cpu
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
-        self._special: dict[Any, Callable[..., Any]] = {
+        self._special = _Special(self._own_kernel)
+        self._special |= {
             aten.detach.default: self._detach,
             aten.clone.default: self._clone,
             torch.ops.prim.device.default: _device_of,
@@ -167,7 +181,7 @@ class TraceMode(TorchDispatchMode):
             return func(*args, **kwargs)
         with self._one_at_a_time:
             self.numbers.go_on()
-            special = self._special.get(func)
+            special = self._special[func]
             if special is not None:
                 return special(func, types, args, kwargs)
             if _is_inference(args) and func._can_decompose():
@@ -182,6 +196,13 @@ class TraceMode(TorchDispatchMode):
             result = run_in_parts(func, args, kwargs)
         self.reads.known.follow(func, args, kwargs, result)  # `isinf`: numbers are finite
         return result
+
+    def _own_kernel(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator of a library by its kernel, each part of which passes here."""
+        if self._stays_real(func, args, kwargs) or self._recorder.device.type != "cuda":
+            return self._run(func, types, args, kwargs)
+        with self:
+            return run_kernel(func, args, kwargs)
 
     def _run_in_form(
         self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType

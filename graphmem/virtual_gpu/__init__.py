@@ -25,6 +25,7 @@ from graphmem.virtual_gpu.copies import deep_copies
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.fused_kernels import fused_kernels
+from graphmem.virtual_gpu.libraries import libraries
 from graphmem.virtual_gpu.one_hot import scattered_one_hot
 from graphmem.virtual_gpu.operators import card_composites
 from graphmem.virtual_gpu.patching import replaced
@@ -76,6 +77,7 @@ def virtual_cuda(
         card_composites(),
         scattered_one_hot(),
         _data_lifted_on_cpu(),
+        libraries(),
     ):
         yield
 

@@ -5,11 +5,15 @@ reference to it, and replaces a real one, which an optimizer made earlier would 
 it assigns `.data`, so that is what happens here (torch/nn/modules/module.py, `_apply`). Between a
 real tensor of the CPU and a fake one of the device, `.data` cannot be assigned: there the two
 objects swap all that they are, as `torch.utils.swap_tensors` does.
+
+Subclasses of `nn.Parameter` that libraries make, such as a weight that quantises itself when it
+moves, keep their class and attributes: their fake form is of a class that derives from both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,16 +36,58 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
             before.before_data(tensor)
             data.__set__(tensor, new)
             return
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
-        kind = torch.nn.Parameter if is_parameter else torch.Tensor.requires_grad_
-        other = kind(new.detach(), tensor.requires_grad)
+        other = _like(tensor, new.detach())
         before.before_becoming(tensor, other)
         become(tensor, other)
 
     return [
         (torch.Tensor, "data", property(data.__get__, assign)),
+        (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
         (torch.nn.Module, "_apply", _apply),
     ]
+
+
+def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """What `tensor` is with other data: of its class, with its attributes."""
+    kind = type(tensor)
+    if isinstance(tensor, FakeTensor) or not _is_own_parameter(kind):
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        make = torch.nn.Parameter if is_parameter else torch.Tensor.requires_grad_
+        made: torch.Tensor = make(data, tensor.requires_grad)
+    else:
+        made = _make_subclass(kind, data, tensor.requires_grad)
+    for name, value in vars(tensor).items():
+        vars(made).setdefault(name, value)
+    return made
+
+
+def _is_own_parameter(kind: type) -> bool:
+    """Whether a class is a library's or a user's own kind of parameter."""
+    return issubclass(kind, torch.nn.Parameter) and not kind.__module__.startswith("torch.")
+
+
+_make = torch.Tensor._make_subclass
+
+
+def _make_subclass(
+    kind: Any, data: torch.Tensor, require_grad: bool = False, **options: Any
+) -> torch.Tensor:
+    """`Tensor._make_subclass`; of fake data, a tensor that is both fake and of the class."""
+    if not isinstance(data, FakeTensor) or not _is_own_parameter(kind):
+        plain: torch.Tensor = _make(kind, data, require_grad, **options)
+        return plain
+    made: torch.Tensor = data.detach()
+    made.__class__ = _fake(kind)
+    return made.requires_grad_(require_grad)
+
+
+@cache
+def _fake(kind: Any) -> Any:
+    """The class of the fake tensors of a class of parameters."""
+    if issubclass(kind, FakeTensor):
+        return kind
+    body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind)(kind.__name__, (kind, FakeTensor), body)
 
 
 def fake_from_birth(fake_mode: FakeTensorMode) -> list[Replacement]:

@@ -13,11 +13,6 @@
       `batch_norm_stats_channels_last_cuda_template`,
       `batch_norm_backward_reduce_cuda_channels_last_template`).
 
-  (3) cuDNN's workspaces for float32 that is channels-last, while training: measured on an H100 with
-      cuDNN 9.19 for 64 to 512 channels, all eleven sizes that were seen (`resnet18_last` of
-      fixtures/cuda and batch_norm_last of operators.jsonl.gz). A tile is 64 channels of 64 rows, or
-      of 96 in the backward pass, and has two numbers for each channel; none for contiguous input.
-
 Not covered: input that is neither contiguous nor channels-last, and evaluation mode.
 """
 
@@ -25,8 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import NamedTuple
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
@@ -47,11 +40,9 @@ _SEMAPHORE_BYTES = 4
 
 def _forward(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    tensor = call.tensor("input")
     if _is_left_to_cudnn(call):
-        if call.value("training"):
-            yield from during(_cudnn_workspace(tensor, _FORWARD_TILE))
         return
+    tensor = call.tensor("input")
     if _takes_channels_last(tensor) and call.value("training"):
         yield from during(_staging(tensor, values=4))
 
@@ -87,40 +78,7 @@ def _cudnn_backward(call: Call, grad: TensorOut) -> Iterator[Step]:
         size = nbytes(tensor if name == "the input" else weight)
         unwanted.append(Scratch(f"gradient of {name}, which nobody wants", size))
         yield Take(unwanted[-1])
-    yield from during(_cudnn_workspace(tensor, _BACKWARD_TILE))
     yield from map(Free, (*copies, *unwanted))
-
-
-def _cudnn_itself(call: Call, tile: _Tile) -> Iterator[Step]:
-    """The operators that a build with cuDNN takes, where one without has PyTorch's own."""
-    yield from call.outputs()
-    if call.value("training") is not False:
-        yield from during(_cudnn_workspace(call.tensor("input"), tile))
-
-
-class _Tile(NamedTuple):
-    """Clause (3): rows of a tile, its bytes, and bytes that do not depend on the input."""
-
-    rows: int
-    nbytes: int
-    fixed: int
-
-
-_FORWARD_TILE = _Tile(64, 516, 1072)
-_BACKWARD_TILE = _Tile(96, 512, 1056)
-_TILE_CHANNELS = 64
-_BYTES_PER_COLUMN_OF_TILES = 4
-
-
-def _cudnn_workspace(tensor: TensorOut, tile: _Tile) -> list[Scratch]:
-    """Clause (3)."""
-    if tensor.dtype != "float32" or not is_channels_last(tensor):
-        return []
-    channels = tensor.shape[1]
-    columns = -(-channels // _TILE_CHANNELS)
-    tiles = columns * -(-(math.prod(tensor.shape) // channels) // tile.rows)
-    nbytes = tile.fixed + columns * _BYTES_PER_COLUMN_OF_TILES + tiles * tile.nbytes
-    return [Scratch("workspace of cuDNN's batch norm", nbytes)]
 
 
 def _is_laid_out_as(grad: TensorOut, tensor: TensorOut) -> bool:
@@ -134,15 +92,8 @@ def _is_left_to_cudnn(call: Call) -> bool:
     tensor, weight = call.tensor("input"), call.optional("weight")
     if not _takes_cudnn(tensor, weight):
         return False
-    if tensor.dtype != "float32" or not (is_contiguous(tensor) or is_channels_last(tensor)):
-        call.leave_out(
-            "cuDNN's batch norm: reserve and workspaces", "0 bytes", "cuDNN chooses their sizes"
-        )
-        return True
     call.leave_out(
-        "cuDNN's batch norm: reserve and workspaces",
-        "as measured on an H100 with cuDNN 9.19",
-        "cuDNN chooses their sizes",
+        "cuDNN's batch norm: reserve and workspaces", "0 bytes", "cuDNN chooses their sizes"
     )
     return True
 
@@ -191,8 +142,6 @@ def _power_of_two(number: int) -> int:
 
 
 RULES: Mapping[str, Rule] = {
-    "aten.cudnn_batch_norm": partial(_cudnn_itself, tile=_FORWARD_TILE),
-    "aten.cudnn_batch_norm_backward": partial(_cudnn_itself, tile=_BACKWARD_TILE),
     "aten.native_batch_norm": _forward,
     "aten._native_batch_norm_legit": _forward,
     "aten.native_batch_norm_backward": _backward,

@@ -38,10 +38,19 @@ def _index(call: Call) -> Iterator[Step]:
 
 def _index_put(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    if call.value("accumulate"):
-        yield from _with_sort(call)
-    else:
-        yield from _with_indexers(call, ())
+    steps = _with_sort(call) if call.value("accumulate") else _with_indexers(call, ())
+    yield from during(_value_from_host(call), steps)
+
+
+def _value_from_host(call: Call) -> list[Scratch]:
+    """A number that is written, which `_index_put_impl_` brings to the card.
+
+    aten/src/ATen/native/TensorAdvancedIndexing.cpp; `x[:, columns] = 0` took a byte of int8 on an
+    H100 (fixtures/cuda/scripts/qlora_int8.events.json.gz).
+    """
+    values = call.tensor("values")
+    is_number = not values.shape and _is_on_host(values)
+    return [Scratch("the value from the host", nbytes(values))] if is_number else []
 
 
 def _with_indexers(call: Call, steps: Iterable[Step]) -> Iterator[Step]:

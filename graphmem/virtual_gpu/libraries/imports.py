@@ -1,0 +1,59 @@
+"""Do something else where a program imports a module, for as long as a context is open."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+
+@contextmanager
+def executed_by(name: str, execute: Callable[[ModuleType], None]) -> Iterator[None]:
+    """Let `execute` run the code of the module `name` when it is imported.
+
+    Args:
+        name: the module's full name.
+        execute: called with the module, whose loader it asks to run the module's own code.
+    """
+    finder = _Finder(name, execute)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, execute: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._execute = execute
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module as Python finds it, with a loader around its own."""
+        if fullname != self._name:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._execute)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, own: importlib.abc.Loader, execute: Callable[[ModuleType], None]) -> None:
+        self._own = own
+        self._execute = execute
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader makes it."""
+        return self._own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, with its own loader in place again."""
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self._own
+        self._execute(module)

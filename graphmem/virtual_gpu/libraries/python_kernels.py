@@ -1,0 +1,34 @@
+"""Operators of libraries whose CUDA kernels are written in Python.
+
+`torch.library.register_kernel(name, "cuda")`, or "default" for every device, takes a function that
+makes results and scratch by PyTorch and hands their addresses to compiled code. Run as it is, it
+allocates what it allocates on a card; the shape function of the same operator (`register_fake`)
+would leave the scratch out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_LIBRARIES = frozenset({"bitsandbytes"})
+_KEYS = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
+def has_python_kernel(func: Any) -> bool:
+    """Whether an operator is a library's whose kernels run on the virtual card."""
+    return func.name().partition("::")[0] in _LIBRARIES and any(_keys_of(func))
+
+
+def run_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator's kernel with the dispatcher's state at the operator's call."""
+    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+        return func._op_dk(next(_keys_of(func)), *args, **kwargs)
+
+
+def _keys_of(func: Any) -> Iterator[Any]:
+    """The keys with a kernel, in the dispatcher's order: a kernel for CUDA, then any device's."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return (key for key in _KEYS if has_kernel(func.name(), key.name))

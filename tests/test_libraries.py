@@ -1,0 +1,128 @@
+"""Fine-tuning libraries on the virtual card; each test needs its library, and skips without it."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphmem
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = Path(__file__).parent / "scripts"
+RECORDED = ROOT / "fixtures" / "cuda" / "scripts"
+KIB = 1024
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} is not installed")
+
+
+def run(*arguments: str | Path) -> str:
+    """What a program prints under `graphmem run` on an H100 with torch 2.11."""
+    command = [sys.executable, "-m", "graphmem", "run", "--gpu", "h100-80gb", "--torch", "2.11"]
+    path = os.environ.get("PYTHONPATH", "")
+    done = subprocess.run(
+        [*command, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{path}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+class Rounded(torch.nn.Parameter):
+    """A parameter that quantises itself when it moves, as bitsandbytes' do."""
+
+    def __new__(cls, data: torch.Tensor, scale: float = 1.0) -> Rounded:
+        made = torch.Tensor._make_subclass(cls, data, False)
+        made.scale = scale
+        return made
+
+    def cuda(self, device: object = None, non_blocking: bool = False) -> Rounded:
+        self.data = self.data.cuda().to(torch.int8)
+        self.absmax = torch.ones(4, device="cuda")
+        return self
+
+
+def test_a_subclass_of_parameter_keeps_class_identity_and_attributes_on_the_card() -> None:
+    module = torch.nn.Linear(64, 64, bias=False)
+    weight = module.weight = Rounded(torch.ones(64, 64), scale=0.5)
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        module.cuda()
+        moved = module.weight
+        assert moved is weight
+        assert isinstance(moved, Rounded)
+        assert (moved.device.type, moved.dtype, moved.scale) == ("cuda", torch.int8, 0.5)
+        assert isinstance(Rounded(moved.data), Rounded)
+        del moved
+        assert gpu.allocated == 64 * 64 + 512  # `absmax` fills one block
+
+    assert type(weight) is Rounded
+    assert weight.device.type == "cpu"
+    assert weight.scale == 0.5
+
+
+@needs("bitsandbytes")
+@pytest.mark.parametrize("kind", ["plain", "paged"])
+def test_bitsandbytes_layers_and_optimizers_take_what_their_formats_say(kind: str) -> None:
+    """NF4: half a byte a weight, a float32 a block of 64, a code of 16; 8-bit Adam: two bytes a
+    weight, two float32 a block of 256, two codes of 256. Paged states are managed memory, which
+    is not PyTorch's."""
+    elements = 1024 * 4096
+    states = 0 if kind == "paged" else 2 * elements
+    statistics = 2 * 4 * elements // 256 + 2 * KIB
+
+    printed = run(SCRIPTS / "four_bits.py", kind).splitlines()
+
+    weight = elements // 2 + 4 * elements // 64 + 512
+    assert printed[0] == f"weight {weight} Params4bit True nf4"
+    assert printed[1] == f"states {states + statistics}"
+
+
+def events_of(recording: dict) -> list[tuple]:
+    """Each allocation by its bytes, each run of frees by what it frees, in no order.
+
+    Autocast lets go of its copies in the order of their addresses' hashes.
+    """
+    made: dict[int, int] = {}
+    events = []
+    for number, row in enumerate(row for row in recording["events"] if row[1]):
+        if row[0] == "a":
+            made[row[2]] = number
+        kept = number if row[0] == "a" else made.pop(row[2], None)
+        events.append((row[0], row[1], kept))
+    runs = ((kind, list(group)) for kind, group in groupby(events, key=lambda event: event[0]))
+    return [tuple(sorted(group)) if kind == "f" else tuple(group) for kind, group in runs]
+
+
+H100 = [
+    pytest.param("optim_bnb", marks=needs("bitsandbytes")),
+    pytest.param("qlora_nf4_double", marks=needs("bitsandbytes", "peft", "transformers")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.__version__.startswith("2.11"), reason="recorded with torch 2.11")
+@pytest.mark.parametrize("name", H100)
+def test_a_script_allocates_what_an_h100_recorded(name: str, tmp_path: Path) -> None:
+    recorded = json.loads(gzip.decompress((RECORDED / f"{name}.events.json.gz").read_bytes()))
+
+    target = [recorded["target"], *recorded["arguments"]]
+    run("tools/record_cuda.py", "-o", tmp_path / name, *target)
+
+    predicted = json.loads((tmp_path / f"{name}.events.json").read_text())
+    assert events_of(predicted) == events_of(recorded)
