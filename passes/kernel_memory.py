@@ -42,6 +42,7 @@ from .kernels import (
     softmax,
     sorting,
     sparse,
+    splitting,
     topk,
 )
 from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
@@ -71,6 +72,7 @@ _FAMILIES = (
     softmax,
     sorting,
     sparse,
+    splitting,
     topk,
 )
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +51,24 @@ def run(
             show_default=False,
         ),
     ] = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--nproc-per-node",
+            min=1,
+            metavar="N",
+            help="Run one rank of a job of N processes on each node, as torchrun would start it; "
+            "by default what RANK and WORLD_SIZE say.",
+            show_default=False,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option("--nnodes", min=1, metavar="N", help="How many nodes there are.")
+    ] = 1,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", metavar="R", help="Which rank runs; by default RANK, or 0."),
+    ] = None,
     timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
@@ -74,6 +94,7 @@ def run(
     from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import run as run_program
     from graphmem.live.script import Program
+    from graphmem.ranks.world import World
 
     stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -90,7 +111,9 @@ def run(
         tell=tell,
         name=" ".join(["-m", script] if is_module else [script]),
     )
-    ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
+    world = World.chosen(os.environ, per_node, nodes, rank)
+    with nullcontext() if world is None else world.launched():
+        ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)
     analysis = device.analysis()

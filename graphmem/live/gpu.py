@@ -9,11 +9,12 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
+from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.live import addresses, serialization, surroundings, torchscript
+from graphmem.live import addresses, resized_storages, serialization, surroundings, torchscript
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
 from graphmem.live.session import LiveSession
@@ -123,6 +124,7 @@ class VirtualGpu:
                 before=belongings.tensors,
             )
             stack.enter_context(replaced(self._replacements()))
+            stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(torchscript.unfused())
             stack.enter_context(session.watching(device, outermost))
             self._stack = stack.pop_all()
@@ -144,7 +146,8 @@ class VirtualGpu:
         return [
             *addresses.replacements(session.recorder, self._machine.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
-            *surroundings.replacements(),
+            *resized_storages.replacements(session.recorder),
+            *surroundings.replacements(session.recorder),
             *torchscript.replacements(session.reads.scripted),
         ]
 

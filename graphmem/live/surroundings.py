@@ -1,7 +1,7 @@
 """What a script may ask of its surroundings that one process with one pretended card has not.
 
-(1) `init_process_group` makes a group of one process, whose collectives do nothing; more processes,
-    and `DistributedDataParallel`, are errors that say so.
+(1) A process group has the ranks that the launcher told of, and this process is one of them
+    (`graphmem.ranks`).
 (2) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
     after a fork either.
 (3) Threads that the program starts are watched (`graphmem.trace.threads`).
@@ -21,22 +21,23 @@ import torch
 import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import ranks
 from graphmem.errors import InputError
 from graphmem.live.mode import LiveMode
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import Replacement
 
 _forking: list[bool] = []
 
 
-def replacements() -> list[Replacement]:
+def replacements(recorder: Recorder) -> list[Replacement]:
     """The attributes to replace."""
     _watch_forks()
     found: list[Replacement] = _shared_memory()
     if torch.distributed.is_available():
         found += [
-            (torch.distributed, "init_process_group", _init_process_group),
             (sys, "excepthook", sys.excepthook),  # put back: a process group sets its own
-            (torch.nn.parallel.DistributedDataParallel, "__init__", _refuse_ddp),
+            *ranks.replacements(recorder),
         ]
     return found
 
@@ -60,27 +61,6 @@ def _refuse_sending(tensor: FakeTensor) -> NoReturn:
     raise InputError(
         "the script sends a tensor on the card to another process, and graphmem run is one",
         hint="let it train in its own process, or send tensors of the CPU",
-    )
-
-
-def _init_process_group(backend: Any = None, *args: Any, **options: Any) -> None:
-    size = int(os.environ.get("WORLD_SIZE", options.get("world_size", 1)))
-    if size > 1:
-        raise InputError(
-            f"the script wants {size} processes, and graphmem run is one",
-            hint="run it without its launcher: unset RANK, LOCAL_RANK and WORLD_SIZE",
-        )
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.distributed_c10d.init_process_group(
-        "fake", store=FakeStore(), rank=0, world_size=1
-    )
-
-
-def _refuse_ddp(*args: Any, **options: Any) -> None:
-    raise InputError(
-        "DistributedDataParallel does not work under graphmem run",
-        hint="run the script as one process without it: unset RANK, LOCAL_RANK and WORLD_SIZE",
     )
 
 

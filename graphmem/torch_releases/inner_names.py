@@ -6,6 +6,7 @@ from graphmem.torch_releases.names import Names
 
 _NO_TRACE = "nothing can be traced"
 _BACKWARD = "the backward pass"
+_RANKS = "launched jobs"
 _FACTORIES = (
     "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace "
     "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
@@ -60,7 +61,9 @@ INNER_NAMES = (
         _NO_TRACE,
     ),
     Names("torch.UntypedStorage", "_cdata", "storages are told apart", _NO_TRACE),
-    Names("torch.UntypedStorage", "data_ptr cpu to", "addresses; saved files", "torch.save"),
+    Names(
+        "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses; saved files", "torch.save"
+    ),
     Names("torch._C", "_storage_Use_Count", "when gradients are stolen", _BACKWARD),
     Names("torch._C", "_swap_tensor_impl", "models move, and are put back", "models of the caller"),
     Names("torch.nn.Parameter", "__new__ __reduce_ex__", "parameters without memory", _NO_TRACE),
@@ -137,9 +140,28 @@ INNER_NAMES = (
     Names("torch.nn.RNNBase", "flatten_parameters", "cuDNN's layers", "LSTM, GRU"),
     Names("torch.nn.parallel._functions", "_streams _get_stream Scatter", "DataParallel", "it"),
     Names("torch.nn.parallel._functions.Scatter", "forward", "DataParallel", "it"),
-    Names("torch.nn.parallel.DistributedDataParallel", "__init__", "one rank", "launched jobs"),
-    Names("torch.distributed", "init_process_group", "one rank", "launched jobs"),
-    Names("torch.testing._internal.distributed.fake_pg", "FakeStore", "one rank", "launched jobs"),
+    # torch.distributed
+    Names(
+        "torch.distributed",
+        "Reducer Logger _verify_params_across_processes _register_comm_hook "
+        "_register_builtin_comm_hook",
+        "DistributedDataParallel",
+        "it",
+    ),
+    Names(
+        "torch.distributed.distributed_c10d",
+        "_new_process_group_helper rendezvous",
+        "process groups",
+        _RANKS,
+    ),
+    Names("torch.distributed.distributed_c10d.Backend", "_plugins", "process groups", _RANKS),
+    Names(
+        "torch.distributed.tensor._sharding_prop.ShardingPropagator",
+        "_propagate_tensor_meta_non_cached",
+        "DTensors",
+        _RANKS,
+    ),
+    Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
     Names("torch.nested", _NESTED, "nested tensors are refused by name", "that message"),
     Names("torch.nn.attention.bias.CausalBias", "__new__", "attention's masks", "them"),
     Names("torch._dynamo.eval_frame", "_callback_from_stance", "torch.compile", "compiled models"),

@@ -179,6 +179,8 @@ class TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.is_over:
             return func(*args, **kwargs)
+        if any(map(_is_wrapper, types)):
+            return NotImplemented  # what it wraps passes here, once its class has taken it apart
         with self._one_at_a_time:
             self.numbers.go_on()
             special = self._special[func]
@@ -456,6 +458,11 @@ _EXPLAINED = (
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
     return any(tensor.layout is not torch.strided for tensor in tensors_of(args))
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Whether tensors of a class hold others, as those of `DTensor` do."""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def _lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:

@@ -242,19 +242,38 @@ class Recorder:
 
     def add_workspace(self, what: str, nbytes: int) -> None:
         """A workspace that the program asked for, not an operation."""
-        tick = self.next_tick()
+        storage = self._new_bytes(nbytes)
+        storage.owners.append(Owner(OwnerKind.WORKSPACE, what, storage.birth))
+        self.on_change(storage)
+
+    def _new_bytes(self, nbytes: int) -> Storage:
         storage = Storage(
             id=len(self.graph.storages),
             nbytes=nbytes,
-            birth=tick,
+            birth=self.next_tick(),
             op=None,
             shape=(nbytes,),
             dtype="uint8",
             device=self.graph.device,
-            owners=[Owner(OwnerKind.WORKSPACE, what, tick)],
         )
         self.graph.storages.append(storage)
-        self.on_change(storage)
+        return storage
+
+    def resize(self, memory: torch.UntypedStorage) -> None:
+        """A piece of fake memory has another size than before, by no operation."""
+        old = self._refs.get(memory._cdata)
+        nbytes = memory.nbytes()
+        if old is not None and old.nbytes == nbytes:
+            return
+        new = self._new_bytes(nbytes) if nbytes else None
+        if new is not None:
+            self.on_change(new)
+        if old is not None:
+            self._release(old)
+            for owner in old.storage.owners:  # whoever else looks at it has nothing left
+                self.let_go(old.storage, owner)
+        if new is not None:
+            self._attach(memory, nbytes, new)
 
     def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
         """Let fresh fake memory stand for a storage that exists already."""
@@ -307,7 +326,9 @@ class Recorder:
                 self.let_go(self.graph.storages[number], self._held_as.pop(number))
 
     def let_go(self, storage: Storage, owner: Owner) -> None:
-        """An owner's time ends now."""
+        """An owner's time ends now, if it has not."""
+        if owner.end is not None:
+            return
         owner.end = self.next_tick()
         self.on_change(storage)
 

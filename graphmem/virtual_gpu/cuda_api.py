@@ -93,12 +93,13 @@ def foreach_of_fake_tensors() -> list[Replacement]:
     """Optimizers and the clipping of gradients take their foreach form for tensors of these types.
 
     The lists are those of torch/optim/optimizer.py (`_default_to_fused_or_foreach`) and
-    torch/utils/_foreach_utils.py (`_has_foreach_support`, which torch/nn/utils/clip_grad.py asks).
+    torch/utils/_foreach_utils.py (`_has_foreach_support`, which torch/nn/utils/clip_grad.py asks);
+    `torch.distributed.tensor` adds its own type to both.
     """
-    plain = [torch.Tensor, FakeTensor]
+    own: Any = (torch_optimizer, _foreach_utils)
     return [
-        (torch_optimizer, "_foreach_supported_types", [*plain, torch.nn.Parameter]),
-        (_foreach_utils, "_foreach_supported_types", plain),
+        (module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
+        for module in own
     ]
 
 

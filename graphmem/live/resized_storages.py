@@ -1,0 +1,38 @@
+"""`storage.resize_(n)`, by which FSDP frees what it gathered and takes it again.
+
+No operator runs, so the dispatch mode does not see it. On the card it is a new allocation, after
+which the old one is freed (`resize_bytes_cuda` in aten/src/ATen/native/cuda/Resize.cpp); to 0 bytes
+it frees alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements(recorder: Recorder) -> list[Replacement]:
+    """The method to replace."""
+    resize: Any = torch.UntypedStorage.resize_
+    emptied: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def resize_and_note(storage: torch.UntypedStorage, size: int) -> Any:
+        key = storage._cdata
+        known = recorder.storage_in(storage) is not None
+        result = resize(storage, size)
+        if known or emptied.get(key, _nothing)() is storage:
+            recorder.resize(storage)
+        if known and not size:
+            emptied[key] = weakref.ref(storage, lambda _: emptied.pop(key, None))
+        return result
+
+    return [(torch.UntypedStorage, "resize_", resize_and_note)]
+
+
+def _nothing() -> None:
+    return None

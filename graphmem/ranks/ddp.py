@@ -1,0 +1,69 @@
+"""What DistributedDataParallel asks of C++, besides its reducer.
+
+Before it begins it compares the parameters of all ranks: their number, gathered into a tensor for
+each rank, and their shapes, of which rank 0 sends its own (`verify_params_across_processes` in
+torch/csrc/distributed/c10d/reducer.cpp; fixtures/cuda/ranks/ddp.rank0 shows the bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+
+from graphmem.ranks.reducer import Reducer
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements() -> list[Replacement]:
+    """The attributes to replace."""
+    return [
+        (torch.distributed, "Reducer", Reducer),
+        (torch.distributed, "Logger", SilentLogger),
+        (torch.distributed, "_verify_params_across_processes", _compare_parameters),
+        (torch.distributed, "_register_comm_hook", _register_comm_hook),
+        (torch.distributed, "_register_builtin_comm_hook", _register_builtin_comm_hook),
+    ]
+
+
+class SilentLogger:
+    """Takes what `torch.distributed.Logger` is told."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return _ignore
+
+
+def _ignore(*args: Any, **options: Any) -> None:
+    pass
+
+
+def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: Any = None) -> None:
+    device = parameters[0].device
+    count = torch.tensor([len(parameters)], device=device)
+    gathered = [torch.empty_like(count) for _ in range(group.size())]
+    group.allgather([gathered], [count]).wait()
+    shapes = [number for each in parameters for number in (*each.shape, *each.stride())]
+    sent = torch.tensor(shapes, dtype=torch.int64).to(device)
+    group.broadcast([sent]).wait()
+    del sent
+    while gathered:  # first to last, as a C++ vector lets go
+        del gathered[0]
+
+
+def _register_comm_hook(reducer: Reducer, state: Any, hook: Any) -> None:
+    reducer._comm_hook = lambda bucket: hook(state, bucket)
+
+
+def _register_builtin_comm_hook(reducer: Reducer, kind: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {
+        "ALLREDUCE": default_hooks.allreduce_hook,
+        "FP16_COMPRESS": default_hooks.fp16_compress_hook,
+    }
+    _register_comm_hook(reducer, None, hooks[kind.name])

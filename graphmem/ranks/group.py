@@ -1,0 +1,287 @@
+"""A process group of one process: what collectives take of the card, without the other ranks.
+
+Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
+  (1) `allgather` into a list of equal tensors gathers into one flat tensor, from which they are
+      copied; `reduce_scatter` of such a list copies it into one first (`newLikeFlat`);
+  (2) a barrier reduces one float, which its work holds;
+  (3) everything else works in the memory that it is given;
+  (4) a work holds what it was given until it is waited for. Where nobody waits, as where only a
+      future of it is taken, a thread that looks ten times a second lets it go at a later
+      collective of the group (`stashed_for_allocator_safety_`, `shelvesToUnstash_`). Here that is
+      the first one outside of the backward pass that began it, as the cards did
+      (fixtures/cuda/ranks/ddp_bf16_hook). It is a race: with a static graph the two ranks of
+      fixtures/cuda/ranks/ddp_static_graph let go of the first bucket at different times, in the
+      second backward pass, so that both hold it longer than this.
+
+Every other rank is taken to send what this one does: what is gathered, scattered or exchanged is a
+copy of the rank's own, sums of tensors on the CPU count each rank once. Tensors of the card are
+copied where they may be counts or bytes, which programs read: integers, and no more than 1 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.futures import Future
+
+Tensors = Sequence[torch.Tensor]
+_READ_BYTES = 1 << 20
+
+_Work: Any = c10d.Work
+_ProcessGroup: Any = c10d.ProcessGroup
+
+
+class DoneWork(_Work):  # type: ignore[misc]
+    """A collective that has ended when it is asked for; it holds tensors until it is waited for."""
+
+    def __init__(self, result: Tensors, held: list[Any]) -> None:
+        super().__init__()
+        self._result = list(result)
+        self._held = held
+        self._future: Any = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let go of what was given."""
+        self._held.clear()
+        return True
+
+    def synchronize(self) -> None:
+        """The same without blocking."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """It is."""
+        return True
+
+    def is_success(self) -> bool:
+        """It is."""
+        return True
+
+    def exception(self) -> None:
+        """There is none."""
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that were written."""
+        return self._result
+
+    def get_future(self) -> Any:
+        """A future of the tensors that were written."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_result(self._result)
+        return self._future
+
+    getFuture = get_future  # noqa: N815 - its name in C++
+
+
+class LoneGroup(_ProcessGroup):  # type: ignore[misc]
+    """The ranks of a group, seen from the one that runs.
+
+    Methods have PyTorch's names and arguments; those of 2.13 go by both of theirs.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._rank = rank
+        self._size = size
+        self._shelves: list[tuple[int, list[Any]]] = []
+
+    def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
+        """A collective begins, and lets go of what earlier ones held (clause 4)."""
+        walk = torch._C._current_graph_task_id()
+        for put_in, shelf in self._shelves:
+            if walk < 0 or put_in != walk:
+                shelf.clear()
+        shelf = list(held)
+        self._shelves = [(when, left) for when, left in self._shelves if left]
+        self._shelves.append((walk, shelf))
+        return DoneWork(result, shelf)
+
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._size
+
+    def rank(self) -> int:
+        """Which of them runs."""
+        return self._rank
+
+    def getBackendName(self) -> str:  # noqa: N802 - its name in C++
+        """As errors name it."""
+        return "graphmem"
+
+    @property
+    def pg_name(self) -> str:
+        """The name under which it is registered."""
+        return str(torch.distributed.distributed_c10d._world.pg_names[self])
+
+    group_name = pg_name
+
+    # In place -----------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
+        """Each rank has the sum."""
+        if opts is None or getattr(opts, "reduceOp", None) == c10d.ReduceOp.SUM:
+            self._sum(tensors)
+        return self._begun(tensors, list(tensors))
+
+    def _sum(self, tensors: Tensors) -> None:
+        with torch.no_grad():
+            for tensor in tensors:
+                if tensor.device.type == "cpu":
+                    tensor.mul_(self._size)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> DoneWork:
+        """Each rank has the sums."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
+        """One rank has the sum."""
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> DoneWork:
+        """Every rank has what one sent."""
+        return self._begun(tensors, list(tensors))
+
+    def barrier(self, opts: Any = None) -> DoneWork:
+        """All ranks meet (clause 2)."""
+        if not torch.cuda.is_available():
+            return self._begun([])
+        return self._begun([], [torch.zeros(1, device="cuda")])
+
+    def monitored_barrier(self, *args: Any, **options: Any) -> None:
+        """All ranks meet."""
+
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork:
+        """Another rank takes it."""
+        return self._begun(tensors, list(tensors))
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
+        """Another rank has sent it."""
+        return self._begun(tensors, list(tensors))
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
+        """Some rank has sent it."""
+        return self.recv(tensors, 0, tag)
+
+    # From one tensor to another -----------------------------------------------------------------
+
+    def allgather(
+        self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any = None
+    ) -> DoneWork:
+        """Every rank has what each sent (clause 1)."""
+        held: list[Any] = [list(inputs)]
+        for gathered, sent in zip(outputs, inputs, strict=True):
+            held.append(_flat(gathered))
+            for each in gathered:
+                _copy(each, sent)
+        return self._begun([each for gathered in outputs for each in gathered], held)
+
+    def all_gather_single(
+        self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
+    ) -> DoneWork:
+        """Every rank has what each sent, in one tensor."""
+        if _is_read(output):
+            for each in output.view(-1).chunk(self._size):
+                _copy(each, sent.reshape(-1))
+        return self._begun([output], [sent, output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> DoneWork:
+        """Several at once."""
+        for output, sent in zip(outputs, inputs, strict=True):
+            self.all_gather_single(output, sent)
+        return self._begun(outputs, [*outputs, *inputs])
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
+    ) -> DoneWork:
+        """Several lists at once."""
+        for gathered in outputs:
+            for each, sent in zip(gathered, inputs, strict=True):
+                _copy(each, sent)
+        return self._begun([each for gathered in outputs for each in gathered])
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DoneWork:
+        """One rank has what each sent."""
+        for gathered, sent in zip(outputs, inputs, strict=False):
+            for each in gathered:
+                _copy(each, sent)
+        return self._begun([each for gathered in outputs for each in gathered], [*outputs, *inputs])
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> DoneWork:
+        """Each rank has its part of what one sent."""
+        for output, parts in zip(outputs, inputs, strict=False):
+            _copy(output, parts[self._rank])
+        return self._begun(outputs, [*outputs, *inputs])
+
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: Sequence[list[torch.Tensor]], opts: Any = None
+    ) -> DoneWork:
+        """Each rank has its part of the sum (clause 1)."""
+        held: list[Any] = [list(outputs), [list(parts) for parts in inputs]]
+        for output, parts in zip(outputs, inputs, strict=True):
+            held.append(_flat(parts))
+            _copy(output, parts[self._rank])
+        return self._begun(outputs, held)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
+    ) -> DoneWork:
+        """Each rank has its part of the sum of one tensor."""
+        return self._begun([output], [sent, output])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> DoneWork:
+        """Several at once."""
+        return self._begun(outputs, [*outputs, *inputs])
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        sent: torch.Tensor,
+        output_splits: Any = None,
+        input_splits: Any = None,
+        opts: Any = None,
+    ) -> DoneWork:
+        """Each rank has a part of what each sent."""
+        if output.shape == sent.shape:
+            _copy(output, sent)
+        return self._begun([output], [sent, output])
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DoneWork:
+        """The same of lists."""
+        for output, sent in zip(outputs, inputs, strict=True):
+            if output.shape == sent.shape:
+                _copy(output, sent)
+        return self._begun(outputs, [*outputs, *inputs])
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """The one tensor in which NCCL has a list of equal ones (`newLikeFlat`)."""
+    first = tensors[0]
+    if first.device.type != "cuda" or any(each.shape != first.shape for each in tensors):
+        return None
+    return first.new_empty((len(tensors), *first.shape))
+
+
+def _is_read(tensor: torch.Tensor) -> bool:
+    if tensor.device.type == "cpu":
+        return True
+    return not tensor.is_floating_point() and tensor.nbytes <= _READ_BYTES
+
+
+def _copy(output: torch.Tensor, sent: torch.Tensor) -> None:
+    if _is_read(output) and output.numel() == sent.numel():
+        with torch.no_grad():
+            output.detach().copy_(sent.detach().view_as(output))

@@ -1,0 +1,91 @@
+"""`init_process_group` and its kin without a rendezvous, for every backend by its own name.
+
+PyTorch's own function runs; two things that it calls are replaced. The rendezvous answers at once
+with a store of this process, in which what another rank should have written is missing: to wait for
+it is an error after a second. Each group is made by the backend "fake", which is registered as
+`LoneGroup` meanwhile, and then bears the name that the program asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed import distributed_c10d
+
+from graphmem.ranks.group import LoneGroup
+from graphmem.ranks.world import World
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import Replacement
+
+_PATIENCE = timedelta(seconds=1)
+_HashStore: Any = vars(torch.distributed)["HashStore"]
+
+
+def replacements(recorder: Recorder) -> list[Replacement]:
+    """The attributes to replace; the recorder is told what is assumed."""
+    backend: Any = distributed_c10d.Backend
+    plugin = backend._plugins["FAKE"]._replace(creator_fn=_make_group, extended_api=True)
+    helper = distributed_c10d._new_process_group_helper
+
+    def named_as_asked(
+        group_size: int, group_rank: int, ranks: Any, asked: Any, store: Any, *args: Any, **kw: Any
+    ) -> Any:
+        kw |= {"backend_options": None, "device_id": None}
+        group, prefix = helper(group_size, group_rank, ranks, "fake", store, *args, **kw)
+        if group is not distributed_c10d.GroupMember.NON_GROUP_MEMBER:
+            _rename(group, asked)
+        if group_size > 1:
+            recorder.assume("other ranks", "do what this one does", "only this rank runs", None)
+        return group, prefix
+
+    return [
+        (backend, "_plugins", {**backend._plugins, "FAKE": plugin}),
+        (distributed_c10d, "_new_process_group_helper", named_as_asked),
+        (distributed_c10d, "rendezvous", _rendezvous),
+    ]
+
+
+@contextmanager
+def groups_taken_down() -> Iterator[None]:
+    """Take down the groups that a program has left when the context closes."""
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _make_group(options: Any, backend_options: Any) -> LoneGroup:
+    return LoneGroup(options.group_rank, options.group_size)
+
+
+def _rename(group: Any, asked: Any) -> None:
+    world = distributed_c10d._world
+    backend = distributed_c10d.Backend(asked)
+    world.pg_map[group] = (backend, world.pg_map[group][1])
+    world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(backend))
+
+
+def _rendezvous(
+    url: str, rank: int = -1, world_size: int = -1, **options: Any
+) -> Iterator[tuple[Any, int, int]]:
+    known = World.of(os.environ) or World(1, 0, 1)
+    size = world_size if world_size > 0 else known.size
+    world = World(size, rank if rank >= 0 else known.rank, known.per_node)
+    yield LoneStore(), world.rank, world.size
+
+
+class LoneStore(_HashStore):  # type: ignore[misc]
+    """A store that only this rank writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().set_timeout(_PATIENCE)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Nobody else will write, so there is no use in waiting."""

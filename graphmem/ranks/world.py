@@ -1,0 +1,115 @@
+"""How many ranks there are and which one runs, as a launcher tells it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from graphmem.errors import InputError
+
+_HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-per-node and --rank"
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a launched job.
+
+    Attributes:
+        size: how many there are.
+        rank: the one that runs here.
+        per_node: how many a node has.
+    """
+
+    size: int
+    rank: int
+    per_node: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.per_node < 1:
+            raise InputError(f"a world of {self.size} ranks has none to run", hint=_HINT)
+        if not 0 <= self.rank < self.size:
+            raise InputError(
+                f"rank {self.rank} is not in a world of {self.size}: 0 to {self.size - 1} are",
+                hint=_HINT,
+            )
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """The world that a launcher wrote into the environment; None where none did.
+
+        Raises:
+            InputError: it is not a number, or no such rank.
+        """
+        if "WORLD_SIZE" not in environment and "RANK" not in environment:
+            return None
+        size = _number(environment, "WORLD_SIZE", 1)
+        per_node = _number(environment, "LOCAL_WORLD_SIZE", size)
+        return cls(size, _number(environment, "RANK", 0), per_node)
+
+    @classmethod
+    def chosen(
+        cls, environment: Mapping[str, str], per_node: int | None, nodes: int, rank: int | None
+    ) -> Self | None:
+        """The world of options, or else of the environment; None where neither tells of one.
+
+        Raises:
+            InputError: the options do not go together, or there is no such rank.
+        """
+        if per_node is not None:
+            return cls(per_node * nodes, rank or 0, per_node)
+        if nodes > 1:
+            raise InputError("--nnodes needs --nproc-per-node", hint=_HINT)
+        found = cls.of(environment)
+        if rank is None:
+            return found
+        if found is None:
+            raise InputError("--rank needs --nproc-per-node, or WORLD_SIZE", hint=_HINT)
+        return cls(found.size, rank, found.per_node)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py).
+
+        But for LOCAL_RANK: a rank sees one card, as where CUDA_VISIBLE_DEVICES names one.
+        """
+        node = self.rank // self.per_node
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(self.per_node),
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(-(-self.size // self.per_node)),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.size),
+        }
+
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Let the process look like this rank while the context is open."""
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        given = {name: os.environ.get(name, text) for name, text in rendezvous.items()}
+        wanted = self.variables | given
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, text in before.items():
+                if text is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = text
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{name}={text} is not a number", hint=_HINT) from None

@@ -1,0 +1,94 @@
+"""The tables of addresses and sizes that splits and joins of many tensors copy to the card.
+
+aten/src/ATen/native/cuda/TensorShape.cu, names in brackets: `split_with_sizes_copy_out_cuda` and
+`_chunk_cat_out_cuda` put what their one kernel needs to know into a tensor of int64, which lives
+until they return [`pack_vecs`]. FSDP2 calls them through operators of its own
+(torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). Operands that are not dense, or that
+would be cast (but for bfloat16 to float32 in a join), go the slow way, which allocates nothing
+more.
+
+Every size in fixtures/cuda/ranks/fsdp2.rank0 agrees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from graphmem.gpus import Gpu
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Scratch, Step
+
+from .call import Call, Rule, UnknownOperandError, during
+from .layout import is_dense, item_bytes, numel
+
+_THREADS = 128  # `BLOCK_SIZE`
+_BYTES_PER_BLOCK = _THREADS * 16  # `BYTES_PER_THREAD`
+_INT64 = 8
+
+
+def _split(source: str, sizes: str) -> Rule:
+    def rule(call: Call) -> Iterator[Step]:
+        whole = call.tensor(source)
+        parts = _known(call, "out")
+        if not all(is_dense(each) and each.dtype == whole.dtype for each in (whole, *parts)):
+            yield from call.outputs()
+            return
+        dim = (call.value("dim") or 0) % len(whole.shape)
+        chunks = math.prod(whole.shape[:dim])
+        stride = whole.stride[dim] * item_bytes(whole.dtype)
+        lengths = [size * stride for size in call.value(sizes)]
+        blocks = _blocks_of_a_split(lengths, chunks, call.runtime.gpu)
+        count = 3 * len(lengths) + blocks + len(lengths) + 1
+        yield from during([_table(count)], call.outputs())
+
+    return rule
+
+
+def _blocks_of_a_split(lengths: Sequence[int], chunks: int, gpu: Gpu) -> int:
+    """The blocks of a jagged grid that fills the card twice at most."""
+    blocks = sum(-(-length // _BYTES_PER_BLOCK) for length in lengths)
+    most = gpu.multiprocessors * gpu.max_threads_per_multiprocessor // _THREADS * 2
+    factor = -(-blocks * chunks // most)
+    chunks_per_block = min(math.ceil(math.sqrt(factor)), chunks)
+    rounds = -(-factor // chunks_per_block)
+    return sum(-(-length // (_BYTES_PER_BLOCK * rounds)) for length in lengths)
+
+
+def _join(call: Call) -> Iterator[Step]:
+    tensors = _known(call, "tensors")
+    out = call.optional("out")
+    if out is None or not all(map(is_dense, (out, *tensors))) or not _is_fast(tensors, out):
+        yield from call.outputs()
+        return
+    dim, chunks = call.value("dim"), call.value("num_chunks")
+    blocks = 0
+    for each in tensors:
+        trailing = math.prod(each.shape[dim + 1 :])
+        nbytes = -(-each.shape[dim] // chunks) * trailing * item_bytes(out.dtype)
+        blocks += -(-nbytes // _BYTES_PER_BLOCK)
+    yield from during([_table(6 * len(tensors) + 2 + blocks)], call.outputs())
+
+
+def _is_fast(tensors: Sequence[TensorOut], out: TensorOut) -> bool:
+    kinds = {each.dtype for each in tensors}
+    return kinds == {out.dtype} or (kinds == {"bfloat16"} and out.dtype == "float32")
+
+
+def _known(call: Call, name: str) -> list[TensorOut]:
+    found = [each for each in call.tensors(name) if each is not None]
+    if not found or not all(numel(each) for each in found):
+        raise UnknownOperandError(name)
+    return found
+
+
+def _table(count: int) -> Scratch:
+    return Scratch("addresses and sizes", count * _INT64)
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.split_with_sizes_copy": _split("self", "split_sizes"),
+    "fsdp.split_with_sizes_copy": _split("all_gather_output", "all_gather_input_split_sizes"),
+    "aten._chunk_cat": _join,
+    "fsdp.chunk_cat": _join,
+}

@@ -1,0 +1,152 @@
+"""One rank of many runs alone: `graphmem run` in a launcher's environment, or told by options.
+
+The judges are real NCCL runs of the same scripts on H100s, `fixtures/cuda/ranks`
+(tools/recordings_ranks.txt tells their arguments): what a rank allocates, one size after another.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Outcome
+
+Run = Callable[..., Outcome]
+ROOT = Path(__file__).parent.parent
+RANKS = ROOT / "fixtures" / "ranks"
+RECORDED = ROOT / "fixtures" / "cuda" / "ranks"
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+
+    def run_it(*arguments: str | Path) -> Outcome:
+        return run_graphmem("run", *map(str, arguments))
+
+    return run_it
+
+
+def allocations(events: dict[str, Any]) -> list[int]:
+    return [row[1] for row in events["events"] if row[0] == "a" and row[1]]
+
+
+class TestRecordedRanks:
+    """Two iterations of each script; the recordings have four."""
+
+    @pytest.mark.parametrize(
+        ("name", "script"),
+        [
+            ("ddp", "ddp.py"),
+            ("ddp_bucket_view", "ddp.py --gradient-as-bucket-view"),
+            ("ddp_find_unused", "ddp.py --find-unused"),
+            ("ddp_static_graph", "ddp.py --static-graph --gradient-as-bucket-view"),
+            ("fsdp2", "fsdp2.py"),
+        ],
+    )
+    def test_a_rank_allocates_what_it_did_on_the_card(
+        self, run: Run, tmp_path: Path, name: str, script: str
+    ) -> None:
+        target, *arguments = script.split()
+        record = [ROOT / "tools" / "record_cuda.py", "-o", tmp_path / name, RANKS / target]
+        options = ["--nproc-per-node", "2", "--gpu", "h100-80gb", "--torch", "2.11"]
+
+        done = run(*options, *record, *arguments, "--steps", "2")
+
+        assert done.exit_code == 0, done.stderr
+        found = allocations(json.loads((tmp_path / f"{name}.rank0.events.json").read_text()))
+        recorded = json.loads(
+            gzip.decompress((RECORDED / f"{name}.rank0.events.json.gz").read_bytes())
+        )
+        assert found == allocations(recorded)[: len(found)]
+        assert len(found) > 500
+
+
+class TestWorlds:
+    def script(self, folder: Path, *lines: str) -> Path:
+        path = folder / "script.py"
+        path.write_text("\n".join(["import torch, torch.distributed as dist", *lines]) + "\n")
+        return path
+
+    def test_options_make_the_environment_of_torchrun(self, run: Run, tmp_path: Path) -> None:
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "print(dist.get_rank(), dist.get_world_size(), dist.get_backend())",
+            "dist.barrier()",
+            "import os",
+            "print(os.environ['LOCAL_RANK'], os.environ['GROUP_RANK'])",
+            "dist.destroy_process_group()",
+        )
+
+        done = run("--nproc-per-node", "8", "--nnodes", "2", "--rank", "9", script)
+
+        assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n0 1\n")
+
+    def test_a_device_mesh_needs_no_other_rank(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "5")
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        script = self.script(
+            tmp_path,
+            "from torch.distributed.device_mesh import init_device_mesh",
+            "mesh = init_device_mesh('cuda', (2, 4), mesh_dim_names=('dp', 'tp'))",
+            "print(mesh['dp'].get_local_rank(), mesh['tp'].get_local_rank())",
+        )
+
+        done = run(script)
+
+        assert (done.exit_code, done.stdout) == (0, "1 1\n")
+
+    def test_a_list_of_equal_tensors_is_gathered_through_a_flat_one(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """8 tensors of 4 MiB, the one sent, and 8 x 4 MiB while they are gathered."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "sent = torch.ones(1 << 20, device='cuda')",
+            "gathered = [torch.empty_like(sent) for _ in range(8)]",
+            "dist.all_gather(gathered, sent)",
+            "print(torch.cuda.memory_allocated() >> 20, torch.cuda.max_memory_allocated() >> 20)",
+        )
+
+        done = run("--nproc-per-node", "8", script)
+
+        assert (done.exit_code, done.stdout) == (0, "36 68\n")
+
+    @pytest.mark.parametrize(
+        ("environment", "options", "told"),
+        [
+            ({"WORLD_SIZE": "many", "RANK": "0"}, [], "WORLD_SIZE=many is not a number"),
+            ({"WORLD_SIZE": "4", "RANK": "4"}, [], "rank 4 is not in a world of 4"),
+            ({}, ["--nproc-per-node", "2", "--rank", "2"], "rank 2 is not in a world of 2"),
+            ({}, ["--rank", "1"], "--rank needs --nproc-per-node"),
+            ({}, ["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
+        ],
+    )
+    def test_no_such_rank_is_told_in_a_line(
+        self,
+        run: Run,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        environment: dict[str, str],
+        options: list[str],
+        told: str,
+    ) -> None:
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+
+        done = run(*options, self.script(tmp_path, "print('ran')"))
+
+        assert done.exit_code == 2
+        assert told in done.stderr
+        assert done.stdout == ""
