@@ -6,15 +6,29 @@ time, with the same values: an assumption that the report lists.
 
 from __future__ import annotations
 
-from graphmem.ranks import ddp, dtensor, init
-from graphmem.ranks.init import groups_taken_down
-from graphmem.ranks.world import World
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed
+
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import Replacement
 
-__all__ = ["World", "groups_taken_down", "replacements"]
+__all__ = ["groups_taken_down", "replacements"]
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
+    from graphmem.ranks import ddp, dtensor, init  # a build of torch may lack what they import
+
     return [*init.replacements(recorder), *ddp.replacements(), *dtensor.replacements()]
+
+
+@contextmanager
+def groups_taken_down() -> Iterator[None]:
+    """Take down the groups that a program has left when the context closes."""
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()

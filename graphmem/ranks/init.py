@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -48,16 +47,6 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
     ]
-
-
-@contextmanager
-def groups_taken_down() -> Iterator[None]:
-    """Take down the groups that a program has left when the context closes."""
-    try:
-        yield
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
 
 
 def _make_group(options: Any, backend_options: Any) -> LoneGroup:
