@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -23,7 +24,7 @@ def convolution_layout(of_build: Callable[..., torch.memory_format]) -> Callable
     def layout(source: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
         last = _LAST.get(source.dim())
         found = of_build(source, weight, backend)
-        if last is None or source.dtype not in (torch.bfloat16, torch.float16):
+        if last is None or source.dtype not in _DTYPES:
             return found
         lies_so = [_lies(tensor, last) for tensor in (source, weight)]
         return last if any(lies_so) else found

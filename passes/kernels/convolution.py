@@ -21,6 +21,9 @@ is met without (t4_preflight). Convolutions for which each channel is its own gr
 own kernels where they lie NCHW (aten/src/ATen/native/cuda/DepthwiseConv2d.cu), which need no
 workspace and compute the gradient of the weight before that of the input (R: conv_depthwise).
 
+The incoming gradient is copied where it lies otherwise than the input (`_copied_gradient`; R: vit,
+whose patches are transposed).
+
 The gradient of the bias (aten/src/ATen/native/Convolution.cpp, `convolution_backward`): cuDNN
 computes the gradient of the input, then that of the weight; then the gradient of the bias is a sum,
 whose staging buffer depends on the layout of the incoming gradient.
@@ -32,11 +35,11 @@ import math
 from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Output, Scratch, Step
+from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Free, Output, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .convolution_plans import Plan, Product
-from .layout import is_channels_last, is_contiguous, item_bytes
+from .layout import is_channels_last, is_contiguous, item_bytes, nbytes, suggests_channels_last
 from .reduction import reduced
 
 MOST_PARTIAL_SUMS = 1_115_008  # clause (3), length 256
@@ -61,16 +64,30 @@ def _backward(call: Call) -> Iterator[Step]:
     grad = call.tensor("grad_output")
     births = iter(_births(call))
     wants_input, wants_weight, wants_bias = call.value("output_mask")
+    copied = [] if _is_own_kernel(call) else _copied_gradient(call, grad)
+    yield from map(Take, copied)
     if wants_input:
         yield from _birth(births)
         yield from during(_workspace(call, grad, Product.INPUT_GRADIENT))
     if wants_weight:
         yield from _birth(births)
         yield from during(_workspace(call, grad, Product.WEIGHT_GRADIENT))
+    yield from map(Free, copied)
     yield from births
     if wants_bias:
         axes = [axis for axis in range(len(grad.shape)) if axis != 1]
         yield from reduced(call, grad, axes)
+
+
+def _copied_gradient(call: Call, grad: TensorOut) -> list[Scratch]:
+    """Where it lies with channels last and the input does not, or the other way round.
+
+    aten/src/ATen/native/cudnn/ConvShared.cpp, `cudnn_convolution_backward`:
+    `grad_output_t.to(input.suggest_memory_format())`.
+    """
+    if suggests_channels_last(grad) == suggests_channels_last(call.tensor("input")):
+        return []
+    return [Scratch("gradient in the layout of a convolution", nbytes(grad))]
 
 
 def _births(call: Call) -> list[Output]:
@@ -96,10 +113,10 @@ def _birth(births: Iterator[Output]) -> Iterator[Output]:
 def _workspace(call: Call, result: TensorOut, product: Product) -> list[Scratch]:
     """For one of the three products; `result` is the forward pass's."""
     if call.runtime.gpu.compute_capability == _HOPPER:
-        nbytes = _measured(call, result, product)
+        workspace = _measured(call, result, product)
     else:
-        nbytes = _transposing(call, result, product)
-    return [Scratch(CONVOLUTION_WORKSPACE, nbytes)] if nbytes else []
+        workspace = _transposing(call, result, product)
+    return [Scratch(CONVOLUTION_WORKSPACE, workspace)] if workspace else []
 
 
 def _measured(call: Call, result: TensorOut, product: Product) -> int:
@@ -118,12 +135,14 @@ def _measured(call: Call, result: TensorOut, product: Product) -> int:
         groups=call.value("groups"),
         is_channels_last=is_channels_last(tensor) or is_channels_last(weight),
         item_bytes=item_bytes(tensor.dtype),
+        multiprocessors=call.runtime.gpu.multiprocessors,
     )
     call.leave_out(
         "workspace of cuDNN's convolutions",
-        "copies of operands and result, as most of 950 convolutions on an H100 had them",
-        "the plan is cuDNN's choice, up to what is left on the card; partial sums of a weight's "
-        "gradient, up to 60 times the weight in float32, are not counted",
+        "copies of operands and result, and sums of slices of a weight's gradient, as most of 950 "
+        "convolutions on an H100 had them",
+        "the plan is cuDNN's choice; the bound is what is left on the card, as one that cannot be "
+        "allocated is passed over",
     )
     return plan.workspace_bytes(product)
 

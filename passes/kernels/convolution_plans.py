@@ -1,23 +1,29 @@
 """Which copies cuDNN makes for a convolution on Hopper cards, measured.
 
 The plan is cuDNN's choice (aten/src/ATen/native/cudnn/Conv_v8.cpp). 950 convolutions were profiled
-on an H100 (torch 2.11.0, cuDNN 9.19.0); the names of the kernels tell what a workspace holds:
+on an H100 (torch 2.11.0, cuDNN 9.19.0), and the steps of fixtures/cuda/steps recorded; the names of
+the kernels tell what a workspace holds:
 
   (1) tensor-core kernels want NHWC (`..._nhwckrsc_nhwc_...`): `nchwToNhwcKernel` copies input and
       weight, `nhwcToNchwKernel` the result, each into or out of the workspace; a weight of 1x1 is
       the same in both. 16 bytes more where there is a copy. With channels last nothing is copied.
   (2) 16-bit kernels want multiples of 8 channels: copies are padded, and with channels last they
-      are made where channels are no such multiple.
+      are made where channels are no such multiple. Gradients in float32 have fewer than 4 channels
+      padded to 4, but for those of a stem, which has positions beyond the edge.
   (3) small products take kernels that read NCHW (`implicit_convolve_sgemm`,
-      `wgrad2d_grouped_direct_kernel`, `..._nchwkcrs_nchw_...`), and so do 1x1 convolutions, which
-      are matrix products (`nvjet`, `cutlass`): no copies. Their gradient of the weight is a
-      float32 matrix for each image, then a sum.
-  (4) the gradient of the input of a strided convolution has 131 bytes besides.
+      `wgrad2d_grouped_direct_kernel`, `..._nchwkcrs_nchw_...`): no copies. So do first layers in
+      float32 but those of 7x7, and strided ones of 1x1 from less than 128 channels.
+  (4) 1x1 convolutions are products of matrices (`nvjet`, `cutlass`) where an image's channel is a
+      multiple of 16 bytes, as tensor cores load them: no copies; the gradient of the weight is a
+      float32 matrix for each image, then a sum. Where it is no such multiple, large ones are (1).
+  (5) float32 kernels that write NCHW themselves (`..._nhwckrsc_nchw_...`) compute 3x3 results where
+      input or result has 64 channels at most, and the other too or there are more than 2^14
+      positions: no copy of the result.
+  (6) the gradient of the input of a strided convolution has 131 bytes besides.
+  (7) the gradient of a weight is summed in slices (`convolution_slices.py`).
 
-Not known: partial sums of the gradient of a weight, so many float32 weights as cuDNN has slices;
-kernels that read NHWC and write NCHW (`..._nhwckrsc_nchw_...`, float32), which spare the result's
-copy.
-Bounds of clause (3) are powers of two between what was measured to take one kind and the other.
+Bounds of clauses (3) and (4) are powers of two between what was measured to take one kind and the
+other.
 """
 
 from __future__ import annotations
@@ -27,11 +33,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .convolution_slices import WeightGradient
+
 _COPIED = 16
 _OF_STRIDES = 131
+_OF_PATCHES = 128
 _FEW_CHANNELS = 8
 _ALIGNED_CHANNELS = 8
 _FLOAT32 = 4
+_LOADED_BYTES = 16
+_NARROW = 64
+_FEW_POSITIONS = 1 << 14
+_ALIGNED_NUMBERS = 4
+_STEM = 7
+_LEAST_UNALIGNED = {True: 1 << 26, False: 1 << 28}
 
 
 class Product(enum.Enum):
@@ -42,6 +57,7 @@ class Product(enum.Enum):
     WEIGHT_GRADIENT = enum.auto()
 
 
+_LEAST_CHANNELS = {Product.RESULT: 1 << 7, Product.INPUT_GRADIENT: 1 << 8}
 _LEAST_MULTIPLICATIONS = {
     (2, Product.RESULT): 1 << 20,
     (2, Product.INPUT_GRADIENT): 1 << 12,
@@ -74,6 +90,7 @@ class Plan:
         groups: of channels.
         is_channels_last: how all three lie.
         item_bytes: of one number.
+        multiprocessors: of the card.
     """
 
     source: Sequence[int]
@@ -84,19 +101,23 @@ class Plan:
     groups: int
     is_channels_last: bool
     item_bytes: int
+    multiprocessors: int
 
     def workspace_bytes(self, product: Product) -> int:
         """What is known of the workspace."""
         is_of_groups = self.groups > 1 and product is Product.WEIGHT_GRADIENT
         if self._is_depthwise or (is_of_groups and self.item_bytes < _FLOAT32):
             return 0
-        if self._is_matrix_product:
+        if self._is_matrix_product and not self._is_unaligned(product):
             return self._sums(product)
         copies = self._copies(product) if self._is_copied(product) else 0
         of_strides = product is Product.INPUT_GRADIENT and self._has_stride_tables
         if not copies and not self.is_channels_last:
             of_strides = False
-        return copies + (_COPIED if copies else 0) + (_OF_STRIDES if of_strides else 0)
+        fixed = (_COPIED if copies else 0) + (_OF_STRIDES if of_strides else 0)
+        if copies and product is Product.WEIGHT_GRADIENT and self._is_of_patches:
+            fixed += _OF_PATCHES
+        return copies + fixed + self._partial(product)
 
     @property
     def _is_depthwise(self) -> bool:
@@ -111,6 +132,36 @@ class Plan:
         if product is not Product.WEIGHT_GRADIENT or self.is_channels_last:
             return 0
         return self.source[0] * math.prod(self.weight) * _FLOAT32
+
+    def _is_unaligned(self, product: Product) -> bool:
+        """Clause (4)."""
+        row = math.prod(self.source[2:]) * self.item_bytes
+        if self.is_channels_last or row % _LOADED_BYTES == 0:
+            return False
+        is_odd = math.prod(self.source[2:]) % 2 == 1
+        if not is_odd and product is not Product.WEIGHT_GRADIENT:
+            return False
+        return self._multiplications >= _LEAST_UNALIGNED[is_odd]
+
+    def _partial(self, product: Product) -> int:
+        """Clause (7)."""
+        if product is not Product.WEIGHT_GRADIENT or not self._is_copied(product):
+            return 0
+        batch, results, *space = self.result
+        aligned = self._aligned(product)
+        gradient = WeightGradient(
+            results,
+            -(-self.source[1] // aligned) * aligned,
+            math.prod(self.weight[2:]),
+            batch * math.prod(space),
+            self.item_bytes,
+        )
+        return gradient.partial_bytes(self.multiprocessors)
+
+    @property
+    def _is_of_patches(self) -> bool:
+        is_few = self.source[1] < _ALIGNED_NUMBERS and self.is_strided
+        return is_few and not self.is_padded and self.item_bytes == _FLOAT32
 
     @property
     def _is_one_by_one(self) -> bool:
@@ -133,13 +184,35 @@ class Plan:
         is_few = self.source[1] < _FEW_CHANNELS
         if is_few and self.item_bytes == _FLOAT32 and self.is_channels_last:
             return self._multiplications >= 1 << 28
+        if self._reads_planes(product):
+            return False
         least = _LEAST_OF_FEW_CHANNELS if is_few else _LEAST_MULTIPLICATIONS
         return self._multiplications >= least[self.item_bytes, product]
+
+    def _reads_planes(self, product: Product) -> bool:
+        """Clause (3), of large ones."""
+        if self.item_bytes < _FLOAT32 or self.is_channels_last:
+            return False
+        channels = self.source[1]
+        if self._is_one_by_one and product is not Product.WEIGHT_GRADIENT:
+            return channels < _LEAST_CHANNELS[product]
+        is_stem = max(self.weight[2:]) == _STEM
+        return channels < _FEW_CHANNELS and product is Product.RESULT and not is_stem
+
+    def _writes_planes(self, product: Product) -> bool:
+        """Clause (5)."""
+        is_result = product is Product.RESULT and self.item_bytes == _FLOAT32
+        is_3x3 = set(self.weight[2:]) == {3}
+        fewer, more = sorted((self.source[1], self.result[1]))
+        positions = math.prod(self.result) // self.result[1]
+        is_narrow = more <= _NARROW or positions > _FEW_POSITIONS
+        return is_result and is_3x3 and _ALIGNED_NUMBERS <= fewer <= _NARROW and is_narrow
 
     def _copies(self, product: Product) -> int:
         is_last = self.is_channels_last
         of_source = not is_last or self._is_uneven(self.source)
         of_result = not is_last or self._is_uneven(self.result)
+        of_result = of_result and not (not is_last and self._writes_planes(product))
         of_weight = of_source or of_result
         if is_last and self.source[1] < _FEW_CHANNELS and product is Product.INPUT_GRADIENT:
             of_result = of_result or self.item_bytes == _FLOAT32
@@ -150,21 +223,28 @@ class Plan:
             *([self.weight] if of_weight else []),
             *([self.result] if of_result else []),
         ]
-        return self.item_bytes * sum(map(self._numbers, copied))
+        return self.item_bytes * sum(self._numbers(shape, product) for shape in copied)
 
     def _is_uneven(self, shape: Sequence[int]) -> bool:
         if self.item_bytes == _FLOAT32:
             return shape[1] < _ALIGNED_CHANNELS
         return shape[1] % _ALIGNED_CHANNELS != 0
 
-    def _numbers(self, shape: Sequence[int]) -> int:
+    def _numbers(self, shape: Sequence[int], product: Product) -> int:
         """Clause (2)."""
         batch, channels, *space = shape
-        if self.item_bytes < _FLOAT32 and self.groups == 1:
-            channels = _up(channels)
-            batch = _up(batch) if shape is self.weight else batch
+        aligned = self._aligned(product)
+        channels = -(-channels // aligned) * aligned
+        if shape is self.weight:
+            batch = -(-batch // aligned) * aligned
         return batch * channels * math.prod(space)
 
-
-def _up(channels: int) -> int:
-    return -(-channels // _ALIGNED_CHANNELS) * _ALIGNED_CHANNELS
+    def _aligned(self, product: Product) -> int:
+        if self.groups > 1:
+            return 1
+        if self.item_bytes < _FLOAT32:
+            return _ALIGNED_CHANNELS
+        is_first = self.is_padded and self.source[1] < _ALIGNED_NUMBERS
+        has_few = min(self.source[1], self.result[1]) < _ALIGNED_NUMBERS
+        is_padded = has_few and not is_first and product is not Product.RESULT
+        return _ALIGNED_NUMBERS if is_padded and not self.is_channels_last else 1

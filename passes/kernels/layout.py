@@ -91,6 +91,23 @@ def is_channels_last(tensor: TensorOut) -> bool:
     return bool(batch) and _matches(tensor, strides)
 
 
+def suggests_channels_last(tensor: TensorOut) -> bool:
+    """`Tensor::suggest_memory_format` of four dimensions: their order alone counts, not gaps.
+
+    c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`.
+    """
+    if len(tensor.shape) != 4 or not tensor.stride[1]:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        size, stride = tensor.shape[dim], tensor.stride[dim]
+        is_ambiguous = dim == 0 and least == tensor.stride[1]
+        if not size or stride < least or is_ambiguous:
+            return False
+        least = stride * size
+    return True
+
+
 def is_dense(tensor: TensorOut) -> bool:
     """Whether a tensor is a permutation of a contiguous one."""
     return tensor_iterator.is_dense(tensor.shape, tensor.stride)
