@@ -39,10 +39,11 @@ def main() -> int:
     ]
     end = time.monotonic() + options.until
     with ThreadPoolExecutor(options.jobs) as pool:
-        numbered = enumerate(lines)
-        done = list(
-            pool.map(lambda each: record(*each, options.output, options.limit, end), numbered)
-        )
+        begun = [
+            pool.submit(record, number, line, options.output, options.limit, end)
+            for number, line in enumerate(lines)
+        ]
+        done = [each.result() for each in begun]
     failed = [line.split()[0] for line, worked in zip(lines, done, strict=True) if not worked]
     print(f"{len(lines) - len(failed)} recorded, {len(failed)} failed: {' '.join(failed)}")
     return 1 if failed else 0

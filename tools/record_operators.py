@@ -33,9 +33,10 @@ def main() -> int:
     parser.add_argument("--opinfo", type=int, default=0, help="samples of each OpInfo (default: 0)")
     parser.add_argument("--only", default="", help="calls whose name contains this text")
     options = parser.parse_args()
-    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "fixtures")]
-    import record_cuda
+    sys.path[:0] = [str(ROOT), str(ROOT / "fixtures")]
     import torch
+
+    from tools import record_cuda
 
     if not torch.cuda.is_available():
         print("error: torch sees no CUDA device here", file=sys.stderr)
@@ -99,8 +100,9 @@ def record(fixture: Any, name: str, dtype: str, sample: int) -> dict[str, Any]:
 
 def events_now() -> list[list[Any]]:
     """The allocations and frees recorded so far."""
-    import record_cuda
     import torch
+
+    from tools import record_cuda
 
     ordinals: dict[int, int] = {}
     rows: list[list[Any]] = []
