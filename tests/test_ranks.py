@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ class TestRecordedRanks:
         ],
     )
     def test_a_rank_allocates_what_it_did_on_the_card(
-        self, run: Run, tmp_path: Path, name: str, script: str
+        self, run: Run, tmp_path: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
         target, *arguments = script.split()
         record = [ROOT / "tools" / "record_cuda.py", "-o", tmp_path / name, RANKS / target]
         options = ["--nproc-per-node", "2", "--gpu", "h100-80gb", "--torch", "2.11"]

@@ -68,7 +68,11 @@ def page(rows: Iterable[str]) -> str:
         f"\nOf {len(lines)} steps {events} are equal event by event, {exact} in the peak of "
         f"allocated bytes, {whole} in everything.\n"
     )
-    return PREFACE + "\n".join(lines) + "\n" + score
+    names = {row[0] for row in cells}
+    every = sorted(path.name.removesuffix(ENDING) for path in STEPS.glob(f"*{ENDING}"))
+    missing = [name for name in every if name not in names]
+    rest = f"\nNot held against this commit yet: {', '.join(missing)}.\n" if missing else ""
+    return PREFACE + "\n".join(lines) + "\n" + score + rest
 
 
 def row_of(path: Path) -> str:

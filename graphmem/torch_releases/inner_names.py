@@ -154,6 +154,7 @@ INNER_NAMES = (
         "process groups",
         _RANKS,
     ),
+    Names("torch.distributed.distributed_c10d", "_world", "process groups", _RANKS),
     Names("torch.distributed.distributed_c10d.Backend", "_plugins", "process groups", _RANKS),
     Names(
         "torch.distributed.tensor._sharding_prop.ShardingPropagator",
