@@ -93,6 +93,15 @@ class Event:
     user_frame: Frame | None = None
 
 
+class Counters(msgspec.Struct, frozen=True):
+    """What PyTorch's allocator counted at one moment, in bytes."""
+
+    allocated: int
+    reserved: int
+    max_allocated: int
+    max_reserved: int
+
+
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What one device's allocator did, in order.
@@ -105,6 +114,7 @@ class Recording:
         base_allocated: bytes allocated before the first event, where the file says so.
         base_reserved: bytes reserved before it.
         has_addresses: whether addresses are true ones, or ordinals.
+        counted: by PyTorch before the first event and after the last, where the file says so.
     """
 
     name: str
@@ -114,6 +124,7 @@ class Recording:
     base_allocated: int | None = None
     base_reserved: int | None = None
     has_addresses: bool = True
+    counted: tuple[Counters, Counters] | None = None
 
 
 def read_recording(path: str | Path, device: int | None = None) -> Recording:
@@ -228,6 +239,8 @@ class _CompactFile(msgspec.Struct):
     sites: list[str] = []
     replay: dict[str, Any] = {}
     allocator_settings: dict[str, Any] = {}
+    base: Counters | None = None
+    marks: list[Counters] = []
 
 
 def _from_json(name: str, data: bytes) -> Recording:
@@ -244,6 +257,7 @@ def _from_json(name: str, data: bytes) -> Recording:
         base_allocated=_size(replayed["base_alloc"]) if "base_alloc" in replayed else None,
         base_reserved=_size(replayed["base_res"]) if "base_res" in replayed else None,
         has_addresses=False,
+        counted=(content.base, content.marks[-1]) if content.base and content.marks else None,
     )
 
 

@@ -121,14 +121,16 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     result: dict[str, Any] = {}
-    for loading in ("LAZY",):
-        for name, program in PROGRAMS.items():
-            for eager in ("False", "True") if name == "nccl" else ("",):
-                text = STAGE + (f"EAGER = {eager}\n" if eager else "") + program
-                key = f"{name}{'-device_id' if eager == 'True' else ''} {loading}"
-                environment = {"CUDA_MODULE_LOADING": loading, "MASTER_ADDR": "127.0.0.1"}
-                result[key] = run([text], {**environment, "MASTER_PORT": "29711"})
-                options.output.write_text(json.dumps(result, indent=1) + "\n")
+    programs = {
+        "plain LAZY": PROGRAMS["plain"],
+        "training LAZY": PROGRAMS["training"],
+        "nccl LAZY": "EAGER = False\n" + PROGRAMS["nccl"],
+        "nccl-device_id LAZY": "EAGER = True\n" + PROGRAMS["nccl"],
+    }
+    alone = {"CUDA_MODULE_LOADING": "LAZY", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29711"}
+    for key, program in programs.items():
+        result[key] = run([STAGE + program], alone)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
     for world in (2, 4):
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"298{world}0"}
         result[f"ranks {world}"] = run([STAGE + RANKS] * world, environment)

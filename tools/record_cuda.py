@@ -130,7 +130,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--grads", choices=("keep", "none"), default="none")
     parser.add_argument("--inference", action="store_true", help="forward passes only")
     parser.add_argument("--compile", metavar="MODE", help="torch.compile the model, in this mode")
-    parser.add_argument("--channels-last", action="store_true", help="model and inputs")
     parser.add_argument("--benchmark", action="store_true", help="let cuDNN choose by trying")
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="NAME", help="path without an ending"
@@ -147,10 +146,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def load(target: str, texts: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The build function of `model.py:build`, and its keyword arguments."""
-    if importlib.util.find_spec("graphmem") is None:
-        stand_in = types.ModuleType("graphmem")
-        vars(stand_in)["TrainingStep"] = StandIn
-        sys.modules["graphmem"] = stand_in
+    stand_in()
     file, _, name = target.rpartition(":")
     path = Path(file).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -162,6 +158,14 @@ def load(target: str, texts: Sequence[str]) -> tuple[Callable[..., Any], dict[st
     spec.loader.exec_module(module)
     build: Callable[..., Any] = getattr(module, name)
     return build, dict(map(setting_reader(build), texts))
+
+
+def stand_in() -> None:
+    """Let fixtures find a `graphmem.TrainingStep` where graphmem is not installed."""
+    if importlib.util.find_spec("graphmem") is None:
+        module = types.ModuleType("graphmem")
+        vars(module)["TrainingStep"] = StandIn
+        sys.modules["graphmem"] = module
 
 
 def setting_reader(build: Callable[..., Any]) -> Callable[[str], tuple[str, Any]]:
@@ -208,9 +212,6 @@ class Loop:
         self.model = step.model.to(self.device)
         if options.benchmark:
             torch.backends.cudnn.benchmark = True
-        if options.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)
-            step.inputs = channels_last(step.inputs)
         if options.compile:
             self.model = torch.compile(self.model, mode=options.compile)
         self.loss: Any = None
@@ -299,19 +300,6 @@ def moved(value: Any, device: Any) -> Any:
     return value
 
 
-def channels_last(value: Any) -> Any:
-    """A nest of tensors, the images among them with their channels last."""
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.dim() == 4:
-        return value.contiguous(memory_format=torch.channels_last)
-    if isinstance(value, dict):
-        return {key: channels_last(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(channels_last(item) for item in value)
-    return value
-
-
 def default_loss(output: Any) -> Any:
     """The output's own loss, a scalar output itself, else the sum of it."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
@@ -360,7 +348,6 @@ def metadata(options: argparse.Namespace) -> dict[str, Any]:
         "grads": options.grads,
         "inference": options.inference,
         "compile": options.compile,
-        "channels_last": options.channels_last,
         "benchmark": options.benchmark,
         "arguments": options.arguments,
         "rank": os.environ.get("RANK"),

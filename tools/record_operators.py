@@ -16,7 +16,6 @@ import importlib
 import json
 import sys
 import traceback
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("error: torch sees no CUDA device here", file=sys.stderr)
         return 2
-    if importlib.util.find_spec("graphmem") is None:
-        stand_in = types.ModuleType("graphmem")
-        vars(stand_in)["TrainingStep"] = record_cuda.StandIn
-        sys.modules["graphmem"] = stand_in
+    record_cuda.stand_in()
     fixture = importlib.import_module("recorded_operators")
     number, parts = map(int, options.part.split("/"))
     chosen = list(wanted(fixture, options))[number::parts]

@@ -113,6 +113,11 @@ def verify(
         settings=options.pairs(settings, "--set"),
     )
     if target is None:
+        if (start, request) != ("setup", Request()):
+            raise InputError(
+                "a recording that knows its target knows its options",
+                hint="leave them out, or name what to compare it with: --target train.py:build",
+            )
         return _verify_own(files or [], writer)
     return _verify_target((files or [])[0], target, start, request, writer)
 

@@ -118,7 +118,7 @@ class RecordedCase(Case):
     """A recording and the prediction that should equal it.
 
     Attributes:
-        recording: name of the recording, without the ending of its file.
+        recording: name of the recording without the ending of its file, or the file's path.
         start: where in the prediction the recording starts.
         gap: why the prediction is known to differ; empty where it must be equal.
     """

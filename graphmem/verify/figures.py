@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
-from graphmem.plain_data import unpacked
+from graphmem.recordings import Counters
 from graphmem.verify.replay import Replay
 
 
@@ -37,20 +36,6 @@ class _File(msgspec.Struct):
     replay: _Told
 
 
-class _Mark(msgspec.Struct):
-    """What the allocator counted at the end of a phase (`tools/record_cuda.py`)."""
-
-    allocated: int
-    reserved: int
-    max_allocated: int
-    max_reserved: int
-
-
-class _MarkedFile(msgspec.Struct):
-    base: _Mark
-    marks: Annotated[list[_Mark], msgspec.Meta(min_length=1)]
-
-
 def replayed_figures(replay: Replay) -> Figures:
     """The figures of a replay."""
     return Figures(
@@ -62,19 +47,14 @@ def replayed_figures(replay: Replay) -> Figures:
     )
 
 
-def counted_figures(path: Path) -> Figures | None:
-    """The figures that PyTorch's allocator counted; None where a file does not tell them."""
-    try:
-        told = msgspec.json.decode(unpacked(path), type=_MarkedFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    last = told.marks[-1]
+def counted_figures(before: Counters, after: Counters) -> Figures:
+    """The figures that PyTorch's allocator counted."""
     return Figures(
-        base_allocated=told.base.allocated,
-        peak_allocated=last.max_allocated,
-        end_allocated=last.allocated,
-        peak_reserved=last.max_reserved,
-        end_reserved=last.reserved,
+        base_allocated=before.allocated,
+        peak_allocated=after.max_allocated,
+        end_allocated=after.allocated,
+        peak_reserved=after.max_reserved,
+        end_reserved=after.reserved,
     )
 
 

@@ -30,8 +30,8 @@ def default_folder() -> Path:
 
 
 def find_recording(folder: Path, name: str) -> Path | None:
-    """The file of the recording called `name`: the compact one if both are there."""
-    for ending in ("", COMPACT, f"{COMPACT}.gz", SNAPSHOT, ".pickle", ".pkl"):
+    """The recording that is the file `name` or is called so: the compact one if both are there."""
+    for ending in ("", COMPACT, SNAPSHOT, ".pickle", ".pkl"):
         path = folder / f"{name}{ending}"
         if path.is_file():
             return path
@@ -82,11 +82,13 @@ def read_recorded(path: Path) -> Recorded:
         settings=recording.settings,
         changes=tuple(recorded_changes(recording, starts_empty=base == 0)),
         replay=made,
-        figures=counted_figures(path) or _figures(path, made),
+        figures=_figures(path, recording, made),
     )
 
 
-def _figures(path: Path, made: Replay | None) -> Figures | None:
+def _figures(path: Path, recording: Recording, made: Replay | None) -> Figures | None:
+    if recording.counted is not None:
+        return counted_figures(*recording.counted)
     return told_figures(path) if made is None else replayed_figures(made)
 
 
