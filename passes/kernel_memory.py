@@ -21,7 +21,6 @@ from graphmem.runtime import Runtime
 from .kernels import (
     attention,
     batch_norm,
-    chunks,
     columns,
     convolution,
     ctc,
@@ -48,10 +47,9 @@ from .kernels import (
 from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
 from .kernels.layout import numel
 
-_FAMILIES = (
+FAMILIES = (
     attention,
     batch_norm,
-    chunks,
     columns,
     convolution,
     ctc,
@@ -75,7 +73,7 @@ _FAMILIES = (
     splitting,
     topk,
 )
-RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in _FAMILIES))
+RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in FAMILIES))
 
 
 class KernelRules:

@@ -15,7 +15,7 @@ from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
-from graphmem.passes.kernel_memory import RULES
+from graphmem.passes.kernel_memory import FAMILIES, RULES
 from graphmem.pipeline import Pass, installed_passes, ordered, run_passes
 from graphmem.runtime import Runtime
 
@@ -59,6 +59,12 @@ def test_a_cycle_is_an_error_that_names_it() -> None:
 
 def test_built_in_passes_are_found_through_the_entry_points() -> None:
     assert {"kernel_memory", "unmodelled"} <= {each.provides for each in installed_passes()}
+
+
+def test_no_two_families_of_kernels_have_a_rule_for_one_operator() -> None:
+    names = [name for family in FAMILIES for name in family.RULES]
+
+    assert len(names) == len(set(names))
 
 
 def test_the_documentation_names_every_operator_with_a_rule() -> None:

@@ -122,6 +122,8 @@ ATTENTION = (
     "encoder_layer bfloat16",
     "multihead float32",
     "opinfo:torch.ops.aten._efficient_attention_forward: float32",
+    "opinfo:torch.ops.aten._efficient_attention_forward: bfloat16 #1",
+    "opinfo:torch.ops.aten._flash_attention_forward: bfloat16",
 )
 COMPOSITES = (
     "cdist float32",
@@ -137,6 +139,7 @@ COMPOSITES = (
     "opinfo:nn.functional.grid_sample: float32 #1",
     "opinfo:normal: float32",
     "bernoulli bfloat16",
+    "opinfo:_chunk_cat: float32 #1",
     "opinfo:unfold: float32 #1",
     "opinfo:any: float32",
     "opinfo:scatter_reduce:mean float32",

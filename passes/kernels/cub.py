@@ -15,6 +15,8 @@ from types import MappingProxyType
 
 from graphmem.gpus import Gpu
 
+from .layout import ceil_div
+
 _RADIX_BITS = 8
 _BINS = 1 << _RADIX_BITS
 _ALIGNMENT = 256
@@ -61,17 +63,17 @@ def sort_pairs_bytes(
     tile = tiles[gpu.compute_capability >= (9, 0)]
     if tile is None:
         return None
-    passes = _ceil(bits, _RADIX_BITS)
+    passes = ceil_div(bits, _RADIX_BITS)
     portion = _PORTION // tile * tile
-    portions = _ceil(count, portion)
+    portions = ceil_div(count, portion)
     parts = [
         portions * passes * _BINS * 8,
-        _ceil(min(count, portion), tile) * _BINS * 4,
+        ceil_div(min(count, portion), tile) * _BINS * 4,
         count * key_bytes * (passes > 1),
         count * value_bytes * (passes > 1),
         portions * passes * 4,
     ]
-    return sum(_ceil(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
+    return sum(ceil_div(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
 
 
 def segmented_sort_pairs_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
@@ -86,13 +88,9 @@ def segmented_sort_pairs_bytes(count: int, key_bytes: int, value_bytes: int) -> 
         value_bytes: of one value.
     """
     parts = (count * key_bytes, count * value_bytes)
-    return sum(_ceil(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
+    return sum(ceil_div(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
 
 
 def key_bits(largest: int) -> int:
     """`get_num_bits` (aten/src/ATen/cuda/cub.cuh): bits of the largest key, at least one."""
     return max(1, largest.bit_length())
-
-
-def _ceil(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

@@ -22,7 +22,7 @@ from graphmem.kernel_program import Scratch
 from graphmem.torch_releases.differences import CUB_IS_OF_CUDA_13
 
 from .call import Call
-from .layout import item_bytes
+from .layout import ceil_div, item_bytes
 
 _ALIGNMENT = 256
 _PADDING = 32  # `TILE_STATUS_PADDING`, a warp
@@ -72,14 +72,14 @@ SMALL_NOTE = "known for CUB of CUDA 13 (torch 2.11 on) on cards from 8.0 on; ten
 def scan(call: Call, count: int, dtype: str) -> Scratch:
     """`DeviceScan`, of an operation that CUB does not know."""
     tile = _SCAN[item_bytes(dtype)]
-    tiles = _ceil(min(count, _LARGEST_SCAN), tile)
+    tiles = ceil_div(min(count, _LARGEST_SCAN), tile)
     return _storage(call, "scan", _states(tiles, dtype))
 
 
 def sum_of_int32(call: Call, count: int) -> Scratch:
     """`inclusive_sum_truncating` from int32 to int64."""
     tile = _of_card(_SUM_OF_INT32, call.runtime.gpu)
-    return _storage(call, "scan", tile and _states(_ceil(count, tile), "int32"))
+    return _storage(call, "scan", tile and _states(ceil_div(count, tile), "int32"))
 
 
 def selection(call: Call, count: int) -> Scratch:
@@ -97,18 +97,18 @@ def unique(call: Call, count: int, dtype: str) -> Scratch:
 def unique_by_key(call: Call, count: int, key_bytes: int) -> Scratch:
     """`DeviceSelect::UniqueByKey`, with positions as values and offsets of 64 bits."""
     tile = _of_card(_UNIQUE_BY_KEY[key_bytes], call.runtime.gpu)
-    return _storage(call, "unique", tile and _states(_ceil(count, tile), "int64"))
+    return _storage(call, "unique", tile and _states(ceil_div(count, tile), "int64"))
 
 
 def runs(call: Call, count: int) -> Scratch:
     """`DeviceRunLengthEncode::Encode`."""
-    return _storage(call, "run lengths", _with_slack(_pairs(_ceil(count, _RUNS))))
+    return _storage(call, "run lengths", _with_slack(_pairs(ceil_div(count, _RUNS))))
 
 
 def scan_by_key(call: Call, count: int, key_bytes: int) -> Scratch:
     """`DeviceScan::InclusiveScanByKey`: also the last key of each tile before."""
     tile = _of_card(_SCAN_BY_KEY[key_bytes], call.runtime.gpu)
-    tiles = tile and _ceil(count, tile)
+    tiles = tile and ceil_div(count, tile)
     nbytes = tiles and _with_slack(_pairs(tiles) + _aligned(key_bytes * (tiles + 1)))
     return _storage(call, "scan by key", nbytes)
 
@@ -127,7 +127,7 @@ def reduction(call: Call, count: int, accumulator_bytes: int = 4) -> Scratch:
 def _selection(call: Call, count: int, tiles: Tiles) -> Scratch:
     """`DispatchSelectIf`, whose partitions have offsets of 32 bits."""
     tile = _of_card(tiles, call.runtime.gpu)
-    return _storage(call, "selection", tile and _states(_ceil(count, tile), "int32"))
+    return _storage(call, "selection", tile and _states(ceil_div(count, tile), "int32"))
 
 
 def _states(tiles: int, dtype: str) -> int:
@@ -163,8 +163,4 @@ def _with_slack(nbytes: int) -> int:
 
 
 def _aligned(nbytes: int) -> int:
-    return _ceil(nbytes, _ALIGNMENT) * _ALIGNMENT
-
-
-def _ceil(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
+    return ceil_div(nbytes, _ALIGNMENT) * _ALIGNMENT

@@ -29,7 +29,7 @@ from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .attention_operands import is_sequence_first, operand
 from .call import Call, during
-from .layout import is_half, numel
+from .layout import ceil_div, is_half, numel
 from .reduction import contiguous_copy
 
 _FLOAT_BYTES = 4
@@ -118,23 +118,19 @@ def workspace_bytes(call: Call, tile: Tile) -> int:
     """Clause (4)."""
     query, key, value = (operand(call, name) for name in ("query", "key", "value"))
     batch, heads, queries, width = query.shape
-    tiles = _ceil(queries, tile.queries) * _ceil(width, tile.keys)
+    tiles = ceil_div(queries, tile.queries) * ceil_div(width, tile.keys)
     floats = tiles * (_LOCK_BYTES // _FLOAT_BYTES + tile.queries * tile.keys)
     if is_half(query.dtype) and not _fits_registers(call, tile):
         splits = _splits(batch * heads, key.shape[2], tile)
         widths = (width, value.shape[-1])
-        columns = sum(_ceil(each, tile.queries) * tile.queries for each in widths)
+        columns = sum(ceil_div(each, tile.queries) * tile.queries for each in widths)
         floats += splits * tile.keys * columns
-    return batch * heads * _ceil(floats, 4) * 4 * _FLOAT_BYTES
+    return batch * heads * ceil_div(floats, 4) * 4 * _FLOAT_BYTES
 
 
 def _splits(batch_heads: int, keys: int, tile: Tile) -> int:
     """How many blocks share the keys, where each has gradients of keys and values in memory."""
-    splits = _ceil(keys, tile.keys)
+    splits = ceil_div(keys, tile.keys)
     if batch_heads >= _ENOUGH_HEADS and keys <= 2 * tile.keys:
         splits = 1
     return max(1, min(splits, _SPLITS_BOUND // batch_heads))
-
-
-def _ceil(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

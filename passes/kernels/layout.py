@@ -52,6 +52,11 @@ def nbytes(tensor: TensorOut) -> int:
     return numel(tensor) * item_bytes(tensor.dtype)
 
 
+def ceil_div(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a row-major tensor; sizes of 0 count as 1 (c10/core/MemoryFormat.h)."""
     strides = []

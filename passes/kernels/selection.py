@@ -26,7 +26,7 @@ from graphmem.kernel_program import Free, Output, Scratch, Step, Take
 
 from . import cub_scans
 from .call import Call, Rule, during
-from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
+from .layout import INDEX_BYTES, contiguous_strides, is_contiguous, item_bytes, nbytes, numel
 from .reduction import contiguous_copy, flattened, logic_kernel
 from .sorting import storage_of_sort
 
@@ -59,14 +59,10 @@ def _masked_select(call: Call) -> Iterator[Step]:
     expanded = TensorOut(shape, mask.dtype, None, mask.stride if mask.shape == shape else ())
     copies = [] if mask.shape == shape else [Scratch("the mask expanded", math.prod(shape))]
     if copies:
-        expanded = TensorOut(shape, mask.dtype, None, _row_major(shape))
+        expanded = TensorOut(shape, mask.dtype, None, contiguous_strides(shape))
     yield from during(copies, nonzero(call, expanded, [Take(positions)]))
     yield from call.outputs()
     yield Free(positions)
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(torch.empty(shape, device="meta").stride())
 
 
 def _masked_scatter(call: Call) -> Iterator[Step]:
@@ -119,10 +115,7 @@ def _distinct(call: Call, tensor: TensorOut, number_bytes: int) -> Iterator[Step
         numbers = Scratch("numbers of distinct values", count * number_bytes)
         yield from during([numbers, cub_scans.sum_of_int32(call, count)])
     yield values
-    has_counts = call.value("return_counts")
-    found = (
-        cub_scans.runs(call, count) if has_counts else cub_scans.unique(call, count, tensor.dtype)
-    )
+    found = _storage_of_distinct(call, tensor)
     length = Scratch("number of distinct values", INDEX_BYTES)
     yield from during([length], [*others, *during([found])])
 

@@ -20,11 +20,10 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import Scratch, Step
 
 from .call import Call, Rule, UnknownOperandError, during
-from .layout import is_dense, item_bytes, numel
+from .layout import INDEX_BYTES, ceil_div, is_dense, item_bytes, numel
 
 _THREADS = 128  # `BLOCK_SIZE`
 _BYTES_PER_BLOCK = _THREADS * 16  # `BYTES_PER_THREAD`
-_INT64 = 8
 
 
 def _split(source: str, sizes: str) -> Rule:
@@ -47,27 +46,27 @@ def _split(source: str, sizes: str) -> Rule:
 
 def _blocks_of_a_split(lengths: Sequence[int], chunks: int, gpu: Gpu) -> int:
     """The blocks of a jagged grid that fills the card twice at most."""
-    blocks = sum(-(-length // _BYTES_PER_BLOCK) for length in lengths)
+    blocks = sum(ceil_div(length, _BYTES_PER_BLOCK) for length in lengths)
     most = gpu.multiprocessors * gpu.max_threads_per_multiprocessor // _THREADS * 2
-    factor = -(-blocks * chunks // most)
+    factor = ceil_div(blocks * chunks, most)
     chunks_per_block = min(math.ceil(math.sqrt(factor)), chunks)
-    rounds = -(-factor // chunks_per_block)
-    return sum(-(-length // (_BYTES_PER_BLOCK * rounds)) for length in lengths)
+    rounds = ceil_div(factor, chunks_per_block)
+    return sum(ceil_div(length, _BYTES_PER_BLOCK * rounds) for length in lengths)
 
 
 def _join(call: Call) -> Iterator[Step]:
     tensors = _known(call, "tensors")
-    out = call.optional("out")
-    if out is None or not all(map(is_dense, (out, *tensors))) or not _is_fast(tensors, out):
-        yield from call.outputs()
+    out = call.optional("out") or call.op.outputs[0]
+    yield from call.outputs()
+    if not all(map(is_dense, (out, *tensors))) or not _is_fast(tensors, out):
         return
-    dim, chunks = call.value("dim"), call.value("num_chunks")
-    blocks = 0
+    chunks, blocks = call.value("num_chunks"), 0
     for each in tensors:
+        dim = call.value("dim") % len(each.shape)
         trailing = math.prod(each.shape[dim + 1 :])
-        nbytes = -(-each.shape[dim] // chunks) * trailing * item_bytes(out.dtype)
-        blocks += -(-nbytes // _BYTES_PER_BLOCK)
-    yield from during([_table(6 * len(tensors) + 2 + blocks)], call.outputs())
+        nbytes = ceil_div(each.shape[dim], chunks) * trailing * item_bytes(out.dtype)
+        blocks += ceil_div(nbytes, _BYTES_PER_BLOCK)
+    yield from during([_table(6 * len(tensors) + 2 + blocks)])
 
 
 def _is_fast(tensors: Sequence[TensorOut], out: TensorOut) -> bool:
@@ -83,7 +82,7 @@ def _known(call: Call, name: str) -> list[TensorOut]:
 
 
 def _table(count: int) -> Scratch:
-    return Scratch("addresses and sizes", count * _INT64)
+    return Scratch("addresses and sizes", count * INDEX_BYTES)
 
 
 RULES: Mapping[str, Rule] = {

@@ -19,6 +19,7 @@ from graphmem.kernel_program import Scratch, Step
 
 from .call import during
 from .iteration import Loop
+from .layout import ceil_div
 
 _WARP = 32
 _MAX_THREADS = 512  # `mnt_wrapper::MAX_NUM_THREADS`
@@ -82,19 +83,19 @@ def staging_of(loop: Loop, kernel: Kernel, gpu: Gpu) -> Staging | None:
     vector = 1 if is_fast else _output_vector(loop)
     width, height = _block(loop, vector)
     step_in, step_out = (width, 1) if is_fast else (1, width)
-    splits_warps = _ceil(inputs, step_in) >= min(height * 16, _MAX_VALUES_PER_THREAD)
+    splits_warps = ceil_div(inputs, step_in) >= min(height * 16, _MAX_VALUES_PER_THREAD)
     if splits_warps:
         step_in *= height
     else:
         step_out *= height
-    values = _ceil(inputs, step_in)
-    grid = _ceil(outputs // vector, step_out)
+    values = ceil_div(inputs, step_in)
+    grid = ceil_div(outputs // vector, step_out)
     target = gpu.multiprocessors * (gpu.max_threads_per_multiprocessor // (width * height))
     if not splits_warps or values < _MAX_VALUES_PER_THREAD or grid > target:
         return None
     blocks = max(
-        min(_ceil(target, grid), _ceil(values, _MIN_VALUES_PER_THREAD)),
-        _ceil(values, _MAX_VALUES_PER_THREAD),
+        min(ceil_div(target, grid), ceil_div(values, _MIN_VALUES_PER_THREAD)),
+        ceil_div(values, _MAX_VALUES_PER_THREAD),
     )
     if blocks <= 1:
         return None
@@ -141,7 +142,3 @@ def _output_vector(loop: Loop) -> int:
 def _power_of_two(number: int, limit: int) -> int:
     """The largest power of two up to `number`, at most `limit` [`last_pow2`]."""
     return min(limit, 1 << (max(1, number).bit_length() - 1))
-
-
-def _ceil(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

@@ -17,7 +17,7 @@ from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .call import Call, Rule, during
 from .cub_scans import scan_by_key
-from .layout import INDEX_BYTES, is_contiguous, item_bytes, numel
+from .layout import INDEX_BYTES, ceil_div, is_contiguous, item_bytes, numel
 from .reduction import contiguous_copy
 from .sorting import row
 
@@ -58,7 +58,7 @@ def _is_shared(rows: int, length: int) -> bool:
 
 def _buffers(call: Call, tensor: TensorOut, rows: int, length: int) -> Iterator[Step]:
     """Clause (2): two scans by row find how many results each block writes, and where."""
-    blocks = rows * _ceil(length, _THREADS * _items_per_thread(call, rows, length))
+    blocks = rows * ceil_div(length, _THREADS * _items_per_thread(call, rows, length))
     size = item_bytes(tensor.dtype)
     held = [
         Scratch("least results", rows * size),
@@ -75,7 +75,7 @@ def _buffers(call: Call, tensor: TensorOut, rows: int, length: int) -> Iterator[
 
 def _items_per_thread(call: Call, rows: int, length: int) -> int:
     threads = call.runtime.gpu.multiprocessors * _BLOCKS_PER_MULTIPROCESSOR * _THREADS
-    return max(_FEWEST_ITEMS, min(_ceil(rows * length, threads), _MOST_ITEMS))
+    return max(_FEWEST_ITEMS, min(ceil_div(rows * length, threads), _MOST_ITEMS))
 
 
 def _sort(call: Call, tensor: TensorOut, rows: int, k: int) -> Iterator[Step]:
@@ -91,10 +91,6 @@ def _sort(call: Call, tensor: TensorOut, rows: int, k: int) -> Iterator[Step]:
     yield from row(call, k, tensor.dtype)
     yield from during([Scratch("sorted positions", k * INDEX_BYTES)])
     yield from map(Free, reversed(results))
-
-
-def _ceil(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
 
 
 RULES: Mapping[str, Rule] = {"aten.topk": _topk}
