@@ -14,11 +14,7 @@ import pytest
 from tests.conftest import Outcome
 
 STEPS = Path(__file__).parent.parent / "fixtures" / "cuda" / "steps"
-TECHNIQUES = sorted(
-    path.name.split(".")[0]
-    for path in STEPS.glob("technique_*")
-    if "create_graph" not in path.name  # numbers of nodes made in the thread of backward
-)
+TECHNIQUES = sorted(path.name.split(".")[0] for path in STEPS.glob("technique_*"))
 
 
 @pytest.mark.parametrize(

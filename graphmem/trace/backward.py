@@ -36,6 +36,7 @@ from graphmem.trace.formulas_by_data import formula_by_data
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
+from graphmem.trace.node_order import NodeOrder
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.ready_queue import ReadyQueue
 from graphmem.trace.replayed_views import Edges, ReplayedViews
@@ -117,6 +118,7 @@ class Backward:
         self._views = views
         self._observer = observer
         self._ids = itertools.count()
+        self._order = NodeOrder()
         self._of_thread = _OfThread()
 
     @contextmanager
@@ -238,9 +240,13 @@ class Backward:
                 self._rules.add_to_buffer(buffer, position, gradients, i)
         for node in dict.fromkeys(node for node, _ in roots if node in task.buffers):
             if not task.dependencies.get(node):
-                task.ready.push(node._sequence_nr(), node)
+                task.ready.push(self._order.rank_of(node), node)
 
     def _evaluate(self, task: GraphTask, node: Node) -> None:
+        with self._order.running(node):
+            self._run(task, node)
+
+    def _run(self, task: GraphTask, node: Node) -> None:
         inputs = task.buffers.pop(node)
         self._observer.run_node(node, keeps_graph=task.keep_graph)
         if task.needed is None or self._capture(task, node, inputs):
@@ -318,7 +324,7 @@ class Backward:
             buffer = task.buffers.setdefault(following, [None] * len(following._input_metadata))
             self._rules.add_to_buffer(buffer, position, outputs, i)
             if not task.dependencies[following]:
-                task.ready.push(following._sequence_nr(), following)
+                task.ready.push(self._order.rank_of(following), following)
         _drop(outputs)
 
 

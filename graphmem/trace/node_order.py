@@ -1,0 +1,77 @@
+"""The order of autograd's nodes, as the threads of a process with a card number them.
+
+A node takes its sequence number from a count of the thread that makes it
+(aten/src/ATen/SequenceNumber.cpp, `thread_local`), and of nodes that are ready the engine runs that
+of the highest number first. Nodes of the forward pass are made in the program's thread. What a node
+makes while it runs (gradients of gradients, hooks, a checkpoint's second forward pass) is made in
+the thread that runs it: that of its device, whose count begins at 0 and goes on from one backward
+pass to the next; for a node of the CPU, that which called the engine (`Engine::ready_queue` in
+torch/csrc/autograd/engine.cpp; the first device that is not the CPU counts, `Node::device`).
+
+A trace runs all of them in one thread, so their numbers are told apart by when they were given.
+
+Not covered: backward passes that several threads run at once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_OF_LEAVES = (1 << 64) - 1  # `AccumulateGrad` comes before any other node
+
+
+class NodeOrder:
+    """Ranks nodes by the numbers that they have where there is a card."""
+
+    def __init__(self) -> None:
+        """The program is about to begin, so no thread of it has made a node."""
+        self._begins = [0]
+        self._shifts = [-_newest()]
+        self._of_device = 0
+        self._is_on_device = False
+
+    def rank_of(self, node: Any) -> int:
+        """What the engine orders nodes by."""
+        number: int = node._sequence_nr()
+        if number == _OF_LEAVES:
+            return number
+        return number + self._shifts[bisect_right(self._begins, number) - 1]
+
+    @contextmanager
+    def running(self, node: Any) -> Iterator[None]:
+        """Number what is made meanwhile in the thread that runs the node."""
+        if self._is_on_device or not _is_on_card(node):
+            yield
+            return
+        begin, shift = _newest(), self._shifts[-1]
+        self._is_on_device = True
+        self._count_from(begin, self._of_device - begin)
+        try:
+            yield
+        finally:
+            self._is_on_device = False
+            made = _newest() - begin
+            self._of_device += made
+            self._count_from(begin + made, shift - made)
+
+    def _count_from(self, number: int, shift: int) -> None:
+        """Nodes from this number on have another count; where none was made, there is none less."""
+        if self._begins[-1] == number:
+            self._shifts[-1] = shift
+            return
+        self._begins.append(number)
+        self._shifts.append(shift)
+
+
+def _newest() -> int:
+    """The number that the next node of this thread gets."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def _is_on_card(node: Any) -> bool:
+    return any(result.device.type != "cpu" for result in node._input_metadata)
