@@ -50,6 +50,7 @@ class TestRecordedRanks:
             ("ddp_find_unused", "ddp.py --find-unused"),
             ("ddp_static_graph", "ddp.py --static-graph --gradient-as-bucket-view"),
             ("fsdp2", "fsdp2.py"),
+            ("tp", "tensor_parallel.py"),
         ],
     )
     def test_a_rank_allocates_what_it_did_on_the_card(

@@ -37,6 +37,7 @@ from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
+from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.values.limits import INTEGERS
 from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned, efficient_gradients
 from graphmem.virtual_gpu.libraries.python_kernels import has_python_kernel, run_kernel
@@ -179,7 +180,7 @@ class TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.is_over:
             return func(*args, **kwargs)
-        if any(map(_is_wrapper, types)):
+        if any(map(is_wrapper, types)):
             return NotImplemented  # what it wraps passes here, once its class has taken it apart
         with self._one_at_a_time:
             self.numbers.go_on()
@@ -458,11 +459,6 @@ _EXPLAINED = (
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
     return any(tensor.layout is not torch.strided for tensor in tensors_of(args))
-
-
-def _is_wrapper(kind: type) -> bool:
-    """Whether tensors of a class hold others, as those of `DTensor` do."""
-    return hasattr(kind, "__tensor_flatten__")
 
 
 def _lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from graphmem.trace.saved_fields import SavedFields
 from graphmem.trace.saved_variables import note_saved
 from graphmem.trace.saved_versions import SavedVersion, SavedVersions
 from graphmem.trace.transform_levels import innermost, wrapped_anew
+from graphmem.trace.wrapper_tensors import Together, is_wrapper, taken_apart
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.notes import NOTHING, Note
 from graphmem.virtual_gpu.patching import replaced
@@ -40,7 +41,8 @@ Hook = Callable[[Any], Any]
 class SavedTensor:
     """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
 
-    That of a sparse tensor has no storage, but parts: its indices and its values.
+    That of a sparse tensor has no storage, but parts: its indices and its values. So has that of a
+    tensor which holds others.
 
     Args:
         number: tokens are numbered in the order in which they were packed.
@@ -54,7 +56,6 @@ class SavedTensor:
         "field",
         "geometry",
         "hooks",
-        "is_coalesced",
         "is_released",
         "made_by",
         "number",
@@ -63,6 +64,7 @@ class SavedTensor:
         "pending",
         "payload",
         "storage",
+        "together",
         "values",
         "variables",
         "version",
@@ -76,7 +78,6 @@ class SavedTensor:
         self.hooks = hooks
         self.field = ""
         self.is_released = False
-        self.is_coalesced = False
         self.storage: Storage | None = None
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
@@ -84,6 +85,7 @@ class SavedTensor:
         self.payload: Any = None
         self.values: Any = None
         self.parts: tuple[SavedTensor, ...] = ()
+        self.together: Together | None = None
         self.pending: tuple[Hook, ...] = ()
         self.version: SavedVersion | None = None
         self.variables: list[torch.Tensor] = []
@@ -97,7 +99,7 @@ class SavedTensor:
     def release(self) -> None:
         """Let go, as `Node::release_variables` does."""
         self.is_released = True
-        self.payload = self.values = self.version = None
+        self.payload = self.values = self.version = self.together = None
         self.hooks = []
         self.variables.clear()
         for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
@@ -211,6 +213,10 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> SavedTensor:
         saved = self._new_token([])
         wrapper, tensor = tensor, innermost(tensor)
+        if is_wrapper(type(tensor)):
+            held, saved.together = taken_apart(tensor)
+            saved.parts = tuple(map(self._pack, held))
+            return saved
         if tensor.layout is not torch.strided:
             self._pack_sparse(saved, tensor)
             return saved
@@ -237,9 +243,15 @@ class SavedTensors:
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.sparse_coo:
             saved.payload = tensor
             return
+        shape, has_sums = tensor.shape, is_coalesced(tensor)
         saved.parts = tuple(map(self._pack, parts_of(tensor)))
-        saved.geometry = (tensor.shape, (), tensor.dtype, tensor.fake_device)
-        saved.is_coalesced = is_coalesced(tensor)
+        saved.geometry = (shape, (), tensor.dtype, tensor.fake_device)
+
+        def together(parts: Sequence[Any]) -> torch.Tensor:
+            indices, values = parts
+            return sparse_of(self._fake_mode, indices, values, shape, is_coalesced=has_sums)
+
+        saved.together = together
         saved.made_by = self._recorder.maker_of(tensor)
 
     @acts_for_the_program
@@ -261,14 +273,20 @@ class SavedTensors:
         self._open(saved)
         if saved.version is not None:
             saved.version.check("" if saved.owner is None else saved.owner.name)
-        if saved.geometry is None:
-            tensor: torch.Tensor = saved.payload
-            return tensor
-        alias = self._remake_sparse(saved) if saved.parts else self._remake(saved)
+        alias = self._restored(saved)
         if saved.made_by is not None:
             self._recorder.remember_maker(alias, saved.made_by)
-        alias._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
+        if saved.geometry is not None:
+            alias._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
         return alias
+
+    def _restored(self, saved: SavedTensor) -> torch.Tensor:
+        if saved.together is not None:
+            return saved.together([self._restored(part) for part in saved.parts])
+        if saved.geometry is not None:
+            return self._remake(saved)
+        tensor: torch.Tensor = saved.payload
+        return tensor
 
     def _remake(self, saved: SavedTensor) -> FakeTensor:
         assert saved.geometry is not None
@@ -283,12 +301,6 @@ class SavedTensors:
         if saved.values is not None:
             self.known.share(alias, saved.values)
         return alias
-
-    def _remake_sparse(self, saved: SavedTensor) -> FakeTensor:
-        assert saved.geometry is not None
-        indices, values = map(self._remake, saved.parts)
-        shape = saved.geometry[0]
-        return sparse_of(self._fake_mode, indices, values, shape, is_coalesced=saved.is_coalesced)
 
     def _wrapped_pack(self, region: list[Hook]) -> Hook:
         """The user's pack hook, which autograd must not hold: only what is packed may.

@@ -3,7 +3,10 @@
 `torch.library.register_kernel(name, "cuda")`, or "default" for every device, takes a function that
 makes results and scratch by PyTorch and hands their addresses to compiled code. Run as it is, it
 allocates what it allocates on a card; the shape function of the same operator (`register_fake`)
-would leave the scratch out.
+would leave the scratch out. So with functional collectives, whose kernels copy, call the process
+group and return what they were given, where their shape functions return new memory
+(torch/csrc/distributed/c10d/Functional.cpp; `_wrap_tensor_autograd` of
+torch/distributed/_functional_collectives.py).
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from typing import Any
 
 import torch
 
-_LIBRARIES = frozenset({"bitsandbytes"})
+_LIBRARIES = frozenset({"bitsandbytes", "_c10d_functional", "_dtensor"})
 _KEYS = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
 
 
 def has_python_kernel(func: Any) -> bool:
-    """Whether an operator is a library's whose kernels run on the virtual card."""
+    """Whether an operator's own kernel runs on the virtual card."""
     return func.name().partition("::")[0] in _LIBRARIES and any(_keys_of(func))
 
 

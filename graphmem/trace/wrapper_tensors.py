@@ -1,0 +1,51 @@
+"""Tensors that hold others, as those of `DTensor` do: what is allocated is what they hold.
+
+Such a class says how it is taken apart and put together (`__tensor_flatten__`,
+`__tensor_unflatten__`; torch/utils/_python_dispatch.py, `is_traceable_wrapper_subclass`). The
+storage that it shows as its own has no memory (`_make_wrapper_subclass`,
+torch/csrc/autograd/python_variable.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Together = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of a class hold others."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def held_by(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that have memory; the tensor itself where it holds no others."""
+    if not is_wrapper(type(tensor)):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    inner = [getattr(tensor, name) for name in names]
+    return [found for each in inner if isinstance(each, torch.Tensor) for found in held_by(each)]
+
+
+def taken_apart(wrapper: Any) -> tuple[list[torch.Tensor], Together]:
+    """The tensors that a tensor holds, and how to make the like of it from the like of them.
+
+    The latter does not hold the tensor, nor those; what else the tensor names of itself, such as
+    the mesh of a `DTensor` from torch 2.13 on, it holds.
+    """
+    kind = type(wrapper)
+    names, context = wrapper.__tensor_flatten__()
+    inner = {name: getattr(wrapper, name) for name in names}
+    held = {name: each for name, each in inner.items() if isinstance(each, torch.Tensor)}
+    others = {name: each for name, each in inner.items() if name not in held}
+    named, shape, stride = list(held), wrapper.shape, wrapper.stride()
+
+    def put_together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        anew = others | dict(zip(named, parts, strict=True))
+        made: torch.Tensor = kind.__tensor_unflatten__(anew, context, shape, stride)
+        return made
+
+    return list(held.values()), put_together
