@@ -736,6 +736,18 @@ def kept_graph_with_a_node_that_the_program_has_seen(first: nn.Linear, second: n
 
 
 @program
+def function_that_keeps_an_argument_with_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
+    """What a function saves that was given to it is the variable, also once results are there."""
+    x = first(rows())
+    y = second(x)
+    kept = TwoResults.apply(x)  # type: ignore[no-untyped-call]
+    x.retain_grad()
+    y.sum().backward()
+    del x, y
+    assert kept is not None
+
+
+@program
 def kept_graph_of_a_tensor_that_retains_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
     x.retain_grad()

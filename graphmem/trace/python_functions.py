@@ -1,11 +1,13 @@
 """Nodes written in Python, run as `PyNode` does (torch/csrc/autograd/python_function.cpp).
 
-Two things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
-whether missing gradients become zeros, and what the results of the forward pass looked like.
+Three things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
+whether missing gradients become zeros, what the results of the forward pass looked like, and which of
+the tensors that it saves once they are there are arguments.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from functools import partial
 from typing import Any
@@ -25,12 +27,37 @@ _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"
 
 
+class _OfThread(threading.local):
+    """What a thread has: the functions that run, innermost last, with the versions of arguments."""
+
+    def __init__(self) -> None:
+        self.running: list[tuple[int, dict[int, int]]] = []
+
+
+_OF_THREAD = _OfThread()
+
+
+def is_argument(tensor: torch.Tensor, node: int) -> bool:
+    """Whether a tensor that a node saves was given to the function in Python that the node is.
+
+    One that the function has written into is a result.
+    """
+    running = _OF_THREAD.running
+    if not running or running[-1][0] != node:
+        return False
+    return running[-1][1].get(id(tensor)) == tensor._version
+
+
 def replacements() -> list[Replacement]:
     """The attributes to replace for what `apply` needs to know later."""
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
-        results = original_apply.__get__(None, cls)(*args, **kwargs)
+        _OF_THREAD.running.append((torch._C._autograd._get_sequence_nr(), _versions(args)))
+        try:
+            results = original_apply.__get__(None, cls)(*args, **kwargs)
+        finally:
+            _OF_THREAD.running.pop()
         _note_results(results if isinstance(results, tuple) else (results,))
         return results
 
@@ -47,6 +74,11 @@ def _holding_arguments_alike(function: Any) -> Any:
     """
     is_built_in = FUNCTION_APPLY_IS_BUILT_IN.holds_in(installed_release())
     return partial(function) if is_built_in else function
+
+
+def _versions(args: tuple[Any, ...]) -> dict[int, int]:
+    tensors = (value for value in args if isinstance(value, torch.Tensor))
+    return {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
 
 
 def _note_results(results: tuple[Any, ...]) -> None:

@@ -24,6 +24,7 @@ from graphmem.frames import acts_for_the_program
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace.nodes import MadeBy
+from graphmem.trace.python_functions import is_argument
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.trace.saved_fields import SavedFields
 from graphmem.trace.saved_variables import note_saved
@@ -222,7 +223,8 @@ class SavedTensors:
             return saved
         if wrapper is tensor:
             saved.version = self._versions.of(tensor)
-            if not self._recorder.is_result(_newest_node()):
+            node = _newest_node()
+            if not self._recorder.is_result(node) or is_argument(tensor, node):
                 note_saved(saved, tensor)
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
