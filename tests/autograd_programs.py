@@ -748,6 +748,29 @@ def function_that_keeps_an_argument_with_its_gradient(first: nn.Linear, second: 
 
 
 @program
+def retained_gradient_that_has_a_graph(first: nn.Linear, second: nn.Linear) -> None:
+    """The graph saves the tensor, which holds the gradient, which holds the graph."""
+    x = rows().requires_grad_()
+    y = first(x)
+    y.retain_grad()
+    part = y[:2]
+    grad = torch.autograd.grad(part.square().sum(), [x], create_graph=True)[0]
+    del x, y, part
+    assert grad is not None
+
+
+@program
+def saved_again_with_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
+    x = first(rows())
+    x.retain_grad()
+    x.sum().backward()
+    y = x.sin()
+    del x
+    second.weight + 1
+    assert y is not None
+
+
+@program
 def kept_graph_of_a_tensor_that_retains_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
     x = first(rows())
     x.retain_grad()

@@ -20,7 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from graphmem.trace.freed_graphs import looked_at
-from graphmem.trace.saved_variables import keep_where_saved
+from graphmem.trace.saved_variables import note_gradient
 
 Gradients = list[torch.Tensor | None]
 NodeKey = tuple[str, int]
@@ -163,7 +163,7 @@ def run_tensor_hooks(
 def _retain(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
     """What `retain_grad` does to a non-leaf (torch/csrc/autograd/variable.cpp): clone or add."""
     if gradient is not None:
-        keep_where_saved(tensor)
+        note_gradient(tensor)
         tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 

@@ -1,8 +1,8 @@
 """Nodes written in Python, run as `PyNode` does (torch/csrc/autograd/python_function.cpp).
 
 Three things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
-whether missing gradients become zeros, what the results of the forward pass looked like, and which of
-the tensors that it saves once they are there are arguments.
+whether missing gradients become zeros, what the results of the forward pass looked like, and which
+of the tensors that it then saves are arguments.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from graphmem.trace.nodes import MadeBy
 from graphmem.trace.python_functions import is_argument
 from graphmem.trace.recorder import DTYPE_NAMES, Recorder
 from graphmem.trace.saved_fields import SavedFields
-from graphmem.trace.saved_variables import note_saved
+from graphmem.trace.saved_variables import Savers, note_saved, note_unpacked
 from graphmem.trace.saved_versions import SavedVersion, SavedVersions
 from graphmem.trace.transform_levels import innermost, wrapped_anew
 from graphmem.trace.wrapper_tensors import Together, is_wrapper, taken_apart
@@ -64,6 +64,7 @@ class SavedTensor:
         "parts",
         "pending",
         "payload",
+        "savers",
         "storage",
         "together",
         "values",
@@ -90,6 +91,7 @@ class SavedTensor:
         self.pending: tuple[Hook, ...] = ()
         self.version: SavedVersion | None = None
         self.variables: list[torch.Tensor] = []
+        self.savers: Savers | None = None
 
     def name_after(self, field: str) -> None:
         """Say what holds the tensor: a field of a node."""
@@ -279,6 +281,7 @@ class SavedTensors:
         if saved.made_by is not None:
             self._recorder.remember_maker(alias, saved.made_by)
         if saved.geometry is not None:
+            note_unpacked(saved, alias)
             alias._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
         return alias
 
