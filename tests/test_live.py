@@ -241,6 +241,15 @@ class TestAnswers:
             3,
         )
 
+    def test_torchscript_compiles_what_is_replaced(self) -> None:
+        """`import torch.distributed.optim` does, whose functions call `torch.tensor`."""
+
+        def make(x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tensor(1.0)
+
+        with graphmem.virtual_gpu("h100"):
+            assert torch.jit.script(make)(torch.ones(4)).tolist() == [2.0] * 4
+
     def test_a_scripted_model_trains(self) -> None:
         with graphmem.virtual_gpu("h100"):
             model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda())

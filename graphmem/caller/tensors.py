@@ -8,6 +8,7 @@ replaced by its original: who does not hold it cannot tell.
 
 from __future__ import annotations
 
+import copyreg
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -150,6 +151,14 @@ class Tensors:
             note.original, note.held = other, None
 
 
+def _slots_of_both(tensor: torch.Tensor, other: torch.Tensor) -> list[str]:
+    """Where a class keeps what it holds, as `DTensor` does, and both tensors have something."""
+    if type(tensor) is not type(other):
+        return []
+    names: list[str] = copyreg._slotnames(type(tensor))  # type: ignore[attr-defined]
+    return [name for name in names if hasattr(tensor, name) and hasattr(other, name)]
+
+
 def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Let two tensors swap all that they are, but for their identity.
 
@@ -157,6 +166,10 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     (`THPModule_swap_tensor_impl`, torch/csrc/Module.cpp).
     """
     kind, attributes = type(tensor), dict(tensor.__dict__)
+    for slot in _slots_of_both(tensor, other):
+        mine, others = getattr(tensor, slot), getattr(other, slot)
+        setattr(tensor, slot, others)
+        setattr(other, slot, mine)
     tensor.__class__ = type(other)
     other.__class__ = kind
     tensor.__dict__.clear()

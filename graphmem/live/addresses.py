@@ -34,7 +34,9 @@ def replacements(
 
     def storage_data_ptr(memory: torch.UntypedStorage) -> int:
         address = address_in(memory)
-        return of_storage(memory) if address is None else address
+        if address is None:
+            return 0 if memory.device.type == "meta" else of_storage(memory)
+        return address
 
     def tensor_data_ptr(tensor: torch.Tensor) -> int:
         if not isinstance(tensor, FakeTensor):

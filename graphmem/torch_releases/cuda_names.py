@@ -29,7 +29,7 @@ CUDA_NAMES = (
     ),
     Names(
         _C,
-        "_has_cuda _accelerator_getAccelerator _accelerator_getDeviceIndex "
+        "_has_cuda _get_accelerator _accelerator_getAccelerator _accelerator_getDeviceIndex "
         "_accelerator_setDeviceIndex _accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
         "the devices that there are, and the current one",
         "nothing runs on the virtual GPU",

@@ -189,7 +189,8 @@ INNER_NAMES = (
     ),
     Names("torch._C", "_DisableFuncTorch", "levels of transforms", "torch.func"),
     # TorchScript
-    Names("torch.jit._builtins", "_builtin_table _get_builtin_table", "TorchScript", "TorchScript"),
+    Names("torch.jit._builtins", "_find_builtin", "TorchScript", "TorchScript"),
+    Names("torch.jit._recursive", "_find_builtin try_compile_fn", "TorchScript", "TorchScript"),
     Names("torch._C.ScriptFunction", "__call__", "TorchScript", "TorchScript"),
     Names("torch._C.ScriptMethod", "__call__", "TorchScript", "TorchScript"),
     Names("torch._C", "_jit_can_fuse_on_gpu _jit_override_can_fuse_on_gpu", "TorchScript", "it"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -187,7 +188,7 @@ class TraceMode(TorchDispatchMode):
             special = self._special[func]
             if special is not None:
                 return special(func, types, args, kwargs)
-            if _is_inference(args) and func._can_decompose():
+            if _has_no_kernel(func) or (_is_inference(args) and func._can_decompose()):
                 return self._decompose(func, types, args, kwargs)
             if func in WATCHED:
                 caller = sys._getframe(self._caller_depth)
@@ -218,8 +219,9 @@ class TraceMode(TorchDispatchMode):
     def _decompose(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a composite operation by its parts, each of which passes here.
 
-        Only inference tensors, which have no autograd keys, bring composites this far. One that has
-        a kernel for CUDA is whole there; attention's is the virtual GPU's own.
+        Only inference tensors, which have no autograd keys, bring composites this far, and tensor
+        subclasses, which are called below those keys. One that has a kernel for CUDA is whole
+        there; attention's is the virtual GPU's own.
         """
         is_cuda = self._recorder.device.type == "cuda"
         if is_cuda and func is aten.scaled_dot_product_attention.default:
@@ -459,6 +461,14 @@ _EXPLAINED = (
 
 def _has_sparse(args: tuple[Any, ...]) -> bool:
     return any(tensor.layout is not torch.strided for tensor in tensors_of(args))
+
+
+@cache
+def _has_no_kernel(func: Any) -> bool:
+    """Whether an operation is nothing but its parts, on every device."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    kernels = [has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd")]
+    return has_kernel(func.name(), _COMPOSITE.name) and not any(kernels)
 
 
 def _lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:

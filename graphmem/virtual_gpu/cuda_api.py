@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.cuda.amp.common
-import torch.jit._builtins
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit import _builtins, _recursive
 from torch.utils import _foreach_utils
 from torch.utils._device import _device_constructors
 
@@ -32,7 +32,7 @@ from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.devices import check_device, device_replacements
 from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
 from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_gpu.patching import Replacement, original_of
 from graphmem.virtual_gpu.pinned_memory import PinnedMemory
 from graphmem.virtual_gpu.profiling import profiler_replacements
 from graphmem.virtual_gpu.random import random_replacements
@@ -112,18 +112,31 @@ def _devices_by_number(pinned: PinnedMemory) -> list[Replacement]:
         (torch.Tensor, "to", _with_device(torch.Tensor.to, positions=(1,))),
         (torch._C._nn, "_parse_to", _with_device(parse_to, positions=(0,))),
         *((torch, name, factory) for name, factory in factories.items()),
-        (torch.jit._builtins, "_builtin_table", _builtins_with(factories)),
+        *_originals_for_torchscript(),
     ]
 
 
-def _builtins_with(factories: dict[str, Callable[..., Any]]) -> dict[int, str]:
-    """What TorchScript takes for an operator of its own, by identity."""
-    table = torch.jit._builtins._get_builtin_table()
-    known = {name: table.get(id(getattr(torch, name))) for name in factories}
-    return {
-        **table,
-        **{id(each): known[name] for name, each in factories.items() if known[name] is not None},
-    }
+def _originals_for_torchscript() -> list[Replacement]:
+    """TorchScript's compiler is shown PyTorch's own functions.
+
+    It knows operators by the identity of functions (`_find_builtin`, torch/jit/_builtins.py), and
+    reads the source of others (`try_compile_fn`, torch/jit/_recursive.py), as
+    `import torch.distributed.optim` has it do.
+    """
+    find: Any = _builtins._find_builtin
+    compile_function: Any = _recursive.try_compile_fn
+
+    def find_original(function: Any) -> Any:
+        return find(original_of(function))
+
+    def compile_original(function: Any, where: Any) -> Any:
+        return compile_function(original_of(function), where)
+
+    return [
+        (_builtins, "_find_builtin", find_original),
+        (_recursive, "_find_builtin", find_original),
+        (_recursive, "try_compile_fn", compile_original),
+    ]
 
 
 def _tensor_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:

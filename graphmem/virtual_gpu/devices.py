@@ -46,6 +46,7 @@ def device_replacements(gpu: Gpu, torch_release: tuple[int, int]) -> list[Replac
         "_cuda_canDeviceAccessPeer": _can_access_peer,
         "_cuda_ipc_collect": _nothing,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_get_accelerator": lambda check=False: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: _DEVICE,
         "_accelerator_setDeviceIndex": check_device,
         "_accelerator_exchangeDevice": _exchange_index,

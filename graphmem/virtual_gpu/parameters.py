@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.caller.tensors import Tensors, become
 from graphmem.virtual_gpu.patching import Replacement
@@ -119,6 +120,9 @@ def _apply(
     return module
 
 
+_holds_others: Callable[[Any], bool] = is_traceable_wrapper_subclass
+
+
 def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with torch.no_grad():
         moved = function(parameter)
@@ -126,7 +130,10 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
     if moved is parameter:
         return
     parameter.grad = None
-    parameter.data = moved
+    if _holds_others(moved):  # as PyTorch's own does
+        become(parameter, torch.nn.Parameter(moved, requires_grad=parameter.requires_grad))
+    else:
+        parameter.data = moved
     if isinstance(parameter, FakeTensor) and isinstance(moved, FakeTensor):
         parameter.fake_device = moved.fake_device
     if gradient is not None:

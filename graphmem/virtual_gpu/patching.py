@@ -11,6 +11,15 @@ from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.manifest import check_replaced
 
 Replacement = tuple[Any, str, Any]
+_replaced: dict[int, Any] = {}
+"""What was there before, by the identity of what is there now."""
+
+
+def original_of(value: Any) -> Any:
+    """What a value replaces, however many times over; itself where it replaces nothing."""
+    while id(value) in _replaced:
+        value = _replaced[id(value)]
+    return value
 
 
 @contextmanager
@@ -22,15 +31,22 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
         InternalError: a name of PyTorch has no row in `graphmem/torch_releases/`.
     """
     undo: list[Replacement] = []
+    noted: list[int] = []
     missing = object()
     try:
         for owner, name, value in replacements:
             check_replaced(owner, name, installed_release())
-            undo.append((owner, name, vars(owner).get(name, missing)))
+            before = vars(owner).get(name, missing)
+            undo.append((owner, name, before))
             setattr(owner, name, value)
+            if callable(value) and before is not missing and before is not value:
+                _replaced[id(value)] = before
+                noted.append(id(value))
         yield
     finally:
         with uninterrupted():
+            for identity in noted:
+                _replaced.pop(identity, None)
             for owner, name, value in reversed(undo):
                 if value is missing:
                     delattr(owner, name)
