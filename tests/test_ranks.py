@@ -167,6 +167,13 @@ class TestWorlds:
             ({"WORLD_SIZE": "many", "RANK": "0"}, [], "WORLD_SIZE=many is not a number"),
             ({"WORLD_SIZE": "4", "RANK": "4"}, [], "rank 4 is not in a world of 4"),
             ({}, ["--nproc-per-node", "2", "--rank", "2"], "rank 2 is not in a world of 2"),
+            ({}, ["--nproc-per-node", "2", "--rank", "0,2"], "rank 2 is not in a world of 2"),
+            ({}, ["--nproc-per-node", "2", "--rank", "one"], "--rank one names no rank"),
+            (
+                {},
+                ["--nproc-per-node", "2", "--rank", "all", "--html", "page.html"],
+                "--html and --save keep one rank",
+            ),
             ({}, ["--rank", "1"], "--rank needs --nproc-per-node"),
             ({}, ["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
         ],
@@ -188,3 +195,44 @@ class TestWorlds:
         assert done.exit_code == 2
         assert told in done.stderr
         assert done.stdout == ""
+
+
+class TestSeveralRanks:
+    """Rank r holds r + 1 MiB, and the last one fails."""
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(
+            "import os, torch\n"
+            "rank = int(os.environ['RANK'])\n"
+            "held = torch.empty(rank + 1, 1 << 18, device='cuda')\n"
+            "print('rank', rank)\n"
+            "assert rank < 2, 'the last one'\n"
+        )
+        return path
+
+    def test_each_has_a_row_and_the_fullest_its_report(self, run: Run, script: Path) -> None:
+        done = run("--nproc-per-node", "3", "--rank", "0,1", script)
+
+        assert (done.exit_code, done.stdout) == (0, "rank 0\nrank 1\n")
+        assert "fullest: rank 1, peak 2,097,152 bytes" in done.stderr
+        assert "emptiest: rank 0, peak 1,048,576 bytes" in done.stderr
+        assert "2.0 MiB  float32 [2 x 262144]" in done.stderr
+
+    def test_one_that_fails_is_told_and_gives_the_exit_code(
+        self, run: Run, script: Path, tmp_path: Path
+    ) -> None:
+        report = tmp_path / "report.json"
+
+        done = run(
+            *("--nproc-per-node", "3", "--rank", "all", "--format", "json", "-o", report), script
+        )
+
+        assert done.exit_code == 1
+        assert "AssertionError: the last one" in done.stderr
+        found = json.loads(report.read_text())
+        assert (found["world_size"], found["fullest"], found["emptiest"]) == (3, 1, 0)
+        assert [rank["exit_code"] for rank in found["ranks"]] == [0, 0, 1]
+        peaks = [rank["report"]["peak"]["allocated"] for rank in found["ranks"]]
+        assert peaks == [1 << 20, 2 << 20, 3 << 20]

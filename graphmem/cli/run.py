@@ -11,6 +11,7 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import keep, write_text
+from graphmem.cli.run_ranks import run_ranks
 from graphmem.plain_text import Console
 
 if TYPE_CHECKING:
@@ -66,8 +67,14 @@ def run(
         int, typer.Option("--nnodes", min=1, metavar="N", help="How many nodes there are.")
     ] = 1,
     rank: Annotated[
-        int | None,
-        typer.Option("--rank", metavar="R", help="Which rank runs; by default RANK, or 0."),
+        str | None,
+        typer.Option(
+            "--rank",
+            metavar="R",
+            help="Which rank runs; several, as in 0,3, or all run in processes of their own.  "
+            "[default: RANK, or 0]",
+            show_default=False,
+        ),
     ] = None,
     timeout: options.Timeout = None,
     output_format: options.Format = "text",
@@ -91,10 +98,25 @@ def run(
 
     Example: graphmem run --gpu a100-80gb train.py --batch_size 12
     """
+    from graphmem.ranks.world import World
+
+    worlds = World.chosen(os.environ, per_node, nodes, rank)
+    if len(worlds) > 1:
+        again = _spelled(
+            ("--gpu", gpu),
+            ("--torch", torch),
+            *(("--env", each) for each in env or ()),
+            *(("--assume", each) for each in assume or ()),
+            ("--max-steps", max_steps),
+            ("--nproc-per-node", per_node),
+            ("--nnodes", nodes if nodes > 1 else None),
+            ("--timeout", timeout),
+        )
+        again += ["--strict"] * strict + ["-m"] * is_module
+        run_ranks(worlds, [*again, script, *(arguments or ())], output_format, output, (html, save))
     from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import run as run_program
     from graphmem.live.script import Program
-    from graphmem.ranks.world import World
 
     stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -111,8 +133,7 @@ def run(
         tell=tell,
         name=" ".join(["-m", script] if is_module else [script]),
     )
-    world = World.chosen(os.environ, per_node, nodes, rank)
-    with nullcontext() if world is None else world.launched():
+    with worlds[0].launched() if worlds else nullcontext():
         ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)
@@ -122,6 +143,11 @@ def run(
     if ending.error is not None:
         raise ending.error
     raise typer.Exit(ending.exit_code)
+
+
+def _spelled(*given: tuple[str, object]) -> list[str]:
+    """Options as a command line has them; those that were not given are left out."""
+    return [part for name, value in given if value is not None for part in (name, str(value))]
 
 
 def _show(report: Report, output_format: str, output: Path | None) -> None:

@@ -51,23 +51,23 @@ class World:
 
     @classmethod
     def chosen(
-        cls, environment: Mapping[str, str], per_node: int | None, nodes: int, rank: int | None
-    ) -> Self | None:
-        """The world of options, or else of the environment; None where neither tells of one.
+        cls, environment: Mapping[str, str], per_node: int | None, nodes: int, ranks: str | None
+    ) -> list[Self]:
+        """The worlds of options, or else of the environment, one for each rank that is to run.
+
+        There is none where neither tells of any. `ranks` is as in "3", "0,3" or "all".
 
         Raises:
             InputError: the options do not go together, or there is no such rank.
         """
-        if per_node is not None:
-            return cls(per_node * nodes, rank or 0, per_node)
-        if nodes > 1:
+        if per_node is None and nodes > 1:
             raise InputError("--nnodes needs --nproc-per-node", hint=_HINT)
-        found = cls.of(environment)
-        if rank is None:
-            return found
+        found = cls.of(environment) if per_node is None else cls(per_node * nodes, 0, per_node)
+        if ranks is None:
+            return [] if found is None else [found]
         if found is None:
             raise InputError("--rank needs --nproc-per-node, or WORLD_SIZE", hint=_HINT)
-        return cls(found.size, rank, found.per_node)
+        return [cls(found.size, rank, found.per_node) for rank in _numbers(ranks, found.size)]
 
     @property
     def variables(self) -> dict[str, str]:
@@ -103,6 +103,17 @@ class World:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = text
+
+
+def _numbers(ranks: str, size: int) -> list[int]:
+    if ranks == "all":
+        return list(range(size))
+    try:
+        return list(dict.fromkeys(map(int, ranks.split(","))))
+    except ValueError:
+        raise InputError(
+            f"--rank {ranks} names no rank", hint="--rank 3, --rank 0,3 or --rank all"
+        ) from None
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:

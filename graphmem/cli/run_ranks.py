@@ -1,0 +1,135 @@
+"""`graphmem run --rank all`: what several ranks of a job take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from graphmem.cli.output import write_text
+from graphmem.errors import InputError
+from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from graphmem.ranks.several import RankInfo, RanksReport
+    from graphmem.ranks.world import World
+
+
+def run_ranks(
+    worlds: Sequence[World],
+    arguments: Sequence[str],
+    output_format: str,
+    output: Path | None,
+    kept: Sequence[Path | None],
+) -> NoReturn:
+    """Run ranks, each in a process, and report them; exits as the first that failed.
+
+    Args:
+        worlds: the ranks that run, each with its world.
+        arguments: of `graphmem run`, but for which rank and for where the report goes.
+        output_format: "text" or "json".
+        output: a file for the report, or None for stderr.
+        kept: what else was to be written, which only a single rank can.
+
+    Raises:
+        InputError: something else was to be written.
+    """
+    from graphmem.ranks.several import RanksReport, outcomes
+
+    if any(kept):
+        raise InputError(
+            "--html and --save keep one rank, and several are to run",
+            hint="run one of them by itself, with --rank R",
+        )
+
+    def command(rank: int, report: Path) -> list[str]:
+        begun = [sys.executable, "-m", "graphmem", "run", "--rank", str(rank)]
+        return [*begun, "--format", "json", "--output", str(report), *arguments]
+
+    told: set[str] = set()
+    found = []
+    ranks = [world.rank for world in worlds]
+    for outcome in outcomes(ranks, command, len(os.sched_getaffinity(0))):
+        sys.stdout.write(outcome.stdout)
+        for line in outcome.stderr.splitlines():
+            if line not in told:  # ranks have much to say in common
+                typer.echo(line, err=True)
+        told.update(outcome.stderr.splitlines())
+        found.append(outcome.info)
+    _show(RanksReport.of(worlds[0].size, found), output_format, output)
+    raise typer.Exit(next((each.exit_code for each in found if each.exit_code), 0))
+
+
+def _show(report: RanksReport, output_format: str, output: Path | None) -> None:
+    if output_format == "json":
+        text = report.to_json()
+    else:
+        text = plain_text(partial(_print, report), PLAIN_WIDTH)
+    if output is not None:
+        write_text(output, text)
+    else:
+        typer.echo(text, nl=False, err=True)
+
+
+def _print(report: RanksReport, console: Console) -> None:
+    from graphmem.report.text import print_report
+    from graphmem.units import format_exact
+
+    console.print(_table(report))
+    by_rank = {each.rank: each.report for each in report.ranks if each.report is not None}
+    if report.fullest is None or report.emptiest is None:
+        return
+    fullest, emptiest = by_rank[report.fullest], by_rank[report.emptiest]
+    for name, rank, found in (
+        ("fullest", report.fullest, fullest),
+        ("emptiest", report.emptiest, emptiest),
+    ):
+        console.print(f"{name}: rank {rank}, peak {format_exact(found.peak.allocated)}")
+    console.print()
+    console.print(f"rank {report.fullest}", style="bold")
+    print_report(fullest, console)
+
+
+def _table(report: RanksReport) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column(f"ranks of {report.world_size}")
+    for heading in ("peak allocated", "peak reserved"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for each in report.ranks:
+        alike.setdefault(_row(each), []).append(each.rank)
+    for row, ranks in alike.items():
+        table.add_row(in_words(ranks), *row)
+    return table
+
+
+def _row(info: RankInfo) -> tuple[str, ...]:
+    from graphmem.report.text import where
+
+    ended = f"exit code {info.exit_code}" if info.exit_code else ""
+    if info.report is None:
+        return "", "", ended
+    peak = info.report.peak
+    place = where(peak) if peak.allocated else "nothing ran on the card"
+    return f"{peak.allocated:,}", f"{peak.reserved:,}", ", ".join(filter(None, (place, ended)))
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """Ranks in words, such as "0-3, 7"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

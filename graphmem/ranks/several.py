@@ -1,0 +1,131 @@
+"""Several ranks of a job, each in a process of its own, as many at once as there are cores."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from graphmem.json_text import json_text
+from graphmem.report import Report
+
+SCHEMA = "graphmem.ranks/1"
+_PATIENCE = 10
+
+Command = Callable[[int, Path], Sequence[str]]
+"""The command line that runs a rank and writes its report, as JSON, to a file."""
+
+
+class RankInfo(msgspec.Struct, frozen=True):
+    """How a rank ended; without a report where graphmem could not run it."""
+
+    rank: int
+    exit_code: int
+    report: Report | None
+
+
+class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of several ranks.
+
+    Attributes:
+        fullest, emptiest: the ranks with the highest and the lowest peak of allocated bytes, of
+            those that did not fail; the first of several such ranks, None where all failed.
+    """
+
+    schema: str = SCHEMA
+    world_size: int
+    fullest: int | None
+    emptiest: int | None
+    ranks: list[RankInfo]
+
+    @classmethod
+    def of(cls, world_size: int, ranks: list[RankInfo]) -> Self:
+        """The report of ranks that have run."""
+        well = [(each.rank, each.report) for each in ranks if each.exit_code == 0]
+        peaks = {rank: report.peak.allocated for rank, report in well if report is not None}
+        return cls(
+            world_size=world_size,
+            fullest=max(peaks, key=peaks.__getitem__, default=None),
+            emptiest=min(peaks, key=peaks.__getitem__, default=None),
+            ranks=ranks,
+        )
+
+    def to_json(self) -> str:
+        """The report as indented JSON."""
+        return json_text(self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank left behind: how it ended, and what it wrote."""
+
+    info: RankInfo
+    stdout: str
+    stderr: str
+
+
+def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[Outcome]:
+    """Run each rank; outcomes come in the order of the ranks, and nothing is left running."""
+    with (
+        TemporaryDirectory(prefix="graphmem-ranks-") as folder,
+        ThreadPoolExecutor(at_once) as pool,
+        _Processes(command, Path(folder)) as processes,
+    ):
+        yield from pool.map(processes.run, ranks)
+
+
+class _Processes:
+    """The processes that run; they end when the context closes."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        self._command = command
+        self._folder = folder
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_over = True
+        for process in list(self._running):
+            process.terminate()
+        for process in list(self._running):
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def run(self, rank: int) -> Outcome:
+        report, stdout, stderr = (
+            self._folder / f"{rank}.{name}" for name in ("json", "stdout", "stderr")
+        )
+        exit_code = self._ended(rank, report, stdout, stderr)
+        found = Report.from_json(report.read_bytes()) if report.exists() else None
+        written = (each.read_text(errors="replace") for each in (stdout, stderr))
+        return Outcome(RankInfo(rank, exit_code, found), *written)
+
+    def _ended(self, rank: int, report: Path, stdout: Path, stderr: Path) -> int:
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            if self._is_over:
+                return 1
+            process = subprocess.Popen(
+                self._command(rank, report), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+            self._running.add(process)
+            try:
+                return process.wait()
+            finally:
+                self._running.discard(process)
