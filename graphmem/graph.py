@@ -31,6 +31,8 @@ class OwnerKind(enum.StrEnum):
     AUTOCAST_CACHE = "autocast_cache"
     INPUT = "input"
     WORKSPACE = "workspace"
+    COMMUNICATION = "communication"
+    """A buffer for what ranks exchange."""
 
 
 class Category(enum.StrEnum):
@@ -45,6 +47,7 @@ class Category(enum.StrEnum):
     INPUT = "input"
     TEMPORARY = "temporary"
     WORKSPACE = "workspace"
+    COMMUNICATION = "communication"
 
 
 class PhaseName(enum.StrEnum):
@@ -146,13 +149,16 @@ class Storage:
           (1) a storage that is ever a parameter, buffer, gradient, optimizer state, workspace,
               autocast's copy of a weight, or an input is that for its whole life;
           (2) a storage that autograd holds at that tick is an activation;
-          (3) everything else is temporary.
+          (3) a buffer for what ranks exchange is that for its whole life;
+          (4) everything else is temporary.
         """
         for kind, category in _LIFELONG:
             if self.owned_as(kind):
                 return category
         if any(owner.kind is OwnerKind.SAVED_TENSOR for owner in self.owners_at(tick)):
             return Category.ACTIVATION
+        if self.owned_as(OwnerKind.COMMUNICATION):
+            return Category.COMMUNICATION
         return Category.TEMPORARY
 
 

@@ -78,6 +78,55 @@ class TestRecordedRanks:
         assert len(found) > 300
 
 
+def _report(run: Run, tmp_path: Path, *script: str) -> Any:
+    report = tmp_path / "report.json"
+    options = ["--nproc-per-node", "2", "--format", "json", "-o", report]
+    done = run(*options, RANKS / script[0], *script[1:], "--steps", "2")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(report.read_text())
+
+
+class TestOwners:
+    """The decoder of fixtures/ranks has 16,927,744 parameters of 4 bytes, 3,150,336 in a block."""
+
+    PARAMETERS = 4 * 16_927_744
+    BLOCK = 4 * 3_150_336
+
+    @pytest.fixture(autouse=True)
+    def _own_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
+
+    def test_buckets_of_gradients_are_communication(self, run: Run, tmp_path: Path) -> None:
+        found = _report(run, tmp_path, "ddp.py")
+
+        held = found["at_peak"]
+        assert held["by_category"]["communication"] == self.PARAMETERS
+        assert held["by_category"]["parameter"] == self.PARAMETERS
+        assert held["by_category"]["optimizer_state"] == 2 * self.PARAMETERS
+        assert found["model"]["gradient_bytes"] == self.PARAMETERS
+        assert "gradient bucket 2" in {each["reason"] for each in held["holders"]}
+
+    def test_gradients_in_buckets_are_gradients(self, run: Run, tmp_path: Path) -> None:
+        found = _report(run, tmp_path, "ddp.py", "--gradient-as-bucket-view")
+
+        assert found["at_peak"]["by_category"]["communication"] == 0
+        assert found["model"]["gradient_bytes"] == self.PARAMETERS
+
+    def test_shards_are_parameters_gradients_and_state(self, run: Run, tmp_path: Path) -> None:
+        """A half of each; gathered parameters are parameters, what they are gathered in is not."""
+        found = _report(run, tmp_path, "fsdp2.py")
+
+        model, held = found["model"], found["at_peak"]
+        assert model["parameter_bytes"] == model["gradient_bytes"] == self.PARAMETERS // 2
+        assert model["optimizer_state_bytes"] == 2 * self.PARAMETERS // 2
+        assert held["by_category"]["communication"] == self.BLOCK
+        buffers = [each for each in held["holders"] if each["category"] == "communication"]
+        assert [each["reason"] for each in buffers] == ["all-gather buffer of blocks.2"]
+        owners = {each["name"]: each["kind"] for one in held["holders"] for each in one["owners"]}
+        gathered = {kind for name, kind in owners.items() if name.endswith("(all-gathered)")}
+        assert gathered == {"parameter"}
+
+
 class TestWorlds:
     def script(self, folder: Path, *lines: str) -> Path:
         path = folder / "script.py"

@@ -19,9 +19,14 @@ __all__ = ["groups_taken_down", "replacements"]
 
 def replacements(recorder: Recorder) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
-    from graphmem.ranks import ddp, dtensor, init  # a build of torch may lack what they import
+    from graphmem.ranks import ddp, dtensor, fsdp2, init  # a build may lack what they import
 
-    return [*init.replacements(recorder), *ddp.replacements(), *dtensor.replacements()]
+    return [
+        *init.replacements(recorder),
+        *ddp.replacements(recorder),
+        *dtensor.replacements(),
+        *fsdp2.replacements(recorder),
+    ]
 
 
 @contextmanager

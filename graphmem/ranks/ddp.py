@@ -8,19 +8,21 @@ torch/csrc/distributed/c10d/reducer.cpp; fixtures/cuda/ranks/ddp.rank0 shows the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed
 
 from graphmem.ranks.reducer import Reducer
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import Replacement
 
 
-def replacements() -> list[Replacement]:
+def replacements(recorder: Recorder) -> list[Replacement]:
     """The attributes to replace."""
     return [
-        (torch.distributed, "Reducer", Reducer),
+        (torch.distributed, "Reducer", partial(Reducer, recorder)),
         (torch.distributed, "Logger", SilentLogger),
         (torch.distributed, "_verify_params_across_processes", _compare_parameters),
         (torch.distributed, "_register_comm_hook", _register_comm_hook),

@@ -29,17 +29,23 @@ import torch
 import torch.distributed as dist
 
 from graphmem.errors import InputError
+from graphmem.graph import OwnerKind
 from graphmem.ranks.buckets import Bucket, GradBucket
 from graphmem.trace.gradients import clone_obey_contract
+from graphmem.trace.recorder import Recorder
 
 _is_alias_of: Any = vars(torch._C)["_is_alias_of"]
 
 
 class Reducer:
-    """Stands in for `torch.distributed.Reducer`, with its arguments and methods."""
+    """Stands in for `torch.distributed.Reducer`, with its arguments and methods.
+
+    Before its arguments comes the recorder, which is told what buckets are.
+    """
 
     def __init__(
         self,
+        recorder: Recorder,
         parameters: Sequence[torch.Tensor],
         bucket_indices: Sequence[Sequence[int]],
         per_bucket_size_limits: Sequence[int],
@@ -58,6 +64,7 @@ class Reducer:
                 "DistributedDataParallel with sparse gradients does not work under graphmem run",
                 hint="build the embedding with sparse=False",
             )
+        self._recorder = recorder
         self._parameters = list(parameters)
         self._group = process_group
         limits = [each for each in later if isinstance(each, list) and each]
@@ -109,6 +116,8 @@ class Reducer:
             chosen = [self._parameters[i] for i in of_bucket]
             bucket = Bucket(list(of_bucket), chosen, self._dtype)
             self._buckets.append(bucket)
+            kind = OwnerKind.GRADIENT if self._keeps_views else OwnerKind.COMMUNICATION
+            self._recorder.identify(bucket.gradients, kind, f"gradient bucket {number}")
             self._place |= {i: (number, j) for j, i in enumerate(of_bucket)}
             if self._keeps_views:
                 _move_into(bucket)

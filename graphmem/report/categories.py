@@ -14,6 +14,7 @@ CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
         "input": "inputs",
         "gradient": "gradients",
         "autocast_cache": "autocast's weight copies",
+        "communication": "communication buffers",
         "activation": "activations (saved)",
         "temporary": "temporaries",
         "rounding": "rounding by the allocator",
@@ -21,10 +22,8 @@ CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 COMMUNICATION = "communication"
-"""The category of buffers for other ranks, which a plan has and a report has not."""
-NAMES_ON_RANKS: Mapping[str, str] = MappingProxyType(
-    {**CATEGORY_NAMES, COMMUNICATION: "communication buffers"}
-)
+"""The category of buffers for other ranks."""
+NAMES_ON_RANKS = CATEGORY_NAMES
 
 # From the bottom of a stack to its top: what lives longest first.
 CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
@@ -36,6 +35,7 @@ CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
         "input": "#5fb3b3",
         "gradient": "#f2932f",
         "autocast_cache": "#e3c341",
+        "communication": "#b07aa1",
         "activation": "#9467bd",
         "temporary": "#e0565b",
         "rounding": "#9aa0a6",

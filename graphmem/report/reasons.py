@@ -12,6 +12,7 @@ _IDENTITIES = {
     OwnerKind.GRADIENT: "{name}, the gradient that the optimizer reads",
     OwnerKind.OPTIMIZER_STATE: "{name}, the optimizer's state",
     OwnerKind.INPUT: "{name}",
+    OwnerKind.COMMUNICATION: "{name}",
 }
 
 

@@ -162,6 +162,18 @@ INNER_NAMES = (
         "DTensors",
         _RANKS,
     ),
+    Names(
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+        "foreach_all_gather foreach_reduce",
+        "what fully_shard holds has names",
+        _RANKS,
+    ),
+    Names(
+        "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
+        "to_unsharded",
+        "what fully_shard holds has names",
+        _RANKS,
+    ),
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
     Names("torch.nested", _NESTED, "nested tensors are refused by name", "that message"),
     Names("torch.nn.attention.bias.CausalBias", "__new__", "attention's masks", "them"),

@@ -166,10 +166,23 @@ class Backward:
         if inputs:
             _limit_to(task, inputs, accumulate_grad)
             self._hooks.settle()
-        was_enabled = torch.is_grad_enabled()
-        self._tasks.append(task)
         self._observer.enter_backward()
         gradients = list(grad_tensors)  # `grads` of THPEngine_run_backward: they outlive the walk
+        try:
+            self._walk_from(roots, gradients, task, create_graph=create_graph)
+            for callback in task.callbacks:  # `GraphTask::exec_post_processing`
+                callback()
+        finally:
+            self._observer.leave_backward()
+        captured = () if accumulate_grad else _captured(task, len(inputs), allow_unreachable)
+        _drop(gradients)
+        return captured
+
+    def _walk_from(
+        self, roots: list[Any], gradients: list[Any], task: GraphTask, *, create_graph: bool
+    ) -> None:
+        was_enabled = torch.is_grad_enabled()
+        self._tasks.append(task)
         try:
             self._fit_roots(roots, gradients)
             torch.set_grad_enabled(create_graph)
@@ -189,12 +202,6 @@ class Backward:
             torch.set_grad_enabled(was_enabled)
             self._tasks.pop()
             self._observer.run_node(None)
-            self._observer.leave_backward()
-        for callback in task.callbacks:
-            callback()
-        captured = () if accumulate_grad else _captured(task, len(inputs), allow_unreachable)
-        _drop(gradients)
-        return captured
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         """Run a callback when the running backward pass ends."""

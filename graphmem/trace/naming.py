@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -22,12 +23,36 @@ MOST_ITEMS = 1000
 
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     """Parameters, their gradients, and buffers, by their qualified names."""
-    for name, parameter in model.named_parameters():
-        recorder.identify(parameter, OwnerKind.PARAMETER, name)
-        if parameter.grad is not None:
-            recorder.identify(parameter.grad, OwnerKind.GRADIENT, f"{name}.grad")
+    named = list(model.named_parameters())
+    _name_parts(recorder, OwnerKind.PARAMETER, named, "")
+    gradients = [(name, each.grad) for name, each in named if each.grad is not None]
+    _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, name)
+
+
+def _name_parts(
+    recorder: Recorder, kind: OwnerKind, named: Sequence[tuple[str, torch.Tensor]], suffix: str
+) -> None:
+    """Name storages, each of which may have several tensors, as a flat parameter has."""
+    alike: dict[int, list[str]] = {}
+    for name, tensor in named:
+        storage = recorder.storage_of(tensor)
+        if storage is not None:
+            alike.setdefault(storage.id, []).append(name)
+    for name, tensor in named:
+        storage = recorder.storage_of(tensor)
+        names = [name] if storage is None else alike[storage.id]
+        recorder.identify(tensor, kind, name_together(names) + suffix)
+
+
+def name_together(names: Sequence[str]) -> str:
+    """What parameters are called that lie in one tensor, such as `blocks.3.*`."""
+    if len(names) == 1:
+        return names[0]
+    paths = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    common = itertools.takewhile(lambda parts: len(set(parts)) == 1, paths)
+    return ".".join([*(parts[0] for parts in common), "*"])
 
 
 def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:

@@ -29,6 +29,7 @@ from graphmem.graph import (
 )
 from graphmem.trace.nodes import MadeBy, NodeWriter
 from graphmem.trace.transform_levels import innermost
+from graphmem.trace.wrapper_tensors import held_by, is_wrapper
 from graphmem.virtual_gpu.sparse import parts_of
 
 DTYPE_NAMES = {
@@ -188,6 +189,9 @@ class Recorder:
         A sparse tensor has none of its own: those of its indices and values are alive.
         """
         tensor = innermost(tensor)
+        if is_wrapper(type(tensor)):
+            tensors = held_by(tensor)
+            return self.storage_of(tensors[0]) if len(tensors) == 1 else None
         if tensor.layout is not torch.strided:
             return None
         return self.storage_in(tensor.untyped_storage())
@@ -342,8 +346,12 @@ class Recorder:
         """Say what holds a tensor's storage from now on: a parameter's name, an optimizer's state.
 
         The first identity stays: a storage that is both `wte.weight` and `lm_head.weight` keeps
-        the former name.
+        the former name. Of a tensor that holds others, each of them is identified.
         """
+        if is_wrapper(type(tensor)):
+            for each in held_by(tensor):
+                self.identify(each, kind, name)
+            return
         storage = self.storage_of(tensor)
         if storage is None:
             return
