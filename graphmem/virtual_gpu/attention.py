@@ -58,16 +58,17 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        is_for_math = attn_mask is not None and attn_mask.stride(-1) != 1
         attn_mask = additive(attn_mask, query.dtype)
+        if is_for_math:  # all others want rows of a mask (`check_last_dim_stride_equals_1_dense`)
+            return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if prefers_cudnn and takes_cudnn(query, key, value, attn_mask, dropout_p, enable_gqa):
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if _takes_flash(gpu, query, key, value, attn_mask, is_causal):
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if _takes_efficient(gpu, query, key, value, enable_gqa):
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
     try:
         for key in ("AutogradCUDA", "CUDA"):
@@ -164,6 +165,23 @@ def _takes_efficient(
 
 def _strides_end_in_one(*tensors: torch.Tensor) -> bool:
     return all(tensor.stride(-1) == 1 for tensor in tensors)
+
+
+def _math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    return _first(
+        aten._scaled_dot_product_attention_math(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    )
 
 
 def _cudnn(

@@ -21,8 +21,9 @@ is met without (t4_preflight). Convolutions for which each channel is its own gr
 own kernels where they lie NCHW (aten/src/ATen/native/cuda/DepthwiseConv2d.cu), which need no
 workspace and compute the gradient of the weight before that of the input (R: conv_depthwise).
 
-The incoming gradient is copied where it lies otherwise than the input (`_copied_gradient`; R: vit,
-whose patches are transposed).
+The input is copied where it has gaps or another order than NCHW or channels last (`_copied_input`;
+R: tf_mamba, which convolves half of a transposed tensor). The incoming gradient is copied where it
+lies otherwise than the input (`_copied_gradient`; R: vit, whose patches are transposed).
 
 The gradient of the bias (aten/src/ATen/native/Convolution.cpp, `convolution_backward`): cuDNN
 computes the gradient of the input, then that of the weight; then the gradient of the bias is a sum,
@@ -39,12 +40,20 @@ from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Free, Output, Scratch
 
 from .call import Call, Rule, during
 from .convolution_plans import Plan, Product
-from .layout import is_channels_last, is_contiguous, item_bytes, nbytes, suggests_channels_last
+from .layout import (
+    is_channels_last,
+    is_contiguous,
+    is_laid_out,
+    item_bytes,
+    nbytes,
+    suggests_channels_last,
+)
 from .reduction import reduced
 
 MOST_PARTIAL_SUMS = 1_115_008  # clause (3), length 256
 
 _ALIGNED_CHANNELS = 8
+_ROW = 3  # dimensions of rows of numbers, channel by channel
 _HOPPER = (9, 0)
 _MEASURED = ("float16", "bfloat16", "float32")
 _OF_TRANSPOSED = {
@@ -56,16 +65,22 @@ _TENSOR_CORES_SINCE: Mapping[str, tuple[int, int]] = {"float16": (7, 0), "bfloat
 
 
 def _forward(call: Call) -> Iterator[Step]:
+    copied = _copied_input(call)
+    yield from map(Take, copied)
     yield from call.outputs()
     yield from during(_workspace(call, call.op.outputs[0], Product.RESULT))
+    yield from map(Free, copied)
 
 
 def _backward(call: Call) -> Iterator[Step]:
     grad = call.tensor("grad_output")
     births = iter(_births(call))
     wants_input, wants_weight, wants_bias = call.value("output_mask")
-    copied = [] if _is_own_kernel(call) else _copied_gradient(call, grad)
-    yield from map(Take, copied)
+    is_row = len(grad.shape) == _ROW
+    rows = _copied_input(call) if is_row else []
+    copied = _copied_input(call) if wants_weight and not is_row else []
+    copied += [] if _is_own_kernel(call) else _copied_gradient(call, grad)
+    yield from map(Take, [*rows, *copied])
     if wants_input:
         yield from _birth(births)
         yield from during(_workspace(call, grad, Product.INPUT_GRADIENT))
@@ -77,6 +92,27 @@ def _backward(call: Call) -> Iterator[Step]:
     if wants_bias:
         axes = [axis for axis in range(len(grad.shape)) if axis != 1]
         yield from reduced(call, grad, axes)
+    yield from map(Free, rows)
+
+
+def _copied_input(call: Call) -> list[Scratch]:
+    """`input.contiguous(backend_memory_format)`, in a backward pass for the weight's gradient only.
+
+    A row is copied in any case, before it is made an image, and held as long as the operation runs
+    (aten/src/ATen/native/Convolution.cpp, `_convolution` and `convolution_backward`).
+    """
+    tensor = call.tensor("input")
+    wants_channels_last = _has_channels_last(call)
+    if is_laid_out(tensor, channels_last=wants_channels_last):
+        return []
+    return [Scratch("input in the layout of a convolution", nbytes(tensor))]
+
+
+def _has_channels_last(call: Call) -> bool:
+    """`cudnn_conv_suggest_memory_format` (aten/src/ATen/native/ConvUtils.h)."""
+    operands = (call.tensor("input"), call.tensor("weight"))
+    is_double = any(tensor.dtype == "float64" for tensor in operands)
+    return not is_double and any(map(suggests_channels_last, operands))
 
 
 def _copied_gradient(call: Call, grad: TensorOut) -> list[Scratch]:
@@ -101,7 +137,7 @@ def _births(call: Call) -> list[Output]:
 def _is_own_kernel(call: Call) -> bool:
     tensor = call.tensor("input")
     is_depthwise = call.value("groups") == tensor.shape[1] > 1 and not call.value("transposed")
-    return is_depthwise and is_contiguous(tensor) and is_contiguous(call.tensor("weight"))
+    return is_depthwise and not _has_channels_last(call)
 
 
 def _birth(births: Iterator[Output]) -> Iterator[Output]:

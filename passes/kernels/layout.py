@@ -96,6 +96,15 @@ def is_channels_last(tensor: TensorOut) -> bool:
     return bool(batch) and _matches(tensor, strides)
 
 
+def is_laid_out(tensor: TensorOut, *, channels_last: bool) -> bool:
+    """Whether `contiguous` in that memory format copies nothing."""
+    if not channels_last or len(tensor.shape) != 4:
+        return is_contiguous(tensor)
+    _, channels, height, width = tensor.shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return not numel(tensor) or _matches(tensor, strides)
+
+
 def suggests_channels_last(tensor: TensorOut) -> bool:
     """`Tensor::suggest_memory_format` of four dimensions: their order alone counts, not gaps.
 
