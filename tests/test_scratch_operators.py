@@ -664,6 +664,23 @@ class TestOthers:
 
         assert program == ["out0"]
 
+    def test_half_of_a_transposed_tensor_is_copied_before_it_is_convolved(self) -> None:
+        """As recorded on an H100 (tf_mamba, events 38 to 40 and 3,697 to 3,701)."""
+        rows = tensor(2, 1024, 128, stride=(2 * 1024 * 128, 1, 2 * 1024))
+        results, weight = tensor(2, 1024, 131), tensor(1024, 1, 4)
+        copy = 2 * 1024 * 128 * 4
+
+        forward = Calls("h100").call(
+            aten.convolution.default, rows, weight, tensor(1024), [1], [3], [1], False, [0], 1024
+        )
+        backward = Calls("h100").call(
+            aten.convolution_backward.default,
+            results, rows, weight, [1024], [1], [3], [1], False, [0], 1024, [True, True, True],
+        )  # fmt: skip
+
+        assert forward == [copy, "out0", -copy]
+        assert backward == [copy, "out1", "out0", "out2", -copy]
+
     def test_short_rows_are_sorted_in_place(self) -> None:
         program = Calls().call(aten.sort.default, tensor(10, 1000), 1)
 

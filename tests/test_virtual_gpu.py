@@ -192,6 +192,18 @@ class TestAttention:
 
         assert "aten.bmm.default" in targets(graph)
 
+    def test_a_mask_whose_rows_are_no_runs_takes_the_math_path(self) -> None:
+        """As recorded on an H100: T5's biases are a permuted table of heads."""
+
+        def step() -> None:
+            query = torch.zeros(2, 8, 128, 64, device="cuda", requires_grad=True)
+            bias = torch.zeros(128, 128, 8, device="cuda").permute(2, 0, 1)[None]
+            F.scaled_dot_product_attention(query, query, query, attn_mask=bias)
+
+        graph = traced(stepping(step), "h100", torch_release=(2, 11))
+
+        assert "aten.bmm.default" in targets(graph)
+
     def test_no_fused_kernel_takes_bfloat16_before_ampere(self) -> None:
         """The math path works in float32; 128 x 128 scores for 2 x 4 heads."""
         graph = traced(attention(torch.bfloat16), "t4")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from graphmem.errors import InputError, InternalError
 from graphmem.verify import run_suite
-from graphmem.verify.own_cases import ENDING, own_case
+from graphmem.verify.own_cases import ENDING, known_gaps, own_case
 from graphmem.verify.text import SUITE_COLUMNS, suite_cells
 from tools.accuracy_table import table
 
@@ -72,6 +72,11 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
         f"\nOf {len(rows)} steps {events} are equal event by event, {exact} in the peak of "
         f"allocated bytes, {whole} in everything."
     )
+    yield "\n## Where they differ, and why\n"
+    by_cause: dict[str, list[str]] = {}
+    for name, cause in known_gaps(STEPS).items():
+        by_cause.setdefault(cause, []).append(name)
+    yield from (f"- **{', '.join(names)}**: {cause}." for cause, names in by_cause.items())
 
 
 def row_of(path: Path) -> Row:

@@ -2,7 +2,7 @@
 
 `tools/record_cuda.py` writes beside the events which target ran, with which settings, on which card
 and release. Such a recording needs no case file. Where a prediction is known to differ, `gaps.toml`
-beside it says why: a table `gaps` of texts by the name of the recording.
+beside it says why: in each table `gap` one cause, and the names of the recordings that have it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ class _Told(msgspec.Struct):
     environment: dict[str, str] = {}
 
 
+class _Gap(msgspec.Struct, forbid_unknown_fields=True):
+    cause: str
+    recordings: list[str]
+
+
 class _Gaps(msgspec.Struct, forbid_unknown_fields=True):
-    gaps: dict[str, str]
+    gap: list[_Gap] = []
 
 
 def own_case(path: Path) -> RecordedCase:
@@ -78,7 +83,7 @@ def own_case(path: Path) -> RecordedCase:
         driver=told.platform,
         recording=str(path),
         start=Start(),
-        gap=_gaps(path.parent).get(path.name.removesuffix(ENDING), ""),
+        gap=known_gaps(path.parent).get(path.name.removesuffix(ENDING), ""),
     )
 
 
@@ -89,11 +94,17 @@ def _found(target: str) -> str:
     return target if here.is_file() else f"{_REPOSITORY / file}:{function}"
 
 
-def _gaps(folder: Path) -> dict[str, str]:
+def known_gaps(folder: Path) -> dict[str, str]:
+    """Why the predictions for a folder's recordings differ, by the names of those that do.
+
+    Raises:
+        InputError: its `gaps.toml` is not one.
+    """
     path = folder / GAPS
     if not path.is_file():
         return {}
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=_Gaps).gaps
+        gaps = msgspec.toml.decode(path.read_bytes(), type=_Gaps).gap
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a list of gaps: {error}.") from None
+    return {name: gap.cause for gap in gaps for name in gap.recordings}
