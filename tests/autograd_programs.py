@@ -748,6 +748,15 @@ def function_that_keeps_an_argument_with_its_gradient(first: nn.Linear, second: 
 
 
 @program
+def checkpoint_whose_result_is_added_to_its_argument(first: nn.Linear, second: nn.Linear) -> None:
+    """The checkpoint saves the argument, whose history leads back to the checkpoint."""
+    x = first(rows())
+    y = checkpoint(lambda a: second(a).tanh(), x, use_reentrant=False)
+    x.add_(y)
+    del x, y
+
+
+@program
 def retained_gradient_that_has_a_graph(first: nn.Linear, second: nn.Linear) -> None:
     """The graph saves the tensor, which holds the gradient, which holds the graph."""
     x = rows().requires_grad_()

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from graphmem.verify.own_cases import known_gaps
 from tests.conftest import Outcome
 
-STEPS = Path(__file__).parent.parent / "fixtures" / "cuda" / "steps"
+ROOT = Path(__file__).parent.parent
+STEPS = ROOT / "fixtures" / "cuda" / "steps"
 TECHNIQUES = sorted(path.name.split(".")[0] for path in STEPS.glob("technique_*"))
 
 
@@ -38,3 +40,29 @@ def test_every_event_and_both_peaks_are_those_of_the_card(
 
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert outcome.stdout.count(" none ") == len(names)
+
+
+def rows_of_the_page() -> dict[str, list[str]]:
+    """First mismatch, and both errors, by the step."""
+    lines = (ROOT / "docs" / "accuracy_h100.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
+    return {row[0]: [row[2], row[5], row[8]] for row in rows}
+
+
+def test_the_page_has_every_recorded_step() -> None:
+    assert sorted(rows_of_the_page()) == sorted(
+        path.name.removesuffix(".events.json.gz") for path in STEPS.glob("*.events.json.gz")
+    )
+
+
+def test_what_differs_has_a_cause_and_what_has_one_differs() -> None:
+    differing = [name for name, row in rows_of_the_page().items() if row != ["none", "0", "0"]]
+
+    assert sorted(differing) == sorted(known_gaps(STEPS))
+
+
+def test_a_step_that_differs_says_why(run_graphmem: Callable[..., Outcome]) -> None:
+    outcome = run_graphmem("verify", str(STEPS / "lstm.events.json.gz"))
+
+    assert outcome.exit_code == 0
+    assert f"lstm: known gap: {known_gaps(STEPS)['lstm'][:40]}" in " ".join(outcome.stdout.split())

@@ -43,6 +43,13 @@ INNER_NAMES = (
         "hooks of the program for what is saved",
         "programs that have some",
     ),
+    Names(
+        "torch.utils.checkpoint._CheckpointFrame",
+        "save_inputs",
+        "checkpoints save what they are given",
+        "checkpointing",
+        since=(2, 13),
+    ),
     Names("torch._C", "_increment_version", "writes in place are noticed", "those errors"),
     Names("torch.autograd.profiler.profile", "__init__", "profilers", "programs that profile"),
     # tensors and their memory

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import checkpoint
 
 from graphmem import graph
 from graphmem.errors import InputError
@@ -116,11 +117,15 @@ class SavedTensor:
 
 
 class _OfThread(threading.local):
-    """What a thread has: nodes that run and what each has unpacked, and the user's hooks."""
+    """What a thread has: nodes that run and what each has unpacked, and the user's hooks.
+
+    From 2.13 on checkpointing saves its arguments itself, for no node.
+    """
 
     def __init__(self) -> None:
         self.unpacked: list[list[SavedTensor]] = []
         self.regions: list[list[Hook]] = []
+        self.saves_arguments = False
 
 
 class SavedTensors:
@@ -169,7 +174,18 @@ class SavedTensors:
                 )
             yield
 
+        frames: Any = checkpoint._CheckpointFrame
+        save_inputs: Any = getattr(frames, "save_inputs", None)
+
+        def save_arguments(frame: Any, *args: Any) -> None:
+            of_thread.saves_arguments = True
+            try:
+                save_inputs(frame, *args)
+            finally:
+                of_thread.saves_arguments = False
+
         replacements = [
+            *([(frames, "save_inputs", save_arguments)] if save_inputs else []),
             (manager, "__enter__", enter_wrapped),
             (manager, "__exit__", leave_wrapped),
             (torch.autograd.graph, "disable_saved_tensors_hooks", disabled),
@@ -226,7 +242,8 @@ class SavedTensors:
         if wrapper is tensor:
             saved.version = self._versions.of(tensor)
             node = _newest_node()
-            if not self._recorder.is_result(node) or is_argument(tensor, node):
+            is_input = self._of_thread.saves_arguments or is_argument(tensor, node)
+            if is_input or not self._recorder.is_result(node):
                 note_saved(saved, tensor)
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
