@@ -1,9 +1,9 @@
 """Whether a step fits on the card: its allocations and frees, replayed with an end of memory.
 
 A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
-where the driver refuses. What the context takes is an estimate with bounds
-(graphmem/gpus/context.py); the verdict is certain iff it is the same where the context takes the
-least and the driver leaves as much of the card as any was seen to leave, and where it takes the
+where the driver refuses. What the context and NCCL take is an estimate with bounds
+(graphmem/gpus/context.py, nccl.py); the verdict is certain iff it is the same where they take the
+least and the driver leaves as much of the card as any was seen to leave, and where they take the
 most and the driver leaves as little. cuDNN passes over a convolution's plan whose workspace is
 refused; which one it takes then is not known, so the run goes on without one, and the verdict is
 not certain.
@@ -117,7 +117,7 @@ def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdi
         unbounded: the same moves where there is no end of memory.
     """
     whole = Replay(unbounded)
-    gpu, estimate = runtime.gpu, runtime.gpu.context_bytes
+    gpu, context = runtime.gpu, runtime.context
     most = gpu.memory_bytes + gpu.memory_surplus_bytes
     least = gpu.memory_bytes - gpu.memory_spread_bytes
 
@@ -126,10 +126,10 @@ def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdi
         allocator = card.new_allocator(context_bytes=context_bytes)
         return whole if _never_full(allocator, whole.reserved_bytes) else replay(found, allocator)
 
-    result = on_card(gpu.memory_bytes, estimate)
+    result = on_card(gpu.memory_bytes, context.estimate_bytes)
     others = [
-        on_card(most, estimate - gpu.context_spread_bytes),
-        on_card(least, estimate + gpu.context_surplus_bytes),
+        on_card(most, context.least_bytes),
+        on_card(least, context.most_bytes),
     ]
     fits = result.refused is None
     capacity = _capacity_of(runtime.new_allocator())

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
+from graphmem.gpus.context import Context, context_of
+from graphmem.gpus.nccl import nccl_of
 from graphmem.torch_releases import differences, parse_release
 
 if TYPE_CHECKING:
@@ -37,11 +39,18 @@ class Runtime:
         gpu: the card.
         torch: the version whose CUDA rules apply, such as "2.13.0".
         env: environment variables that PyTorch reads, such as CUBLAS_WORKSPACE_CONFIG.
+        communicators: how many of NCCL's the process has with other ranks.
     """
 
     gpu: Gpu
     torch: str
     env: Mapping[str, str] = field(default_factory=dict)
+    communicators: int = 0
+
+    @property
+    def context(self) -> Context:
+        """What the process takes besides what PyTorch's allocator reserves."""
+        return context_of(self.gpu.compute_capability) + nccl_of(self.communicators)
 
     @property
     def release(self) -> tuple[int, int]:
@@ -134,7 +143,7 @@ class Runtime:
         Args:
             bounded: whether the card can be full: what PyTorch can have is its memory less what
                 the context takes. Else there is no end of memory.
-            context_bytes: what the context takes; default: the estimate `gpu.context_bytes`.
+            context_bytes: what the context takes; default: the estimate of `context`.
 
         Raises:
             InputError: as `allocator_settings`.
@@ -143,7 +152,7 @@ class Runtime:
         from graphmem.allocator.addresses import DEFAULT_DRIVER
 
         driver = self.gpu.driver or DEFAULT_DRIVER
-        context = self.gpu.context_bytes if context_bytes is None else context_bytes
+        context = self.context.estimate_bytes if context_bytes is None else context_bytes
         room = self.gpu.memory_bytes - context if bounded else None
         device = Device(room, context if bounded else 0, driver)
         return CachingAllocator(self.allocator_settings, device=device, release=self.release)

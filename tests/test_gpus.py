@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +10,10 @@ import torch
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, GPUS, Gpu, find_gpu, label_of
 from graphmem.gpus.context import READINGS, Reading, context_of
+from graphmem.gpus.nccl import nccl_of
 from tests.kernel_calls import Calls, aten, tensor
 
+ROOT = Path(__file__).parents[1]
 MIB, GIB = 2**20, 2**30
 SMALL_WORKSPACE = 8_519_680
 LARGE_WORKSPACE = 33_554_432
@@ -226,3 +230,24 @@ def test_the_turing_workstation_cards_have_72_multiprocessors(name: str) -> None
     program = Calls(name).call(aten.any.default, tensor(1_966_080, dtype=torch.bool))
 
     assert program == ["out0", 144, 4, -4, -144]
+
+
+def test_what_nccl_takes_lies_between_what_was_read() -> None:
+    """Of two ranks that share a card each has a half; eight had theirs on NVLink."""
+    recorded = json.loads((ROOT / "fixtures" / "cuda" / "contexts.json").read_text())
+
+    def outside(program: str, stage: str) -> int:
+        (found,) = (s["outside"] for s in recorded[program]["stages"] if s["stage"] == stage)
+        return int(found)
+
+    one, two = nccl_of(1), nccl_of(2)
+    sockets = outside("ranks 2", "all_reduce") - outside("ranks 2", "tensors")
+    assert one.least_bytes == sockets // 2
+    nvlink = next(each.mib for each in READINGS if each.has_nccl)
+    with_a_kernel = round(outside("nccl LAZY", "context") / MIB)
+    assert one.most_bytes == (max(nvlink) - with_a_kernel) * MIB
+    further = outside("ranks 2", "second group") - outside("ranks 2", "send and receive")
+    assert two.least_bytes - one.least_bytes == further // 2
+    alone = outside("nccl LAZY", "second group") - outside("nccl LAZY", "barrier")
+    assert two.most_bytes - one.most_bytes == alone
+    assert nccl_of(0).most_bytes == 0

@@ -35,6 +35,12 @@ class Device:
         self._first_address = first_address
         self._addresses = address_space(driver, first_address)
 
+    def grow_context(self, context_bytes: int) -> None:
+        """The process takes more besides than it did."""
+        if self.capacity_bytes is not None:
+            self.capacity_bytes -= context_bytes - self.context_bytes
+            self.context_bytes = context_bytes
+
     @property
     def total_bytes(self) -> int | None:
         """The device's memory as cudaMemGetInfo tells it, or None when there is no end."""

@@ -13,7 +13,7 @@ The CUDA context, loaded kernels, and handles of libraries. Three kinds of readi
 The estimate for a compute capability is the largest reading of (1) or (2) without NCCL; the least
 that is reckoned with is `_SLACK` below it, or the smallest less its rounding; the most is `_SLACK`
 above it, or the largest of all. Ranks of a process group have NCCL's buffers besides: their
-readings are listed, and bound no verdict of one process.
+readings are listed, and bound no verdict of one process (graphmem/gpus/nccl.py does).
 
 This module does not import torch.
 """
@@ -101,11 +101,19 @@ READINGS: tuple[Reading, ...] = (
 
 @dataclass(frozen=True)
 class Context:
-    """What a process takes besides, by compute capability."""
+    """What a process takes besides, as an estimate with its bounds."""
 
     estimate_bytes: int
     least_bytes: int
     most_bytes: int
+
+    def __add__(self, other: Context) -> Context:
+        """Both."""
+        return Context(
+            self.estimate_bytes + other.estimate_bytes,
+            self.least_bytes + other.least_bytes,
+            self.most_bytes + other.most_bytes,
+        )
 
 
 @cache

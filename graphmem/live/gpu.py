@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
@@ -20,6 +20,7 @@ from graphmem.live.observer import Observer
 from graphmem.live.session import LiveSession
 from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
+from graphmem.units import format_bytes
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
@@ -85,6 +86,7 @@ class VirtualGpu:
         self._session.reads.choose(Choices.parse(assume))
         self._session.reads.tell = tell
         recorder.is_strict = strict
+        recorder.on_communicator = self._note_communicator
         self._session.mode.streams = NodeStreams(self.memory)
         self._observer = Observer(self._session, self._machine, tell)
         self._stack = ExitStack()
@@ -158,6 +160,23 @@ class VirtualGpu:
             self._session.name_what_lives()
             self._observer.finish()
             self._session.recorder.finish()
+
+    def _note_communicator(self) -> None:
+        """Ranks have joined: NCCL takes its part of the card."""
+        before = self.runtime.context
+        self.runtime = replace(self.runtime, communicators=self.runtime.communicators + 1)
+        after = self.runtime.context
+        self.memory.allocator.device.grow_context(after.estimate_bytes)
+        taken, least, most = (
+            format_bytes(now - then)
+            for now, then in zip(astuple(after), astuple(before), strict=True)
+        )
+        self._session.recorder.assume(
+            "NCCL",
+            f"a communicator takes {taken} of the card ({least} to {most} were seen)",
+            "it is not PyTorch's allocator that gives them",
+            None,
+        )
 
     @property
     def peak(self) -> int:

@@ -20,7 +20,7 @@ copied where they may be counts or bytes, which programs read: integers, and no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,14 +83,26 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     Methods have PyTorch's names and arguments; those of 2.13 go by both of theirs.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, joined: Callable[[], object]) -> None:
+        """A group of a size.
+
+        Args:
+            rank: which of its ranks runs.
+            size: how many there are.
+            joined: called at the first collective on the card, when NCCL makes a communicator
+                (`ProcessGroupNCCL::initNCCLComm`).
+        """
         super().__init__(rank, size)
+        self._joined: Callable[[], object] | None = joined
         self._rank = rank
         self._size = size
         self._shelves: list[tuple[int, list[Any]]] = []
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
         """A collective begins, and lets go of what earlier ones held (clause 4)."""
+        if self._joined is not None and any(map(_is_on_card, (*result, *held))):
+            joined, self._joined = self._joined, None
+            joined()
         walk = torch._C._current_graph_task_id()
         for put_in, shelf in self._shelves:
             if walk < 0 or put_in != walk:
@@ -273,6 +285,10 @@ def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     if first.device.type != "cuda" or any(each.shape != first.shape for each in tensors):
         return None
     return first.new_empty((len(tensors), *first.shape))
+
+
+def _is_on_card(held: Any) -> bool:
+    return isinstance(held, torch.Tensor) and held.is_cuda
 
 
 def _is_read(tensor: torch.Tensor) -> bool:

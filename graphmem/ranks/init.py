@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed
@@ -28,7 +29,9 @@ _HashStore: Any = vars(torch.distributed)["HashStore"]
 def replacements(recorder: Recorder) -> list[Replacement]:
     """The attributes to replace; the recorder is told what is assumed."""
     backend: Any = distributed_c10d.Backend
-    plugin = backend._plugins["FAKE"]._replace(creator_fn=_make_group, extended_api=True)
+    plugin = backend._plugins["FAKE"]._replace(
+        creator_fn=partial(_make_group, recorder), extended_api=True
+    )
     helper = distributed_c10d._new_process_group_helper
 
     def named_as_asked(
@@ -49,8 +52,13 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     ]
 
 
-def _make_group(options: Any, backend_options: Any) -> LoneGroup:
-    return LoneGroup(options.group_rank, options.group_size)
+def _make_group(recorder: Recorder, options: Any, backend_options: Any) -> LoneGroup:
+    joined = recorder.on_communicator if options.group_size > 1 else _nothing
+    return LoneGroup(options.group_rank, options.group_size, joined)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _rename(group: Any, asked: Any) -> None:

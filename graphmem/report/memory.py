@@ -84,13 +84,14 @@ def _on_card(
     verdict: Verdict, runtime: Runtime, graph: StepGraph, annotations: Annotations
 ) -> OnCard:
     refused = verdict.replay.refused
+    context = runtime.context
     return OnCard(
         fits=verdict.fits,
         within_estimate=not verdict.is_certain,
         capacity=verdict.capacity_bytes,
-        context=runtime.gpu.context_bytes,
-        context_uncertainty=runtime.gpu.context_surplus_bytes,
-        context_spread=runtime.gpu.context_spread_bytes,
+        context=context.estimate_bytes,
+        context_uncertainty=context.most_bytes - context.estimate_bytes,
+        context_spread=context.estimate_bytes - context.least_bytes,
         memory_spread=runtime.gpu.memory_spread_bytes,
         memory_surplus=runtime.gpu.memory_surplus_bytes,
         allocated=verdict.replay.allocated_bytes,

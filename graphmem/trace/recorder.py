@@ -56,6 +56,7 @@ class Recorder:
     unpacking it makes some anew. `_holders` counts the fake memory that stands for each storage.
 
     Attributes:
+        on_communicator: called when ranks join for their first collective on the device.
         on_change: called with a storage that was born or lost an owner, from the depths of Python's
             memory management, so it may do no more than note it.
         on_op: called with each operation when it has been recorded.
@@ -67,6 +68,7 @@ class Recorder:
         self.device = device
         self.graph = StepGraph(fx=torch.fx.Graph(), device=str(device))
         self.on_change: Callable[[Storage], object] = _ignore
+        self.on_communicator: Callable[[], object] = lambda: None
         self.on_op: Callable[[Op], object] = _ignore
         self.is_strict = False
         self.newest_node = -1

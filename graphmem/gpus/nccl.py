@@ -1,0 +1,37 @@
+"""What NCCL has of a card besides PyTorch's allocator: readings on H100s.
+
+A communicator has buffers for each channel and peer, and the first one loads NCCL's kernels. How
+much depends on how the ranks are joined:
+
+  (1) sockets: two and four ranks that share a card, each by a host name of its own; NVML before and
+      after the first all-reduce and that of a second group, shared out among the ranks: 378 and
+      16 MiB each, all_to_all 62 more (fixtures/cuda/contexts.json, "ranks 2" and "ranks 4");
+  (2) one rank alone: 564 MiB, and 388 for a second group (there, "nccl LAZY");
+  (3) NVLink: 1,505 to 1,525 MiB of each of eight ranks before the model exists (graphmem/gpus/
+      context.py), less the 619 of a context with a kernel (contexts.json): 886 to 906.
+
+The estimate is for ranks on NVLink. The first communicator's bounds are the readings of (1) and
+(3), those of each further one the readings of (1) and (2). For other cards nothing was read: the
+same is taken.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+from graphmem.gpus.context import Context
+
+_MIB = 2**20
+_FIRST = Context(902 * _MIB, 378 * _MIB, 906 * _MIB)
+_FURTHER = Context(388 * _MIB, 16 * _MIB, 388 * _MIB)
+
+
+def nccl_of(communicators: int) -> Context:
+    """What some communicators take, each of several ranks."""
+    further = max(0, communicators - 1)
+    first = min(communicators, 1)
+    return Context(
+        estimate_bytes=first * _FIRST.estimate_bytes + further * _FURTHER.estimate_bytes,
+        least_bytes=first * _FIRST.least_bytes + further * _FURTHER.least_bytes,
+        most_bytes=first * _FIRST.most_bytes + further * _FURTHER.most_bytes,
+    )
