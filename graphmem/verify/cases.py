@@ -121,11 +121,13 @@ class RecordedCase(Case):
         recording: name of the recording without the ending of its file, or the file's path.
         start: where in the prediction the recording starts.
         gap: why the prediction is known to differ; empty where it must be equal.
+        since: how many allocations and frees of the recording come before what is compared.
     """
 
     recording: str
     start: Start
     gap: str
+    since: int = 0
 
 
 @dataclass(frozen=True)

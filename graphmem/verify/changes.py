@@ -11,7 +11,7 @@ allocation comes between them, no figure hangs on it. `follow_order` takes it fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from graphmem.errors import InputError
@@ -62,11 +62,29 @@ def recorded_changes(recording: Recording, *, starts_empty: bool) -> list[Change
     """
     reader = _RecordingReader(recording.name, starts_empty)
     for index, event in enumerate(recording.events):
-        if event.action == "alloc" and event.size:
+        if not is_change(event):
+            continue
+        if event.action == "alloc":
             reader.allocate(index, event)
-        elif event.action == "free_completed" and event.size:
+        else:
             reader.free(index, event)
     return reader.changes
+
+
+def is_change(event: Event) -> bool:
+    """Whether an event is an allocation or a completed free."""
+    return event.action in ("alloc", "free_completed") and bool(event.size)
+
+
+def changes_since(changes: Sequence[Change], since: int) -> list[Change]:
+    """The changes from one on, with allocations counted from there."""
+    before = sum(change.is_alloc for change in changes[:since])
+    return [replace(change, allocation=_later(change, before)) for change in changes[since:]]
+
+
+def _later(change: Change, before: int) -> int | None:
+    ordinal = change.allocation
+    return None if ordinal is None or ordinal < before else ordinal - before
 
 
 class _RecordingReader:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from graphmem.allocator import AllocatorSettings
 from graphmem.errors import InputError
 from graphmem.recordings import Recording, read_recording
-from graphmem.verify.changes import Change, recorded_changes
+from graphmem.verify.changes import Change, changes_since, is_change, recorded_changes
 from graphmem.verify.figures import (
     Figures,
     counted_figures,
@@ -59,11 +60,15 @@ class Recorded:
     figures: Figures | None
 
 
-def read_recorded(path: Path) -> Recorded:
+def read_recorded(path: Path, since: int = 0) -> Recorded:
     """Read a recording and replay it.
 
     A compact file that does not tell the state before its first event gives way to the snapshot
     of the same name beside it, and `name` says so.
+
+    Args:
+        path: the file.
+        since: how many allocations and frees come before what is compared.
 
     Raises:
         InputError: a file cannot be read, or contradicts itself.
@@ -75,15 +80,22 @@ def read_recorded(path: Path) -> Recorded:
         stand_in = read_recording(snapshot)
         recording = replace(stand_in, name=f"{stand_in.name} (for {path.name})")
         tells_start = True
-    made = replay(recording) if tells_start else None
-    base = recording.base_allocated if made is None else made.base_allocated
+    made = replay(recording, _index_of(recording, since)) if tells_start else None
+    base = recording.base_allocated if made is None or since else made.base_allocated
+    changes = recorded_changes(recording, starts_empty=base == 0)
     return Recorded(
         name=recording.name,
         settings=recording.settings,
-        changes=tuple(recorded_changes(recording, starts_empty=base == 0)),
+        changes=tuple(changes_since(changes, since)),
         replay=made,
-        figures=_figures(path, recording, made),
+        figures=replayed_figures(made) if made and since else _figures(path, recording, made),
     )
+
+
+def _index_of(recording: Recording, since: int) -> int:
+    """The event before which there are so many allocations and frees."""
+    told = (i for i, event in enumerate(recording.events) if is_change(event))
+    return next(islice(told, since, None), len(recording.events))
 
 
 def _figures(path: Path, recording: Recording, made: Replay | None) -> Figures | None:

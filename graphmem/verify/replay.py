@@ -69,18 +69,25 @@ class Replay:
     end_requested: int
 
 
-def replay(recording: Recording) -> Replay:
+def replay(recording: Recording, since: int = 0) -> Replay:
     """Replay a recording from the state before its first event.
+
+    Args:
+        recording: what is replayed.
+        since: the event from which on figures count.
 
     Raises:
         InputError: if the recording does not tell that state.
     """
     segments, guessed = _initial_segments(recording)
-    return replay_from(recording, segments, guessed)
+    return replay_from(recording, segments, guessed, since)
 
 
 def replay_from(
-    recording: Recording, segments: tuple[SegmentInfo, ...], guessed_bytes: int = 0
+    recording: Recording,
+    segments: tuple[SegmentInfo, ...],
+    guessed_bytes: int = 0,
+    since: int = 0,
 ) -> Replay:
     """Replay a recording from a given state."""
     expandable = any(segment.is_expandable for segment in segments)
@@ -93,6 +100,9 @@ def replay_from(
     statistics = replayer.allocator.statistics
     base = statistics.allocated_bytes.current, statistics.reserved_bytes.current
     for index, event in enumerate(recording.events):
+        if index == since:
+            statistics.reset_peak()
+            base = statistics.allocated_bytes.current, statistics.reserved_bytes.current
         replayer.step(index, event)
     return Replay(
         name=recording.name,

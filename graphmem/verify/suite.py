@@ -121,7 +121,7 @@ def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:
 
 
 def _compare(case: RecordedCase, path: Path) -> Comparison:
-    recorded = read_recorded(path)
+    recorded = read_recorded(path, case.since)
     with _named(case):
         prediction = predict(case.target, case.request, recorded.settings, driver=case.driver)
         return compare(recorded, prediction, case.start)
