@@ -102,10 +102,11 @@ class CudaGenerator(Generator):
 
     def clone_state(self) -> CudaGenerator:
         """Another generator in the same state."""
-        return CudaGenerator().set_state(self.get_state())
+        return CudaGenerator().graphsafe_set_state(self)
 
     graphsafe_get_state = clone_state
 
     def graphsafe_set_state(self, other: CudaGenerator) -> CudaGenerator:
         """Take over the state of another generator."""
-        return self.set_state(other.get_state())
+        self._seed, self._offset = other._seed, other._offset
+        return self
