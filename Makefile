@@ -5,12 +5,14 @@
 #   make test-all   the slow ones as well: before a release, and after a change to the gate's cache
 #                   TORCH=2.15.0 runs them on that release, in an environment of its own, and writes
 #                   its row of docs/versions.md; RESOLUTION=lowest installs the lowest version of
-#                   every other dependency, in one of its own as well
+#                   every other dependency, in one of its own as well; TRITON=3.6.0 is what an
+#                   older torch asks for (docs/compile.md)
 #   make lint       ruff and mypy
 #   make benchmark  graphmem's own speed
 
 PYTHON ?= python3
 TORCH ?=
+TRITON ?=
 RESOLUTION ?=
 VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(RESOLUTION))
 INSTALLED := $(VENV)/.installed
@@ -44,6 +46,7 @@ $(INSTALLED): pyproject.toml
 	    "graphmem needs Python 3.11 or later: make PYTHON=python3.11 ...")'
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/pip install torch==$(or $(TORCH),2.13.0)
+	$(VENV)/bin/pip install triton==$(or $(TRITON),3.7.1)
 	$(if $(RESOLUTION),$(PYTHON) tools/lowest.py > $(VENV)/constraints.txt)
 	$(VENV)/bin/pip install $(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]'
 	touch $@

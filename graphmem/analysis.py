@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from graphmem.annotations import KERNEL_MEMORY
 from graphmem.changes import Changes, changed
@@ -43,6 +43,7 @@ class Request:
         inference: forward passes only.
         assume: what the program reads and only a real run knows, as `--assume` says it.
         strict: whatever would be assumed is an error.
+        compile: True compiles the model; False runs eagerly what `torch.compile` is given.
         worst_routing: where sizes hang on routing, say the peak under the worst as well.
         settings: keyword arguments of `build`, as text.
         changes: what to change in the step that `build` made.
@@ -58,6 +59,7 @@ class Request:
     inference: bool = False
     assume: tuple[str, ...] = ()
     strict: bool = False
+    compile: bool | None = None
     worst_routing: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
@@ -231,6 +233,7 @@ def _traced(
         inference=request.inference,
         assume=request.assume,
         strict=request.strict,
+        compile=request.compile is not False,
         within=within,
     )
     progress("importing the target")
@@ -274,9 +277,16 @@ def overridden(step: TrainingStep, request: Request) -> TrainingStep:
     Raises:
         InputError: a step that runs itself has its own autocast and optimizer.
     """
+    import torch
+
     from graphmem.trace.loop import optimizer_named
 
-    for option, wanted in (("--autocast", request.autocast), ("--optimizer", request.optimizer)):
+    compile_ = request.compile or None
+    for option, wanted in (
+        ("--autocast", request.autocast),
+        ("--optimizer", request.optimizer),
+        ("--compile", compile_),
+    ):
         if wanted is not None and step.step is not None:
             raise InputError(
                 f"{option} cannot reach into a step that runs itself",
@@ -287,4 +297,7 @@ def overridden(step: TrainingStep, request: Request) -> TrainingStep:
         step = replace(step, autocast=None if request.autocast == "none" else request.autocast)
     if request.optimizer is not None:
         step = replace(step, optimizer=optimizer_named(request.optimizer))
-    return changed(step, request.changes)
+    step = changed(step, request.changes)
+    if compile_ and step.model is not None:
+        step = replace(step, model=cast(torch.nn.Module, torch.compile(step.model)))
+    return step

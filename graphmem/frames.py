@@ -44,7 +44,7 @@ def origin_of(file: str) -> Origin:
     """Who wrote a file, by its path."""
     if file.startswith(_own_folders()):
         return Origin.GRAPHMEM
-    if file.startswith(_torch_folder()):
+    if file.startswith(_torch_folder()) or _COMPILED in file:
         return Origin.TORCH
     if is_installed(file):
         return Origin.LIBRARY
@@ -116,5 +116,6 @@ def is_own_fault(error: BaseException) -> bool:
     return not (code in _acting and isinstance(error, _PROGRAM_ERRORS))
 
 
+_COMPILED = "torchinductor_"  # the folders of what Inductor writes
 _STAND_INS = f"{_GRAPHMEM}/virtual_gpu/"
 _PROGRAM_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -33,6 +33,8 @@ class OwnerKind(enum.StrEnum):
     WORKSPACE = "workspace"
     COMMUNICATION = "communication"
     """A buffer for what ranks exchange."""
+    COMPILED = "compiled"
+    """No holder, but a name: which buffer it is of the code that `torch.compile` made."""
 
 
 class Category(enum.StrEnum):
@@ -148,18 +150,30 @@ class Storage:
         Clauses, the first that applies:
           (1) a storage that is ever a parameter, buffer, gradient, optimizer state, workspace,
               autocast's copy of a weight, or an input is that for its whole life;
-          (2) a storage that autograd holds at that tick is an activation;
+          (2) a storage that autograd holds at that tick is an activation, and so is one that it
+              held for compiled code, whose backward pass takes it over;
           (3) a buffer for what ranks exchange is that for its whole life;
           (4) everything else is temporary.
         """
         for kind, category in _LIFELONG:
             if self.owned_as(kind):
                 return category
-        if any(owner.kind is OwnerKind.SAVED_TENSOR for owner in self.owners_at(tick)):
+        if any(_is_activation_for(owner, tick) for owner in self.owners):
             return Category.ACTIVATION
         if self.owned_as(OwnerKind.COMMUNICATION):
             return Category.COMMUNICATION
         return Category.TEMPORARY
+
+
+COMPILED_NODE = "CompiledFunctionBackward"
+"""The node of compiled code (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
+
+
+def _is_activation_for(owner: Owner, tick: int) -> bool:
+    if owner.kind is not OwnerKind.SAVED_TENSOR:
+        return False
+    is_taken_over = owner.name.startswith(COMPILED_NODE) and owner.start <= tick
+    return is_taken_over or owner.holds_at(tick)
 
 
 _LIFELONG = (

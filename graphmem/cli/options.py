@@ -110,6 +110,19 @@ Assume = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Whatever would be assumed is an error instead.")
 ]
+NoCompile = Annotated[
+    bool,
+    typer.Option("--no-compile", help="What torch.compile is given runs eagerly."),
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Compile the model, or run eagerly what torch.compile is given.  [default: what "
+        "build() says]",
+        show_default=False,
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(

@@ -40,6 +40,7 @@ def run(
     env: options.Environment = None,
     assume: options.Assume = None,
     strict: options.Strict = False,
+    no_compile: options.NoCompile = False,
     max_steps: Annotated[
         int | None,
         typer.Option(
@@ -129,6 +130,7 @@ def run(
         env=options.pairs(env, "--env"),
         assume=assume or (),
         strict=strict,
+        compiles=not no_compile,
         max_steps=max_steps,
         tell=tell,
         name=" ".join(["-m", script] if is_module else [script]),

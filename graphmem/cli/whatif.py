@@ -28,6 +28,7 @@ def whatif(
     steps: options.Steps = options.DEFAULT_STEPS,
     autocast: options.Autocast = None,
     optimizer: options.Optimizer = None,
+    compile: options.Compile = None,
     freeze: options.Freeze = None,
     checkpoint: Annotated[
         list[str] | None,
@@ -78,6 +79,7 @@ def whatif(
         before,
         autocast=autocast,
         optimizer=optimizer,
+        compile=compile,
         changes=Changes(
             freeze=tuple(freeze or ()),
             checkpoint=tuple(checkpoint or ()),

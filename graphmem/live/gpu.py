@@ -56,6 +56,7 @@ class VirtualGpu:
         env: Mapping[str, str] | None = None,
         assume: Sequence[str] = (),
         strict: bool = False,
+        compiles: bool = True,
         max_steps: int | None = None,
         tell: Callable[[str], None] = lambda line: None,
         name: str = "",
@@ -68,6 +69,7 @@ class VirtualGpu:
             env: environment variables that PyTorch reads, in place of those of this process.
             assume: what a program reads off the device, as in `--assume`.
             strict: whatever would be assumed is an `InputError` where it happens.
+            compiles: whether `torch.compile` compiles, or what it is given runs eagerly.
             max_steps: iterations after which the program is stopped by `EnoughSteps`.
             tell: called with a line of text whenever something is assumed for the first time.
             name: what the report is about; default: the card.
@@ -81,6 +83,7 @@ class VirtualGpu:
         self.memory.first_settings = lambda: self.runtime.allocator_settings
         self._name = name or self.runtime.gpu.name
         self._session = LiveSession(max_steps)
+        self._session.compiles_for = self.runtime.gpu if compiles else None
         recorder = self._session.recorder
         self._machine = LiveMachine(self.runtime, self.memory, recorder)
         self._session.reads.choose(Choices.parse(assume))

@@ -39,6 +39,7 @@ class LiveSession(Session):
     """
 
     mode: LiveMode
+    knows_memory = True
 
     def __init__(self, max_steps: int | None) -> None:
         super().__init__(torch.device("cuda:0"), mode=LiveMode)

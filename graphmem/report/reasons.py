@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphmem.graph import Owner, OwnerKind, PhaseName, StepGraph, Storage
+from graphmem.graph import COMPILED_NODE, Owner, OwnerKind, PhaseName, StepGraph, Storage
 
 _IDENTITIES = {
     OwnerKind.PARAMETER: "the parameter {name}",
@@ -30,12 +30,17 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence
         return _workspace(storage, workspace, graph)
     owners = storage.owners_at(tick)
     parts = [part for part in map(_identity, owners) if part]
+    compiled = storage.owned_as(OwnerKind.COMPILED)
+    if compiled is not None and not parts:
+        parts.append(compiled.name)
     cast_of = storage.owned_as(OwnerKind.AUTOCAST_CACHE)
     if cast_of is not None:
         held = " held in autocast's cache" if cast_of.holds_at(tick) else ""
         parts.append(f"the {storage.dtype} copy of {cast_of.name} that autocast made{held}")
     saved = [owner for owner in owners if owner.kind is OwnerKind.SAVED_TENSOR]
-    if saved:
+    if compiled is not None and any(each.name.startswith(COMPILED_NODE) for each in storage.owners):
+        parts.append(_saved_by_compiled(saved, tick, storage))
+    elif saved:
         parts.append(_saved(saved_by or [owner.name for owner in saved]))
     variables = [owner for owner in owners if owner.kind is OwnerKind.VARIABLE]
     named = [owner for owner in variables if owner.name]
@@ -63,6 +68,17 @@ def _saved(saved_by: Sequence[str]) -> str:
     if not reasons:
         return "saved for the backward pass"
     return f"saved for the backward pass by {' and '.join(reasons)}"
+
+
+def _saved_by_compiled(saved: Sequence[Owner], tick: int, storage: Storage) -> str:
+    if saved:
+        return (
+            "saved for the compiled backward pass: the partitioner found it cheaper to keep than "
+            "to recompute"
+        )
+    if all(tick < owner.start for owner in storage.owners if owner.kind is OwnerKind.SAVED_TENSOR):
+        return "will be saved for the compiled backward pass"
+    return "saved for the compiled backward pass, which still reads it"
 
 
 def _variable(owner: Owner) -> str:

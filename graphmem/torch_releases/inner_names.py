@@ -128,7 +128,7 @@ INNER_NAMES = (
     Names("torch._C", "_len_torch_dispatch_stack _len_torch_function_stack", "modes", "new ones"),
     Names("torch.overrides", "_pop_mode", "modes are put back", "them"),
     Names("torch.utils._device", "_device_constructors", "torch.device as a context", "it"),
-    Names("torch", f"{_FACTORIES} compile", "devices by their number; torch.compile", _NO_TRACE),
+    Names("torch", _FACTORIES, "devices by their number", _NO_TRACE),
     Names("torch", "_GLOBAL_DEVICE_CONTEXT _is_any_true _neg_view", "settings; anomalies", "them"),
     Names(
         "torch._C",
@@ -184,7 +184,6 @@ INNER_NAMES = (
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
     Names("torch.nested", _NESTED, "nested tensors are refused by name", "that message"),
     Names("torch.nn.attention.bias.CausalBias", "__new__", "attention's masks", "them"),
-    Names("torch._dynamo.eval_frame", "_callback_from_stance", "torch.compile", "compiled models"),
     # torch.func
     Names(
         "torch._functorch.eager_transforms",

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from graphmem.errors import InputError, InternalError
+from graphmem.torch_releases.compiler_names import COMPILER_NAMES
 from graphmem.torch_releases.cuda_names import CUDA_NAMES
 from graphmem.torch_releases.differences import NEWEST_TRIED, OLDEST, Release
 from graphmem.torch_releases.inner_names import INNER_NAMES
 from graphmem.torch_releases.names import Names, owner_at
 
-MANIFEST = (*CUDA_NAMES, *INNER_NAMES)
+MANIFEST = (*CUDA_NAMES, *INNER_NAMES, *COMPILER_NAMES)
 _HAS_CUDA = torch.version.cuda is not None  # the virtual GPU answers for it later
 
 

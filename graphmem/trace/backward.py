@@ -45,6 +45,7 @@ from graphmem.virtual_gpu.patching import replaced
 
 Node = Any
 _FUNCTIONS: Any = torch._C._functions
+_make_grads = torch.autograd._make_grads
 _ONE_OF_THEM = "One of the differentiated Tensors"
 
 
@@ -135,8 +136,20 @@ class Backward:
             (variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", begin_and_make_grads),
             (torch._C, "_current_graph_task_id", self._current_task_id),
+            (torch._C._autograd, "_get_current_graph_task_keep_graph", self._keeps_graph),
             (torch._C, "_will_engine_execute_node", self._will_execute),
+            (BackwardCFunction, "maybe_clear_saved_tensors", self._clear_saved),
             *python_functions.replacements(),
+        ]
+        with replaced(replacements):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Take the place of the engine that is installed while the context is open."""
+        replacements: list[Any] = [
+            (torch.autograd.Variable, "_execution_engine", self),
+            (torch.autograd, "_make_grads", _make_grads),
         ]
         with replaced(replacements):
             yield
@@ -213,6 +226,20 @@ class Backward:
 
     def _current_task_id(self) -> int:
         return self._tasks[-1].id if self._tasks else -1
+
+    def _keeps_graph(self) -> bool:
+        """`get_current_graph_task_keep_graph`, which says True where none runs."""
+        return not self._tasks or self._tasks[-1].keep_graph
+
+    @property
+    def _clear_saved(self) -> Callable[[Node], None]:
+        """`THPFunction_maybe_clear_saved_tensors` (torch/csrc/autograd/python_function.cpp)."""
+
+        def clear(node: Node) -> None:
+            if not self._keeps_graph():
+                self._saved.release(node)
+
+        return clear
 
     def _will_execute(self, node: Node) -> bool:
         task = self._tasks[-1]

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -61,6 +62,10 @@ _FROM_SIZE = {
 _RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
 _INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_KERNELS_ON_CARD = (
+    torch._C.DispatchKey.CUDA,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
@@ -84,12 +89,17 @@ class _OfThread(threading.local):
 class _Special(dict[Any, Callable[..., Any] | None]):
     """What runs an operation in place of the fake tensors' mode; None for most."""
 
-    def __init__(self, own_kernel: Callable[..., Any]) -> None:
+    def __init__(self, own_kernel: Callable[..., Any], higher_order: Callable[..., Any]) -> None:
         super().__init__()
         self._own_kernel = own_kernel
+        self._higher_order = higher_order
 
     def __missing__(self, func: Any) -> Callable[..., Any] | None:
-        found = self[func] = self._own_kernel if has_python_kernel(func) else None
+        if isinstance(func, HigherOrderOperator):
+            found: Callable[..., Any] | None = self._higher_order
+        else:
+            found = self._own_kernel if has_python_kernel(func) else None
+        self[func] = found
         return found
 
 
@@ -105,6 +115,7 @@ class TraceMode(TorchDispatchMode):
     """
 
     reads: Reads
+    supports_higher_order_operators = True
     _caller_depth = 1
     """How many frames up from `__torch_dispatch__` the instruction is that called the operation."""
 
@@ -134,7 +145,7 @@ class TraceMode(TorchDispatchMode):
         self.is_host_counted = on_cpu
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
-        self._special = _Special(self._own_kernel)
+        self._special = _Special(self._own_kernel, self._higher_order)
         self._special |= {
             aten.detach.default: self._detach,
             aten.clone.default: self._clone,
@@ -152,6 +163,11 @@ class TraceMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Spare each operation a wrapper that only matters under `torch.compile`."""
         return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether the program may be compiled although this mode is on (`trace/compiled`)."""
+        return True
 
     @property
     def node(self) -> Any:
@@ -207,6 +223,18 @@ class TraceMode(TorchDispatchMode):
             return self._run(func, types, args, kwargs)
         with self:
             return run_kernel(func, args, kwargs)
+
+    def _higher_order(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operator that takes functions by its kernel, each part of which passes here."""
+        kernels = (func.py_kernels.get(key) for key in _KERNELS_ON_CARD)
+        kernel = next((each for each in kernels if each is not None), None)
+        if kernel is None:
+            raise InputError(
+                f"operator {func.name()} has no kernel for a card{at(self._location.place())}",
+                hint="leave it out of the step",
+            )
+        with self:
+            return kernel(*args, **kwargs)
 
     def _run_in_form(
         self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType
@@ -304,6 +332,7 @@ class TraceMode(TorchDispatchMode):
         self._views.settle()
         forward = None
         module, source, autograd_node = self._location.module, None, None
+        buffer = self._location.compiled(sys._getframe(1))
         newest = torch._C._autograd._get_sequence_nr()
         if self.node is None:
             source = self._location.source()
@@ -313,6 +342,8 @@ class TraceMode(TorchDispatchMode):
             if made_by is not None:
                 forward, source = made_by.index, made_by.source
                 module = module or made_by.module
+        if buffer is not None:
+            module, source = buffer.module or module, buffer.source or source
         op = self._recorder.record_op(
             func,
             args,
@@ -325,6 +356,8 @@ class TraceMode(TorchDispatchMode):
             forward=forward,
         )
         op.autocast = self._autocast.state_of(func)
+        if buffer is not None and op.births:
+            self._recorder.label(op.births[0], OwnerKind.COMPILED, str(buffer))
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op

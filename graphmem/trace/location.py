@@ -16,6 +16,7 @@ from torch.nn.modules import module as module_hooks
 
 from graphmem.frames import Origin, is_program, origin_of, short_path
 from graphmem.graph import Source
+from graphmem.trace.compiled.origins import Buffer
 
 
 class _Named(weakref.ref[torch.nn.Module]):
@@ -39,11 +40,13 @@ class Location:
     Attributes:
         on_root: called with each module that is called from outside of any other, before it runs.
         within: in words, what runs, for lines of packages that no line of the user's called.
+        compiled: finds the buffer that compiled code makes, from a frame on outwards.
     """
 
     def __init__(self) -> None:
         self.on_root: Callable[[torch.nn.Module], object] = _ignore
         self.within = ""
+        self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
         self._outermost: FrameType | None = None
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
@@ -71,6 +74,8 @@ class Location:
             self._outermost = None
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():  # Dynamo inlines hooks
+            return
         known = self._names.get(id(module))
         name = self._name(module) if known is None else known.name
         stack = self._of_thread.modules
@@ -79,6 +84,8 @@ class Location:
         stack.append(name)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
         self._of_thread.modules.pop()
 
     def _name(self, module: torch.nn.Module) -> str:
@@ -95,7 +102,7 @@ class Location:
         self._roots.append(weakref.ref(root))
         for name, module in root.named_modules():
             if id(module) not in self._names:
-                self._note(module, name)
+                self._note(module, without_wrappers(name))
 
     def _note(self, module: torch.nn.Module, name: str) -> None:
         known = _Named(module, self._forget)
@@ -158,10 +165,19 @@ class Location:
             frame = frame.f_back
 
 
+def without_wrappers(name: str) -> str:
+    """The qualified name that a module or parameter had before `torch.compile` wrapped modules."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def source_of(frame: FrameType) -> Source:
     """The line that a frame is at."""
     code = frame.f_code
     return Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
+
+
+def _nothing(frame: FrameType | None) -> None:
+    return None
 
 
 def _ignore(module: torch.nn.Module) -> None:

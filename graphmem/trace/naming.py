@@ -15,7 +15,7 @@ import torch
 from graphmem.frames import is_program, short_path
 from graphmem.graph import OwnerKind, Source
 from graphmem.trace.kept_lines import keeping_line
-from graphmem.trace.location import Location
+from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.recorder import Recorder
 
 MOST_ITEMS = 1000
@@ -23,12 +23,12 @@ MOST_ITEMS = 1000
 
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     """Parameters, their gradients, and buffers, by their qualified names."""
-    named = list(model.named_parameters())
+    named = [(without_wrappers(name), each) for name, each in model.named_parameters()]
     _name_parts(recorder, OwnerKind.PARAMETER, named, "")
     gradients = [(name, each.grad) for name, each in named if each.grad is not None]
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
     for name, buffer in model.named_buffers():
-        recorder.identify(buffer, OwnerKind.BUFFER, name)
+        recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
 
 
 def _name_parts(
@@ -59,13 +59,15 @@ def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
     """The class of every module, which parameters train, and which have several names."""
     graph = recorder.graph
     for name, module in model.named_modules():
-        graph.modules.setdefault(name, type(module).__name__)
-    for name, parameter in model.named_parameters():
-        graph.parameters.setdefault(name, parameter.requires_grad)
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name != first[id(parameter)]:
+        if not hasattr(module, "_orig_mod"):
+            graph.modules.setdefault(without_wrappers(name), type(module).__name__)
+    first: dict[int, str] = {}
+    for wrapped_name, parameter in model.named_parameters(remove_duplicate=False):
+        name = without_wrappers(wrapped_name)
+        if first.setdefault(id(parameter), name) != name:
             graph.tied[name] = first[id(parameter)]
+        else:
+            graph.parameters.setdefault(name, parameter.requires_grad)
 
 
 def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:

@@ -7,15 +7,21 @@ from functools import reduce
 from typing import Any, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.trace.reads import Reads
 from graphmem.virtual_gpu.patching import Replacement
 from graphmem.virtual_gpu.sparse import parts_of
 
 
-def replacements(reads: Reads) -> list[Replacement]:
-    """The attributes to replace."""
+def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        reads: answers what is read.
+        fake_mode: the mode of the program's tensors; those of others, such as of the tracing of
+            `torch.compile`, have no values.
+    """
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
         return reads.on_host(tensor, tensor)
@@ -52,12 +58,23 @@ def replacements(reads: Reads) -> list[Replacement]:
 
     return [
         (torch, "tensor", _of_items(torch.tensor)),
-        (FakeTensor, "__repr__", _but_in_kernels(represent)),
-        (FakeTensor, "__format__", formatted),
-        (FakeTensor, "tolist", to_list),
-        (FakeTensor, "numpy", to_numpy),
-        (FakeTensor, "__array__", to_numpy),
+        (FakeTensor, "__repr__", _of(fake_mode, "__repr__", _but_in_kernels(represent))),
+        (FakeTensor, "__format__", _of(fake_mode, "__format__", formatted)),
+        (FakeTensor, "tolist", _of(fake_mode, "tolist", to_list)),
+        (FakeTensor, "numpy", _of(fake_mode, "numpy", to_numpy)),
+        (FakeTensor, "__array__", _of(fake_mode, "__array__", to_numpy)),
     ]
+
+
+def _of(fake_mode: FakeTensorMode, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A method for tensors of one mode; for those of another, PyTorch's own."""
+    original: Callable[..., Any] = getattr(FakeTensor, name)
+
+    def choose(tensor: FakeTensor, *args: Any, **options: Any) -> Any:
+        chosen = function if tensor.fake_mode is fake_mode else original
+        return chosen(tensor, *args, **options)
+
+    return choose
 
 
 def _but_in_kernels(represent: Callable[[FakeTensor], str]) -> Callable[..., str]:

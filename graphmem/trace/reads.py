@@ -163,6 +163,19 @@ class Reads:
         self._say((text, source), f"{text}; choose with --assume {source or 'nonzero'}=…")
         return round(share * numel)
 
+    def pads(self) -> bool:
+        """Whether Inductor pads a product of matrices, which a benchmark decides on a card."""
+        source = self._location.place()
+        chosen = self._choices.find("padding", source)
+        is_padded = chosen is None or bool(chosen)
+        self._recorder.assume(
+            "whether a product of unaligned matrices is padded by the compiler",
+            "yes" if is_padded else "no",
+            "a benchmark on the card decides; --assume padding=true or padding=false",
+            source,
+        )
+        return is_padded
+
     def _refuse_branch(self, source: Source | None) -> NoReturn:
         line = "" if source is None else f" at {source.in_words}"
         where = source or "NAME"

@@ -364,6 +364,11 @@ class Recorder:
         held.end = now
         self._hold(storage, kind, name, now)
 
+    def label(self, storage: int, kind: OwnerKind, name: str) -> None:
+        """Say what a storage is, by its number, without anything that holds it."""
+        labelled = self.graph.storages[storage]
+        labelled.owners.append(Owner(kind, name, labelled.birth, labelled.birth))
+
     def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
         """Give the Python variable that holds a storage its name in the user's code."""
         if self.is_nameless(storage):

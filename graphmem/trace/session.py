@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
+from graphmem.gpus import Gpu
 from graphmem.trace import (
-    compiled,
     detectors,
     disguise,
     initialisers,
@@ -28,6 +28,9 @@ from graphmem.trace import (
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
 from graphmem.trace.backward import Backward
+from graphmem.trace.compiled import eagerly
+from graphmem.trace.compiled.compilation import Compilation
+from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.gradients import GradientRules
 from graphmem.trace.host_tensors import share_with_fakes
@@ -58,7 +61,12 @@ class Session:
         saved: what autograd holds.
         mode: the dispatch mode under which the program runs.
         reads: what the program reads off the device.
+        compiles_for: the card for which the program may be compiled; None: it runs eagerly.
     """
+
+    compiles_for: Gpu | None = None
+    knows_memory = False
+    """Whether the card says on the way how much of its memory is in use."""
 
     def __init__(
         self,
@@ -129,8 +137,8 @@ class Session:
             stack.enter_context(replaced(self._searches.replacements()))
             stack.enter_context(replaced(tensor_kinds.replacements(self.location)))
             stack.enter_context(replaced(self._levels.replacements()))
-            stack.enter_context(replaced(printing.replacements(self.reads)))
-            stack.enter_context(replaced(compiled.replacements(self.reads.eager)))
+            stack.enter_context(replaced(printing.replacements(self.reads, self.fake_mode)))
+            stack.enter_context(self._compilation())
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
             stack.enter_context(self._autocast.following())
@@ -141,6 +149,18 @@ class Session:
             stack.enter_context(self.mode)
             yield
             note_flags(self.recorder)
+
+    def _compilation(self) -> AbstractContextManager[None]:
+        """What answers a program that asks for compilation."""
+        if self.compiles_for is None:
+            return replaced(eagerly.replacements(self.reads.eager))
+        unwatched = Unwatched(self.mode, self._hooks, self.fake_mode)
+        knows_memory = self.knows_memory
+        compilation = Compilation(
+            self.compiles_for, unwatched, self.reads.pads, knows_memory=knows_memory
+        )
+        self.location.compiled = compilation.origins.at
+        return compilation.installed()
 
     @contextmanager
     def _watching_thread(self) -> Iterator[None]:

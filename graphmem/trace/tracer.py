@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.caller import Belongings, put_back
 from graphmem.caller.settings import of_a_new_program
@@ -23,7 +24,7 @@ from graphmem.trace.session import Session
 from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import fake_cpu, virtual_cuda
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_gpu.patching import Replacement, replaced
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Options:
         inference: forward passes only, under `torch.inference_mode`.
         assume: what the program reads and only a real run knows, as `--assume` says it.
         strict: whatever would be assumed is an error.
+        compile: whether `torch.compile` compiles, or what it is given runs eagerly.
         within: in words, what runs, for messages about lines of packages.
         subclass_like: see `GradientRules`; True only to compare with an observed CPU run.
     """
@@ -47,6 +49,7 @@ class Options:
     inference: bool = False
     assume: tuple[str, ...] = ()
     strict: bool = False
+    compile: bool = True
     within: str = ""
     subclass_like: bool = False
 
@@ -81,6 +84,7 @@ class _Tracer:
         self._progress = progress
         self._device = torch.device("cpu" if gpu is None else "cuda:0")
         self._session = Session(self._device, subclass_like=options.subclass_like)
+        self._session.compiles_for = gpu if options.compile else None
         self._recorder = self._session.recorder
         self._recorder.is_strict = options.strict
         self._session.location.within = options.within
@@ -114,12 +118,30 @@ class _Tracer:
     def _card(self, gpu: Gpu, belongings: Belongings) -> Iterator[None]:
         empty_cache = self._recorder.empty_cache
         names = ("_cuda_emptyCache", "_accelerator_emptyCache")
+        replacements: list[Replacement] = [
+            *((torch._C, name, empty_cache) for name in names),
+            (torch.Tensor, "data_ptr", self._address_of(torch.Tensor.data_ptr)),
+        ]
         release, fake_mode = self._options.torch_release, self._session.fake_mode
         with (
             virtual_cuda(gpu, release, fake_mode, before=belongings.tensors),
-            replaced((torch._C, name, empty_cache) for name in names),
+            replaced(replacements),
         ):
             yield
+
+    def _address_of(
+        self, of_tensor: Callable[[torch.Tensor], int]
+    ) -> Callable[[torch.Tensor], int]:
+        """Addresses on a card that has placed nothing yet: each storage far from any other."""
+
+        def address(tensor: torch.Tensor) -> int:
+            if not isinstance(tensor, FakeTensor):
+                return of_tensor(tensor)
+            storage = self._recorder.storage_of(tensor)
+            offset = int(tensor.storage_offset()) * tensor.element_size()
+            return 0 if storage is None else (storage.id + 1) * _APART + offset
+
+        return address
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         if step.model is not None:
@@ -153,6 +175,10 @@ class _Tracer:
         self._recorder.begin_iteration(number)
         iterate()
         self._session.name_what_lives()
+
+
+_APART = 1 << 40
+"""Bytes between storages, more than a card has; a power of two, to which blocks are aligned."""
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from graphmem.virtual_gpu.profiling import profiler_replacements
 from graphmem.virtual_gpu.random import random_replacements
 from graphmem.virtual_gpu.streams import stream_replacements
 
-_FACTORIES = (
+FACTORIES = (
     "arange as_tensor asarray empty empty_like empty_strided eye full full_like linspace logspace "
     "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
     "tensor tril_indices triu_indices zeros zeros_like"
@@ -106,7 +106,7 @@ def foreach_of_fake_tensors() -> list[Replacement]:
 def _devices_by_number(pinned: PinnedMemory) -> list[Replacement]:
     """PyTorch resolves the number of a device with the accelerator's help."""
     parse_to = torch._C._nn._parse_to
-    factories = {name: _pinning(getattr(torch, name), pinned) for name in _FACTORIES}
+    factories = {name: _pinning(getattr(torch, name), pinned) for name in FACTORIES}
     return [
         (torch.Tensor, "cuda", _tensor_cuda),
         (torch.Tensor, "to", _with_device(torch.Tensor.to, positions=(1,))),

@@ -11,6 +11,9 @@ from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.manifest import check_replaced
 
 Replacement = tuple[Any, str, Any]
+_MISSING = object()
+_active: list[list[Replacement]] = []
+"""What was there before, by each context that is open."""
 _replaced: dict[int, Any] = {}
 """What was there before, by the identity of what is there now."""
 
@@ -32,23 +35,51 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
     """
     undo: list[Replacement] = []
     noted: list[int] = []
-    missing = object()
+    _active.append(undo)
     try:
         for owner, name, value in replacements:
             check_replaced(owner, name, installed_release())
-            before = vars(owner).get(name, missing)
+            before = vars(owner).get(name, _MISSING)
             undo.append((owner, name, before))
             setattr(owner, name, value)
-            if callable(value) and before is not missing and before is not value:
+            if callable(value) and before is not _MISSING and before is not value:
                 _replaced[id(value)] = before
                 noted.append(id(value))
         yield
     finally:
+        _active.remove(undo)
         with uninterrupted():
             for identity in noted:
                 _replaced.pop(identity, None)
             for owner, name, value in reversed(undo):
-                if value is missing:
-                    delattr(owner, name)
-                else:
-                    setattr(owner, name, value)
+                _put(owner, name, value)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Put back what was there while the context is open, as for a module that is imported in it."""
+    stand_ins: list[Replacement] = []
+    for undo in reversed(_active):
+        for owner, name, value in reversed(undo):
+            stand_ins.append((owner, name, vars(owner).get(name, _MISSING)))
+            _put(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(stand_ins):
+            _put(owner, name, value)
+
+
+def stand_ins() -> Iterator[tuple[Any, Any]]:
+    """Everything that is replaced now, with what stands in for it."""
+    for undo in _active:
+        for owner, name, value in undo:
+            if value is not _MISSING:
+                yield value, vars(owner)[name]
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)

@@ -1,7 +1,6 @@
-"""`torch.compile` returns what it is given: the program runs eagerly.
+"""`--no-compile`: `torch.compile` returns what it is given, and the program runs eagerly.
 
-What the compiled program would take is not known, which the report says. What was compiled before
-the program began, as by a decorator while its module was imported, asks
+What was compiled before the program began, as by a decorator while its module was imported, asks
 `torch._dynamo.eval_frame._callback_from_stance` at each call for what compiles it; the answer is
 that of the stance "force_eager": nothing does.
 """

@@ -1,0 +1,108 @@
+"""The names of PyTorch's compiler that are replaced while it works for the virtual card."""
+
+from __future__ import annotations
+
+from graphmem.torch_releases.names import Names
+
+_COMPILED = "programs that torch.compile compiles"
+
+COMPILER_NAMES = (
+    Names("torch", "compile", "programs that ask for compilation", _COMPILED),
+    Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled before", _COMPILED),
+    Names("torch._dynamo.convert_frame", "_compile", "Dynamo's own operations", _COMPILED),
+    Names(
+        "torch._dynamo.device_interface",
+        "get_cuda_stream",
+        "the stream for which Inductor launches kernels",
+        _COMPILED,
+    ),
+    Names("torch._dynamo.device_interface.CudaInterface", "get_raw_stream", "it", _COMPILED),
+    Names(
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "avoid_device_init",
+        "constants of the compiler's trace, which would be made on a card",
+        _COMPILED,
+    ),
+    Names(
+        "torch._functorch._aot_autograd.utils",
+        "top_saved_tensors_hooks",
+        "graphmem's hooks are not the program's",
+        _COMPILED,
+    ),
+    Names("torch.nn.modules.module", "_has_any_global_hook", "the same", _COMPILED),
+    Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
+    Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),
+    Names("torch._inductor.async_compile.AsyncCompile", "triton", "kernels", _COMPILED),
+    Names(
+        "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
+        "precompile copy_args_to_cpu_if_needed",
+        "kernels",
+        _COMPILED,
+    ),
+    Names("torch.cuda", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
+    Names("torch.accelerator", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
+    Names("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", "kernels", _COMPILED),
+    Names(
+        "torch._inductor.runtime.benchmarking.InductorBenchmarker",
+        "benchmark_gpu",
+        "choices between kernels",
+        _COMPILED,
+    ),
+    Names(
+        "torch._inductor.runtime.benchmarking.TritonBenchmarker",
+        "benchmark_gpu",
+        "choices between kernels",
+        _COMPILED,
+    ),
+    Names(
+        "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder",
+        "_deduce_value",
+        "constants that are folded",
+        _COMPILED,
+    ),
+    Names(
+        "torch._inductor.fx_passes.pad_mm",
+        "no_dispatch",
+        "whether matrices are padded",
+        _COMPILED,
+    ),
+    Names(
+        "torch._inductor.fx_passes.pad_mm",
+        "is_padded_faster",
+        "the same",
+        _COMPILED,
+        since=(2, 11),
+    ),
+    Names(
+        "torch._inductor.fx_passes.pad_mm",
+        "_skip_do_bench_times",
+        "the same",
+        _COMPILED,
+        before=(2, 11),
+    ),
+    Names(
+        "torch._C._dynamo.guards",
+        "_empty_strided_cuda _reinterpret_tensor",
+        "the memory of compiled code",
+        _COMPILED,
+    ),
+    Names(
+        "torch._C._dynamo.guards",
+        "copy_if_misaligned",
+        "the memory of compiled code",
+        _COMPILED,
+        since=(2, 13),
+    ),
+    Names(
+        "torch._C._autograd",
+        "_get_current_graph_task_keep_graph _top_saved_tensors_default_hooks",
+        "what compiled code saved, and when it is freed",
+        _COMPILED,
+    ),
+    Names(
+        "torch.autograd.function.BackwardCFunction",
+        "maybe_clear_saved_tensors",
+        "when what compiled code saved is freed",
+        _COMPILED,
+    ),
+)

@@ -1,0 +1,176 @@
+"""Switches PyTorch's compiler on for the virtual card, when the program first asks for it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from graphmem.errors import InputError
+from graphmem.gpus import Gpu
+from graphmem.trace.compiled import dynamo, inductor
+from graphmem.trace.compiled.origins import Origins
+from graphmem.trace.compiled.unwatched import Unwatched
+from graphmem.trace.compiled.virtual_triton import virtual_driver
+from graphmem.virtual_gpu.patching import Replacement, replaced, suspended
+
+_MODULES = (
+    "torch._dynamo.convert_frame",
+    "torch._inductor.compile_fx",
+    "torch._inductor.async_compile",
+    "torch._inductor.cudagraph_trees",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.runtime.triton_heuristics",
+    "triton.runtime.driver",
+)
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_WHAT_THEY_KNOW_OF_A_CARD = {
+    "torch.utils._triton",
+    "torch._dynamo.variables.torch",
+    "torch._inductor.codecache",
+    "torch._inductor.runtime.benchmarking",
+    "torch._inductor.runtime.hints",
+    "torch._inductor.utils",
+}
+"""Modules whose cached answers hang on the machine, or on functions for which others stand in."""
+_FRAMES = "torch._dynamo.eval_frame"
+
+
+class Compilation:
+    """PyTorch's compiler on a virtual card.
+
+    Attributes:
+        origins: what the buffers of compiled code are.
+    """
+
+    def __init__(
+        self, gpu: Gpu, unwatched: Unwatched, pads: Callable[[], bool], *, knows_memory: bool
+    ) -> None:
+        """A compiler that is not on yet.
+
+        Args:
+            gpu: the card to compile for.
+            unwatched: steps aside for the compiler.
+            pads: whether Inductor pads a product of matrices.
+            knows_memory: whether the card says how much of its memory is in use.
+        """
+        self._pads = pads
+        self._knows_memory = knows_memory
+        self._gpu = gpu
+        self._unwatched = unwatched
+        self.origins = Origins()
+        self._stack = ExitStack()
+        self._is_on = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Be there for a program that asks, while the context is open."""
+        with self._stack, replaced(self._entrances()):
+            yield
+
+    def _entrances(self) -> list[Replacement]:
+        found: list[Replacement] = [(torch, "compile", self._first(torch.compile))]
+        frames = sys.modules.get(_FRAMES)
+        if frames is not None:  # what was compiled before the program began asks there
+            choose = frames._callback_from_stance
+
+            def chosen(callback: Any) -> Any:
+                if callback not in (None, False):
+                    self.switch_on()
+                return choose(callback)
+
+            found.append((frames, "_callback_from_stance", chosen))
+        return found
+
+    def _first(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compile_)
+        def switch_on_and_compile(*args: Any, **kwargs: Any) -> Any:
+            self.switch_on()
+            return compile_(*args, **kwargs)
+
+        return switch_on_and_compile
+
+    def switch_on(self) -> None:
+        """Make the compiler believe in the card.
+
+        Raises:
+            InputError: there is no Triton, in which Inductor writes its kernels.
+        """
+        if self._is_on:
+            return
+        _check_triton()
+        self._is_on = True
+        enter = self._stack.enter_context
+        enter(_cache_of_its_own())
+        with suspended():
+            for module in _MODULES:
+                importlib.import_module(module)
+        enter(_forgetting())
+        enter(virtual_driver(self._gpu))
+        enter(replaced(dynamo.factories(self._unwatched)))
+        enter(dynamo.known_stand_ins())
+        dynamo.leave_own_frames()
+        enter(replaced(dynamo.replacements(self._unwatched)))
+        on_card = inductor.replacements(
+            self._unwatched.recorded, self._pads, knows_memory=self._knows_memory
+        )
+        enter(replaced(on_card))
+        lowering = importlib.import_module("torch._inductor.graph").GraphLowering
+        note = self.origins.noting(lowering.compile_to_module)
+        enter(replaced([(lowering, "compile_to_module", note)]))
+        enter(importlib.import_module("torch._inductor.config").patch(inductor.SETTINGS))
+
+
+def _check_triton() -> None:
+    if find_spec("triton") is None:
+        raise InputError(
+            "torch.compile writes its kernels in Triton, which is not installed",
+            hint="pip install 'graphmem[compile]' (no GPU is needed), or --no-compile, which runs "
+            "the program eagerly",
+        )
+
+
+@contextmanager
+def _cache_of_its_own() -> Iterator[None]:
+    """Keep Inductor's files apart from those of real runs: a first run is predicted."""
+    before = os.environ.get(_CACHE)
+    with tempfile.TemporaryDirectory(prefix="graphmem-torchinductor_") as folder:
+        os.environ[_CACHE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_CACHE]
+            else:
+                os.environ[_CACHE] = before
+
+
+@contextmanager
+def _forgetting() -> Iterator[None]:
+    """What the compiler remembers of the machine and of code is not that of the virtual card."""
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    with suspended():
+        importlib.import_module("torch._dynamo").reset()
+    for found in gc.get_objects():
+        if type(found) is functools._lru_cache_wrapper and _is_of_a_card(found):
+            found.cache_clear()
+
+
+def _is_of_a_card(function: Any) -> bool:
+    return getattr(function, "__module__", "") in _WHAT_THEY_KNOW_OF_A_CARD

@@ -1,0 +1,103 @@
+"""What Dynamo must know of the virtual card and of graphmem's stand-ins for PyTorch's functions."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import torch.nn.modules.module as module_hooks
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from graphmem.frames import Origin, origin_of
+from graphmem.trace.compiled.unwatched import Unwatched
+from graphmem.virtual_gpu.cuda_api import FACTORIES
+from graphmem.virtual_gpu.patching import Replacement, stand_ins, suspended
+
+_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+)
+_OWN_HOOKS = 2
+"""`Location` registers one before a module's forward pass and one after it."""
+
+
+def replacements(unwatched: Unwatched) -> list[Replacement]:
+    """The attributes to replace."""
+    import torch._dynamo.convert_frame as frames
+    import torch._inductor.compile_fx as compile_fx
+    from torch._dynamo import device_interface
+    from torch._functorch._aot_autograd import utils as aot_utils
+
+    stream_of = torch._C._cuda_getCurrentRawStream
+    return [
+        (frames, "_compile", unwatched.running(frames._compile)),
+        # A backward pass may be compiled only when it first runs.
+        (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
+        (device_interface, "get_cuda_stream", stream_of),
+        (device_interface.CudaInterface, "get_raw_stream", staticmethod(stream_of)),
+        (FakeTensorMode, "avoid_device_init", property(lambda mode: True)),
+        # graphmem's own hooks are none of the program's, in compiled code and in its guards.
+        (aot_utils, "top_saved_tensors_hooks", lambda: None),
+        (module_hooks, "_has_any_global_hook", _has_any_global_hook),
+    ]
+
+
+def factories(unwatched: Unwatched) -> list[Replacement]:
+    """Those of `torch`, to replace before Dynamo is told of stand-ins."""
+    return [(torch, name, unwatched.on_card(getattr(torch, name))) for name in FACTORIES]
+
+
+@contextmanager
+def known_stand_ins() -> Iterator[None]:
+    """Have Dynamo put a stand-in into its graphs where it would put PyTorch's function."""
+    from torch._dynamo import trace_rules
+
+    with suspended():  # it looks every function up by its name
+        rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+    known = [(own, rules[theirs]) for theirs, own in stand_ins() if _is_in(rules, theirs)]
+    added = {own: rule for own, rule in known if own not in rules}
+    rules.update(added)
+    try:
+        yield
+    finally:
+        for own in added:
+            del rules[own]
+
+
+def leave_own_frames() -> None:
+    """Keep Dynamo from compiling graphmem's frames, and what they call, where a graph breaks.
+
+    It may still inline them: a stand-in that the program calls is a part of the program.
+    """
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    functions = (found for found in gc.get_objects() if type(found) is FunctionType)
+    codes = {code for function in functions for code in _codes_in(function.__code__)}
+    for code in codes:
+        frames.set_code_exec_strategy(code, skip)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function of graphmem's, with that of the functions defined in it."""
+    if origin_of(code.co_filename) is Origin.GRAPHMEM:
+        yield code
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from _codes_in(constant)
+
+
+def _is_in(rules: dict[Any, Any], function: Any) -> bool:
+    try:
+        return function in rules
+    except TypeError:  # it has no hash
+        return False
+
+
+def _has_any_global_hook() -> bool:
+    return sum(len(getattr(module_hooks, name)) for name in _HOOKS) > _OWN_HOOKS

@@ -1,0 +1,180 @@
+"""What Inductor runs on a card while it compiles, and what its wrapper calls.
+
+Nothing of the wrapper is changed: its text is loaded and executed as PyTorch does, and what it
+takes from `torch._C` makes tensors of the virtual card.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphmem.trace.compiled.virtual_triton import FLUSHED_BYTES, precompile
+from graphmem.virtual_gpu.patching import Replacement, replaced
+
+SETTINGS = {
+    "compile_threads": 1,  # there is nothing to compile
+    "autotune_local_cache": False,  # a first run is predicted, which finds nothing there
+}
+
+
+def replacements(
+    recorded: Callable[[], AbstractContextManager[None]],
+    pads: Callable[[], bool],
+    *,
+    knows_memory: bool,
+) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        recorded: opens a context in which what runs on the card is recorded.
+        pads: whether padded matrices are multiplied faster.
+        knows_memory: whether the card says how much of its memory is in use.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
+    from torch._inductor.runtime import triton_helpers
+    from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    guards = torch._C._dynamo.guards
+    copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
+    deduce = UniformValueConstantFolder._deduce_value
+    return [
+        (UniformValueConstantFolder, "_deduce_value", _on_host(deduce)),
+        (AsyncCompile, "triton", _load),
+        (CachingAutotuner, "precompile", precompile),
+        (triton_helpers, "set_driver_to_gpu", lambda: None),
+        # Which of the two is used was decided when their module was imported.
+        (InductorBenchmarker, "benchmark_gpu", _benchmark),
+        (TritonBenchmarker, "benchmark_gpu", _benchmark),
+        (
+            CachingAutotuner,
+            "copy_args_to_cpu_if_needed",
+            copy_args if knows_memory else _without_budget(copy_args),
+        ),
+        (pad_mm, "no_dispatch", recorded),
+        *_padding(pads),
+        (guards, "_empty_strided_cuda", _empty_strided_cuda),
+        (guards, "_reinterpret_tensor", _reinterpret_tensor),
+        (guards, "copy_if_misaligned", _copy_if_misaligned),
+    ]
+
+
+def _padding(pads: Callable[[], bool]) -> list[Replacement]:
+    from torch._inductor.fx_passes import pad_mm
+
+    if hasattr(pad_mm, "is_padded_faster"):
+        return [(pad_mm, "is_padded_faster", lambda key, time, padded_time: pads())]
+    return [(pad_mm, "_skip_do_bench_times", _Asked(pads))]
+
+
+class _Asked(int):
+    """A flag whose value is asked for when it is looked at; a number, which can be kept in JSON."""
+
+    ask: Callable[[], bool]
+
+    def __new__(cls, ask: Callable[[], bool]) -> Self:
+        made = super().__new__(cls, True)
+        made.ask = ask
+        return made
+
+    def __bool__(self) -> bool:
+        return self.ask()
+
+
+def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that reads values of the small tensors it makes: they are made on the host."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _OnHost():  # type: ignore[no-untyped-call]
+            return function(*args, **kwargs)
+
+    return run
+
+
+class _OnHost(TorchDispatchMode):
+    """Factories make their tensors on the host."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        return func(*args, **kwargs)
+
+
+def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let arguments that a benchmark writes into be copied to the host.
+
+    Inductor clones them on the card as long as that raises no peak, so the peak is the same.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        names = ("max_memory_allocated", "memory_allocated")
+        asked = itertools.product((torch.cuda, torch.accelerator), names)
+        with replaced((module, name, lambda: 0) for module, name in asked):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> Any:
+    """`AsyncCompile.triton`: a kernel with the configurations between which Inductor chooses."""
+    from torch._inductor.codecache import PyCodeCache
+
+    kernel = getattr(PyCodeCache.load(source), name)
+    kernel.precompile()
+    return kernel
+
+
+def _benchmark(benchmarker: Any, function: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
+    """Run a candidate: a buffer that flushes the card's cache lives beside its calls.
+
+    `InductorBenchmarker.benchmark_gpu` and, where the program wants that one, Triton's `do_bench`.
+    A card repeats the calls, which free what they take. All candidates are equally fast here, so
+    the first is chosen.
+    """
+    function()
+    flush = torch.empty(_flushed_bytes() // 4, dtype=torch.int, device="cuda")
+    flush.zero_()
+    function()
+    del flush
+    return 1.0
+
+
+def _flushed_bytes() -> int:
+    from torch._inductor import config
+
+    if not config.use_experimental_benchmarker:
+        return FLUSHED_BYTES
+    size: int = torch.cuda.get_device_properties(0).L2_cache_size
+    return size
+
+
+def _empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """`_empty_strided_device` (torch/csrc/dynamo/guards.cpp)."""
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _reinterpret_tensor(
+    tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0
+) -> torch.Tensor:
+    """`_reinterpret_tensor` (torch/csrc/inductor/inductor_ops.cpp): offsets add up."""
+    with torch.no_grad():
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _copy_if_misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """`copy_if_misaligned` (torch/csrc/dynamo/guards.cpp)."""
+    from torch._inductor.utils import ALIGNMENT, clone_preserve_strides
+
+    return clone_preserve_strides(tensor) if tensor.data_ptr() % ALIGNMENT else tensor

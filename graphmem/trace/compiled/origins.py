@@ -1,0 +1,108 @@
+"""What a buffer of compiled code is: which operations it was fused from, of which module and line.
+
+Inductor knows it while it writes the wrapper: each buffer has the nodes of the graph that it comes
+from, and each node the module and the line that Dynamo found it at. A wrapper's lines name their
+buffers.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from graphmem.frames import Origin, origin_of, short_path
+from graphmem.graph import Source
+
+_MADE_OR_WRITTEN = re.compile(r"\s*(?P<made>buf\d+) = |out=(?P<written>buf\d+)")
+_LINE_OF_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_NAMES = re.compile(r"\w+")
+_DYNAMO_SAYS = {"L", "self", "_modules", "_orig_mod", "fn"}
+_VIEWS = {"view", "t", "permute", "transpose", "expand", "unsqueeze", "squeeze", "slice", "detach"}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of a wrapper.
+
+    Attributes:
+        name: in the wrapper, such as "buf4".
+        operations: those it was fused from, in order, without views; such as ("mm", "gelu").
+        module: qualified name of the module of the last one, "" where there is none.
+        source: its line.
+    """
+
+    name: str
+    operations: tuple[str, ...]
+    module: str
+    source: Source | None
+
+    def __str__(self) -> str:
+        if not self.operations:
+            return f"{self.name} of compiled code"
+        return f"{self.name} of compiled code, {' + '.join(self.operations)}"
+
+
+class Origins:
+    """The buffers of every wrapper, by its file."""
+
+    def __init__(self) -> None:
+        self._of_file: dict[str, dict[str, Buffer]] = {}
+
+    def noting(self, compile_to_module: Callable[..., Any]) -> Callable[..., Any]:
+        """`GraphLowering.compile_to_module`, after which the buffers are known."""
+
+        def compile_and_note(graph: Any) -> Any:
+            module = compile_to_module(graph)
+            buffers = graph.name_to_buffer.items()
+            self._of_file[module.__file__] = {name: _of(name, each) for name, each in buffers}
+            return module
+
+        return compile_and_note
+
+    def at(self, frame: FrameType | None) -> Buffer | None:
+        """The buffer that the innermost line of a wrapper makes or writes."""
+        while frame is not None:
+            known = self._of_file.get(frame.f_code.co_filename)
+            if known is not None:
+                line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+                match = _MADE_OR_WRITTEN.search(line)
+                if match is None:
+                    return None
+                name = match["made"] or match["written"]
+                return known.get(name, Buffer(name, (), "", None))
+            if origin_of(frame.f_code.co_filename) in (Origin.USER, Origin.LIBRARY):
+                return None
+            frame = frame.f_back
+        return None
+
+
+def _of(name: str, buffer: Any) -> Buffer:
+    nodes = sorted(getattr(buffer, "origins", ()))  # in the order of the graph
+    found = list(dict.fromkeys(filter(None, map(_operation_of, nodes))))
+    last = nodes[-1].meta if nodes else {}
+    return Buffer(name, tuple(found), _module_of(last), _source_of(last))
+
+
+def _operation_of(node: Any) -> str:
+    aten = node.meta.get("original_aten")
+    name = str(aten).partition(".")[2].partition(".")[0] if aten is not None else ""
+    return "" if name in _VIEWS else name
+
+
+def _module_of(meta: dict[str, Any]) -> str:
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed([each[0] for each in stack.values()]), "")
+    return ".".join(part for part in _NAMES.findall(path) if part not in _DYNAMO_SAYS)
+
+
+def _source_of(meta: dict[str, Any]) -> Source | None:
+    """The innermost line of the program in a stack trace as Dynamo keeps it."""
+    lines: Iterable[re.Match[str]] = _LINE_OF_TRACE.finditer(meta.get("stack_trace") or "")
+    own = [each for each in lines if origin_of(each["file"]) in (Origin.USER, Origin.LIBRARY)]
+    if not own:
+        return None
+    return Source(short_path(own[-1]["file"]), int(own[-1]["line"]), own[-1]["function"])
