@@ -184,6 +184,35 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "1 1\n")
 
+    def test_an_object_of_another_rank_is_what_that_rank_sends(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """As stages of a pipeline tell each other shapes; rank 0 runs until it has sent it."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "found = [{'shape': (2, 3), 'rank': dist.get_rank()}]",
+            "if dist.get_rank() == 0: dist.send_object_list(found, dst=1)",
+            "else: dist.recv_object_list(found, src=0); print(found)",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", script)
+
+        assert (done.exit_code, done.stdout) == (0, "[{'shape': (2, 3), 'rank': 0}]\n")
+
+    def test_an_object_that_nobody_sends_is_an_error(self, run: Run, tmp_path: Path) -> None:
+        """Both wait for the other, which would hang on cards."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "dist.recv_object_list([None], src=1 - dist.get_rank())",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", script)
+
+        assert done.exit_code == 2
+        assert "rank 1 waits for an object that rank 0 does not send" in done.stderr
+
     def test_fully_shard_makes_its_mesh_of_the_card(self, run: Run, tmp_path: Path) -> None:
         script = self.script(
             tmp_path,

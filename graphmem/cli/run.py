@@ -11,7 +11,7 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import keep, write_text
-from graphmem.cli.run_ranks import run_ranks
+from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.plain_text import Console
 
 if TYPE_CHECKING:
@@ -102,19 +102,20 @@ def run(
     from graphmem.ranks.world import World
 
     worlds = World.chosen(os.environ, per_node, nodes, rank)
+    again = _spelled(
+        ("--gpu", gpu),
+        ("--torch", torch),
+        *(("--env", each) for each in env or ()),
+        *(("--assume", each) for each in assume or ()),
+        ("--max-steps", max_steps),
+        ("--nproc-per-node", per_node),
+        ("--nnodes", nodes if nodes > 1 else None),
+        ("--timeout", timeout),
+    )
+    again += ["--strict"] * strict
+    program = [*["-m"] * is_module, script, *(arguments or ())]
     if len(worlds) > 1:
-        again = _spelled(
-            ("--gpu", gpu),
-            ("--torch", torch),
-            *(("--env", each) for each in env or ()),
-            *(("--assume", each) for each in assume or ()),
-            ("--max-steps", max_steps),
-            ("--nproc-per-node", per_node),
-            ("--nnodes", nodes if nodes > 1 else None),
-            ("--timeout", timeout),
-        )
-        again += ["--strict"] * strict + ["-m"] * is_module
-        run_ranks(worlds, [*again, script, *(arguments or ())], output_format, output, (html, save))
+        run_ranks(worlds, [*again, *program], output_format, output, (html, save))
     from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import run as run_program
     from graphmem.live.script import Program
@@ -135,7 +136,7 @@ def run(
         tell=tell,
         name=" ".join(["-m", script] if is_module else [script]),
     )
-    with worlds[0].launched() if worlds else nullcontext():
+    with worlds[0].launched(variables(again, program)) if worlds else nullcontext():
         ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -65,6 +66,19 @@ def run_ranks(
         found.append(outcome.info)
     _show(RanksReport.of(worlds[0].size, found), output_format, output)
     raise typer.Exit(next((each.exit_code for each in found if each.exit_code), 0))
+
+
+def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:
+    """What a rank that runs alone needs in order to have another one run for an iteration.
+
+    Args:
+        options: of `graphmem run`, as `run_ranks` has them.
+        program: what is run, and its arguments.
+    """
+    from graphmem.ranks.messages import COMMAND
+
+    begun = [sys.executable, "-m", "graphmem", "run", "--rank", "RANK"]
+    return {COMMAND: json.dumps([*begun, *options, "--max-steps", "1", *program])}
 
 
 def _show(report: RanksReport, output_format: str, output: Path | None) -> None:

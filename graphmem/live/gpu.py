@@ -152,7 +152,7 @@ class VirtualGpu:
             *addresses.replacements(session.recorder, self._machine.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *resized_storages.replacements(session.recorder),
-            *surroundings.replacements(session.recorder),
+            *surroundings.replacements(session.recorder, session.reads.known),
             *torchscript.replacements(session.reads.scripted),
         ]
 

@@ -70,6 +70,9 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
 def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:
     """As `Tensor._reduce_ex_internal` does for a plain tensor."""
     hooks: OrderedDict[Any, Any] = OrderedDict()
+    if tensor.fake_device.type == "meta":
+        of_meta = (tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.requires_grad)
+        return torch._utils._rebuild_meta_tensor_no_storage, of_meta
     if getattr(tensor, "_is_param", False):
         data = tensor.detach()
         return torch._utils._rebuild_parameter, (data, tensor.requires_grad, hooks)

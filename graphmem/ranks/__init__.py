@@ -6,27 +6,68 @@ time, with the same values: an assumption that the report lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
 import torch.distributed
 
+from graphmem.ranks.messages import Messages
 from graphmem.trace.recorder import Recorder
+from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.patching import Replacement
 
 __all__ = ["groups_taken_down", "replacements"]
 
 
-def replacements(recorder: Recorder) -> list[Replacement]:
+def replacements(recorder: Recorder, known: KnownValues) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
     from graphmem.ranks import ddp, dtensor, fsdp2, init  # a build may lack what they import
 
+    mail = _Mail(known)
+    _open.append(mail.messages)
     return [
-        *init.replacements(recorder),
+        *init.replacements(recorder, mail),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
         *fsdp2.replacements(recorder),
     ]
+
+
+class _Mail:
+    """Sends and receives values that are known of tensors on the card."""
+
+    def __init__(self, known: KnownValues) -> None:
+        self.messages = Messages()
+        self._known = known
+
+    def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
+        """This rank sends a tensor."""
+        known = self._known.of(tensor)
+        values = None if known is None else known.tensor.flatten().tolist()
+        source, other = _ranks_of(group, group.rank(), destination)
+        self.messages.send(source, other, values)
+
+    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], None]:
+        """This rank will want the values of a tensor, when it calls what is returned."""
+        other, this = _ranks_of(group, source, group.rank())
+        message = self.messages.next(other, this)
+
+        def arrive() -> None:
+            values = self.messages.receive(message, other, this)
+            if values is not None and len(values) == tensor.numel():
+                with torch.no_grad():
+                    tensor.copy_(torch.tensor(values, dtype=tensor.dtype).view(tensor.shape))
+
+        return arrive
+
+
+def _ranks_of(group: Any, *ranks: int) -> tuple[int, ...]:
+    return tuple(torch.distributed.get_global_rank(group, rank) for rank in ranks)
+
+
+_open: list[Messages] = []
 
 
 @contextmanager
@@ -35,5 +76,7 @@ def groups_taken_down() -> Iterator[None]:
     try:
         yield
     finally:
+        while _open:
+            _open.pop().close()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -16,12 +16,13 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
 Every other rank is taken to send what this one does: what is gathered, scattered or exchanged is a
 copy of the rank's own, sums of tensors on the CPU count each rank once. Tensors of the card are
 copied where they may be counts or bytes, which programs read: integers, and no more than 1 MiB.
+Those that are sent from one rank to one other are that rank's own (graphmem/ranks/messages.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._C import _distributed_c10d as c10d
@@ -29,6 +30,17 @@ from torch.futures import Future
 
 Tensors = Sequence[torch.Tensor]
 _READ_BYTES = 1 << 20
+
+
+class Mail(Protocol):
+    """Carries the values of tensors between ranks, which it is told by their numbers in a group."""
+
+    def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
+        """This rank sends a tensor."""
+
+    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], None]:
+        """This rank will want the values of a tensor, when it calls what is returned."""
+
 
 _Work: Any = c10d.Work
 _ProcessGroup: Any = c10d.ProcessGroup
@@ -42,9 +54,12 @@ class DoneWork(_Work):  # type: ignore[misc]
         self._result = list(result)
         self._held = held
         self._future: Any = None
+        self.arrivals: list[Callable[[], None]] = []
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let go of what was given."""
+        """Let go of what was given; what other ranks sent by value is there."""
+        while self.arrivals:
+            self.arrivals.pop(0)()
         self._held.clear()
         return True
 
@@ -83,17 +98,19 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     Methods have PyTorch's names and arguments; those of 2.13 go by both of theirs.
     """
 
-    def __init__(self, rank: int, size: int, joined: Callable[[], object]) -> None:
+    def __init__(self, rank: int, size: int, mail: Mail, joined: Callable[[], object]) -> None:
         """A group of a size.
 
         Args:
             rank: which of its ranks runs.
             size: how many there are.
+            mail: brings other ranks what this one sends by value.
             joined: called at the first collective on the card, when NCCL makes a communicator
                 (`ProcessGroupNCCL::initNCCLComm`).
         """
         super().__init__(rank, size)
         self._joined: Callable[[], object] | None = joined
+        self._mail = mail
         self._rank = rank
         self._size = size
         self._shelves: list[tuple[int, list[Any]]] = []
@@ -168,15 +185,20 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork:
         """Another rank takes it."""
+        for tensor in filter(_is_read, tensors):
+            self._mail.send(self, destination, tensor)
         return self._begun(tensors, list(tensors))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
         """Another rank has sent it."""
-        return self._begun(tensors, list(tensors))
+        arrivals = [self._mail.expect(self, source, each) for each in filter(_is_read, tensors)]
+        work = self._begun(tensors, list(tensors))
+        work.arrivals += arrivals
+        return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
-        """Some rank has sent it."""
-        return self.recv(tensors, 0, tag)
+        """Some rank has sent it; nobody knows which, so that nothing is known of it."""
+        return self._begun(tensors, list(tensors))
 
     # From one tensor to another -----------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 import torch.distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import c10d_logger, distributed_c10d
 
-from graphmem.ranks.group import LoneGroup
+from graphmem.ranks.group import LoneGroup, Mail
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import Replacement
@@ -26,11 +26,11 @@ _PATIENCE = timedelta(seconds=1)
 _HashStore: Any = vars(torch.distributed)["HashStore"]
 
 
-def replacements(recorder: Recorder) -> list[Replacement]:
+def replacements(recorder: Recorder, mail: Mail) -> list[Replacement]:
     """The attributes to replace; the recorder is told what is assumed."""
     backend: Any = distributed_c10d.Backend
     plugin = backend._plugins["FAKE"]._replace(
-        creator_fn=partial(_make_group, recorder), extended_api=True
+        creator_fn=partial(_make_group, recorder, mail), extended_api=True
     )
     helper = distributed_c10d._new_process_group_helper
 
@@ -49,12 +49,14 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         (backend, "_plugins", {**backend._plugins, "FAKE": plugin}),
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
+        # what fails is logged with NCCL's version, which a build for the CPU has not
+        (c10d_logger, "_get_msg_dict", lambda *args, **options: {}),
     ]
 
 
-def _make_group(recorder: Recorder, options: Any, backend_options: Any) -> LoneGroup:
+def _make_group(recorder: Recorder, mail: Mail, options: Any, backend_options: Any) -> LoneGroup:
     joined = recorder.on_communicator if options.group_size > 1 else _nothing
-    return LoneGroup(options.group_rank, options.group_size, joined)
+    return LoneGroup(options.group_rank, options.group_size, mail, joined)
 
 
 def _nothing() -> None:

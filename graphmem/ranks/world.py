@@ -88,11 +88,11 @@ class World:
         }
 
     @contextmanager
-    def launched(self) -> Iterator[None]:
-        """Let the process look like this rank while the context is open."""
+    def launched(self, more: Mapping[str, str]) -> Iterator[None]:
+        """Let the process look like this rank, with more variables, while the context is open."""
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         given = {name: os.environ.get(name, text) for name, text in rendezvous.items()}
-        wanted = self.variables | given
+        wanted = self.variables | given | dict(more)
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
         try:

@@ -161,6 +161,7 @@ INNER_NAMES = (
         "process groups",
         _RANKS,
     ),
+    Names("torch.distributed.c10d_logger", "_get_msg_dict", "collectives that fail", _RANKS),
     Names("torch.distributed.distributed_c10d", "_world", "process groups", _RANKS),
     Names("torch.distributed.distributed_c10d.Backend", "_plugins", "process groups", _RANKS),
     Names(

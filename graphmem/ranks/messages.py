@@ -1,0 +1,163 @@
+"""What one rank sends to another by value: pickled objects, and how long they are.
+
+Ranks of a job that run on this machine share a folder, one file a message. A rank that waits for
+a message of one that does not run has that one run in a process of its own, for an iteration: a
+stage of a pipeline asks the one before it for shapes (`PipelineStage._shape_inference`,
+torch/distributed/pipelining/stage.py). To wait for what never comes is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from graphmem.errors import InputError
+from graphmem.ranks.world import World
+
+COMMAND = "GRAPHMEM_RANK_COMMAND"
+"""The variable with the command line of a rank, as JSON; "RANK" stands for its number."""
+FOLDER = "GRAPHMEM_RANK_MESSAGES"
+_PATIENCE = 600.0
+_PAUSE = 0.05
+
+Numbers = Sequence[int | float]
+
+
+class Messages:
+    """The messages of the rank that runs here."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._folder: Path | None = None
+        self._numbers: Counter[tuple[int, int]] = Counter()
+        self._kept: list[tuple[str, str]] = []
+        self._helpers: dict[int, subprocess.Popen[bytes]] = {}
+
+    def send(self, source: int, destination: int, values: Numbers | None) -> None:
+        """Another rank may ask for a message of this one; None: nobody knows its values."""
+        message = self.next(source, destination), json.dumps(values)
+        if self._folder is None and FOLDER not in os.environ:
+            self._kept.append(message)
+        else:
+            _write(self._place(source) / message[0], message[1])
+
+    def next(self, source: int, destination: int) -> str:
+        """The name of the next message from one rank to another."""
+        pair = source, destination
+        self._numbers[pair] += 1
+        return f"{source}-{destination}.{self._numbers[pair]}"
+
+    def receive(self, name: str, source: int, destination: int) -> Numbers | None:
+        """A message of another rank; None where nobody knows its values.
+
+        Raises:
+            InputError: it never comes.
+        """
+        if COMMAND not in os.environ:
+            return None
+        folder = self._place(destination)
+        path = folder / name
+        waits = folder / f"{destination}.waits"
+        _write(waits, name)
+        until = time.monotonic() + _PATIENCE
+        while not path.exists():
+            if self._has_ended(source, folder) or _is_circle(folder, source, destination):
+                time.sleep(_PAUSE)
+                if not path.exists():
+                    raise _never(source, destination)
+            if time.monotonic() > until:
+                raise _never(source, destination)
+            time.sleep(_PAUSE)
+        waits.unlink(missing_ok=True)
+        found: Numbers | None = json.loads(path.read_text())
+        return found
+
+    def close(self) -> None:
+        """End what was started, and say that this rank has ended."""
+        if self._folder is not None:
+            world = World.of(os.environ)
+            if world is not None and self._folder.is_dir():
+                _write(self._folder / f"{world.rank}.ended", "")
+        self._stack.close()
+
+    def _place(self, rank: int) -> Path:
+        """The folder of the messages, where this rank is known to run."""
+        if self._folder is None:
+            shared = os.environ.get(FOLDER)
+            self._folder = Path(
+                shared
+                if shared is not None
+                else self._stack.enter_context(TemporaryDirectory(prefix="graphmem-messages-"))
+            )
+            _claim(self._folder, rank)
+            for name, text in self._kept:
+                _write(self._folder / name, text)
+            self._kept.clear()
+        return self._folder
+
+    def _has_ended(self, rank: int, folder: Path) -> bool:
+        """Whether a rank has ended; one that does not run is started."""
+        if _claim(folder, rank):
+            command = [
+                str(rank) if part == "RANK" else part for part in json.loads(os.environ[COMMAND])
+            ]
+            helper = subprocess.Popen(
+                command,
+                env=os.environ | {FOLDER: str(folder), "RANK": str(rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            self._helpers[rank] = helper
+            self._stack.callback(_end, helper)
+        helper_here = self._helpers.get(rank)
+        if helper_here is not None and helper_here.poll() is not None:
+            return True
+        return (folder / f"{rank}.ended").exists()
+
+
+def _claim(folder: Path, rank: int) -> bool:
+    """Whether nobody else has started a rank."""
+    try:
+        (folder / f"{rank}.started").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _is_circle(folder: Path, source: int, destination: int) -> bool:
+    """Whether the other rank waits for what this one has not sent."""
+    try:
+        awaited = (folder / f"{source}.waits").read_text()
+    except FileNotFoundError:
+        return False
+    return awaited.startswith(f"{destination}-{source}.") and not (folder / awaited).exists()
+
+
+def _never(source: int, destination: int) -> InputError:
+    return InputError(
+        f"rank {destination} waits for an object that rank {source} does not send",
+        hint=f"see how rank {source} ends: graphmem run --rank {source}",
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
