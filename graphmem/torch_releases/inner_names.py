@@ -48,7 +48,7 @@ INNER_NAMES = (
         "save_inputs",
         "checkpoints save what they are given",
         "checkpointing",
-        since=(2, 13),
+        since=(2, 12),
     ),
     Names("torch._C", "_increment_version", "writes in place are noticed", "those errors"),
     Names("torch.autograd.profiler.profile", "__init__", "profilers", "programs that profile"),

@@ -119,7 +119,7 @@ class SavedTensor:
 class _OfThread(threading.local):
     """What a thread has: nodes that run and what each has unpacked, and the user's hooks.
 
-    From 2.13 on checkpointing saves its arguments itself, for no node.
+    From 2.12 on checkpointing saves its arguments itself, for no node.
     """
 
     def __init__(self) -> None:
