@@ -19,7 +19,7 @@ from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from graphmem.ranks.several import RankInfo, RanksReport
+    from graphmem.live.several_ranks import RankInfo, RanksReport
     from graphmem.ranks.world import World
 
 
@@ -42,7 +42,7 @@ def run_ranks(
     Raises:
         InputError: something else was to be written.
     """
-    from graphmem.ranks.several import RanksReport, outcomes
+    from graphmem.live.several_ranks import RanksReport, outcomes
 
     if any(kept):
         raise InputError(
