@@ -176,6 +176,15 @@ class Reads:
         )
         return is_padded
 
+    def broke(self) -> None:
+        """Note that a compiled graph breaks where graphmem stands in for PyTorch."""
+        self._recorder.assume(
+            "whether compiled code goes on where graphmem stands in for PyTorch",
+            "no, it breaks in two",
+            "Dynamo cannot trace what stands there; on a card it would go on",
+            self._location.place(),
+        )
+
     def _refuse_branch(self, source: Source | None) -> NoReturn:
         line = "" if source is None else f" at {source.in_words}"
         where = source or "NAME"

@@ -157,7 +157,7 @@ class Session:
         unwatched = Unwatched(self.mode, self._hooks, self.fake_mode)
         knows_memory = self.knows_memory
         compilation = Compilation(
-            self.compiles_for, unwatched, self.reads.pads, knows_memory=knows_memory
+            self.compiles_for, unwatched, self.reads, knows_memory=knows_memory
         )
         self.location.compiled = compilation.origins.at
         return compilation.installed()

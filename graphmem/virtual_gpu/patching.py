@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,13 +56,18 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 @contextmanager
-def suspended() -> Iterator[None]:
-    """Put back what was there while the context is open, as for a module that is imported in it."""
+def suspended(chosen: Callable[[Any, str], bool] = lambda owner, name: True) -> Iterator[None]:
+    """Put back what was there while the context is open, as for a module that is imported in it.
+
+    Args:
+        chosen: whether an owner's name is put back.
+    """
     stand_ins: list[Replacement] = []
     for undo in reversed(_active):
         for owner, name, value in reversed(undo):
-            stand_ins.append((owner, name, vars(owner).get(name, _MISSING)))
-            _put(owner, name, value)
+            if chosen(owner, name):
+                stand_ins.append((owner, name, vars(owner).get(name, _MISSING)))
+                _put(owner, name, value)
     try:
         yield
     finally:

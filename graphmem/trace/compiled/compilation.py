@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -45,6 +45,16 @@ _WHAT_THEY_KNOW_OF_A_CARD = {
 _FRAMES = "torch._dynamo.eval_frame"
 
 
+class Choices(Protocol):
+    """Who answers what only a card knows of a compilation, and lists it."""
+
+    def pads(self) -> bool:
+        """Whether a product of unaligned matrices is padded."""
+
+    def broke(self) -> None:
+        """A graph breaks in graphmem."""
+
+
 class Compilation:
     """PyTorch's compiler on a virtual card.
 
@@ -53,17 +63,17 @@ class Compilation:
     """
 
     def __init__(
-        self, gpu: Gpu, unwatched: Unwatched, pads: Callable[[], bool], *, knows_memory: bool
+        self, gpu: Gpu, unwatched: Unwatched, choices: Choices, *, knows_memory: bool
     ) -> None:
         """A compiler that is not on yet.
 
         Args:
             gpu: the card to compile for.
             unwatched: steps aside for the compiler.
-            pads: whether Inductor pads a product of matrices.
+            choices: answers what only a card knows.
             knows_memory: whether the card says how much of its memory is in use.
         """
-        self._pads = pads
+        self._choices = choices
         self._knows_memory = knows_memory
         self._gpu = gpu
         self._unwatched = unwatched
@@ -119,9 +129,9 @@ class Compilation:
         enter(replaced(dynamo.factories(self._unwatched)))
         enter(dynamo.known_stand_ins())
         dynamo.leave_own_frames()
-        enter(replaced(dynamo.replacements(self._unwatched)))
+        enter(replaced(dynamo.replacements(self._unwatched, self._choices.broke)))
         on_card = inductor.replacements(
-            self._unwatched.recorded, self._pads, knows_memory=self._knows_memory
+            self._unwatched.recorded, self._choices.pads, knows_memory=self._knows_memory
         )
         enter(replaced(on_card))
         lowering = importlib.import_module("torch._inductor.graph").GraphLowering

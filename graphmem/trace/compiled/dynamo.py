@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
@@ -27,8 +27,13 @@ _OWN_HOOKS = 2
 """`Location` registers one before a module's forward pass and one after it."""
 
 
-def replacements(unwatched: Unwatched) -> list[Replacement]:
-    """The attributes to replace."""
+def replacements(unwatched: Unwatched, broke: Callable[[], object]) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        unwatched: steps aside for the compiler.
+        broke: called where a graph breaks in graphmem, as it would not on a card.
+    """
     import torch._dynamo.convert_frame as frames
     import torch._inductor.compile_fx as compile_fx
     from torch._dynamo import device_interface
@@ -36,7 +41,7 @@ def replacements(unwatched: Unwatched) -> list[Replacement]:
 
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
-        (frames, "_compile", unwatched.running(frames._compile)),
+        (frames, "_compile", unwatched.running(_telling_breaks(frames._compile, broke))),
         # A backward pass may be compiled only when it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
         (device_interface, "get_cuda_stream", stream_of),
@@ -46,6 +51,24 @@ def replacements(unwatched: Unwatched) -> list[Replacement]:
         (aot_utils, "top_saved_tensors_hooks", lambda: None),
         (module_hooks, "_has_any_global_hook", _has_any_global_hook),
     ]
+
+
+def _telling_breaks(
+    compile_: Callable[..., Any], broke: Callable[[], object]
+) -> Callable[..., Any]:
+    from torch._dynamo.utils import graph_break_reasons
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = len(graph_break_reasons)
+        try:
+            return compile_(*args, **kwargs)
+        finally:
+            for reason in graph_break_reasons[before:]:
+                innermost = reason.user_stack[-1:]
+                if any(origin_of(each.filename) is Origin.GRAPHMEM for each in innermost):
+                    broke()
+
+    return run
 
 
 def factories(unwatched: Unwatched) -> list[Replacement]:
@@ -60,6 +83,7 @@ def known_stand_ins() -> Iterator[None]:
 
     with suspended():  # it looks every function up by its name
         rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
+        trace_rules.get_tensor_method()
     known = [(own, rules[theirs]) for theirs, own in stand_ins() if _is_in(rules, theirs)]
     added = {own: rule for own, rule in known if own not in rules}
     rules.update(added)

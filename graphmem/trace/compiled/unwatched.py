@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -23,9 +24,17 @@ from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_gpu.patching import replaced, suspended
 
 _REPRESENT = FakeTensor.__repr__
+
+
+def _is_method(owner: Any, name: str) -> bool:
+    return (
+        owner is torch.Tensor
+        and name != "data_ptr"
+        and isinstance(getattr(torch._C.TensorBase, name, None), MethodDescriptorType)
+    )
 
 
 class Unwatched:
@@ -72,6 +81,7 @@ class Unwatched:
                 _disable_current_modes(),
                 _without_saved_tensor_hooks(),
                 replaced([(FakeTensor, "__repr__", _REPRESENT)]),  # nothing is read
+                suspended(_is_method),  # Dynamo knows C's methods of tensors by themselves
                 self._engine.alone(),
             ):
                 yield
