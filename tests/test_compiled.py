@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import graphmem
-from graphmem.trace.compiled import compilation
+from graphmem.virtual_gpu.libraries import triton
 from tests.conftest import Outcome
 
 pytest.importorskip("triton")
@@ -109,7 +109,7 @@ def test_without_triton_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
     run_graphmem: Callable[..., Outcome],
 ) -> None:
-    monkeypatch.setattr(compilation, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton, "is_installed", lambda: False)
     model = tmp_path / "model.py"
     model.write_text(MODEL.format(decorated=decorated, compiled=compiled))
 

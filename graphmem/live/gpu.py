@@ -83,7 +83,7 @@ class VirtualGpu:
         self.memory.first_settings = lambda: self.runtime.allocator_settings
         self._name = name or self.runtime.gpu.name
         self._session = LiveSession(max_steps)
-        self._session.compiles_for = self.runtime.gpu if compiles else None
+        self._session.compiles = compiles
         recorder = self._session.recorder
         self._machine = LiveMachine(self.runtime, self.memory, recorder)
         self._session.reads.choose(Choices.parse(assume))

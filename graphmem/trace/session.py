@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.optim.optimizer as optim_hooks
 
-from graphmem.gpus import Gpu
 from graphmem.trace import (
     detectors,
     disguise,
@@ -61,10 +60,10 @@ class Session:
         saved: what autograd holds.
         mode: the dispatch mode under which the program runs.
         reads: what the program reads off the device.
-        compiles_for: the card for which the program may be compiled; None: it runs eagerly.
+        compiles: whether `torch.compile` compiles, or what it is given runs eagerly.
     """
 
-    compiles_for: Gpu | None = None
+    compiles = False
     knows_memory = False
     """Whether the card says on the way how much of its memory is in use."""
 
@@ -152,13 +151,11 @@ class Session:
 
     def _compilation(self) -> AbstractContextManager[None]:
         """What answers a program that asks for compilation."""
-        if self.compiles_for is None:
+        if not self.compiles:
             return replaced(eagerly.replacements(self.reads.eager))
         unwatched = Unwatched(self.mode, self._hooks, self.fake_mode)
         knows_memory = self.knows_memory
-        compilation = Compilation(
-            self.compiles_for, unwatched, self.reads, knows_memory=knows_memory
-        )
+        compilation = Compilation(unwatched, self.reads, knows_memory=knows_memory)
         self.location.compiled = compilation.origins.at
         return compilation.installed()
 

@@ -84,7 +84,7 @@ class _Tracer:
         self._progress = progress
         self._device = torch.device("cpu" if gpu is None else "cuda:0")
         self._session = Session(self._device, subclass_like=options.subclass_like)
-        self._session.compiles_for = gpu if options.compile else None
+        self._session.compiles = options.compile and gpu is not None
         self._recorder = self._session.recorder
         self._recorder.is_strict = options.strict
         self._session.location.within = options.within

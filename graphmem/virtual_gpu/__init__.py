@@ -77,7 +77,7 @@ def virtual_cuda(
         card_composites(),
         scattered_one_hot(),
         _data_lifted_on_cpu(),
-        libraries(),
+        libraries(gpu),
     ):
         yield
 

@@ -8,6 +8,7 @@ frees of the compiled step; it runs on the virtual card as it is, with kernels t
     unwatched       the compiler's own operations are no part of the program
     dynamo          what Dynamo must know of graphmem's stand-ins
     inductor        what Inductor runs on a card while it compiles, and what its wrapper calls
-    virtual_triton  a driver without a card, and kernels that do nothing
+    kernels         Inductor's kernels, which do nothing
+    origins         which operations, module and line a buffer comes from
     eagerly         `--no-compile`: the program runs as if it had not asked
 """

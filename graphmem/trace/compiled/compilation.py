@@ -10,17 +10,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 
 from graphmem.errors import InputError
-from graphmem.gpus import Gpu
 from graphmem.trace.compiled import dynamo, inductor
 from graphmem.trace.compiled.origins import Origins
 from graphmem.trace.compiled.unwatched import Unwatched
-from graphmem.trace.compiled.virtual_triton import virtual_driver
+from graphmem.virtual_gpu.libraries import triton
 from graphmem.virtual_gpu.patching import Replacement, replaced, suspended
 
 _MODULES = (
@@ -62,20 +60,16 @@ class Compilation:
         origins: what the buffers of compiled code are.
     """
 
-    def __init__(
-        self, gpu: Gpu, unwatched: Unwatched, choices: Choices, *, knows_memory: bool
-    ) -> None:
+    def __init__(self, unwatched: Unwatched, choices: Choices, *, knows_memory: bool) -> None:
         """A compiler that is not on yet.
 
         Args:
-            gpu: the card to compile for.
             unwatched: steps aside for the compiler.
             choices: answers what only a card knows.
             knows_memory: whether the card says how much of its memory is in use.
         """
         self._choices = choices
         self._knows_memory = knows_memory
-        self._gpu = gpu
         self._unwatched = unwatched
         self.origins = Origins()
         self._stack = ExitStack()
@@ -125,7 +119,6 @@ class Compilation:
             for module in _MODULES:
                 importlib.import_module(module)
         enter(_forgetting())
-        enter(virtual_driver(self._gpu))
         enter(replaced(dynamo.factories(self._unwatched)))
         enter(dynamo.known_stand_ins())
         dynamo.leave_own_frames()
@@ -141,7 +134,7 @@ class Compilation:
 
 
 def _check_triton() -> None:
-    if find_spec("triton") is None:
+    if not triton.is_installed():
         raise InputError(
             "torch.compile writes its kernels in Triton, which is not installed",
             hint="pip install 'graphmem[compile]' (no GPU is needed), or --no-compile, which runs "

@@ -14,7 +14,8 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.trace.compiled.virtual_triton import FLUSHED_BYTES, precompile
+from graphmem.trace.compiled.kernels import precompile
+from graphmem.virtual_gpu.libraries.triton import FLUSHED_BYTES
 from graphmem.virtual_gpu.patching import Replacement, replaced
 
 SETTINGS = {

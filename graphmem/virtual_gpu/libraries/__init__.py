@@ -10,11 +10,15 @@ A library has a file here where it calls compiled code that PyTorch does not kno
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from graphmem.virtual_gpu.libraries import bitsandbytes
+from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.libraries import bitsandbytes, triton
 
 
-def libraries() -> AbstractContextManager[None]:
+@contextmanager
+def libraries(gpu: Gpu) -> Iterator[None]:
     """Let libraries find what they need of a card, while it is open."""
-    return bitsandbytes.standing_in()
+    with bitsandbytes.standing_in(), triton.standing_in(gpu):
+        yield

@@ -1,0 +1,119 @@
+"""Triton without a card: a driver that names one, and kernels that do nothing.
+
+No kernel is built. A kernel takes no memory but what its caller allocates for it, in Python, and
+that is followed like everything else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.libraries.imports import executed_by
+
+_KERNELS = "triton.runtime.jit"
+_WARP = 32
+FLUSHED_BYTES = 256 << 20
+"""`CudaDriver.get_empty_cache_for_benchmark`."""
+
+
+class VirtualDriver:
+    """What Triton and Inductor ask of `CudaDriver` (triton/backends/nvidia/driver.py)."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        major, minor = gpu.compute_capability
+        self._architecture = 10 * major + minor
+
+    def get_current_target(self) -> Any:
+        """The architecture to compile for."""
+        target = import_module("triton.backends.compiler").GPUTarget
+        return target("cuda", self._architecture, _WARP)
+
+    def get_active_torch_device(self) -> torch.device:
+        """The one device there is."""
+        return torch.device("cuda", 0)
+
+    def get_current_device(self) -> int:
+        """Its number."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """A stream's address; kernels that do nothing have no use for it."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """What knows of devices and events."""
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """What flushes the card's cache between calls that are timed."""
+        return torch.empty(FLUSHED_BYTES // 4, dtype=torch.int, device="cuda")
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """What times the configurations of an `@triton.autotune`: all are equally fast."""
+
+        def benchmark(call: Callable[[], object], quantiles: Any = None, **options: Any) -> Any:
+            call()  # `triton.testing.do_bench`: once before its cache is there
+            cache = self.get_empty_cache_for_benchmark()
+            call()
+            del cache
+            return 1.0 if quantiles is None else [1.0] * len(quantiles)
+
+        return benchmark
+
+
+@contextmanager
+def standing_in(gpu: Gpu) -> Iterator[None]:
+    """Let Triton believe in a card, if the program imports it or has imported it."""
+    undo: list[Callable[[], None]] = []
+
+    def execute(module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        assert module.__spec__.loader is not None
+        module.__spec__.loader.exec_module(module)
+        undo.append(_replace(module, gpu))
+
+    kernels = sys.modules.get(_KERNELS)
+    if kernels is not None:
+        undo.append(_replace(kernels, gpu))
+    try:
+        with executed_by(_KERNELS, execute):
+            yield
+    finally:
+        for each in undo:
+            each()
+
+
+def is_installed() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _replace(kernels: ModuleType, gpu: Gpu) -> Callable[[], None]:
+    """Give Triton the driver, and its kernels nothing to do; what puts both back."""
+    driver = import_module("triton.runtime.driver").driver
+    before = dict(vars(driver))  # its own way back makes a driver, which asks for a card
+    run = kernels.JITFunction.run
+    driver.set_active(VirtualDriver(gpu))
+    kernels.JITFunction.run = _launch
+
+    def put_back() -> None:
+        kernels.JITFunction.run = run
+        vars(driver).clear()
+        vars(driver).update(before)
+
+    return put_back
+
+
+def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    """`JITFunction.run` (triton/runtime/jit.py), which compiles the kernel and launches it."""
+    for hook in kernel.pre_run_hooks:
+        hook(*args, **options)
