@@ -155,6 +155,7 @@ class TraceMode(TorchDispatchMode):
             **dict.fromkeys(FUSED_ATTENTION, self._attention),
             aten._efficient_attention_backward.default: self._efficient_gradients,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
+            aten._scaled_mm.out: self._into_result,
         }
         if not on_cpu:
             self._special |= dict.fromkeys(IN_PARTS, self._run_in_parts)
@@ -421,6 +422,10 @@ class TraceMode(TorchDispatchMode):
         result = efficient_gradients(self._fake_mode, args, kwargs)
         self._record(func, args, kwargs, result, tick)
         return result
+
+    def _into_result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """What compiled code writes into a tensor of its own, for which there is no meta kernel."""
+        return self._record_made(func, args, kwargs, kwargs["out"])
 
     def _update(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         """What writes into its arguments and returns nothing can do without a meta kernel."""
