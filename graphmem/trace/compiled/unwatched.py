@@ -98,7 +98,8 @@ class Unwatched:
 
         @wraps(factory)
         def make(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_open or torch._C._len_torch_dispatch_stack():
+            is_traced = bool(torch._C._len_torch_dispatch_stack())
+            if not self._is_open or is_traced or not _may_be_on_card(kwargs.get("device")):
                 return factory(*args, **kwargs)
             with self.recorded():
                 return factory(*args, **kwargs)
@@ -110,6 +111,11 @@ class Unwatched:
         """Record what the compiler itself runs on the card while the context is open."""
         with _disable_current_modes(), self._mode:
             yield
+
+
+def _may_be_on_card(device: Any) -> bool:
+    """Whether a factory's argument leaves it open; the kernels of fake tensors ask for "meta"."""
+    return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
 
 @contextmanager
