@@ -338,6 +338,34 @@ def test_so_it_is_after_the_card_is_full(caller: Any) -> None:
         _fill(net, x)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+        lambda: torch.set_float32_matmul_precision("high"),
+    ],
+    ids=["of products", "of all", "by the older name"],
+)
+def test_precisions_end_with_the_analysis_by_whatever_name(change: Callable[[], None]) -> None:
+    """After the newer names were used, the older ones raise (aten/src/ATen/Context.cpp)."""
+
+    def precisions() -> tuple[str, ...]:
+        backends: Any = torch.backends
+        newer = (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+        return torch.get_float32_matmul_precision(), *(each.fp32_precision for each in newer)
+
+    def build() -> Any:
+        change()
+        return nn.Linear(2, 2), torch.ones(2, 2)
+
+    before = precisions()
+
+    graphmem.analyze(build, steps=1)
+
+    assert precisions() == before
+
+
 @pytest.mark.usefixtures("caller")
 def test_defaults_that_build_sets_end_with_the_analysis() -> None:
     generator = torch.Generator()

@@ -59,7 +59,7 @@ def _all_settings() -> Iterator[Setting]:
     yield torch.get_default_dtype, torch.set_default_dtype
     yield torch.get_num_threads, torch.set_num_threads
     yield torch.is_grad_enabled, torch.set_grad_enabled
-    yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    yield from _precisions()
     yield _deterministic, _set_deterministic
     yield _anomaly, lambda value: torch.autograd.set_detect_anomaly(*value)
     yield _print_options, lambda value: vars(torch._tensor_str.PRINT_OPTS).update(value)
@@ -69,8 +69,7 @@ def _all_settings() -> Iterator[Setting]:
         yield _of_autocast(torch.get_autocast_dtype, torch.set_autocast_dtype, kind)
     backends = torch.backends
     for owner, names in (
-        (backends.cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
-        (backends.cuda.matmul, _MATMUL),
+        (backends.cudnn, ("enabled", "benchmark", "deterministic")),
         (torch.__future__, ("_overwrite_module_params_on_conversion",)),
         (torch.__future__, ("_swap_module_params_on_conversion",)),
     ):
@@ -83,7 +82,30 @@ def _all_settings() -> Iterator[Setting]:
     yield torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled
 
 
-_MATMUL = ("allow_tf32",)
+def _precisions() -> Iterator[Setting]:
+    """Those of products in fp32, by the names of both APIs: the newer ones last, which decide.
+
+    A program that uses both makes the older ones unreadable (aten/src/ATen/Context.cpp).
+    """
+    backends: Any = torch.backends
+    yield _unless_mixed(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+    for owner in (backends.cudnn, backends.cuda.matmul):
+        yield _unless_mixed(*_attribute(owner, "allow_tf32"))
+    for owner in (backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        yield _attribute(owner, "fp32_precision")
+
+
+def _unless_mixed(get: Callable[[], Any], put: Callable[[Any], object]) -> Setting:
+    def get_or_none() -> Any:
+        try:
+            return get()
+        except RuntimeError:
+            return None
+
+    def put_if_known(value: Any) -> object:
+        return None if value is None else put(value)
+
+    return get_or_none, put_if_known
 
 
 def _attribute(owner: Any, name: str) -> Setting:
