@@ -75,7 +75,12 @@ INNER_NAMES = (
     Names("torch._C", "_swap_tensor_impl", "models move, and are put back", "models of the caller"),
     Names("torch.nn.Parameter", "__new__ __reduce_ex__", "parameters without memory", _NO_TRACE),
     Names("torch.nn.Module", "_apply _parameters _buffers", "models move", _NO_TRACE),
-    Names("torch._utils", "_rebuild_parameter _rebuild_tensor _rebuild_tensor_v2", "files", "them"),
+    Names(
+        "torch._utils",
+        "_rebuild_parameter _rebuild_tensor _rebuild_tensor_v2 _rebuild_meta_tensor_no_storage",
+        "files",
+        "them",
+    ),
     Names("torch._tensor_str", "PRINT_OPTS", "settings are put back", "them"),
     # fake tensors and the dispatcher
     Names(

@@ -205,8 +205,11 @@ class TraceMode(TorchDispatchMode):
             special = self._special[func]
             if special is not None:
                 return special(func, types, args, kwargs)
-            if _has_no_kernel(func) or (_is_inference(args) and func._can_decompose()):
+            if _is_inference(args) and func._can_decompose():
                 return self._decompose(func, types, args, kwargs)
+            if _has_no_kernel(func):
+                with self:  # below the keys that the call has passed, unlike an inference tensor's
+                    return func._op_dk(_COMPOSITE, *args, **kwargs)
             if func in WATCHED:
                 caller = sys._getframe(self._caller_depth)
                 return self._run_in_form(func, types, args, kwargs, caller)
@@ -248,9 +251,8 @@ class TraceMode(TorchDispatchMode):
     def _decompose(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a composite operation by its parts, each of which passes here.
 
-        Only inference tensors, which have no autograd keys, bring composites this far, and tensor
-        subclasses, which are called below those keys. One that has a kernel for CUDA is whole
-        there; attention's is the virtual GPU's own.
+        Inference tensors, which have no autograd keys, bring composites this far. One that has a
+        kernel for CUDA is whole there; attention's is the virtual GPU's own.
         """
         is_cuda = self._recorder.device.type == "cuda"
         if is_cuda and func is aten.scaled_dot_product_attention.default:
