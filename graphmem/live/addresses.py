@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.allocator import Block
 from graphmem.graph import Storage
+from graphmem.trace.addresses import of_tensors
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import Replacement
 
@@ -23,29 +23,21 @@ def replacements(
         block_of: where a storage is.
     """
     of_storage = torch.UntypedStorage.data_ptr
-    of_tensor = torch.Tensor.data_ptr
 
-    def address_in(memory: torch.UntypedStorage) -> int | None:
-        storage = recorder.storage_in(memory)
-        if storage is None or storage.device != str(recorder.device):
+    def address_of(storage: Storage) -> int | None:
+        if storage.device != str(recorder.device):
             return None
         block = block_of(storage)
         return None if block is None else block.address
 
     def storage_data_ptr(memory: torch.UntypedStorage) -> int:
-        address = address_in(memory)
+        storage = recorder.storage_in(memory)
+        address = None if storage is None else address_of(storage)
         if address is None:
             return 0 if memory.device.type == "meta" else of_storage(memory)
         return address
 
-    def tensor_data_ptr(tensor: torch.Tensor) -> int:
-        if not isinstance(tensor, FakeTensor):
-            return of_tensor(tensor)
-        address = address_in(tensor.untyped_storage())
-        offset = int(tensor.storage_offset()) * tensor.element_size()
-        return 0 if address is None else address + offset
-
     return [
         (torch.UntypedStorage, "data_ptr", storage_data_ptr),
-        (torch.Tensor, "data_ptr", tensor_data_ptr),
+        of_tensors(recorder, address_of),
     ]

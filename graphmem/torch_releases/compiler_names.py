@@ -32,6 +32,12 @@ COMPILER_NAMES = (
     Names("torch.nn.modules.module", "_has_any_global_hook", "the same", _COMPILED),
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
     Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),
+    Names(
+        "torch._inductor.cudagraph_utils",
+        "check_lowering_disable_cudagraph",
+        "CUDA graphs are left out",
+        _COMPILED,
+    ),
     Names("torch._inductor.async_compile.AsyncCompile", "triton", "kernels", _COMPILED),
     Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",

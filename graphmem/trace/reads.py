@@ -179,6 +179,10 @@ class Reads:
         )
         return is_padded
 
+    def graphs_left_out(self) -> None:
+        """Note that compiled code runs without the CUDA graph in which it would be captured."""
+        self._replace("a CUDA graph", "left out", "what its private pool keeps")
+
     def broke(self) -> None:
         """Note that a compiled graph breaks where graphmem stands in for PyTorch."""
         self._recorder.assume(

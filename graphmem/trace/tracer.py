@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.caller import Belongings, put_back
 from graphmem.caller.settings import of_a_new_program
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
-from graphmem.graph import OwnerKind, StepGraph
+from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.trace.addresses import of_tensors
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.naming import name_model
 from graphmem.trace.session import Session
@@ -120,7 +120,7 @@ class _Tracer:
         names = ("_cuda_emptyCache", "_accelerator_emptyCache")
         replacements: list[Replacement] = [
             *((torch._C, name, empty_cache) for name in names),
-            (torch.Tensor, "data_ptr", self._address_of(torch.Tensor.data_ptr)),
+            of_tensors(self._recorder, _far_from_others),
         ]
         release, fake_mode = self._options.torch_release, self._session.fake_mode
         with (
@@ -128,20 +128,6 @@ class _Tracer:
             replaced(replacements),
         ):
             yield
-
-    def _address_of(
-        self, of_tensor: Callable[[torch.Tensor], int]
-    ) -> Callable[[torch.Tensor], int]:
-        """Addresses on a card that has placed nothing yet: each storage far from any other."""
-
-        def address(tensor: torch.Tensor) -> int:
-            if not isinstance(tensor, FakeTensor):
-                return of_tensor(tensor)
-            storage = self._recorder.storage_of(tensor)
-            offset = int(tensor.storage_offset()) * tensor.element_size()
-            return 0 if storage is None else (storage.id + 1) * _APART + offset
-
-        return address
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         if step.model is not None:
@@ -177,8 +163,13 @@ class _Tracer:
         self._session.name_what_lives()
 
 
+def _far_from_others(storage: Storage) -> int:
+    """An address on a card that has placed nothing yet, aligned as blocks are."""
+    return (storage.id + 1) * _APART
+
+
 _APART = 1 << 40
-"""Bytes between storages, more than a card has; a power of two, to which blocks are aligned."""
+"""Bytes between storages: more than a card has."""
 
 
 @contextmanager

@@ -12,16 +12,16 @@ from graphmem.torch_releases.manifest import check_replaced
 
 Replacement = tuple[Any, str, Any]
 _MISSING = object()
-_active: list[list[Replacement]] = []
-"""What was there before, by each context that is open."""
-_replaced: dict[int, Any] = {}
-"""What was there before, by the identity of what is there now."""
+_open: dict[int, list[Replacement]] = {}
+"""What was there before, by the identity of its list: one for each context, the newest last."""
+_functions: dict[int, tuple[Any, Any]] = {}
+"""Functions that stand in for others and what was there before, by their identity."""
 
 
 def original_of(value: Any) -> Any:
     """What a value replaces, however many times over; itself where it replaces nothing."""
-    while id(value) in _replaced:
-        value = _replaced[id(value)]
+    while id(value) in _functions:
+        _, value = _functions[id(value)]
     return value
 
 
@@ -35,7 +35,7 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
     """
     undo: list[Replacement] = []
     noted: list[int] = []
-    _active.append(undo)
+    _open[id(undo)] = undo
     try:
         for owner, name, value in replacements:
             check_replaced(owner, name, installed_release())
@@ -43,14 +43,14 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
             undo.append((owner, name, before))
             setattr(owner, name, value)
             if callable(value) and before is not _MISSING and before is not value:
-                _replaced[id(value)] = before
+                _functions[id(value)] = value, before
                 noted.append(id(value))
         yield
     finally:
-        _active.remove(undo)
+        del _open[id(undo)]
         with uninterrupted():
             for identity in noted:
-                _replaced.pop(identity, None)
+                _functions.pop(identity, None)
             for owner, name, value in reversed(undo):
                 _put(owner, name, value)
 
@@ -63,7 +63,7 @@ def suspended(chosen: Callable[[Any, str], bool] = lambda owner, name: True) -> 
         chosen: whether an owner's name is put back.
     """
     stand_ins: list[Replacement] = []
-    for undo in reversed(_active):
+    for undo in reversed(_open.values()):
         for owner, name, value in reversed(undo):
             if chosen(owner, name):
                 stand_ins.append((owner, name, vars(owner).get(name, _MISSING)))
@@ -76,11 +76,9 @@ def suspended(chosen: Callable[[Any, str], bool] = lambda owner, name: True) -> 
 
 
 def stand_ins() -> Iterator[tuple[Any, Any]]:
-    """Everything that is replaced now, with what stands in for it."""
-    for undo in _active:
-        for owner, name, value in undo:
-            if value is not _MISSING:
-                yield value, vars(owner)[name]
+    """Every function that is replaced now, with what stands in for it."""
+    for value, _ in list(_functions.values()):
+        yield original_of(value), value
 
 
 def _put(owner: Any, name: str, value: Any) -> None:

@@ -10,5 +10,6 @@ frees of the compiled step; it runs on the virtual card as it is, with kernels t
     inductor        what Inductor runs on a card while it compiles, and what its wrapper calls
     kernels         Inductor's kernels, which do nothing
     origins         which operations, module and line a buffer comes from
+    unknowns        what only a card knows of a compilation
     eagerly         `--no-compile`: the program runs as if it had not asked
 """

@@ -10,13 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from graphmem.errors import InputError
 from graphmem.trace.compiled import dynamo, inductor
 from graphmem.trace.compiled.origins import Origins
+from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_gpu.libraries import triton
 from graphmem.virtual_gpu.patching import Replacement, replaced, suspended
@@ -43,16 +44,6 @@ _WHAT_THEY_KNOW_OF_A_CARD = {
 _FRAMES = "torch._dynamo.eval_frame"
 
 
-class Choices(Protocol):
-    """Who answers what only a card knows of a compilation, and lists it."""
-
-    def pads(self) -> bool:
-        """Whether a product of unaligned matrices is padded."""
-
-    def broke(self) -> None:
-        """A graph breaks in graphmem."""
-
-
 class Compilation:
     """PyTorch's compiler on a virtual card.
 
@@ -60,15 +51,15 @@ class Compilation:
         origins: what the buffers of compiled code are.
     """
 
-    def __init__(self, unwatched: Unwatched, choices: Choices, *, knows_memory: bool) -> None:
+    def __init__(self, unwatched: Unwatched, unknowns: Unknowns, *, knows_memory: bool) -> None:
         """A compiler that is not on yet.
 
         Args:
             unwatched: steps aside for the compiler.
-            choices: answers what only a card knows.
+            unknowns: answers what only a card knows.
             knows_memory: whether the card says how much of its memory is in use.
         """
-        self._choices = choices
+        self._unknowns = unknowns
         self._knows_memory = knows_memory
         self._unwatched = unwatched
         self.origins = Origins()
@@ -122,9 +113,9 @@ class Compilation:
         enter(replaced(dynamo.factories(self._unwatched)))
         enter(dynamo.known_stand_ins())
         dynamo.leave_own_frames()
-        enter(replaced(dynamo.replacements(self._unwatched, self._choices.broke)))
+        enter(replaced(dynamo.replacements(self._unwatched, self._unknowns)))
         on_card = inductor.replacements(
-            self._unwatched.recorded, self._choices.pads, knows_memory=self._knows_memory
+            self._unwatched.recorded, self._unknowns, knows_memory=self._knows_memory
         )
         enter(replaced(on_card))
         lowering = importlib.import_module("torch._inductor.graph").GraphLowering

@@ -13,6 +13,7 @@ import torch.nn.modules.module as module_hooks
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.frames import Origin, origin_of
+from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_gpu.cuda_api import FACTORIES
 from graphmem.virtual_gpu.patching import Replacement, stand_ins, suspended
@@ -27,12 +28,12 @@ _OWN_HOOKS = 2
 """`Location` registers one before a module's forward pass and one after it."""
 
 
-def replacements(unwatched: Unwatched, broke: Callable[[], object]) -> list[Replacement]:
+def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
         unwatched: steps aside for the compiler.
-        broke: called where a graph breaks in graphmem, as it would not on a card.
+        unknowns: told where a graph breaks in graphmem.
     """
     import torch._dynamo.convert_frame as frames
     import torch._inductor.compile_fx as compile_fx
@@ -41,7 +42,7 @@ def replacements(unwatched: Unwatched, broke: Callable[[], object]) -> list[Repl
 
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
-        (frames, "_compile", unwatched.running(_telling_breaks(frames._compile, broke))),
+        (frames, "_compile", unwatched.running(_telling_breaks(frames._compile, unknowns))),
         # A backward pass may be compiled only when it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
         (device_interface, "get_cuda_stream", stream_of),
@@ -53,9 +54,7 @@ def replacements(unwatched: Unwatched, broke: Callable[[], object]) -> list[Repl
     ]
 
 
-def _telling_breaks(
-    compile_: Callable[..., Any], broke: Callable[[], object]
-) -> Callable[..., Any]:
+def _telling_breaks(compile_: Callable[..., Any], unknowns: Unknowns) -> Callable[..., Any]:
     from torch._dynamo.utils import graph_break_reasons
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -66,7 +65,7 @@ def _telling_breaks(
             for reason in graph_break_reasons[before:]:
                 innermost = reason.user_stack[-1:]
                 if any(origin_of(each.filename) is Origin.GRAPHMEM for each in innermost):
-                    broke()
+                    unknowns.broke()
 
     return run
 
@@ -84,8 +83,8 @@ def known_stand_ins() -> Iterator[None]:
     with suspended():  # it looks every function up by its name
         rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
         trace_rules.get_tensor_method()
-    known = [(own, rules[theirs]) for theirs, own in stand_ins() if _is_in(rules, theirs)]
-    added = {own: rule for own, rule in known if own not in rules}
+    known = [(theirs, own) for theirs, own in stand_ins() if _is_in(rules, theirs)]
+    added = {own: rules[theirs] for theirs, own in known if own not in rules}
     rules.update(added)
     try:
         yield

@@ -15,7 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.trace.compiled.kernels import precompile
-from graphmem.virtual_gpu.libraries.triton import FLUSHED_BYTES
+from graphmem.trace.compiled.unknowns import Unknowns
+from graphmem.virtual_gpu.libraries.triton import FLUSHED_BYTES, run_timed
 from graphmem.virtual_gpu.patching import Replacement, replaced
 
 SETTINGS = {
@@ -26,7 +27,7 @@ SETTINGS = {
 
 def replacements(
     recorded: Callable[[], AbstractContextManager[None]],
-    pads: Callable[[], bool],
+    unknowns: Unknowns,
     *,
     knows_memory: bool,
 ) -> list[Replacement]:
@@ -34,15 +35,20 @@ def replacements(
 
     Args:
         recorded: opens a context in which what runs on the card is recorded.
-        pads: whether padded matrices are multiplied faster.
+        unknowns: answers what only a card knows.
         knows_memory: whether the card says how much of its memory is in use.
     """
+    from torch._inductor import cudagraph_utils
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch._inductor.runtime import triton_helpers
     from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    def leave_out_graph(devices: Any) -> str:
+        unknowns.graphs_left_out()
+        return "graphmem has no model of CUDA graphs"
 
     guards = torch._C._dynamo.guards
     copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
@@ -61,7 +67,8 @@ def replacements(
             copy_args if knows_memory else _without_budget(copy_args),
         ),
         (pad_mm, "no_dispatch", recorded),
-        *_padding(pads),
+        *_padding(unknowns.pads),
+        (cudagraph_utils, "check_lowering_disable_cudagraph", leave_out_graph),
         (guards, "_empty_strided_cuda", _empty_strided_cuda),
         (guards, "_reinterpret_tensor", _reinterpret_tensor),
         (guards, "copy_if_misaligned", _copy_if_misaligned),
@@ -138,17 +145,11 @@ def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> A
 
 
 def _benchmark(benchmarker: Any, function: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
-    """Run a candidate: a buffer that flushes the card's cache lives beside its calls.
+    """`InductorBenchmarker.benchmark_gpu` and, where the program wants that, Triton's `do_bench`.
 
-    `InductorBenchmarker.benchmark_gpu` and, where the program wants that one, Triton's `do_bench`.
-    A card repeats the calls, which free what they take. All candidates are equally fast here, so
-    the first is chosen.
+    All candidates are equally fast here, so the first is chosen.
     """
-    function()
-    flush = torch.empty(_flushed_bytes() // 4, dtype=torch.int, device="cuda")
-    flush.zero_()
-    function()
-    del flush
+    run_timed(function, _flushed_bytes())
     return 1.0
 
 

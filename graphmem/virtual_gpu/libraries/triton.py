@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.libraries.imports import executed_by
+from graphmem.virtual_gpu.patching import replaced
 
 _KERNELS = "triton.runtime.jit"
 _WARP = 32
@@ -61,35 +62,39 @@ class VirtualDriver:
         """What times the configurations of an `@triton.autotune`: all are equally fast."""
 
         def benchmark(call: Callable[[], object], quantiles: Any = None, **options: Any) -> Any:
-            call()  # `triton.testing.do_bench`: once before its cache is there
-            cache = self.get_empty_cache_for_benchmark()
-            call()
-            del cache
+            run_timed(call, FLUSHED_BYTES)  # `triton.testing.do_bench`
             return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
         return benchmark
 
 
+def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
+    """What a benchmark takes: a buffer that flushes the card's cache lives beside the calls.
+
+    A card repeats the calls, which free what they take.
+    """
+    call()  # once before the buffer is there
+    cache = torch.empty(flushed_bytes // 4, dtype=torch.int, device="cuda")
+    call()
+    del cache
+
+
 @contextmanager
 def standing_in(gpu: Gpu) -> Iterator[None]:
     """Let Triton believe in a card, if the program imports it or has imported it."""
-    undo: list[Callable[[], None]] = []
+    with ExitStack() as stack:
 
-    def execute(module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        assert module.__spec__.loader is not None
-        module.__spec__.loader.exec_module(module)
-        undo.append(_replace(module, gpu))
+        def execute(module: ModuleType) -> None:
+            assert module.__spec__ is not None
+            assert module.__spec__.loader is not None
+            module.__spec__.loader.exec_module(module)
+            stack.enter_context(_on_card(module, gpu))
 
-    kernels = sys.modules.get(_KERNELS)
-    if kernels is not None:
-        undo.append(_replace(kernels, gpu))
-    try:
-        with executed_by(_KERNELS, execute):
-            yield
-    finally:
-        for each in undo:
-            each()
+        kernels = sys.modules.get(_KERNELS)
+        if kernels is not None:
+            stack.enter_context(_on_card(kernels, gpu))
+        stack.enter_context(executed_by(_KERNELS, execute))
+        yield
 
 
 def is_installed() -> bool:
@@ -97,20 +102,18 @@ def is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _replace(kernels: ModuleType, gpu: Gpu) -> Callable[[], None]:
-    """Give Triton the driver, and its kernels nothing to do; what puts both back."""
+@contextmanager
+def _on_card(kernels: ModuleType, gpu: Gpu) -> Iterator[None]:
+    """Give Triton the driver, and its kernels nothing to do."""
     driver = import_module("triton.runtime.driver").driver
     before = dict(vars(driver))  # its own way back makes a driver, which asks for a card
-    run = kernels.JITFunction.run
     driver.set_active(VirtualDriver(gpu))
-    kernels.JITFunction.run = _launch
-
-    def put_back() -> None:
-        kernels.JITFunction.run = run
+    try:
+        with replaced([(kernels.JITFunction, "run", _launch)]):
+            yield
+    finally:
         vars(driver).clear()
         vars(driver).update(before)
-
-    return put_back
 
 
 def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:

@@ -1,0 +1,32 @@
+"""Where a tensor of the virtual GPU begins: at the address of its storage, plus its offset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.graph import Storage
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def of_tensors(recorder: Recorder, address_of: Callable[[Storage], int | None]) -> Replacement:
+    """The attribute to replace.
+
+    Args:
+        recorder: knows for which storage a piece of fake memory stands.
+        address_of: where a storage is; None: nowhere on the device.
+    """
+    of_tensor = torch.Tensor.data_ptr
+
+    def data_ptr(tensor: torch.Tensor) -> int:
+        if not isinstance(tensor, FakeTensor):
+            return of_tensor(tensor)
+        storage = recorder.storage_of(tensor)
+        address = None if storage is None else address_of(storage)
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        return 0 if address is None else address + offset
+
+    return torch.Tensor, "data_ptr", data_ptr
