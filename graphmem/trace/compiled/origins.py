@@ -65,6 +65,8 @@ class Origins:
 
     def at(self, frame: FrameType | None) -> Buffer | None:
         """The buffer that the innermost line of a wrapper makes or writes."""
+        if not self._of_file:  # nothing is compiled, and every operation asks
+            return None
         while frame is not None:
             known = self._of_file.get(frame.f_code.co_filename)
             if known is not None:
