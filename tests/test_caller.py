@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -338,11 +339,18 @@ def test_so_it_is_after_the_card_is_full(caller: Any) -> None:
         _fill(net, x)
 
 
+def _set_all_precisions() -> None:
+    backends: Any = torch.backends
+    # PyTorch's own test helpers, which other tests import, freeze this flag.
+    with backends.__allow_nonbracketed_mutation():
+        backends.fp32_precision = "tf32"
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
-        lambda: setattr(torch.backends, "fp32_precision", "tf32"),
+        _set_all_precisions,
         lambda: torch.set_float32_matmul_precision("high"),
     ],
     ids=["of products", "of all", "by the older name"],
@@ -364,6 +372,16 @@ def test_precisions_end_with_the_analysis_by_whatever_name(change: Callable[[], 
     graphmem.analyze(build, steps=1)
 
     assert precisions() == before
+
+
+def test_settings_are_put_back_in_a_program_that_froze_its_flags() -> None:
+    """As `torch.testing._internal` does by `disable_global_flags`."""
+    script = (
+        "import torch, graphmem, tests.test_caller as t\n"
+        "torch.backends.disable_global_flags()\n"
+        "t.test_precisions_end_with_the_analysis_by_whatever_name(t._set_all_precisions)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1])
 
 
 @pytest.mark.usefixtures("caller")

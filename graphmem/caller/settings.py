@@ -109,7 +109,12 @@ def _unless_mixed(get: Callable[[], Any], put: Callable[[Any], object]) -> Setti
 
 
 def _attribute(owner: Any, name: str) -> Setting:
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+    def put(value: Any) -> None:
+        # A program may have frozen these flags (`torch.backends.disable_global_flags`).
+        with torch.backends.__allow_nonbracketed_mutation():
+            setattr(owner, name, value)
+
+    return lambda: getattr(owner, name), put
 
 
 def _of_autocast(get: Any, put: Any, kind: str) -> Setting:
