@@ -2,42 +2,52 @@
 
 `while True: ...; if loss.item() < 0.01: break` ends on a card, and not here: a loss reads as 1.
 A loop of the user's is told once it came back to the same instruction `ROUNDS` times while nothing
-known changed: neither a number, a text or a length among the variables of its function and of
-`self`, nor a tensor whose values are known. A `for` loop ends with what it loops over; so does a
-`while` loop that counts.
+known changed that it could end by: of the variables of its function and of `self` that its tests
+name (`tests_of`), neither a number, a text or a known value, nor a length where a test asks for
+one. So it is told as well if it notes each loss in a list, or appends each token to a tensor. A
+`for` loop ends with what it loops over; so does a `while` loop that counts, within `MOST` rounds.
 
-Not covered: a loop that reads nothing off the card (`--timeout` ends it), and one that counts for
-ever.
+Not covered: a loop that reads nothing off the card (`--timeout` ends it).
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import sys
-from collections.abc import Iterable, Iterator, Sized
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from graphmem.errors import InputError
 from graphmem.frames import Origin, origin_of, short_path
+from graphmem.trace.loop_tests import Tests, tests_of, while_loop_around
 from graphmem.trace.naming import variables_of
 from graphmem.values.known import KnownValues
 
 ROUNDS = 100
 """How often a loop may come back without change."""
 
+MOST = 10_000
+"""How often it may come back at all: one that only counts does not end by what it reads."""
+
 _FEW = 64
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Visit(NamedTuple):
+    """How often a loop came back to an instruction: in all, and since its state changed."""
+
+    state: tuple[Any, ...] | None = None
+    unchanged: int = 0
+    rounds: int = 0
 
 
 class _Visits:
     """What is noted on a frame as its trace function, which is never called without a debugger."""
 
     def __init__(self) -> None:
-        self.seen: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self.seen: dict[int, _Visit] = {}
 
     def __call__(self, *event: Any) -> None:
         return None
@@ -61,39 +71,59 @@ class Loops:
         if sys.gettrace() is not None:  # a debugger's: people step through, and change things
             return
         for frame in frames:
-            is_own = origin_of(frame.f_code.co_filename) is Origin.USER
-            if is_own and _is_in_while(frame.f_code, frame.f_lasti):
-                self._visit(frame)
+            if origin_of(frame.f_code.co_filename) is not Origin.USER:
+                continue
+            loop = while_loop_around(frame.f_code, frame.f_lasti)
+            if loop is not None:
+                self._visit(frame, tests_of(frame.f_code, *loop))
 
-    def _visit(self, frame: FrameType) -> None:
+    def _visit(self, frame: FrameType, tests: Tests) -> None:
         visits = frame.f_trace
         if not isinstance(visits, _Visits):
             visits = frame.f_trace = _Visits()
-        state = tuple(self._state(frame))
-        before, rounds = visits.seen.get(frame.f_lasti, (None, 0))
-        rounds = rounds + 1 if state == before else 1
-        visits.seen[frame.f_lasti] = (state, rounds)
-        if rounds <= ROUNDS:
-            return
+        before = visits.seen.get(frame.f_lasti, _Visit())
+        state = tuple(self._state(frame, tests))
+        unchanged = before.unchanged + 1 if state == before.state else 1
+        visits.seen[frame.f_lasti] = _Visit(state, unchanged, before.rounds + 1)
+        if unchanged > ROUNDS:
+            self._refuse(frame, f"in {ROUNDS} rounds nothing known changed that it could end by")
+        if before.rounds >= MOST:
+            self._refuse(frame, f"it came round {MOST:,} times")
+
+    def _refuse(self, frame: FrameType, why: str) -> NoReturn:
         where = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
         raise InputError(
-            f"the loop around {where} does not end: in {ROUNDS} rounds nothing known changed",
+            f"the loop around {where} does not end: {why}",
             hint=f"say what ends it, such as --assume {where}=0, or bound it by a count",
         )
 
-    def _state(self, frame: FrameType) -> Iterator[tuple[str, Any]]:
+    def _state(self, frame: FrameType, tests: Tests) -> Iterator[tuple[str, Any]]:
         variables = variables_of(frame)
+        yield from self._tested(variables, tests)
+        yield from self._tested(dict(getattr(variables.get("self"), "__dict__", {})), tests)
+
+    def _tested(self, variables: Mapping[str, Any], tests: Tests) -> Iterator[tuple[str, Any]]:
+        sized = tests.sized_among(variables)
         for name, value in variables.items():
-            yield name, self._sketch(value)
-        for name, value in list(getattr(variables.get("self"), "__dict__", {}).items()):
-            yield name, self._sketch(value)
+            if name in sized:
+                yield name, self._sketch(value)
+            elif name in tests.names:
+                yield name, self._sketch_without_size(value)
+
+    def _sketch_without_size(self, value: Any) -> Any:
+        """Of a list of numbers the last one, which is the newest."""
+        if isinstance(value, torch.Tensor):
+            return self._known_numbers(value)
+        if isinstance(value, (list, tuple)):
+            return value[-1] if value and isinstance(value[-1], _PLAIN) else None
+        return self._sketch(value)
 
     def _sketch(self, value: Any) -> Any:
         """What shows that a variable changed."""
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.Tensor):
-            return self._sketch_tensor(value)
+            return tuple(value.shape), self._known_numbers(value)
         if isinstance(value, Sized) and not isinstance(value, type):
             try:
                 return type(value), len(value)
@@ -101,28 +131,10 @@ class Loops:
                 return type(value)
         return type(value)
 
-    def _sketch_tensor(self, tensor: torch.Tensor) -> Any:
+    def _known_numbers(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
         known = self._known.of(tensor)
         if known is None:
-            return tuple(tensor.shape)
+            return None
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             few = known.tensor.detach().reshape(-1)[:_FEW] if known.tensor.numel() else known.tensor
-            return tuple(tensor.shape), tuple(few.tolist())
-
-
-def _is_in_while(code: CodeType, offset: int) -> bool:
-    """Whether the innermost loop around an instruction is a `while` loop."""
-    around = [loop for loop in _loops_of(code) if loop[0] <= offset <= loop[1]]
-    return bool(around) and not min(around, key=lambda loop: loop[1] - loop[0])[2]
-
-
-@functools.cache
-def _loops_of(code: CodeType) -> tuple[tuple[int, int, bool], ...]:
-    """First and last instruction of each loop, and whether it is a `for` loop."""
-    names: dict[int, str] = {}
-    last: dict[int, int] = {}
-    for instruction in dis.get_instructions(code):
-        names[instruction.offset] = instruction.opname
-        if "JUMP_BACKWARD" in instruction.opname and "INTERRUPT" not in instruction.opname:
-            last[instruction.argval] = instruction.offset
-    return tuple((head, end, names[head] == "FOR_ITER") for head, end in last.items())
+            return tuple(few.tolist())

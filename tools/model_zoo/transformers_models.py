@@ -68,7 +68,7 @@ class Placeholders:
 
 
 def _build(model_type: str, testers: Path | None, placeholders: Placeholders) -> tuple[Any, Any]:
-    tester = None if testers is None else _tester(model_type, testers)
+    tester = None if testers is None else _usable_tester(model_type, testers)
     if tester is not None:
         return _as_its_tester_does(tester)
     config_class = configuration_auto.CONFIG_MAPPING[model_type]
@@ -197,6 +197,14 @@ class Inputs:
 # ---- the library's own testers -------------------------------------------------------------------
 
 
+def _usable_tester(model_type: str, folder: Path) -> Any:
+    """The class with the tests, unless it wants what is not installed."""
+    try:
+        return _tester(model_type, folder)
+    except (ImportError, NameError, TypeError):
+        return None
+
+
 def _tester(model_type: str, folder: Path) -> Any:
     """The class with the tests, where the folder has one."""
     module_name = configuration_auto.model_type_to_module_name(model_type)
@@ -214,9 +222,16 @@ def _tester(model_type: str, folder: Path) -> Any:
         if isinstance(value, type)
         and issubclass(value, unittest.TestCase)
         and value.__module__ == module.__name__
-        and hasattr(value, "all_model_classes")
+        and getattr(value, "all_model_classes", ())
     ]
-    return classes[0] if classes else None
+    wanted = configuration_auto.CONFIG_MAPPING[model_type]
+    of_this_type = [each for each in classes if _has_models_of(each, wanted)]
+    return next(iter([*of_this_type, *classes]), None)
+
+
+def _has_models_of(test_class: Any, config_class: type) -> bool:
+    """Whether a class tests this configuration's models, and not those of its parts."""
+    return any(kind.config_class is config_class for kind in test_class.all_model_classes)
 
 
 def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
@@ -224,9 +239,8 @@ def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
     test = test_class()
     test.setUp()
     config, inputs = test.model_tester.prepare_config_and_inputs_for_common()
-    wanted = model_class(type(config)).__name__
     kinds = {kind.__name__: kind for kind in test.all_model_classes}
-    kind = kinds.get(wanted) or test.all_model_classes[-1]
+    kind = kinds.get(_best_ranked(type(config)), test.all_model_classes[-1])
     inputs = test._prepare_for_class(inputs, kind, return_labels=True)
     for name in list(vars(config)):
         if "drop" in name and isinstance(getattr(config, name), float):
@@ -235,6 +249,14 @@ def _as_its_tester_does(test_class: Any) -> tuple[Any, Any]:
     model.train()
     accepted = set(inspect.signature(model.forward).parameters)
     return model, {name: value for name, value in inputs.items() if name in accepted}
+
+
+def _best_ranked(config_class: type) -> str:
+    try:
+        name: str = model_class(config_class).__name__
+    except LookupError:
+        return ""
+    return name
 
 
 def _seed_its_random_numbers() -> None:
