@@ -460,3 +460,25 @@ class TestText:
         assert "share" in printed
         assert [line for line in lines if line != line.rstrip()] == []
         assert not any(line.startswith("step ") or "0 steps" in line for line in lines)
+
+
+def test_a_script_finds_an_nvidia_smi_where_there_is_no_driver(
+    run_graphmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training scripts log what it prints, as those of openai/parameter-golf do."""
+    script = tmp_path / "log.py"
+    script.write_text(
+        "import subprocess, torch\n"
+        "print(subprocess.run(['nvidia-smi'], stdout=subprocess.PIPE, text=True).stdout)\n"
+        "query = ['nvidia-smi', '--query-gpu=name,memory.used', '--format=csv,noheader']\n"
+        "print(subprocess.run(query, stdout=subprocess.PIPE, text=True).stdout)\n"
+        "torch.ones(1, device='cuda')\n"
+    )
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    outcome = run_graphmem("run", "--gpu", "h100-80gb", str(script))
+
+    assert outcome.exit_code == 0
+    assert "|   0  NVIDIA H100 80GB HBM3" in outcome.stdout
+    assert "\nNVIDIA H100 80GB HBM3, [N/A]\n" in outcome.stdout
+    assert os.environ["PATH"] == "/usr/bin:/bin"

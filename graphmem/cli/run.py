@@ -112,7 +112,7 @@ def run(
         ("--nnodes", nodes if nodes > 1 else None),
         ("--timeout", timeout),
     )
-    again += ["--strict"] * strict
+    again += ["--strict"] * strict + ["--no-compile"] * no_compile
     program = [*["-m"] * is_module, script, *(arguments or ())]
     if len(worlds) > 1:
         run_ranks(worlds, [*again, *program], output_format, output, (html, save))

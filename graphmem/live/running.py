@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphmem.errors import GraphmemError, InputError
+from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
 from graphmem.live.session import EnoughSteps
@@ -43,10 +44,11 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     Raises:
         NoSuchProgramError: there is no such program.
     """
+    card = gpu.runtime.gpu
     gpu.enter(sys._getframe())
     try:
         try:
-            with time_limit(timeout):
+            with time_limit(timeout), nvidia_smi.on_path(card.title, card.memory_bytes):
                 program.run(gpu.finish)
         finally:
             gpu.__exit__(None, None, None)

@@ -30,6 +30,19 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names("torch.nn.modules.module", "_has_any_global_hook", "the same", _COMPILED),
+    Names("torch._functorch.aot_autograd", "process_inputs", "its inputs", _COMPILED),
+    *(
+        Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)
+        for owner in (
+            "torch._guards",
+            "torch._dynamo.utils",
+            "torch._functorch.aot_autograd",
+            "torch._functorch._aot_autograd.frontend_utils",
+            "torch._inductor.compile_fx",
+            "torch._inductor.fx_passes.pre_grad",
+            "torch._inductor.utils",
+        )
+    ),
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
     Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),
     Names(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -10,9 +11,11 @@ from typing import Any
 
 import torch
 import torch.nn.modules.module as module_hooks
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import Origin, origin_of
+from graphmem.torch_releases import installed_release
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_gpu.cuda_api import FACTORIES
@@ -23,6 +26,15 @@ _HOOKS = (
     "_global_backward_hooks",
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
+)
+_WHERE_MODES_ARE_LOOKED_FOR = (
+    "torch._guards",
+    "torch._dynamo.utils",
+    "torch._functorch.aot_autograd",
+    "torch._functorch._aot_autograd.frontend_utils",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pre_grad",
+    "torch._inductor.utils",
 )
 _OWN_HOOKS = 2
 """`Location` registers one before a module's forward pass and one after it."""
@@ -51,7 +63,48 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
         # graphmem's own hooks are none of the program's, in compiled code and in its guards.
         (aot_utils, "top_saved_tensors_hooks", lambda: None),
         (module_hooks, "_has_any_global_hook", _has_any_global_hook),
+        *_tensors_of_traces(),
     ]
+
+
+def _tensors_of_traces() -> Iterator[Replacement]:
+    """The card's tensors are real ones to a compiler, whose trace has a fake mode of its own.
+
+    From torch 2.11 on, `detect_fake_mode` (torch/_guards.py) and `process_inputs`
+    (torch/_functorch/_aot_autograd/frontend_utils.py) take them as such by themselves.
+    """
+    if installed_release() >= (2, 11):
+        return
+    for name in _WHERE_MODES_ARE_LOOKED_FOR:
+        module = importlib.import_module(name)
+        yield module, "detect_fake_mode", _of_the_trace(module.detect_fake_mode)
+    aot_autograd: Any = importlib.import_module("torch._functorch.aot_autograd")
+    yield aot_autograd, "process_inputs", _into_the_trace(aot_autograd.process_inputs)
+
+
+def _of_the_trace(detect: Callable[..., Any]) -> Callable[..., Any]:
+    def detect_fake_mode(inputs: Any = None) -> Any:
+        context = TracingContext.try_get()
+        if context is not None and context.fake_mode is not None:
+            return context.fake_mode
+        return detect(inputs)
+
+    return detect_fake_mode
+
+
+def _into_the_trace(process: Callable[..., Any]) -> Callable[..., Any]:
+    def process_inputs(
+        flat_args: list[Any], config: Any, fake_mode: FakeTensorMode, *args: Any, **kwargs: Any
+    ) -> Any:
+        def converted(value: Any) -> Any:
+            is_foreign = isinstance(value, FakeTensor) and value.fake_mode is not fake_mode
+            return fake_mode.from_tensor(value) if is_foreign else value
+
+        return process(
+            [converted(value) for value in flat_args], config, fake_mode, *args, **kwargs
+        )
+
+    return process_inputs
 
 
 def _telling_breaks(compile_: Callable[..., Any], unknowns: Unknowns) -> Callable[..., Any]:

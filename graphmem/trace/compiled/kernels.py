@@ -12,11 +12,12 @@ from typing import Any
 class Launcher:
     """A kernel in one configuration: it is launched and does nothing.
 
-    What a compiler would tell of it (registers, spilled ones, shared memory) is not known.
+    What a compiler would tell of it (registers, shared memory) is not known. It is taken to spill
+    no registers: a configuration that does is not timed (`CachingAutotuner.bench`).
     """
 
     n_regs = None
-    n_spills = None
+    n_spills = 0
     shared = None
     store_cubin = False
     cache_hash = None
