@@ -9,6 +9,12 @@ _COMPILED = "programs that torch.compile compiles"
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that ask for compilation", _COMPILED),
     Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled before", _COMPILED),
+    Names(
+        "torch._dynamo.trace_rules",
+        "get_tensor_method get_torch_obj_rule_map",
+        "what Dynamo puts into its graphs",
+        _COMPILED,
+    ),
     Names("torch._dynamo.convert_frame", "_compile", "Dynamo's own operations", _COMPILED),
     Names(
         "torch._dynamo.device_interface",

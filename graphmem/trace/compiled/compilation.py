@@ -111,7 +111,7 @@ class Compilation:
                 importlib.import_module(module)
         enter(_forgetting())
         enter(replaced(dynamo.factories(self._unwatched)))
-        enter(dynamo.known_stand_ins())
+        enter(replaced(dynamo.tables()))
         dynamo.leave_own_frames()
         enter(replaced(dynamo.replacements(self._unwatched, self._unknowns)))
         on_card = inductor.replacements(

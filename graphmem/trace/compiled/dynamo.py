@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -128,22 +128,36 @@ def factories(unwatched: Unwatched) -> list[Replacement]:
     return [(torch, name, unwatched.on_card(getattr(torch, name))) for name in FACTORIES]
 
 
-@contextmanager
-def known_stand_ins() -> Iterator[None]:
-    """Have Dynamo put a stand-in into its graphs where it would put PyTorch's function."""
+def tables() -> list[Replacement]:
+    """Dynamo's tables of PyTorch's functions, with the functions that stand in for them.
+
+    It looks every function up by its name, and puts a stand-in into its graphs where it would put
+    PyTorch's own. `init_process_group` has it forget them (torch/distributed/distributed_c10d.py).
+    """
     from torch._dynamo import trace_rules
 
-    with suspended():  # it looks every function up by its name
-        rules: dict[Any, Any] = trace_rules.get_torch_obj_rule_map()
-        trace_rules.get_tensor_method()
+    rules = trace_rules.get_torch_obj_rule_map
+    methods = trace_rules.get_tensor_method
+    return [
+        (trace_rules, "get_torch_obj_rule_map", _looked_up(rules, _with_stand_ins)),
+        (trace_rules, "get_tensor_method", _looked_up(methods, lambda known: known)),
+    ]
+
+
+def _looked_up(table: Any, completed: Callable[[Any], Any]) -> Callable[[], Any]:
+    @functools.cache
+    def made() -> Any:
+        table.cache_clear()
+        with suspended():
+            known = table()
+        return completed(known)
+
+    return made
+
+
+def _with_stand_ins(rules: dict[Any, Any]) -> dict[Any, Any]:
     known = [(theirs, own) for theirs, own in stand_ins() if _is_in(rules, theirs)]
-    added = {own: rules[theirs] for theirs, own in known if own not in rules}
-    rules.update(added)
-    try:
-        yield
-    finally:
-        for own in added:
-            del rules[own]
+    return {**{own: rules[theirs] for theirs, own in known}, **rules}
 
 
 def leave_own_frames() -> None:
