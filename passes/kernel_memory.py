@@ -164,6 +164,8 @@ def _runs_on_device(op: Op) -> bool:
     """
     if not op.outputs or any(out.storage is not None for out in op.outputs):
         return True
+    if op.births and any(out.nonzeros is not None for out in op.outputs):
+        return True  # a sparse tensor has two storages, which it does not name
     made_of = [each for each in op.node.all_input_nodes if each.meta.get("op") is not None]
     return not any(map(numel, op.outputs)) and any(
         out.storage is not None for node in made_of for out in node.meta["op"].outputs

@@ -210,3 +210,66 @@ def test_sgd_adds_the_rows_of_a_sparse_gradient_in_place(virtual_gpu: Virtual) -
     assert torch.cuda.max_memory_allocated() == gpu.allocated == before
     optimizer.zero_grad()
     assert gpu.allocated == block(1000 * 64 * 4)
+
+
+def a_gradient_of_200_rows_150_of_them_distinct() -> tuple[nn.Embedding, torch.Tensor]:
+    table = nn.Embedding(1000, 64, sparse=True).cuda()
+    factors = torch.ones(200, 64).cuda()
+    (table((torch.arange(200) % 150).cuda()) * factors).sum().backward()
+    assert table.weight.grad is not None
+    return table, table.weight.grad
+
+
+def test_coalesced_rows_are_as_many_as_the_tokens_say(virtual_gpu: Virtual) -> None:
+    """The new indices lie in memory for 200, two orders of which are needed meanwhile.
+
+    `_coalesce_sparse_cuda` (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu).
+    """
+    gpu = virtual_gpu("t4")
+    _, gradient = a_gradient_of_200_rows_150_of_them_distinct()
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    coalesced = gradient.coalesce()
+
+    assert (coalesced._nnz(), coalesced.is_coalesced()) == (150, True)
+    assert gpu.allocated == before + block(200 * 8) + block(150 * 64 * 4)
+    assert torch.cuda.max_memory_allocated() == gpu.allocated + 2 * block(200 * 8)
+
+
+def test_rows_that_nobody_knows_are_all_taken_to_be_distinct(virtual_gpu: Virtual) -> None:
+    virtual_gpu("t4")
+    table = nn.Embedding(1000, 64, sparse=True).cuda()
+    tokens = (torch.randn(200, device="cuda") * 1000).long()
+    table(tokens).sum().backward()
+
+    assert table.weight.grad is not None
+    assert table.weight.grad.coalesce()._nnz() == 200
+
+
+def test_sparse_adam_picks_its_moments_by_the_rows(virtual_gpu: Virtual) -> None:
+    """`sparse_mask` multiplies the rows that it picks by a one (ATen's SparseTensor.cpp)."""
+    gpu = virtual_gpu("t4")
+    _, gradient = a_gradient_of_200_rows_150_of_them_distinct()
+    mask, moments = gradient.coalesce(), torch.zeros(1000, 64, device="cuda")
+    before = gpu.allocated
+    torch.cuda.reset_peak_memory_stats()
+    picked = moments.sparse_mask(mask)
+
+    rows = block(150 * 64 * 4)
+    assert picked._nnz() == 150
+    assert gpu.allocated == before + block(150 * 8) + rows
+    assert torch.cuda.max_memory_allocated() == gpu.allocated + block(4) + rows
+
+
+@pytest.mark.parametrize(("kind", "moments"), [("SparseAdam", 2), ("Adagrad", 1)])
+def test_optimizers_of_sparse_gradients_keep_dense_moments(
+    kind: str, moments: int, virtual_gpu: Virtual
+) -> None:
+    gpu = virtual_gpu("t4")
+    table = a_gradient_of_200_rows_150_of_them_distinct()[0]
+    optimizer = getattr(torch.optim, kind)(list(table.parameters()))
+    optimizer.step()
+    optimizer.zero_grad()
+    gc.collect()
+
+    assert gpu.allocated == (1 + moments) * block(1000 * 64 * 4)

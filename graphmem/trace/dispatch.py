@@ -472,8 +472,8 @@ class TraceMode(TorchDispatchMode):
         if _has_sparse(args):
             return InputError(
                 f"operator {func} of a sparse tensor cannot be followed{where}",
-                hint="train sparse embeddings with torch.optim.SGD without momentum, or leave out "
-                "sparse=True",
+                hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
+                "momentum, or leave out sparse=True",
             )
         if isinstance(error, UnsupportedOperatorException):
             return InputError(

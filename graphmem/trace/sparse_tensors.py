@@ -11,7 +11,11 @@ that many indices and values, which die with it. What follows is what a graph ne
 (4) products of a sparse and a dense matrix, which are dense and row-major
     (aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_sparse_dense_cuda`);
 (5) sparse rows added to a dense matrix in place, as SGD does with an embedding's gradient
-    (the same file, `add_out_dense_sparse_cuda`).
+    (the same file, `add_out_dense_sparse_cuda`);
+(6) `coalesce` of such rows, whose new indices lie in memory for all of the old ones
+    (sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`: `indices1D.resize_`), and
+    `sparse_mask` of a dense matrix by them (sparse/SparseTensor.cpp), as SparseAdam does. How many
+    rows are distinct is known where the indices are; else all are taken to be, the bound.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ class SparseMode(TraceMode):
             aten.addmm.default: self._sparse_sum,
             aten._sparse_addmm.default: self._sparse_sum,
             aten.add_.Tensor: self._add_sparse_rows,
+            aten._coalesce.default: self._coalesce_rows,
+            aten.sparse_mask.default: self._mask_by_rows,
         }
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,6 +119,45 @@ class SparseMode(TraceMode):
         is_fitting = dense.shape == rows.shape and dense.dtype == rows.dtype
         has_rows = parts_of(rows)[0].shape[0] == 1
         return dense if is_fitting and has_rows and _is_on_card(rows) else None
+
+    def _coalesce_rows(self, rows: torch.Tensor) -> FakeTensor | None:
+        indices: Any
+        values: Any
+        indices, values = parts_of(rows)
+        if not isinstance(rows, FakeTensor) or indices.shape[0] != 1 or not _is_on_card(rows):
+            return None
+        distinct = self._distinct(indices)
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty(indices.shape, dtype=indices.dtype, device="meta")[:, :distinct]
+        return sparse_of(
+            self._fake_mode,
+            FakeTensor(self._fake_mode, memory, rows.fake_device),
+            self._empty_on(rows.fake_device, (distinct, *values.shape[1:]), values.dtype),
+            rows.shape,
+            is_coalesced=True,
+        )
+
+    def _distinct(self, indices: torch.Tensor) -> int:
+        known = self.reads.known.of(indices)
+        if known is None:
+            return self.reads.count("how many rows of a sparse gradient differ", indices.numel())
+        self.reads.use(known.basis)
+        with torch._C._DisableTorchDispatch():
+            return int(known.tensor.unique().numel())
+
+    def _mask_by_rows(self, dense: torch.Tensor, mask: torch.Tensor) -> FakeTensor | None:
+        if not isinstance(mask, FakeTensor) or dense.layout is not torch.strided:
+            return None
+        indices, values = parts_of(mask)
+        if indices.shape[0] != 1 or not _is_on_card(mask):
+            return None
+        return sparse_of(
+            self._fake_mode,
+            self._empty_on(mask.fake_device, indices.shape, indices.dtype),
+            self._empty_on(mask.fake_device, values.shape, dense.dtype),
+            mask.shape,
+            is_coalesced=mask.is_coalesced(),
+        )
 
     def _sparse_product(self, left: torch.Tensor, right: torch.Tensor) -> FakeTensor | None:
         if left.layout is not torch.sparse_coo or not isinstance(right, FakeTensor):

@@ -12,12 +12,16 @@
       `s_addmm_out_csr_sparse_dense_cuda_worker`). cuSPARSE's own buffer is left out.
   (4) A clone copies values, then indices; a transpose does so, too, and takes a row of indices to
       swap two (TensorShape.cpp, `sparse_transpose_`; the order is that of the CPU build's profile).
+  (5) `coalesce` of rows takes what (2) does, and its new indices are those as one number.
+  (6) `sparse_mask` of a dense matrix multiplies its rows, which are picked first, by a one that is
+      expanded (sparse/SparseTensor.cpp, `sparse_mask`; SparseTensorMath.cpp, `apply_op`).
 
 No recording has shown these yet: they follow from the source alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
@@ -112,10 +116,38 @@ def _transpose(call: Call) -> Iterator[Step]:
         yield from during([Scratch("row of indices to swap", INDEX_BYTES * (matrix.nonzeros or 0))])
 
 
+def _coalesce(call: Call) -> Iterator[Step]:
+    rows = call.sparse("self")
+    outputs = list(call.outputs())
+    if rows is None or (rows.nonzeros or 0) < 2 or len(outputs) != 2:
+        yield from outputs
+        return
+    indices, values = outputs
+    numbers = [Scratch(what, INDEX_BYTES * (rows.nonzeros or 0)) for what in _NUMBERS[1:]]
+    yield indices
+    yield from map(Take, numbers)
+    call.leave_out("Thrust's memory to sort a sparse matrix", "0 bytes", "Thrust decides it")
+    yield values
+    yield from map(Free, reversed(numbers))
+
+
+def _sparse_mask(call: Call) -> Iterator[Step]:
+    outputs = list(call.outputs())
+    if call.sparse("mask") is None or len(outputs) != 2:
+        yield from outputs
+        return
+    result = call.op.outputs[0]
+    picked = (result.nonzeros or 0) * math.prod(result.shape[1:]) * item_bytes(result.dtype)
+    one = Scratch("a one to multiply by", item_bytes(result.dtype))
+    yield from during([one, Scratch("rows that a mask picks", picked)], outputs)
+
+
 _NUMBERS = ("indices as one number", "order of indices", "places of distinct indices")
 RULES: Mapping[str, Rule] = {
+    "aten._coalesce": _coalesce,
     "aten._sparse_addmm": _sparse_addmm,
     "aten.clone": _clone,
+    "aten.sparse_mask": _sparse_mask,
     "aten.t": _transpose,
     "aten.transpose": _transpose,
 }
