@@ -302,6 +302,17 @@ def test_a_kept_graph_can_be_walked_again(keep: bool) -> None:
 # ---- the order of nodes --------------------------------------------------------------------------
 
 
+def test_a_walk_from_several_roots_takes_a_number_as_a_node_does() -> None:
+    def rule(log: Log) -> None:
+        for count in (1, 2, 3):
+            losses = [leaf().sum() for _ in range(count)]
+            before = torch._C._autograd._get_sequence_nr()
+            torch.autograd.backward(losses)
+            log.append(torch._C._autograd._get_sequence_nr() - before)
+
+    assert in_both(rule) == [0, 1, 1]
+
+
 def log_nodes(log: Log, root: Tensor) -> None:
     """Have every node of a graph log its name and its number, leaves by their size."""
     assert root.grad_fn is not None

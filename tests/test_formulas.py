@@ -272,7 +272,7 @@ class TestNanoGpt:
             "cross entropy": 4,  # the weight of all targets, one fp32 number
             "temporaries": 4,  # the loss itself
         }
-        assert 0 < rounding < 2**21
+        assert 0 < rounding < 2**22  # some tails of blocks, each below 1 MiB
 
     def test_the_peak_is_the_one_of_the_report(self, gpt2: Analysis, sheet: Sheet) -> None:
         found = comparison(sheet, "nanogpt-peak")

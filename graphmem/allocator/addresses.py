@@ -25,9 +25,9 @@ from graphmem.allocator.settings import MIB
 Driver = Literal["linux", "wddm"]
 """The kind of driver: that of Linux, or that of Windows and WSL 2."""
 
-DEFAULT_DRIVER: Driver = "wddm"
-"""Linux's is no default yet: a published run on an A100 speaks against it (docs/exactness.md,
-"Where the driver puts segments")."""
+DEFAULT_DRIVER: Driver = "linux"
+"""Every run that is known to be of native Linux bears its order out (docs/exactness.md, "Where the
+driver puts segments"); `--gpu NAME,driver=wddm` asks for the other one."""
 
 _ALIGNMENT = 2 * MIB
 _CHUNK = 32 * MIB

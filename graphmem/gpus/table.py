@@ -107,9 +107,6 @@ GPUS: tuple[Gpu, ...] = (
         ("pro-6000",),
         _READ_IN_MIB,
     ),
-    # Cards of servers, which run Linux: 263 recordings of our own bear its order of segments out
-    # (docs/exactness.md, "Where the driver puts segments").
-    #
     # torch 2.11.0+cu130, driver 580.159.04 (fixtures/cuda); deviceQuery 12.8, 85,028,896,768. A
     # bare "h100" is this card, not the PCIe one.
     Gpu(
@@ -120,7 +117,6 @@ GPUS: tuple[Gpu, ...] = (
         132,
         ("h100", "h100-sxm"),
         other_memory_bytes=(85_028_896_768,),
-        driver="linux",
     ),
     # get_device_properties(): 81008MB and 114 multiprocessors
     Gpu(
@@ -130,7 +126,6 @@ GPUS: tuple[Gpu, ...] = (
         (9, 0),
         114,
         memory_note=_READ_IN_MIB,
-        driver="linux",
     ),
     # get_device_properties(): 143156MB and 132 multiprocessors
     Gpu(
@@ -140,7 +135,6 @@ GPUS: tuple[Gpu, ...] = (
         (9, 0),
         132,
         memory_note=_READ_IN_MIB,
-        driver="linux",
     ),
     # get_device_properties() of torch 2.8.0: 182631MB and 148 multiprocessors
     Gpu(
@@ -150,7 +144,6 @@ GPUS: tuple[Gpu, ...] = (
         (10, 0),
         148,
         memory_note=_READ_IN_MIB,
-        driver="linux",
     ),
 )
 

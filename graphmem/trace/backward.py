@@ -36,7 +36,7 @@ from graphmem.trace.formulas_by_data import formula_by_data
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
-from graphmem.trace.node_order import NodeOrder
+from graphmem.trace.node_order import NodeOrder, number_root
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.ready_queue import ReadyQueue
 from graphmem.trace.replayed_views import Edges, ReplayedViews
@@ -198,6 +198,8 @@ class Backward:
         self._tasks.append(task)
         try:
             self._fit_roots(roots, gradients)
+            if len(roots) > 1:
+                number_root()
             torch.set_grad_enabled(create_graph)
             self._start(task, roots, list(gradients))
             while task.ready:

@@ -68,6 +68,11 @@ class NodeOrder:
         self._shifts.append(shift)
 
 
+def number_root() -> None:
+    """A walk from several roots takes a number, for the node before them (`Engine::execute`)."""
+    torch._C._functions.UndefinedGrad()  # any node takes one
+
+
 def _newest() -> int:
     """The number that the next node of this thread gets."""
     return torch._C._autograd._get_sequence_nr()
