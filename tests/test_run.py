@@ -482,3 +482,21 @@ def test_a_script_finds_an_nvidia_smi_where_there_is_no_driver(
     assert "|   0  NVIDIA H100 80GB HBM3" in outcome.stdout
     assert "\nNVIDIA H100 80GB HBM3, [N/A]\n" in outcome.stdout
     assert os.environ["PATH"] == "/usr/bin:/bin"
+
+
+def test_what_a_line_reads_of_many_tensors_is_one_line_of_the_report(
+    run_graphmem: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "norms.py"
+    script.write_text(
+        "import torch\n"
+        "layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20))).cuda()\n"
+        "layers(torch.rand(2, 4).cuda()).sum().backward()\n"
+        "for name, value in layers.named_parameters():\n"
+        "    print(name, value.grad.tolist())\n"
+    )
+
+    outcome = run_graphmem("run", str(script))
+
+    listed = [line for line in outcome.stderr.splitlines() if f"{script}:5, 40 times)" in line]
+    assert len(listed) == 1, outcome.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from graphmem.plain_text import plain_text
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
-from graphmem.report.schema import Holder, OnCard, Peak, Refusal, Report, StepInfo
+from graphmem.report.schema import AssumptionInfo, Holder, OnCard, Peak, Refusal, Report, StepInfo
 from graphmem.units import format_bytes, format_exact
 
 LARGEST = 5
@@ -313,8 +313,19 @@ def _assumptions(report: Report) -> Iterator[Text]:
     if report.assumptions:
         yield Text()
         yield Text("assumed or left out", style="bold")
+    alike: dict[tuple[str | None, ...], list[AssumptionInfo]] = {}
     for each in report.assumptions:
-        times = f", {each.times} times" if each.times > 1 else ""
-        caller = f", called from {each.called_from}" if each.called_from else ""
-        where = f" ({each.source}{caller}{times})" if each.source else ""
-        yield Text(f"  {each.what}: {each.value}; {each.why}{where}")
+        key = (each.value, each.why, each.source, each.called_from)
+        alike.setdefault(key, []).append(each)
+    yield from map(_assumption, alike.values())
+
+
+def _assumption(alike: Sequence[AssumptionInfo]) -> Text:
+    """One line for what a line of the program reads of many tensors, as in a loop over weights."""
+    first = alike[0]
+    more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+    count = sum(each.times for each in alike)
+    times = f", {count} times" if count > 1 else ""
+    caller = f", called from {first.called_from}" if first.called_from else ""
+    where = f" ({first.source}{caller}{times})" if first.source else ""
+    return Text(f"  {first.what}{more}: {first.value}; {first.why}{where}")
