@@ -222,7 +222,7 @@ def _tester(model_type: str, folder: Path) -> Any:
         if isinstance(value, type)
         and issubclass(value, unittest.TestCase)
         and value.__module__ == module.__name__
-        and getattr(value, "all_model_classes", ())
+        and bool(getattr(value, "all_model_classes", None))
     ]
     wanted = configuration_auto.CONFIG_MAPPING[model_type]
     of_this_type = [each for each in classes if _has_models_of(each, wanted)]
