@@ -23,6 +23,7 @@ from .kernels import (
     batch_norm,
     columns,
     convolution,
+    copies,
     ctc,
     detection,
     elementwise,
@@ -51,6 +52,7 @@ FAMILIES = (
     attention,
     batch_norm,
     columns,
+    copies,
     convolution,
     ctc,
     detection,
@@ -96,8 +98,9 @@ class KernelRules:
             thread: which thread runs it; see `thread_of`.
         """
         self._before = self._workspaces.copy()
-        rule = RULES.get(op.target.rpartition(".")[0])
-        if rule is None or not _runs_on_device(op):
+        name = op.target.rpartition(".")[0]
+        rule = RULES.get(name)
+        if rule is None or not (name in copies.RULES or _runs_on_device(op)):
             return None
         call = Call(op, self._runtime, thread, self._workspaces, self._notes)
         program = _program(rule, call)

@@ -76,6 +76,19 @@ def test_a_subclass_of_parameter_keeps_class_identity_and_attributes_on_the_card
     assert weight.scale == 0.5
 
 
+def test_a_transposed_tensor_is_made_contiguous_on_its_way_into_pinned_memory() -> None:
+    """`copy_requires_temporaries` (Copy.cu); the recording offload_save_pin shows it."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        table = torch.ones(64, 128, device="cuda")
+        pinned = torch.empty(128, 64, pin_memory=True)
+        pinned.copy_(table.t())
+        assert gpu.peak == 64 * 128 * 4 * 2
+        pinned.copy_(table.view(128, 64))
+        torch.cuda.reset_peak_memory_stats()
+        pinned.copy_(table.view(128, 64))
+        assert gpu.allocated == torch.cuda.max_memory_allocated() == 64 * 128 * 4
+
+
 @needs("bitsandbytes")
 @pytest.mark.parametrize("kind", ["plain", "paged"])
 def test_bitsandbytes_layers_and_optimizers_take_what_their_formats_say(kind: str) -> None:
@@ -110,6 +123,7 @@ def events_of(recording: dict) -> list[tuple]:
 
 
 H100 = [
+    pytest.param("offload_save_pin", marks=needs("transformers")),
     pytest.param("optim_bnb", marks=needs("bitsandbytes")),
     pytest.param("qlora_nf4_double", marks=needs("bitsandbytes", "peft", "transformers")),
 ]

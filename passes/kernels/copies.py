@@ -1,0 +1,65 @@
+"""Copies between the host and the card that cannot be one transfer.
+
+aten/src/ATen/native/cuda/Copy.cu, `copy_requires_temporaries` and `copy_kernel_cuda`:
+(1) Two tensors of one dtype that lie alike and without gaps are one transfer.
+(2) Otherwise the side on the card is made contiguous first (or is filled from a contiguous one
+    afterwards). Types are converted on the host, but on the card if the copy does not block.
+offload_save_pin (fixtures/cuda/scripts) shows copies into pinned memory of transposed tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from graphmem.graph import TensorOut
+from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.tensor_iterator import is_dense
+
+from .call import Call, Rule, during
+from .layout import is_contiguous, item_bytes, numel
+
+
+def _into(call: Call) -> Iterator[Step]:
+    yield from call.outputs()
+    yield from _transfer(call, call.tensor("self"), call.tensor("src"))
+
+
+def _transfer(call: Call, target: TensorOut, source: TensorOut) -> Iterator[Step]:
+    crosses = (target.storage is None) is not (source.storage is None)
+    if not crosses or not numel(target) or not numel(source) or _is_one_run(target, source):
+        return
+    on_card = bool(call.value("non_blocking")) and target.dtype != source.dtype
+    if target.storage is None:
+        yield from _to_host(target, source, converts=on_card)
+    elif on_card or not is_contiguous(target):
+        dtype = source.dtype if on_card else target.dtype
+        yield from during([Scratch("what came over", numel(target) * item_bytes(dtype))])
+
+
+def _to_host(target: TensorOut, source: TensorOut, *, converts: bool) -> Iterator[Step]:
+    converted = Scratch("converted", numel(source) * item_bytes(target.dtype))
+    is_copied = not is_contiguous(source) or source.shape != target.shape
+    if converts:
+        yield Take(converted)
+    if is_copied:
+        dtype = target.dtype if converts else source.dtype
+        whole = Scratch("contiguous copy", numel(target) * item_bytes(dtype))
+        yield Take(whole)
+        if converts:
+            yield Free(converted)
+        yield Free(whole)
+    elif converts:
+        yield Free(converted)
+
+
+def _is_one_run(target: TensorOut, source: TensorOut) -> bool:
+    """`TensorIterator::is_contiguous` of two operands of one dtype."""
+    if target.dtype != source.dtype or target.shape != source.shape:
+        return False
+    dims = zip(target.shape, target.stride, source.stride, strict=True)
+    is_alike = all(size == 1 or one == other for size, one, other in dims)
+    return is_alike and is_dense(source.shape, source.stride)
+
+
+RULES: Mapping[str, Rule] = {"aten.copy_": _into}
+"""By operator: copies."""
