@@ -89,6 +89,25 @@ def test_a_transposed_tensor_is_made_contiguous_on_its_way_into_pinned_memory() 
         assert gpu.allocated == torch.cuda.max_memory_allocated() == 64 * 128 * 4
 
 
+def test_types_are_converted_on_the_card_where_a_copy_does_not_block() -> None:
+    """The recording parameter_golf has 131,074 bytes beside 524,296 for tokens of an evaluation."""
+    tokens = torch.zeros(65537, dtype=torch.uint16)
+    narrow, wide = (blocks(65537 * size) for size in (2, 8))
+    with graphmem.virtual_gpu("h100-80gb") as gpu:
+        first = tokens.to("cuda", torch.int64, non_blocking=True)
+        assert torch.cuda.max_memory_allocated() == wide + narrow
+        second = tokens.to("cuda", torch.int64)
+        assert gpu.allocated == torch.cuda.max_memory_allocated() == 2 * wide
+        first.to("cpu", torch.uint16, non_blocking=True)
+        assert torch.cuda.max_memory_allocated() == 2 * wide + narrow
+        del second
+
+
+def blocks(nbytes: int) -> int:
+    """What an allocation of so many bytes counts: whole blocks of 512."""
+    return -(-nbytes // 512) * 512
+
+
 @needs("bitsandbytes")
 @pytest.mark.parametrize("kind", ["plain", "paged"])
 def test_bitsandbytes_layers_and_optimizers_take_what_their_formats_say(kind: str) -> None:

@@ -4,7 +4,8 @@ aten/src/ATen/native/cuda/Copy.cu, `copy_requires_temporaries` and `copy_kernel_
 (1) Two tensors of one dtype that lie alike and without gaps are one transfer.
 (2) Otherwise the side on the card is made contiguous first (or is filled from a contiguous one
     afterwards). Types are converted on the host, but on the card if the copy does not block.
-offload_save_pin (fixtures/cuda/scripts) shows copies into pinned memory of transposed tensors.
+In fixtures/cuda/scripts, offload_save_pin shows copies of transposed tensors into pinned memory,
+parameter_golf tokens of 16 bits that come over without blocking and become 64 bits wide.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from .layout import is_contiguous, item_bytes, numel
 def _into(call: Call) -> Iterator[Step]:
     yield from call.outputs()
     yield from _transfer(call, call.tensor("self"), call.tensor("src"))
+
+
+def _to(call: Call) -> Iterator[Step]:
+    """`_to_copy` (native/TensorConversions.cpp) makes its result and copies into it."""
+    yield from call.outputs()
+    for result in call.op.outputs:
+        yield from _transfer(call, result, call.tensor("self"))
 
 
 def _transfer(call: Call, target: TensorOut, source: TensorOut) -> Iterator[Step]:
@@ -61,5 +69,5 @@ def _is_one_run(target: TensorOut, source: TensorOut) -> bool:
     return is_alike and is_dense(source.shape, source.stride)
 
 
-RULES: Mapping[str, Rule] = {"aten.copy_": _into}
+RULES: Mapping[str, Rule] = {"aten.copy_": _into, "aten._to_copy": _to}
 """By operator: copies."""
