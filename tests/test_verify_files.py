@@ -168,6 +168,22 @@ def test_a_compact_file_may_tell_the_figures_of_a_start_that_it_does_not_tell(
     assert recorded.figures == Figures(1024, 1536, 1536, 1 << 30, 1 << 30)
 
 
+def test_what_the_first_event_frees_was_there_before_it(tmp_path: Path) -> None:
+    blocks = [{"address": 4096, "size": 2 << 20, "requested_size": 0, "state": "inactive"}]
+    segment = {"device": 0, "address": 4096, "total_size": 2 << 20, "stream": 0, "blocks": blocks}
+    trace = [
+        {"action": action, "addr": 4096, "size": 1024, "stream": 0, "frames": []}
+        for action in ("free_requested", "free_completed")
+    ]
+    path = tmp_path / "run.pickle"
+    snapshot = {"segments": [segment | {"segment_type": "small"}], "device_traces": [trace]}
+    path.write_bytes(pickle.dumps(snapshot))
+
+    figures = read_recorded(path).figures
+
+    assert figures == Figures(1024, 1024, 0, 2 << 20, 2 << 20)
+
+
 GOOD_CASE = """
 recording = "run"
 target = "../model.py:build"

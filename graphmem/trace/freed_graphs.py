@@ -24,6 +24,7 @@ Not covered: a node that was walked and dies with one that was made later and ne
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,8 +38,8 @@ _DEEPEST = 50  # of deaths within each other
 Release = Callable[[Any], None]
 
 
-class _Freed:
-    """Nodes whose predecessor has died, last one first."""
+class _Freed(threading.local):
+    """Nodes whose predecessor has died in this thread, last one first."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -61,21 +62,25 @@ class _Freed:
 
     def _free_stack(self, release: Release) -> None:
         self._is_freeing = True
-        while self._stack:
-            node = self._stack.pop()
-            if is_implemented_in_cpp(node) and _is_dying(node):
-                release(node)
-            del node  # its death adds to the stack
-        self._is_freeing = False
+        try:
+            while self._stack:
+                node = self._stack.pop()
+                if is_implemented_in_cpp(node) and _is_dying(node):
+                    release(node)
+                del node  # its death adds to the stack
+        finally:
+            self._is_freeing = False
 
     def _free_at_once(self, node: list[Any]) -> None:
         """Let a node die with all that is behind it, on a stack of its own."""
         outer = self._stack, self._is_freeing
         self._stack, self._is_freeing = [], False
         self._depth += 1
-        node.clear()
-        self._depth -= 1
-        self._stack, self._is_freeing = outer
+        try:
+            node.clear()
+        finally:
+            self._depth -= 1
+            self._stack, self._is_freeing = outer
 
 
 def _is_dying(node: Any) -> bool:

@@ -93,9 +93,15 @@ def read_recorded(path: Path, since: int = 0) -> Recorded:
 
 
 def _index_of(recording: Recording, since: int) -> int:
-    """The event before which there are so many allocations and frees."""
+    """The event before which there are so many allocations and frees: none before the first one.
+
+    What is told as a free is its completion; the bytes are no longer allocated from its request on.
+    """
+    if not since or not recording.events:
+        return 0
     told = (i for i, event in enumerate(recording.events) if is_change(event))
-    return next(islice(told, since, None), len(recording.events))
+    index = next(islice(told, since, None), len(recording.events))
+    return index - (recording.events[index - 1].action == "free_requested")
 
 
 def _figures(path: Path, recording: Recording, made: Replay | None) -> Figures | None:
