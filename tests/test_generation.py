@@ -9,6 +9,7 @@ import torch
 
 import graphmem
 from graphmem import TrainingStep
+from graphmem.errors import InputError
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,3 +53,17 @@ def test_as_many_tokens_are_generated_as_are_asked_for(way: str, batch: int) -> 
 
     graphmem.analyze(build, gpu="a100-80gb", steps=1, worst_routing=False)
     assert len(passes) == NEW
+
+
+def test_a_strict_refusal_in_a_library_names_the_line_that_called_it() -> None:
+    """Sampling chooses by `multinomial`, in a file of transformers'."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+
+    def step() -> None:
+        ids = torch.ones(1, PROMPT, dtype=torch.int64, device="cuda")
+        model.cuda().generate(ids, max_new_tokens=2, do_sample=True)
+
+    with pytest.raises(
+        InputError, match=r"would be assumed at \S+, called from \S+test_generation"
+    ):
+        graphmem.analyze(lambda: TrainingStep(model=model, step=step), steps=1, strict=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphmem import TrainingStep
+from graphmem import TrainingStep, analyze
+from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.trace import Options, trace
@@ -55,6 +56,14 @@ def test_lbfgs_goes_on_to_its_last_iteration(line_search: str | None) -> None:
     assert virtual.evaluations == (10 if line_search is None else 1 + 10)
     assert real.evaluations == 10 or line_search
     assert any(each.what == "how LBFGS converges" for each in graph.assumptions)
+
+
+def test_graphmems_own_loop_has_no_closure_for_lbfgs() -> None:
+    step = TrainingStep(nn.Linear(2, 1), torch.ones(3, 2), optimizer=torch.optim.LBFGS)
+
+    with pytest.raises(InputError, match="needs a closure") as refused:
+        analyze(lambda: step, gpu="t4", steps=1)
+    assert "optimizer.step(closure)" in (refused.value.hint or "")
 
 
 def test_a_tensor_of_scalars_is_read_by_what_is_known() -> None:

@@ -40,3 +40,19 @@ def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
     with pytest.raises(InputError, match="nested tensors cannot be followed") as refused:
         traced(lambda: torch.nested.nested_tensor(rows, layout=layout))
     assert "pad the sequences" in (refused.value.hint or "")
+
+
+def test_an_encoder_that_nests_what_is_padded_is_refused_with_a_way_out() -> None:
+    """`TransformerEncoder.forward` (torch/nn/modules/transformer.py), where it does not train."""
+
+    def step(*, nested: bool) -> None:
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).cuda().eval()
+        mask = torch.tensor([[False, True], [False, False]], device="cuda")
+        with torch.no_grad():
+            encoder(torch.ones(2, 2, 16, device="cuda"), src_key_padding_mask=mask)
+
+    with pytest.raises(InputError, match="nested tensors cannot be followed") as refused:
+        traced(lambda: step(nested=True))
+    assert "enable_nested_tensor=False" in (refused.value.hint or "")
+    assert traced(lambda: step(nested=False)).ops

@@ -475,6 +475,12 @@ class TraceMode(TorchDispatchMode):
                 hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
                 "momentum, or leave out sparse=True",
             )
+        if "nested_tensor" in func._schema.name:
+            return InputError(
+                f"nested tensors cannot be followed{where}",
+                hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, "
+                "which makes one of a padding mask where it does not train",
+            )
         if isinstance(error, UnsupportedOperatorException):
             return InputError(
                 f"operator {func} has no meta kernel{where}",

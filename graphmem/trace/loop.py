@@ -122,10 +122,16 @@ class TrainingLoop:
     @acts_for_the_program
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         made = self._step.optimizer
-        if made is None or isinstance(made, torch.optim.Optimizer):
-            return made
-        trained = [p for p in self._model.parameters() if p.requires_grad]
-        return made(trained) if trained else None
+        if made is not None and not isinstance(made, torch.optim.Optimizer):
+            trained = [p for p in self._model.parameters() if p.requires_grad]
+            made = made(trained) if trained else None
+        if isinstance(made, torch.optim.LBFGS):
+            raise InputError(
+                "LBFGS evaluates the model several times in a step, for which it needs a closure",
+                hint="write the loop's body: TrainingStep(model=…, step=…), where `step` calls "
+                "optimizer.step(closure)",
+            )
+        return made
 
     def iterate(self) -> None:
         """One iteration."""

@@ -399,7 +399,7 @@ class Recorder:
             InputError: nothing may be assumed.
         """
         if self.is_strict:
-            where = "" if source is None else f" at {source}"
+            where = "" if source is None else f" at {source.in_words}"
             raise InputError(
                 f"{what} would be assumed{where} ({value}): {why}",
                 hint="leave out --strict, or decide it from what is known",

@@ -25,7 +25,7 @@ def replacements(location: Location) -> list[Replacement]:
 
     def refuse(*args: Any, **options: Any) -> NoReturn:
         raise InputError(
-            f"nested tensors cannot be followed{at(location.source())}",
+            f"nested tensors cannot be followed{at(location.place())}",
             hint="pad the sequences, or pack them into one row and attend with "
             "torch.nn.functional.scaled_dot_product_attention and a mask",
         )
