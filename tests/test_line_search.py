@@ -66,13 +66,15 @@ def test_graphmems_own_loop_has_no_closure_for_lbfgs() -> None:
     assert "optimizer.step(closure)" in (refused.value.hint or "")
 
 
-def test_a_tensor_of_scalars_is_read_by_what_is_known() -> None:
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor], ids=["tensor", "as_tensor"])
+def test_a_tensor_of_scalars_is_read_by_what_is_known(make: Any) -> None:
     made: list[torch.Tensor] = []
 
     def step() -> None:
+        of = getattr(torch, make.__name__)
         known = torch.full((3,), 2, device="cuda", dtype=torch.int32)
-        made.append(torch.tensor([known.sum(), known[0]]))
-        made.append(torch.tensor([[each] for each in known], device="cuda").cpu())
+        made.append(of([known.sum(), known[0]]))
+        made.append(of([[each] for each in known], device="cuda").cpu())
 
     graph = traced(step)
 

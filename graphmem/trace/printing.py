@@ -57,7 +57,7 @@ def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:
         return object.__format__(tensor, specification)
 
     return [
-        (torch, "tensor", _of_items(torch.tensor)),
+        *((torch, name, _of_items(getattr(torch, name))) for name in ("tensor", "as_tensor")),
         (FakeTensor, "__repr__", _of(fake_mode, "__repr__", _but_in_kernels(represent))),
         (FakeTensor, "__format__", _of(fake_mode, "__format__", formatted)),
         (FakeTensor, "tolist", _of(fake_mode, "tolist", to_list)),
@@ -93,7 +93,7 @@ def _but_in_kernels(represent: Callable[[FakeTensor], str]) -> Callable[..., str
 
 
 def _of_items(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`torch.tensor`, which reads the tensors in a list past every mode.
+    """`torch.tensor` and `as_tensor`, which read the tensors in a list past every mode.
 
     `infer_scalar_type` (torch/csrc/utils/tensor_new.cpp) promotes their types.
     """
