@@ -30,7 +30,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def fail() -> NoReturn:
             raise error
 
-        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, fail))
+        monkeypatch.setattr(cli, "COMMANDS", {**cli.COMMANDS, "Fail": (fail,)})
 
     return add
 
@@ -60,14 +60,28 @@ sys.exit(exit_code)
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_without_arguments_the_help_is_printed(run_graphmem: Run) -> None:
+def test_without_arguments_three_commands_to_start_with_are_named(run_graphmem: Run) -> None:
     outcome = run_graphmem()
 
-    assert outcome == run_graphmem("--help")
+    assert outcome.exit_code == 0
+    for command in ("run train.py", "analyze model.py:build", "fit model.py:build"):
+        assert f"\n  graphmem {command} " in outcome.stdout
+
+
+def test_help_lists_every_command_under_what_it_is_for(run_graphmem: Run) -> None:
+    outcome = run_graphmem("--help")
+
     assert outcome.exit_code == 0
     assert "Usage: graphmem [OPTIONS] COMMAND" in outcome.stdout
-    names = [command.__name__.replace("_", "-") for command in cli.COMMANDS]
-    assert all(name in outcome.stdout for name in names)
+    for panel, commands in cli.COMMANDS.items():
+        listed = outcome.stdout.partition(f"─ {panel} ")[2].partition("╰")[0]
+        for command in commands:
+            assert f"│ {command.__name__.replace('_', '-')} " in listed
+
+
+def test_help_shows_no_type_where_a_flag_takes_no_value(run_graphmem: Run) -> None:
+    for command in ([], ["run"], ["check"]):
+        assert "<bool>" not in run_graphmem(*command, "--help").stdout
 
 
 def test_the_package_runs_as_a_module() -> None:

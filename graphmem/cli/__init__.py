@@ -6,8 +6,9 @@ To add a command, write a function with typer's annotations in a module of its o
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -34,23 +35,25 @@ from graphmem.cli.verify import verify
 from graphmem.cli.whatif import whatif
 from graphmem.version import __version__
 
-COMMANDS: tuple[Callable[..., Any], ...] = (
-    analyze,
-    check,
-    closed_form,
-    diff,
-    explain,
-    fit,
-    graph,
-    gpus,
-    init,
-    plan,
-    published,
-    render,
-    verify,
-    whatif,
-)
+COMMANDS: Mapping[str, tuple[Callable[..., Any], ...]] = {
+    "Start here": (run, analyze, fit),
+    "Understand a step": (explain, render, graph, diff),
+    "Change it": (whatif,),
+    "Split it over many GPUs": (plan,),
+    "Guard it in CI": (init, check),
+    "Trust it": (verify, gpus, published, closed_form),
+}
+"""By what they are for, in the order of the help."""
 
+_START = """\
+How many bytes a PyTorch training step takes on a GPU, told without one. Start here:
+
+  graphmem run train.py             your script as it stands, on a virtual GPU
+  graphmem analyze model.py:build   one step of a model: its peak, when, and who holds it
+  graphmem fit model.py:build       the largest batch with which it fits on a card
+
+graphmem --help lists every command, graphmem COMMAND --help explains one.
+"""
 
 _RENAMED = {"formula": "closed-form", "formulas": "published"}
 """Former names of commands, which work until 0.2."""
@@ -69,7 +72,7 @@ class _Program(typer.core.TyperGroup):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    arguments = list(sys.argv[1:] if argv is None else argv)
     settings = Settings()
     open_missing_streams()
     with orderly_termination():
@@ -77,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], settings: Settings) -> None:
+    if not arguments:
+        typer.echo(_START, nl=False)
+        return
     program = _build_program()
     with program.make_context("graphmem", arguments, obj=settings) as context:
         program.invoke(context)
@@ -91,24 +97,35 @@ def _build_program() -> typer.core.TyperGroup:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
-    for command in COMMANDS:
-        app.command(cls=Command)(command)
-    app.command(context_settings=RUN_SETTINGS)(run)
+    for panel, commands in COMMANDS.items():
+        for command in commands:
+            of_run = {"context_settings": RUN_SETTINGS} if command is run else {"cls": Command}
+            app.command(rich_help_panel=panel, **of_run)(command)
     program = typer.main.get_group(app)
     # `graphmem gpus --debug` means the same as `graphmem --debug gpus`.
     debug = next(option for option in program.params if option.name == "debug")
     for subprogram in program.commands.values():
-        for option in subprogram.params:
-            _keep_brackets(option)
         subprogram.params.append(debug)
+    for each in (program, *program.commands.values()):
+        each.get_help_option = partial(_help_option, each.get_help_option)  # type: ignore[method-assign]
+        for option in each.params:
+            _tidy(option)
     return program
 
 
-def _keep_brackets(option: Any) -> None:
-    """Have rich print `[default: …]` in the help of an option; it takes brackets for markup."""
+def _help_option(made: Callable[[Any], Any], context: Any) -> Any:
+    option = made(context)
+    _tidy(option)
+    return option
+
+
+def _tidy(option: Any) -> None:
+    """Have rich print `[default: …]`, which it takes for markup, and no type of a flag."""
     text = getattr(option, "help", None)
     if text:
-        option.help = text.replace("[default:", r"\[default:")
+        option.help = re.sub(r"(?<!\\)\[default:", r"\\[default:", text)
+    if getattr(option, "is_flag", False):
+        option.display_type_rich = lambda ctx: None
 
 
 def _set_debug(context: typer.Context, value: bool) -> None:
