@@ -89,6 +89,12 @@ def test_a_wrong_name(
         ("build", "def biuld(): ...", "no function 'build' in model.py", "did you mean biuld?"),
         ("build", "def a(): ...\ndef b(): ...", "no function 'build' in model.py", "it has a, b"),
         ("build", "import os", "no function 'build'", "it has no function at all"),
+        (
+            "build",
+            "raise SystemExit",
+            "no function 'build'",
+            "`graphmem run model.py` runs a script",
+        ),
         ("build", "build = 3", "'build' in model.py is no function but of type int", None),
         ("Net", NET.format(line=""), "'Net' in model.py is a model, not a function", "name a"),
     ],
@@ -114,13 +120,13 @@ def test_a_syntax_error_in_a_sibling_is_shown_with_the_import(
     refused: Refused, tmp_path: Path
 ) -> None:
     (tmp_path / "sibling.py").write_text("x = (\n")
-    error = refused("\nimport sibling")
+    error = refused("\nimport sibling; build = None")
     assert str(error) == "syntax error in sibling.py:1: '(' was never closed"
     assert 'model.py", line 1, in <module>' in str(error.user_traceback)
 
 
 @pytest.mark.parametrize(
-    "text", ["import no_such_package", "def build():\n    import no_such_package"]
+    "text", ["import no_such_package; build = None", "def build():\n    import no_such_package"]
 )
 def test_a_missing_package_is_named(text: str, refused: Refused) -> None:
     error = refused(text)
@@ -129,23 +135,23 @@ def test_a_missing_package_is_named(text: str, refused: Refused) -> None:
 
 
 def test_a_package_without_that_module_is_not_to_be_installed(refused: Refused) -> None:
-    error = refused("import torch.no_such_module")
+    error = refused("import torch.no_such_module; build = None")
     assert error.hint == "torch is there, but has no module of that name"
 
 
 def test_a_relative_import_needs_the_packages_name(refused: Refused) -> None:
-    assert "package.module:build" in str(refused("from . import layers").hint)
+    assert "package.module:build" in str(refused("from . import build").hint)
 
 
 def test_what_the_file_raises_is_told_with_its_line(refused: Refused) -> None:
-    error = refused("WIDTH = 4\nWIDTH / 0")
+    error = refused("WIDTH = 4\nWIDTH / 0; build = None")
     assert str(error) == "model.py raised ZeroDivisionError: division by zero (model.py:2)"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import sys\nsys.exit(3)", "model.py called sys.exit(3) at model.py:2"),
+        ("import sys\nsys.exit(3); build = None", "model.py called sys.exit(3) at model.py:2"),
         ("def build():\n    raise SystemExit", "build() called sys.exit(None) at model.py:2"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_target_keeps_the_name_that_the_user_wrote(write: Write) -> None:
 
 
 def test_the_users_code_runs_only_when_the_step_is_made(write: Write) -> None:
-    target = load_target(str(write("raise ValueError('too early')")), {})
+    target = load_target(str(write("raise ValueError('too early'); build = None")), {})
     with target.imported() as build, pytest.raises(InputError, match="too early"):
         build()
 

@@ -167,6 +167,8 @@ def _make_step(
 
 def _find_function(source: PythonFile | DottedModule, name: str) -> Callable[..., Any]:
     """Load the module and find its function."""
+    if isinstance(source, PythonFile):
+        source.check_names(name)
     with blaming_the_user(source.name):
         module = source.load()
     return function_of(module, name, source.name)

@@ -19,6 +19,8 @@ from graphmem.frames import INSTALLED
 from graphmem.user_errors import user_error
 
 _LISTED = 5
+_MAKING_NAMES = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
+"""Where a file asks for one of these, its names are not all in its code."""
 _KEPT = sys.stdlib_module_names | {"__main__", "graphmem"}
 
 
@@ -51,6 +53,22 @@ class PythonFile:
     def folder(self) -> Path:
         """Where its siblings are; as in `python file.py`, links have been followed."""
         return self.path.parent
+
+    def check_names(self, function: str) -> None:
+        """Refuse a file that cannot define a function, such as a script, without running it.
+
+        Raises:
+            InputError: no statement of the file gives anything that name.
+        """
+        names = set(self.code.co_names)
+        if function in names or names & _MAKING_NAMES or ("*",) in self.code.co_consts:
+            return
+        functions = [
+            each.co_name
+            for each in self.code.co_consts
+            if isinstance(each, CodeType) and each.co_name in names
+        ]
+        raise _no_function(function, self.name, functions)
 
     def load(self) -> ModuleType:
         """Run the file as a module of its name, so that a sibling that imports it finds it."""
@@ -141,7 +159,7 @@ def function_of(module: ModuleType, name: str, place: str) -> Callable[..., Any]
     import torch
 
     if not hasattr(module, name):
-        raise InputError(f"no function {name!r} in {place}", hint=_functions(module, name))
+        raise _no_function(name, place, _functions(module))
     found = getattr(module, name)
     is_class = isinstance(found, type)
     if isinstance(found, torch.nn.Module) or (is_class and issubclass(found, torch.nn.Module)):
@@ -155,18 +173,22 @@ def function_of(module: ModuleType, name: str, place: str) -> Callable[..., Any]
     return function
 
 
-def _functions(module: ModuleType, name: str) -> str:
-    """Which function may have been meant."""
-    functions = [
+def _functions(module: ModuleType) -> list[str]:
+    return [
         key
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
+
+
+def _no_function(name: str, place: str, functions: list[str]) -> InputError:
+    """Which function may have been meant, or that the file is a script."""
     near = get_close_matches(name, functions)
-    if near:
-        return f"did you mean {near[0]}?"
     listed = ", ".join(functions[:_LISTED]) + (", …" if len(functions) > _LISTED else "")
-    return f"it has {listed}" if functions else "it has no function at all"
+    has = f"it has {listed}" if functions else "it has no function at all"
+    script = f"; `graphmem run {place}` runs a script as it stands" * place.endswith(".py")
+    hint = f"did you mean {near[0]}?" if near else f"{has}{script}"
+    return InputError(f"no function {name!r} in {place}", hint=hint)
 
 
 @contextmanager
