@@ -245,7 +245,15 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+TEN_THOUSAND_ROUNDS = {"flags of texts that grow", "a list of tokens"}
+
+
+def marked(name: str) -> Any:
+    is_slow = name in TEN_THOUSAND_ROUNDS
+    return pytest.param(LOOPS[name], marks=[pytest.mark.slow] * is_slow, id=name)
+
+
+@pytest.mark.parametrize("loop", map(marked, LOOPS))
 def test_a_loop_that_cannot_end_is_told_with_its_line(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TARGETS = """
 import torch, graphmem
 
@@ -64,5 +66,6 @@ def test_a_long_chain_of_operations_is_traced_and_freed(tmp_path: Path) -> None:
     assert f"({OPERATIONS * 512 + 5 * 512:,} bytes)" in report
 
 
+@pytest.mark.slow
 def test_a_deep_model_is_traced_and_freed(tmp_path: Path) -> None:
     assert "peak" in analyze(tmp_path, "decoder", f"layers={LAYERS}")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,7 +170,16 @@ SLOW = {"decoder_xl": 2, "t4_preflight": 4}
 """How many figures of such a case are tested here; `graphmem verify --suite` runs them all."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def marked(case: PrintedCase) -> Any:
+    """Most of Liger's modules are run where there is time."""
+    is_slow = case.name.startswith("liger_") and case.name not in QUICK
+    return pytest.param(case, marks=[pytest.mark.slow] * is_slow, id=case.name)
+
+
+QUICK = {"liger_multi_token_attention", "liger_cross_entropy"}
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
 def test_every_printed_figure_is_as_its_case_says(case: PrintedCase) -> None:
     some = replace(case, printed=case.printed[: SLOW.get(case.name)])
 
