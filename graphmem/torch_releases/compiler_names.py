@@ -6,6 +6,17 @@ from graphmem.torch_releases.names import Names
 
 _COMPILED = "programs that torch.compile compiles"
 
+WHERE_MODES_ARE_LOOKED_FOR = (
+    "torch._guards",
+    "torch._dynamo.utils",
+    "torch._functorch.aot_autograd",
+    "torch._functorch._aot_autograd.frontend_utils",
+    "torch._inductor.compile_fx",
+    "torch._inductor.fx_passes.pre_grad",
+    "torch._inductor.utils",
+)
+"""The modules that hold `detect_fake_mode` by its name."""
+
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that ask for compilation", _COMPILED),
     Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled before", _COMPILED),
@@ -39,15 +50,7 @@ COMPILER_NAMES = (
     Names("torch._functorch.aot_autograd", "process_inputs", "its inputs", _COMPILED),
     *(
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)
-        for owner in (
-            "torch._guards",
-            "torch._dynamo.utils",
-            "torch._functorch.aot_autograd",
-            "torch._functorch._aot_autograd.frontend_utils",
-            "torch._inductor.compile_fx",
-            "torch._inductor.fx_passes.pre_grad",
-            "torch._inductor.utils",
-        )
+        for owner in WHERE_MODES_ARE_LOOKED_FOR
     ),
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
     Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),

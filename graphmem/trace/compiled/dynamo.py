@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import Origin, origin_of
 from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_gpu.cuda_api import FACTORIES
@@ -26,15 +27,6 @@ _HOOKS = (
     "_global_backward_hooks",
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
-)
-_WHERE_MODES_ARE_LOOKED_FOR = (
-    "torch._guards",
-    "torch._dynamo.utils",
-    "torch._functorch.aot_autograd",
-    "torch._functorch._aot_autograd.frontend_utils",
-    "torch._inductor.compile_fx",
-    "torch._inductor.fx_passes.pre_grad",
-    "torch._inductor.utils",
 )
 _OWN_HOOKS = 2
 """`Location` registers one before a module's forward pass and one after it."""
@@ -75,7 +67,7 @@ def _tensors_of_traces() -> Iterator[Replacement]:
     """
     if installed_release() >= (2, 11):
         return
-    for name in _WHERE_MODES_ARE_LOOKED_FOR:
+    for name in WHERE_MODES_ARE_LOOKED_FOR:
         module = importlib.import_module(name)
         yield module, "detect_fake_mode", _of_the_trace(module.detect_fake_mode)
     aot_autograd: Any = importlib.import_module("torch._functorch.aot_autograd")
