@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graphmem.errors import InputError
 from graphmem.gate.lock import Entry, Lock, read_lock
-from graphmem.gate.ranges import fold, unfold
+from graphmem.layer_ranges import fold, unfold
 
 _PARTS = st.one_of(st.sampled_from(["h", "attn", "", "007"]), st.integers(0, 12).map(str))
 _NAMES = st.lists(_PARTS, min_size=1, max_size=4).map(".".join)

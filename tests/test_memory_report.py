@@ -237,9 +237,9 @@ def test_the_section_agrees_with_the_peak(refused: Report) -> None:
 
 
 def test_the_text_says_it_first(refused: Report) -> None:
-    verdict = report_as_text(refused).split("\n\n")[1]
+    verdict = report_as_text(refused).split("\n\n")[0]
 
-    assert verdict.startswith("runs out on Tesla T4\n")
+    assert verdict.startswith("does NOT fit on Tesla T4 (14.563 GiB): out of memory\n")
     assert "in the optimizer phase of step 0 at aten.zeros_like" in verdict
     assert "CUDA out of memory. Tried to allocate 6.00 GiB." in verdict
 
@@ -258,8 +258,8 @@ def test_a_step_that_fits_says_how_much_is_left() -> None:
     card = report.memory.on_card
     assert (card.fits, card.refused, card.cache_emptied) == (True, None, 0)
     assert card.margin == card.capacity - card.reserved == card.capacity - report.memory.reserved
-    verdict = report_as_text(report).split("\n\n")[1]
-    assert verdict.startswith("fits on Tesla T4\n")
+    verdict = report_as_text(report).split("\n\n")[0]
+    assert verdict.startswith("fits on Tesla T4 (14.563 GiB)\n")
     assert f"({card.margin:,} bytes)" in verdict
 
 

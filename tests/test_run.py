@@ -213,7 +213,7 @@ class TestFindings:
     def test_the_text_names_a_finding_once_above_its_lines(self, run: Run) -> None:
         done = run("--gpu", "h100", SCRIPTS / "fragmenting.py")
 
-        _, _, told = done.stderr.partition("what the passes found\n")
+        _, _, told = done.stderr.partition("\nfindings\n")
         name, total, line, rest, *_ = told.splitlines()
         assert name == "  fragmentation"
         assert total.startswith("    720.0 MiB")
@@ -443,7 +443,7 @@ class TestText:
         assert done.stdout == "hello\n"
         assert done.stderr.splitlines() == [
             "peak 0 B allocated (0 bytes): nothing ran on the card",
-            "     NVIDIA A100-SXM4-80GB (79.256 GiB), torch 2.13",
+            "  NVIDIA A100-SXM4-80GB (79.256 GiB), torch 2.13",
         ]
 
     def test_parts_without_lines_have_no_heading_and_lines_no_trailing_blanks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from graphmem.cli import options
-from graphmem.cli.output import keep, progress, put_result
+from graphmem.cli.output import hint_at_cards, keep, progress, put_result
 
 
 def analyze(
@@ -28,8 +28,10 @@ def analyze(
     output: options.Output = None,
     html: options.Html = None,
     save: options.Save = None,
+    verbose: options.Verbose = False,
+    brief: options.Brief = False,
 ) -> None:
-    """Say how many bytes a training step takes on a GPU, when, and who holds them.
+    """Report a training step's peak GPU memory, when it occurs and what holds it.
 
     build() returns a model with its inputs, (model, inputs, loss_fn), or a graphmem.TrainingStep.
     It runs on this machine, on tensors without data: no GPU is needed.
@@ -61,6 +63,9 @@ def analyze(
             analysis = run_analysis(target, request, report_progress)
         keep(analysis, html, save, report_progress)
     report = analysis.report
-    from graphmem.report.text import print_report
+    from graphmem.report.text import print_brief, print_report
 
-    put_result(output_format, output, report.to_json, partial(print_report, report))
+    show = print_brief if brief else partial(print_report, verbose=verbose)
+    put_result(output_format, output, report.to_json, partial(show, report))
+    if isinstance(gpu, options.AssumedCard):
+        hint_at_cards(report.runtime.title)

@@ -170,7 +170,7 @@ def _where(card: CardFit, name: str) -> str:
 
 
 def _footnotes(card: CardFit, name: str) -> Iterator[str]:
-    from graphmem.report.text import context_in_words
+    from graphmem.report.answer import context_in_words
     from graphmem.units import format_bytes
 
     yield from (f"not as expected: {each}" for each in card.surprises)

@@ -26,12 +26,55 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A keyword argument of build(); repeatable."),
 ]
+
+
+class AssumedCard(str):
+    """The name of a card that neither the command nor the project has chosen."""
+
+    __slots__ = ()
+
+
+def card(context: typer.Context, option: typer.CallbackParam, name: str) -> str:
+    """The card that was named, else that of the project, else the default, known as assumed.
+
+    A saved step has a card of its own.
+    """
+    source = context.get_parameter_source(option.name or "")
+    is_chosen = source is None or source.name != "DEFAULT"
+    if is_chosen or str(context.params.get("target", "")).endswith(RECORD):
+        return name
+    return card_of_the_project() or AssumedCard(name)
+
+
+def card_of_the_project() -> str | None:
+    """The card that `graphmem.toml` names for all targets, if there is one.
+
+    Raises:
+        InputError: the file is wrong.
+    """
+    folders = (Path.cwd(), *Path.cwd().parents)
+    if not any((folder / file).is_file() for folder in folders for file in _PROJECT_FILES):
+        return None
+    from graphmem.gate.config import find_config, load_config
+
+    try:
+        found = find_config(Path.cwd())
+    except InputError:  # a pyproject.toml that does not speak of graphmem
+        return None
+    return load_config(found).gpu
+
+
+_PROJECT_FILES = ("graphmem.toml", "pyproject.toml")
+
 GpuName = Annotated[
     str,
     typer.Option(
         "--gpu",
         metavar="NAME",
-        help="The card; `graphmem gpus` lists them, and says how to describe another.",
+        help="The card; `graphmem gpus` lists them, and says how to describe another.  "
+        f"[default: that of graphmem.toml, else {DEFAULT_GPU}]",
+        show_default=False,
+        callback=card,
     ),
 ]
 TorchVersion = Annotated[
@@ -166,7 +209,7 @@ Output = Annotated[
         "-o",
         "--output",
         metavar="FILE",
-        help="Write there, not to the terminal.",
+        help="Write the output to FILE instead of the terminal.",
         callback=writable,
     ),
 ]
@@ -191,8 +234,17 @@ Html = Annotated[
 ]
 Format = Annotated[
     Literal["text", "json"],
-    typer.Option("--format", help="For people or for machines; the figures are the same."),
+    typer.Option("--format", help="Output format."),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "-v",
+        "--verbose",
+        help="With the derivative formulas that keep tensors alive, and PyTorch's whole message.",
+    ),
+]
+Brief = Annotated[bool, typer.Option("--brief", help="Three lines: verdict, peak, place.")]
 
 DEFAULT_STEPS = 3
 DEFAULT_GPU_NAME = DEFAULT_GPU

@@ -17,7 +17,16 @@ from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, visible
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
 
-__all__ = ["console", "keep", "progress", "put", "put_result", "write_bytes", "write_text"]
+__all__ = [
+    "console",
+    "hint_at_cards",
+    "keep",
+    "progress",
+    "put",
+    "put_result",
+    "write_bytes",
+    "write_text",
+]
 
 
 def console() -> Console:
@@ -65,6 +74,13 @@ def keep(
 
         tell(f"saving the step to {record}")
         save(analysis.step, record)
+
+
+def hint_at_cards(title: str) -> None:
+    """Say on stderr that nobody has named a card."""
+    if sys.stderr.isatty():
+        hint = f"hint: for {title}; name yours with --gpu, or in graphmem.toml (`graphmem init`)"
+        Console(stderr=True, highlight=False).print(hint, style="dim", markup=False)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.output import keep, write_text
+from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.plain_text import Console
 
@@ -30,7 +31,9 @@ def run(
     ],
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ARGS]...", help="The script's own.", show_default=False),
+        typer.Argument(
+            metavar="[ARGS]...", help="Arguments passed to the script.", show_default=False
+        ),
     ] = None,
     is_module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is a module, as in `python -m package.module`.")
@@ -82,20 +85,22 @@ def run(
     output: options.Output = None,
     html: options.Html = None,
     save: options.Save = None,
+    verbose: options.Verbose = False,
+    brief: options.Brief = False,
 ) -> None:
     """Run an unmodified training script on a virtual GPU, and report its memory.
 
-    The script believes in one CUDA device of the named kind, and the CPU is real.
+    The script sees one CUDA device of the given model; CPU code runs for real.
 
     Operations on the device do no arithmetic. Questions about its memory are answered as the card
     would; what does not fit raises torch.cuda.OutOfMemoryError.
 
-    What the script computed of what it knows, such as a mask, is read as it is. Other numbers that
-    it reads off the device are assumed: 1.0 for a loss, zeros for a tensor. Each is told once on
-    stderr, and listed in the report.
+    What the script computed from what it knows, such as a mask, is read as it is. Other values read
+    back from the GPU are assumed: 1.0 for a loss, zeros for a tensor. Each assumption is printed
+    once to stderr, and listed in the report.
 
     The script's output is untouched: the report goes to stderr, or to FILE. The exit code is the
-    script's own. docs/running_scripts.md tells more.
+    script's own.
 
     Example: graphmem run --gpu a100-80gb train.py --batch_size 12
     """
@@ -142,7 +147,9 @@ def run(
         tell(ending.why)
     analysis = device.analysis()
     keep(analysis, html, save, tell)
-    _show(analysis.report, output_format, output)
+    _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
+    if isinstance(gpu, options.AssumedCard):
+        hint_at_cards(device.runtime.gpu.title)
     if ending.error is not None:
         raise ending.error
     raise typer.Exit(ending.exit_code)
@@ -153,14 +160,18 @@ def _spelled(*given: tuple[str, object]) -> list[str]:
     return [part for name, value in given if value is not None for part in (name, str(value))]
 
 
-def _show(report: Report, output_format: str, output: Path | None) -> None:
-    from graphmem.report.text import print_report, report_as_text
+def _show(
+    report: Report, output_format: str, output: Path | None, *, verbose: bool, brief: bool
+) -> None:
+    from graphmem.plain_text import plain_text
+    from graphmem.report.text import print_brief, print_report
 
+    show = partial(print_brief if brief else partial(print_report, verbose=verbose), report)
     if output is not None:
-        write_text(output, report.to_json() if output_format == "json" else report_as_text(report))
+        write_text(output, report.to_json() if output_format == "json" else plain_text(show))
     elif output_format == "json":
         typer.echo(report.to_json(), nl=False, err=True)
     else:
         stderr = Console(stderr=True, highlight=False)
         width = stderr.width if stderr.is_terminal else _WIDTH
-        print_report(report, Console(stderr=True, highlight=False, width=width))
+        show(Console(stderr=True, highlight=False, width=width))

@@ -128,7 +128,7 @@ def _table(report: RanksReport) -> Table:
 
 
 def _row(info: RankInfo) -> tuple[str, ...]:
-    from graphmem.report.text import where
+    from graphmem.report.answer import where
 
     ended = f"exit code {info.exit_code}" if info.exit_code else ""
     if info.report is None:

@@ -21,8 +21,8 @@ from graphmem.gate.blame import blame
 from graphmem.gate.config import TargetConfig
 from graphmem.gate.limits import Increase, is_below
 from graphmem.gate.lock import Entry, entry_of
-from graphmem.gate.ranges import fold, members
 from graphmem.gpus import find_gpu
+from graphmem.layer_ranges import fold, members
 from graphmem.report import Report
 from graphmem.report.schema import Holder, OnCard
 from graphmem.units import format_bytes

@@ -110,10 +110,12 @@ class Config:
     Attributes:
         path: the file.
         targets: by name, in the file's order.
+        gpu: the card that it names for all of them.
     """
 
     path: Path
     targets: Mapping[str, TargetConfig]
+    gpu: str | None = None
 
     @property
     def root(self) -> Path:
@@ -178,12 +180,13 @@ def load_config(path: Path) -> Config:
     try:
         if isinstance(defaults, dict):
             _Options.model_validate(defaults)
-            merged["targets"] = _with_defaults(table.get("targets"), defaults)
+            merged["targets"] = _with_defaults(table.get("targets", {}), defaults)
         file = _File.model_validate(merged)
     except ValidationError as error:
         in_defaults = ("defaults",) if error.title == _Options.__name__ else ()
         raise _explained(error, path.name, text, prefix, in_defaults) from error
-    return Config(path, file.targets)
+    named = "gpu" in file.defaults.model_fields_set
+    return Config(path, file.targets, file.defaults.gpu if named else None)
 
 
 def _with_defaults(targets: Any, defaults: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from graphmem.gate.blame import blame
-from graphmem.gate.ranges import fold, members
+from graphmem.layer_ranges import fold, members
 from graphmem.report import Report
 from graphmem.report.schema import Holder, Peak
 

@@ -3,7 +3,7 @@
 Clauses:
   (1) everything is sorted and nothing depends on the machine, so the same code gives the same
       bytes of text;
-  (2) a module's line stands for equal layers together (graphmem/gate/ranges.py);
+  (2) a module's line stands for equal layers together (graphmem/layer_ranges.py);
   (3) an entry changes only when its bytes change: a new torch that changes none leaves it alone.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from graphmem.errors import InputError
-from graphmem.gate.ranges import fold, unfold
+from graphmem.layer_ranges import fold, unfold
 from graphmem.report import Report
 
 FILE = "graphmem.lock"

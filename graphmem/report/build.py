@@ -43,6 +43,8 @@ from graphmem.version import __version__
 ROUNDING = "rounding"
 OUTSIDE = "(outside any module)"
 TIMELINE_PARTS = 72
+URGENT = ("out of memory", "memory that grows", "fragmentation")
+"""Findings that stand before the others, in this order."""
 
 
 def build_report(
@@ -93,10 +95,15 @@ def build_report(
         ],
         findings=[
             Findings(name, lines)
-            for name, annotation in sorted(annotations.items())
+            for name, annotation in sorted(annotations.items(), key=_urgency)
             if isinstance(annotation, HasReportLines) and (lines := list(annotation.report_lines()))
         ],
     )
+
+
+def _urgency(item: tuple[str, object]) -> tuple[int, str]:
+    name, _ = item
+    return URGENT.index(name) if name in URGENT else len(URGENT), name
 
 
 def _highest_of_parts(timeline: Timeline) -> list[int]:

@@ -248,6 +248,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         worst_routing_peak: the peak where all tokens go to the same experts, but one for each of
             the others; None where no size hangs on routing, or where it was not asked.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
+        ran: of a program that ran by itself, how it fared on its card; `memory` is None then.
     """
 
     schema: str = SCHEMA
@@ -265,6 +266,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[int] = []
     findings: list[Findings] = []
     worst_routing_peak: int | None = None
+    ran: OnCard | None = None
+
+    @property
+    def on_card(self) -> OnCard | None:
+        """The verdict, of a trace or of a program that ran; None in reports of older versions."""
+        return self.memory.on_card if self.memory is not None else self.ran
 
     def to_json(self) -> str:
         """The report as indented JSON."""

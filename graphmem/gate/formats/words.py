@@ -5,8 +5,8 @@ from __future__ import annotations
 from graphmem.gate.check import Check, Result
 from graphmem.gate.compare import Cause, Finding
 from graphmem.gate.lock import Entry
+from graphmem.report.answer import where
 from graphmem.report.schema import OnCard
-from graphmem.report.text import where
 from graphmem.units import format_bytes, format_exact
 
 

@@ -1,0 +1,156 @@
+"""The first lines of a report: does it fit, what ran out and where, the peak, what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.padding import Padding
+from rich.text import Text
+
+from graphmem.report.schema import OnCard, Peak, Refusal, Report
+from graphmem.units import format_bytes, format_exact
+
+INDENT = 2
+
+
+def indented(line: str | Text, by: int = INDENT) -> Padding:
+    """A line that keeps its indent where it is broken."""
+    return Padding(line if isinstance(line, Text) else Text(line), (0, 0, 0, by))
+
+
+def was_used(report: Report) -> bool:
+    """Whether anything ran on the card or took memory there."""
+    return bool(report.peak.allocated or report.operations or report.steps)
+
+
+def verdict(report: Report, *, verbose: bool = False) -> Iterator[Text | Padding]:
+    """Whether it fits on the card; where it does not, what ran out."""
+    card = report.on_card
+    if card is None:
+        return
+    if card.refused is None:
+        yield from _fits(report, card)
+    else:
+        yield from _does_not_fit(report, card, card.refused, verbose=verbose)
+    yield Text()
+
+
+def headline(report: Report) -> Text:
+    """The verdict in a line."""
+    card = report.on_card
+    assert card is not None
+    title = f"{report.runtime.title} ({format_bytes(report.runtime.memory)})"
+    doubt = ", but within the uncertainty of the card's room" if card.within_estimate else ""
+    if card.refused is None:
+        return Text.assemble((f"fits on {title}", "bold green"), doubt)
+    return Text.assemble((f"does NOT fit on {title}: out of memory", "bold red"), doubt)
+
+
+def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
+    yield headline(report)
+    yield indented(
+        f"{format_bytes(card.margin)} to spare ({format_exact(card.margin)}), after "
+        f"{format_bytes(card.reserved)} reserved and {_context(card)}"
+    )
+    if card.cache_emptied:
+        yield indented(f"only because PyTorch flushed its cache {_times(card)} (slow)")
+    yield from _without(card)
+
+
+def _does_not_fit(
+    report: Report, card: OnCard, refused: Refusal, *, verbose: bool
+) -> Iterator[Text | Padding]:
+    yield headline(report)
+    yield indented(where(refused))
+    after = ", even after PyTorch flushed its cache" if card.cache_emptied else ""
+    yield indented(
+        f"{format_bytes(refused.requested)} requested ({format_exact(refused.requested)}), "
+        f"{format_bytes(refused.free)} free{after}"
+    )
+    yield indented(f"{format_bytes(refused.allocated)} allocated, beside {_context(card)}")
+    yield from _without(card)
+    message = refused.message if verbose else ". ".join(refused.message.split(". ")[:2]) + "."
+    yield indented(Text(message, style="red"))
+
+
+def _times(card: OnCard) -> str:
+    return "once" if card.cache_emptied == 1 else f"{card.cache_emptied} times"
+
+
+def _without(card: OnCard) -> Iterator[Padding]:
+    if card.did_without:
+        yield indented(
+            f"{card.did_without} of cuDNN's workspaces were refused: it takes another plan, which "
+            "is not known"
+        )
+
+
+def _context(card: OnCard) -> str:
+    context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
+    drivers = (("take", card.memory_spread), ("free", card.memory_surplus))
+    parts = [f"some drivers {verb} another {format_bytes(n)}" for verb, n in drivers if n]
+    return f"{context} ({'; '.join(parts)})" if parts else context
+
+
+def context_in_words(estimate: int, less: int, more: int) -> str:
+    """An estimate of the CUDA context with its bounds."""
+    if less == more:
+        return f"{format_bytes(estimate)} ± {format_bytes(more)} of CUDA context"
+    bounds = f"{format_bytes(estimate - less)} to {format_bytes(estimate + more)} were seen"
+    return f"{format_bytes(estimate)} of CUDA context ({bounds})"
+
+
+def peak(report: Report) -> Iterator[Text | Padding]:
+    """The most that is allocated, when, where, and how much of the card that is."""
+    found, runtime = report.peak, report.runtime
+    card = report.on_card
+    wanted = report.memory is not None and card is not None and not card.fits
+    yield Text.assemble(
+        (f"peak {format_bytes(found.allocated)} allocated", "bold"),
+        f" ({format_exact(found.allocated)})",
+        ", on a card large enough" if wanted else "",
+    )
+    yield indented(where(found))
+    share = 100 * found.allocated / runtime.memory
+    yield indented(
+        Text(
+            f"{share:.1f} % of {runtime.title} ({format_bytes(runtime.memory)}), "
+            f"torch {runtime.torch}",
+            style="dim",
+        )
+    )
+    worst = report.worst_routing_peak
+    if worst is not None:
+        yield indented(
+            f"with tokens spread over experts as assumed below; {format_bytes(worst)} "
+            f"({format_exact(worst)}) if all go to the same experts, but one for each of the others"
+        )
+    yield Text()
+
+
+def where(place: Peak | Refusal) -> str:
+    """The moment and the place in words."""
+    parts = (
+        f"in the {place.phase} phase of step {place.step}" if place.step >= 0 else "before step 0",
+        f"at {place.op.removesuffix('.default')}" if place.op else "",
+        f"in {place.module}" if place.module else "",
+        f"({place.source})" if place.source else "",
+    )
+    return " ".join(part for part in parts if part)
+
+
+def brief(report: Report) -> Iterator[Text]:
+    """Three lines: the verdict, the peak, its place."""
+    card = report.on_card
+    if card is None:
+        yield Text(f"on {report.runtime.title} ({format_bytes(report.runtime.memory)})")
+    elif card.refused is None:
+        yield headline(report) + Text(f": {format_bytes(card.margin)} to spare")
+    else:
+        yield headline(report) + Text(f" {where(card.refused)}")
+    found = report.peak
+    yield Text(
+        f"peak {format_bytes(found.allocated)} allocated ({format_exact(found.allocated)}), "
+        f"{format_bytes(found.reserved)} reserved"
+    )
+    yield Text(where(found) if was_used(report) else "nothing ran on the card")

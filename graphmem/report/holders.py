@@ -1,0 +1,101 @@
+"""The holders of a report for people: equal layers as one, and reasons without formulas.
+
+Holders fold into one line where they have the same size, dtype, shape, category and source line,
+and their modules and reasons differ in numbers only: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from graphmem.graph import OwnerKind
+from graphmem.layer_ranges import fold
+from graphmem.report.schema import Holder
+
+_NUMBER = re.compile(r"(?<![\w-])\d+(?=\.|$)|(?<=\.)\d+(?=\.|\b)")
+_SAVED = "saved for the backward pass by "
+_VARIABLE = re.compile(r"; held by the variable .*$")
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True)
+class Group:
+    """Holders that are the same but for the layer.
+
+    Attributes:
+        holders: at least one, in the order of the report.
+        modules: their modules, folded; "" outside any.
+        reason: why they are alive, folded.
+    """
+
+    holders: Sequence[Holder]
+    modules: str
+    reason: str
+
+    @property
+    def first(self) -> Holder:
+        """One of them."""
+        return self.holders[0]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return sum(holder.bytes for holder in self.holders)
+
+
+def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[Group]:
+    """Holders as groups, the largest first.
+
+    Args:
+        holders: what was alive.
+        verbose: keep the derivative formulas in the reasons.
+    """
+    alike: dict[tuple[object, ...], list[Holder]] = defaultdict(list)
+    for holder in holders:
+        alike[_key(holder, verbose=verbose)].append(holder)
+    groups = [
+        Group(
+            found,
+            _folded(holder.module for holder in found),
+            _folded(reason_of(holder, verbose=verbose) for holder in found),
+        )
+        for found in alike.values()
+    ]
+    return sorted(groups, key=lambda group: -group.bytes)
+
+
+def reason_of(holder: Holder, *, verbose: bool = False) -> str:
+    """Why a holder is alive; of what is saved, the nodes, and if verbose their formulas."""
+    before, saved, after = holder.reason.partition(_SAVED)
+    if verbose or not saved:
+        return holder.reason
+    nodes = [each.name for each in holder.owners if each.kind == OwnerKind.SAVED_TENSOR]
+    nodes = list(dict.fromkeys(name for name in nodes if name))
+    if not nodes:
+        return holder.reason
+    more = f" and {len(nodes) - _MOST_NAMES} more" if len(nodes) > _MOST_NAMES else ""
+    variable = _VARIABLE.search(after)
+    names = " and ".join(nodes[:_MOST_NAMES]) if not more else ", ".join(nodes[:_MOST_NAMES])
+    return f"{before}{saved}{names}{more}{variable[0] if variable else ''}"
+
+
+def _key(holder: Holder, *, verbose: bool) -> tuple[object, ...]:
+    return (
+        holder.bytes,
+        holder.dtype,
+        tuple(holder.shape),
+        holder.category,
+        holder.source,
+        _NUMBER.sub("*", holder.module),
+        _NUMBER.sub("*", reason_of(holder, verbose=verbose)),
+    )
+
+
+def _folded(names: Iterable[str]) -> str:
+    """Names that differ in numbers only, as one; where that fails, the first and how many more."""
+    folded = list(fold(dict.fromkeys(names, 0)))
+    more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
+    return folded[0] + more

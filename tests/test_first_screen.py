@@ -1,0 +1,149 @@
+"""What a person sees first of `graphmem analyze`: the answer, then who holds the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GIB = 2**30
+
+LAYERS = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.sin(self.up(x))
+
+
+class Model(nn.Module):
+    def __init__(self, layers, width):
+        super().__init__()
+        self.h = nn.Sequential(*[Layer(width) for _ in range(layers)])
+
+    def forward(self, x):
+        return self.h(x)
+
+
+def build(layers: int = 4, width: int = 1024, batch: int = 65536):
+    return Model(layers, width), torch.randn(batch, width), lambda y: y.square().mean()
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Layers of which each saves 256 MiB, its input; in a folder without a configuration."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(LAYERS)
+    return "model.py:build"
+
+
+def test_the_verdict_stands_before_the_peak(target: str, run_graphmem: Callable[..., Any]) -> None:
+    done = run_graphmem("analyze", target, "--gpu", "t4", "--steps", "1")
+
+    verdict, peak, *_ = done.stdout.split("\n\n")
+    assert verdict.startswith("fits on Tesla T4 (14.563 GiB)\n")
+    assert " to spare (" in verdict
+    assert peak.startswith("peak ")
+
+
+def test_what_ran_out_stands_in_the_first_lines(
+    target: str, run_graphmem: Callable[..., Any]
+) -> None:
+    """16 layers of 1 GiB each, on a card of 14.6 GiB."""
+    done = run_graphmem(
+        "analyze", target, "--gpu", "t4", "--steps", "1",
+        "--set", "layers=16", "--set", "batch=262144",
+    )  # fmt: skip
+
+    verdict, place, *_ = done.stdout.splitlines()
+    assert verdict == "does NOT fit on Tesla T4 (14.563 GiB): out of memory"
+    assert place.startswith("  in the forward phase of step 0 at aten.")
+    assert "(model.py:" in place
+    assert done.exit_code == 0
+
+
+def test_equal_layers_are_one_line(target: str, run_graphmem: Callable[..., Any]) -> None:
+    """Each of 4 layers saves its product, 65536 x 1024 floats, for the derivative of the sine."""
+    done = run_graphmem("analyze", target, "--steps", "1")
+
+    assert "  h.[0-3].up, 4 x 256.0 MiB, float32 [65536 x 1024] (model.py:12)\n" in done.stdout
+
+
+def test_formulas_of_derivatives_are_for_those_who_ask(
+    target: str, run_graphmem: Callable[..., Any]
+) -> None:
+    formula = "self: grad * self.cos().conj()"  # of sin, derivatives.yaml
+
+    plain = run_graphmem("analyze", target, "--steps", "1").stdout
+    verbose = run_graphmem("analyze", target, "--steps", "1", "--verbose").stdout
+
+    assert "saved for the backward pass by SinBackward0.self" in plain
+    assert formula not in " ".join(plain.split())
+    assert formula in " ".join(verbose.split())
+
+
+def test_a_brief_report_has_three_lines(target: str, run_graphmem: Callable[..., Any]) -> None:
+    done = run_graphmem("analyze", target, "--gpu", "t4", "--steps", "1", "--brief")
+
+    verdict, peak, place = done.stdout.splitlines()
+    assert verdict.startswith("fits on Tesla T4 (14.563 GiB): ")
+    assert peak.startswith("peak ")
+    assert place.startswith("in the ")
+
+
+@pytest.mark.parametrize("width", ["80", "200"])
+def test_no_line_is_wider_than_the_terminal(
+    target: str, run_graphmem: Callable[..., Any], width: str, tmp_path: Path
+) -> None:
+    from graphmem.plain_text import plain_text
+    from graphmem.report import Report
+    from graphmem.report.text import print_report
+
+    done = run_graphmem("analyze", target, "--steps", "2", "--format", "json")
+    report = Report.from_json(done.stdout)
+    lines = plain_text(lambda console: print_report(report, console), int(width)).splitlines()
+
+    assert max(map(len, lines)) <= int(width)
+    [drawn] = [line for line in lines if "█" in line and "▁" in line]
+    assert len(drawn.strip()) == len(report.timeline)  # whole, on a line of its own
+
+
+class TestTheCard:
+    """Where nobody names a card."""
+
+    def test_it_is_that_of_the_project(
+        self, target: str, run_graphmem: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        (tmp_path / "graphmem.toml").write_text('[defaults]\ngpu = "t4"\n')
+
+        done = run_graphmem("analyze", target, "--steps", "1", "--brief")
+
+        assert done.stdout.startswith("fits on Tesla T4 ")
+
+    def test_a_named_card_goes_before_that_of_the_project(
+        self, target: str, run_graphmem: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        (tmp_path / "graphmem.toml").write_text('[defaults]\ngpu = "t4"\n')
+
+        done = run_graphmem("analyze", target, "--steps", "1", "--brief", "--gpu", "v100-16gb")
+
+        assert "V100" in done.stdout.splitlines()[0]
+
+    def test_a_file_that_is_wrong_is_told_with_its_line(
+        self, target: str, run_graphmem: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        (tmp_path / "graphmem.toml").write_text('[defaults]\ngpu = "t5"\n')
+
+        done = run_graphmem("analyze", target, "--steps", "1")
+
+        assert done.exit_code == 2
+        assert done.stderr.startswith("error: graphmem.toml:2: ")
