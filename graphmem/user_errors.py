@@ -22,6 +22,7 @@ _FIRST_SENTENCE = re.compile(
     r"(Could not run '[^']*' with arguments from the '\w*' backend\.).*", re.DOTALL
 )
 _PLACE = "_graphmem_place"
+_HINT = "_graphmem_hint"
 
 
 @contextmanager
@@ -82,6 +83,12 @@ def note_place(error: BaseException, place: object) -> None:
     """Say where an error belongs that the user's frames are not there to tell of."""
     if place and not hasattr(error, _PLACE):
         setattr(error, _PLACE, str(place))
+
+
+def note_hint(error: BaseException, hint: str) -> None:
+    """Say what may have caused an error that the user cannot see."""
+    if hint and not hasattr(error, _HINT):
+        setattr(error, _HINT, hint)
 
 
 def place_of(error: BaseException) -> str:
@@ -176,4 +183,5 @@ def _how_to_get(module: str) -> str | None:
 def _hint_for(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and "relative import" in str(error):
         return "a file with relative imports is named as its package does: package.module:build"
-    return None
+    hint: str | None = getattr(error, _HINT, None)
+    return hint

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from graphmem.trace import detectors
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
@@ -59,10 +61,11 @@ class AssumedValues:
         self._outputs: dict[Call, list[tuple[int, torch.Tensor]]] = {}
         self._numbers: dict[Call, Any] = {}
         self._selecting: set[Call] = set()
+        self._given: list[torch.Tensor | None] = []
         self._call: Call | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._outputs or self._numbers or self._selecting)
+        return bool(self._outputs or self._numbers or self._selecting or self._given)
 
     # Of the trace -------------------------------------------------------------------------------
 
@@ -78,6 +81,7 @@ class AssumedValues:
             (Reads, "scalar", self._reading(Reads.scalar)),
             (Reads, "count", self._counting(Reads.count)),
             (KnownValues, "_run", self._drawing(KnownValues._run)),
+            (KnownValues, "assume", self._giving(KnownValues.assume)),
         ]
         with replaced(replacements):
             yield
@@ -131,6 +135,16 @@ class AssumedValues:
 
         return draw
 
+    def _giving(self, assume: Function) -> Function:
+        """What is assumed of a library's function, not of an operation."""
+
+        def give(known: KnownValues, tensor: Any, values: Any, rule: Any) -> None:
+            if self._call is None:
+                self._given.append(values if known.of(tensor) is None else None)
+            assume(known, tensor, values, rule)
+
+        return give
+
     def _keep(self, result: Any, outputs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         if self._call is None:
             return
@@ -144,12 +158,29 @@ class AssumedValues:
 
     # Of the real run ----------------------------------------------------------------------------
 
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Libraries' functions return what was assumed of them, that a real run calls meanwhile."""
+        kept = iter(self._given)
+
+        def give(tensor: torch.Tensor, values: torch.Tensor, rule: Any) -> None:
+            told = next(kept, None)
+            if told is not None:
+                with torch._C._DisableTorchDispatch():
+                    tensor.copy_(told)
+
+        reads: Any = SimpleNamespace(known=SimpleNamespace(assume=give))
+        with replaced(detectors.replacements(reads)):
+            yield
+
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation of the real run returns."""
         func = call[1]
         if call in self._numbers:
             return self._numbers[call]
         if call in self._selecting:
+            if str(func) in _KEEPING_ALL:
+                return _KEEPING_ALL[str(func)](args, kwargs)
             args = tuple(map(_all_true, args))
         result = func(*args, **kwargs)
         for place, values in self._outputs.get(call, ()):
@@ -169,9 +200,26 @@ def _begun(begin: Function, calls: Calls) -> Function:
     return begin_and_number
 
 
+def _all_distinct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """`_unique2` of values that are all distinct."""
+    values = args[0]
+    many = values.numel()
+    returns_inverse = args[2] if len(args) > 2 else kwargs.get("return_inverse", False)
+    returns_counts = args[3] if len(args) > 3 else kwargs.get("return_counts", False)
+    inverse = torch.arange(many).view(values.shape) if returns_inverse else torch.empty(0).long()
+    counts = torch.ones(many if returns_counts else 0, dtype=torch.int64)
+    return values.reshape(-1).clone(), inverse, counts
+
+
 def _all_true(arg: Any) -> Any:
     """Masks that select everything, in place of an operation's own."""
     if isinstance(arg, (list, tuple)):
         return type(arg)(map(_all_true, arg))
     is_mask = isinstance(arg, torch.Tensor) and arg.dtype in (torch.bool, torch.uint8)
     return torch.ones_like(arg) if is_mask else arg
+
+
+_KEEPING_ALL: dict[str, Function] = {
+    "aten._unique2.default": _all_distinct,
+    "torchvision.nms.default": lambda args, kwargs: torch.arange(args[0].shape[0]),
+}

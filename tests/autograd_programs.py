@@ -887,6 +887,13 @@ def normalised_across(first: nn.Linear, second: nn.Linear) -> None:
 
 
 @program
+def normalised_before_any_weight(first: nn.Linear, second: nn.Linear) -> None:
+    """Nobody wants the gradient of the batch norm's input."""
+    norm = nn.BatchNorm1d(SIZE)
+    second(norm(cube().mT).mT).square().sum().backward()
+
+
+@program
 def views_with_a_dimension_of_one(first: nn.Linear, second: nn.Linear) -> None:
     x = first(torch.randn(4, 1, SIZE)).unflatten(2, (4, 2)).transpose(1, 2)
     y = x.reshape(1, 4, 4, 2).transpose(0, 1).reshape(16, 1, 2)

@@ -191,7 +191,8 @@ def run(build: Build, options: Options, assumed: AssumedValues | None = None) ->
         options: of the trace that it is compared with.
         assumed: what that trace assumed of values, which the run goes by as well.
     """
-    with comparable(), RealRun(assumed) as mode:
+    given = (assumed or AssumedValues()).given()
+    with comparable(), given, RealRun(assumed) as mode:
         iterate = _iterate_of(build(), mode, options)
         with mock.patch.object(torch, "clear_autocast_cache", mode.clear_autocast_cache):
             for mode.step in range(options.steps):

@@ -13,6 +13,8 @@ from graphmem.passes.kernel_memory import find_kernel_memory
 from graphmem.runtime import Runtime
 from graphmem.trace import Options, trace
 from graphmem.training_step import TrainingStep
+from tests import oracle
+from tests.assumed_values import AssumedValues
 from tests.kernel_calls import readable
 
 torchvision = pytest.importorskip("torchvision")
@@ -89,6 +91,44 @@ def test_a_box_head_gets_the_boxes_that_are_sampled() -> None:
 
     assert heads[0].outputs[0].shape[0] == BATCH * SAMPLED
     assert any("boxes match a target" in each.what for each in graph.assumptions)
+
+
+def fasterrcnn() -> Any:
+    return detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=3, min_size=SIZE, max_size=SIZE
+    )
+
+
+@pytest.mark.parametrize("make", [retinanet, fasterrcnn])
+def test_a_detector_agrees_with_a_real_step_that_matches_the_same_boxes(make: Any) -> None:
+    def build() -> TrainingStep:
+        torch.manual_seed(0)
+        step = TrainingStep(make(), inputs(), lambda losses: sum(losses.values()))
+        step.optimizer = torch.optim.SGD
+        return step
+
+    options = Options(steps=1, keep_grads=True, subclass_like=True)
+    assumed = AssumedValues()
+    with assumed.kept():
+        events = oracle.traced_events(build, options)
+
+    oracle.assert_agree(oracle.run(build, options, assumed), events)
+
+
+def test_batched_nms_asks_each_level_once() -> None:
+    """Levels of boxes that a mask keeps stay known: `nms` runs once a level, not once a box."""
+
+    def step() -> torch.Tensor:
+        scores = torch.nn.Linear(4, 3000, device="cuda")(torch.ones(4, device="cuda"))
+        boxes = scores.detach()[:, None].expand(3000, 4).contiguous()
+        levels = torch.arange(3000, device="cuda") // 1000
+        kept = torch.where(scores > 0.5)[0]
+        return torchvision.ops.boxes._batched_nms_vanilla(
+            boxes[kept], scores[kept], levels[kept], 0.5
+        )
+
+    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=Options(steps=1))
+    assert [op.target for op in graph.ops].count("torchvision.nms.default") == 3
 
 
 def test_nms_keeps_one_of_two_boxes_at_the_same_place() -> None:

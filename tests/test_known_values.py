@@ -110,13 +110,84 @@ def of_saved_masks(device: torch.device) -> Any:
     return seen
 
 
+def of_saved_columns(device: torch.device) -> Any:
+    """The gradient of what a column of a mask selects has as many rows: an expert's tokens."""
+    chosen = F.one_hot(torch.tensor([0, 1, 1, 2], device=device)).bool()
+    rows = torch.ones(4, 3, device=device, requires_grad=True)
+    out, shapes = torch.zeros(4, 3, device=device), []
+    for expert in range(3):
+        found = rows[chosen[:, expert]] * 2
+        found.register_hook(lambda grad: shapes.append(list(grad.shape)))
+        out[chosen[:, expert]] = found
+    out.sum().backward()
+    return shapes
+
+
 @pytest.mark.parametrize(
-    "program", [of_masks, of_views, of_writes, of_sizes, of_copies, of_saved_masks]
+    "program",
+    [of_masks, of_views, of_writes, of_sizes, of_copies, of_saved_masks, of_saved_columns],
 )
 def test_what_a_program_made_itself_it_reads_as_on_a_card(program: Program) -> None:
     read, graph = on_card(program)
     assert read == program(torch.device("cpu"))
     assert not graph.assumptions
+
+
+def test_both_coordinates_that_a_known_mask_selects_are_known() -> None:
+    def program(device: torch.device) -> Any:
+        mask = torch.tensor([[True, False], [False, True]], device=device)
+        table = torch.tensor([[1, 2], [3, 4]], device=device)
+        table[mask] = torch.tensor([5, 6], device=device)
+        return table.tolist()
+
+    assert on_card(program)[0] == program(torch.device("cpu")) == [[5, 2], [3, 6]]
+
+
+def test_what_a_mask_selects_is_spread_evenly() -> None:
+    def program(device: torch.device) -> Any:
+        scores = torch.nn.Linear(1, 8, device=device).weight.flatten()
+        levels = torch.arange(8, device=device) // 2
+        return levels[scores > 0].unique().tolist()
+
+    read, graph = on_card(program)
+    assert read == [0, 1, 2, 3]
+    assert {each.what for each in graph.assumptions} >= {"which elements a mask selects"}
+
+
+ROOM = {
+    "unique": (lambda x: x.unique(return_counts=True), [8 * 100, 8 * 100]),
+    "unique_consecutive": (lambda x: x.unique_consecutive(return_counts=True), [8 * 100, 8 * 100]),
+    "unique of truth values": (lambda x: (x > 1).unique(), [1 * 2, 8 * 2]),
+}
+
+
+@pytest.mark.parametrize("name", ROOM)
+def test_distinct_values_keep_the_room_that_all_would_need(name: str) -> None:
+    """`resize_` of `compute_unique` (native/cuda/UniqueCub.cu) keeps the storage."""
+    find, nbytes = ROOM[name]
+    _, graph = on_card(lambda device: find(torch.arange(100, device=device) // 50))
+    (op,) = [each for each in graph.ops if "unique" in each.target]
+
+    assert [graph.storages[born].nbytes for born in op.births] == nbytes
+
+
+def test_a_number_that_was_taken_is_named_where_the_step_fails_by_it(tmp_path: Path) -> None:
+    target = tmp_path / "model.py"
+    target.write_text(
+        "import torch\nfrom graphmem import TrainingStep\n"
+        "def step():\n"
+        "    x = torch.nn.Linear(4, 4, device='cuda')(torch.ones(4, device='cuda'))\n"
+        "    length = x.sum().long().max().item()\n"
+        "    return 7 // length\n"
+        "def build():\n    return TrainingStep(step=step)\n"
+    )
+    with pytest.raises(InputError, match="ZeroDivisionError") as raised:
+        graphmem.analyze(f"{target}:build")
+    assert raised.value.hint is not None
+    assert "model.py:5 was taken as 0" in raised.value.hint
+    assert "--assume" in raised.value.hint
+
+    assert graphmem.analyze(f"{target}:build", assume=[f"{target}:5=3"]).operations
 
 
 def test_what_is_written_with_unknown_numbers_is_forgotten() -> None:

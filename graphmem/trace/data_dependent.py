@@ -1,46 +1,28 @@
-"""Operations whose results have sizes, or are answers, that depend on data.
+"""Operations that ask for data.
 
-Where the values that decide are known, or assumed by a rule, they decide here as well. Else
-
-(1) a mask selects all elements, or the share that `--assume` says; distinct values are as many;
-(2) `bincount` fills `minlength` bins;
-(3) `repeat_interleave` repeats each element once, unless `output_size` says more;
-(4) `equal` and `allclose` compare on the device, and what comes of it is read as any other value.
+(1) What is read off the device is answered by `reads`; so is what is copied to the host.
+(2) `equal` and `allclose` compare on the device, and what comes of it is read as any other value.
+(3) An index that is a mask becomes the positions that it selects (`sizes_by_data`).
+(4) Lengths of sequences are as they are known, or the longest that there may be.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
 )
 
 from graphmem.trace.composites import run_in_parts
 from graphmem.trace.dispatch import tensors_of
-from graphmem.trace.formulas_by_data import SELECTS_NOTHING
-from graphmem.trace.sparse_tensors import SparseMode
-from graphmem.values.limits import is_carried
-from graphmem.virtual_gpu.notes import NOTHING
+from graphmem.trace.sizes_by_data import SizesByDataMode
 from graphmem.virtual_gpu.operators import KERNELS
 from graphmem.virtual_gpu.operators.lengths import lengths_on_host
 
 aten = torch.ops.aten
-
-_SIZED_BY_DATA = (
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten._unique2.default,
-    aten.unique_dim.default,
-    aten.unique_consecutive.default,
-    aten.bincount.default,
-    aten.repeat_interleave.Tensor,
-)
 
 _AT_INDICES = frozenset(
     {
@@ -54,22 +36,12 @@ _AT_INDICES = frozenset(
 _WRITES = frozenset({aten.index_put_.default, aten._index_put_impl_.default})
 
 
-class DataDependentMode(SparseMode):
+class DataDependentMode(SizesByDataMode):
     """A trace that goes on where a real run would ask for data."""
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
-        bounded = {
-            aten.nonzero.default: self._nonzero,
-            aten.masked_select.default: self._masked_select,
-            aten._unique2.default: self._unique,
-            aten.unique_consecutive.default: self._unique,
-            aten.bincount.default: self._bincount,
-            aten.repeat_interleave.Tensor: self._repeat,
-        }
-        self._bounded: dict[Any, Any] = bounded
         self._special |= {
-            **dict.fromkeys(_SIZED_BY_DATA, self._sized_by_data),
             aten._local_scalar_dense.default: self._read_scalar,
             aten.equal.default: self._equal,
             aten.allclose.default: self._allclose,
@@ -143,119 +115,6 @@ class DataDependentMode(SparseMode):
         with self:
             return _all_of(run_in_parts(aten.isclose.default, args, kwargs))
 
-    # Sizes --------------------------------------------------------------------------------------
-
-    def _sized_by_data(
-        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A result whose size its operands' values decide."""
-        if self._stays_real(func, args, kwargs):
-            return self._run_real(func, args, kwargs)
-        if kwargs.get("output_size") is not None:
-            return self._run(func, types, args, kwargs)
-        result = self._by_values(func, args, kwargs)
-        if result is not None:
-            return result
-        bounded = self._bounded.get(func)
-        if bounded is None:
-            return self._run(func, types, args, kwargs)
-        return bounded(func, args, kwargs)
-
-    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation returns on known operands, without data; None: they are not known."""
-        computed = self.reads.known.compute(func, args, kwargs)
-        if computed is None:
-            return None
-        real, basis = computed
-        like = next(each for each in tensors_of(args) if isinstance(each, FakeTensor))
-        tick = self._recorder.begin_op()
-        several = isinstance(real, (tuple, list))
-        values = list(real) if several else [real]
-        made = [self._new_empty(each.shape, like, each.dtype) for each in values]
-        result = tuple(made) if several else made[0]
-        self.reads.use(basis)
-        self._record(func, args, kwargs, result, tick)
-        for tensor, value in zip(made, values, strict=True):
-            if value.numel() and is_carried(value.dtype, value.numel()):
-                self.reads.known.note(tensor, value, basis)
-        return result
-
-    def _dynamic(self, error: Exception, func: Any, args: Any, kwargs: Any) -> Any:
-        """Go on by known values where PyTorch's own fake rules cannot."""
-        if not isinstance(error, (DynamicOutputShapeException, DataDependentOutputException)):
-            return None
-        return self._by_values(func, args, kwargs)
-
-    def _nonzero(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        tensor = args[0]
-        shape = self._count_true(tensor), tensor.dim()
-        return self._record_made(func, args, kwargs, self._new_empty(shape, tensor, torch.int64))
-
-    def _nms(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """`torchvision.ops.nms`: the indices of the boxes that are kept."""
-        boxes = args[0]
-        shape = (self.reads.count("how many boxes nms keeps", boxes.shape[0]),)
-        return self._record_made(func, args, kwargs, self._new_empty(shape, boxes, torch.int64))
-
-    def follow_nms(self) -> None:
-        """The program has loaded torchvision's operators."""
-        nms = torch.ops.torchvision.nms.default
-        self._bounded[nms] = self._nms
-        self._special[nms] = self._sized_by_data
-
-    def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        tensor, mask = args
-        if not isinstance(tensor, FakeTensor):  # of the host, with a mask of the card's
-            tensor = mask
-        shape = torch.broadcast_shapes(args[0].shape, mask.shape)
-        count = self._count_true(mask.expand(shape), math.prod(shape))
-        return self._record_made(
-            func, args, kwargs, self._new_empty((count,), tensor, args[0].dtype)
-        )
-
-    def _unique(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Distinct values, where each came from, and how often each is there."""
-        tensor = args[0]
-        if self._argument(func, args, kwargs, "dim") is not None:
-            return self._run(func, (), args, kwargs)
-        count = self.reads.count("how many distinct values there are", tensor.numel())
-        inverse = tensor.shape if self._argument(func, args, kwargs, "return_inverse") else (0,)
-        counts = (count,) if self._argument(func, args, kwargs, "return_counts") else (0,)
-        made = (
-            self._new_empty((count,), tensor, tensor.dtype),
-            self._new_empty(inverse, tensor, torch.int64),
-            self._new_empty(counts, tensor, torch.int64),
-        )
-        return self._record_made(func, args, kwargs, made)
-
-    def _bincount(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """One bin for each value up to the largest, and at least as many as are asked for."""
-        tensor = args[0]
-        bins = max(1, self._argument(func, args, kwargs, "minlength"))
-        weights = self._argument(func, args, kwargs, "weights")
-        dtype = torch.int64 if weights is None else torch.float64
-        if weights is not None and weights.dtype == torch.float32:
-            dtype = torch.float32
-        self._recorder.assume(
-            "how many bins bincount fills",
-            f"{bins:,}, which is minlength",
-            "the largest value depends on data",
-            self._location.place(),
-        )
-        return self._record_made(func, args, kwargs, self._new_empty((bins,), tensor, dtype))
-
-    def _repeat(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """As many elements as the numbers of repetitions sum to."""
-        tensor = args[0]
-        self._recorder.assume(
-            "how often repeat_interleave repeats",
-            "once each",
-            "the numbers depend on data; output_size= says their sum",
-            self._location.place(),
-        )
-        made = self._new_empty(tensor.shape, tensor, tensor.dtype)
-        return self._record_made(func, args, kwargs, made)
-
     def _at_positions(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Indices without masks, each of which is replaced by the positions that it selects.
 
@@ -272,20 +131,6 @@ class DataDependentMode(SparseMode):
             else:
                 positions.append(index)
         return tensor, positions, *rest
-
-    def _positions(self, mask: torch.Tensor, like: FakeTensor) -> list[torch.Tensor]:
-        """Where a mask selects, by dimension: as it is known, or assumed."""
-        count = self._count_true(mask)
-        found = self._new_empty((mask.dim(), count), like, torch.int64)
-        if isinstance(mask, FakeTensor) and mask.fake_device.type != "cpu":
-            self._record_made(aten.nonzero.default, (mask,), {}, found)
-        made = list(found.unbind(0))
-        computed = self.reads.known.compute(aten.nonzero.default, (mask,), {})
-        if computed is not None:
-            real, basis = computed
-            for position, values in zip(made, real.unbind(1), strict=True):
-                self.reads.known.note(position, values, basis)
-        return made
 
     def _fake_among(self, *tensors: Any) -> FakeTensor:
         """The first that has no data, which says where a result is made."""
@@ -330,38 +175,9 @@ class DataDependentMode(SparseMode):
         )
         return [bound] * tensor.numel()
 
-    def _count_true(self, mask: torch.Tensor, numel: int | None = None) -> int:
-        """How many elements a mask selects."""
-        if getattr(mask, SELECTS_NOTHING, NOTHING).value:
-            return 0
-        known = self.reads.known.of(mask)
-        if known is None:
-            many = mask.numel() if numel is None else numel
-            return self.reads.count("how many elements a mask selects", many)
-        self.reads.use(known.basis)
-        return _count(known.tensor)
-
     def _count(self, what: str, numel: int) -> int:
         """How many of `numel` elements are in a result whose size depends on data."""
         return self.reads.count(what, numel)
-
-    def _argument(self, func: Any, args: tuple[Any, ...], kwargs: Any, name: str) -> Any:
-        for position, argument in enumerate(func._schema.arguments):
-            if argument.name == name:
-                given = args[position] if position < len(args) else argument.default_value
-                return kwargs.get(name, given)
-        return None
-
-
-def _count(mask: torch.Tensor) -> int:
-    """How many elements are not zero; an expanded dimension is counted once and multiplied."""
-    times = 1
-    with torch._C._DisableTorchDispatch():
-        for dim in range(mask.dim() - 1, -1, -1):
-            if mask.shape[dim] and not mask.stride(dim):
-                times *= mask.shape[dim]
-                mask = mask.select(dim, 0)
-        return times * int(torch.count_nonzero(mask))
 
 
 def _all_of(tensor: torch.Tensor) -> Any:

@@ -48,8 +48,9 @@ def _matching(match: Callable[..., torch.Tensor], reads: Reads) -> Callable[...,
     def matched(matcher: Any, overlaps: torch.Tensor) -> torch.Tensor:
         matches = match(matcher, overlaps)
         targets, boxes = overlaps.shape
-        places = torch.arange(boxes, device="cpu")
-        chosen = torch.where(places % _MATCHED == 0, places // _MATCHED % targets, -1)
+        with torch._C._DisableTorchDispatch():  # no operations of the program's
+            places = torch.arange(boxes, device="cpu")
+            chosen = torch.where(places % _MATCHED == 0, places // _MATCHED % targets, -1)
         rule = Rule(f"which of {boxes:,} boxes match a target", "every fourth", _OVERLAPS)
         reads.known.assume(matches, chosen, rule)
         return matches
@@ -61,7 +62,8 @@ def _mapping(level: Callable[..., torch.Tensor], reads: Reads) -> Callable[..., 
     def mapped(mapper: Any, boxlists: list[torch.Tensor]) -> torch.Tensor:
         levels = level(mapper, boxlists)
         many = int(mapper.k_max - mapper.k_min) + 1
-        chosen = torch.arange(levels.numel(), device="cpu") % many
+        with torch._C._DisableTorchDispatch():
+            chosen = torch.arange(levels.numel(), device="cpu") % many
         rule = Rule(f"which of {many} levels a box is pooled from", "each in turn", _OVERLAPS)
         reads.known.assume(levels, chosen, rule)
         return levels

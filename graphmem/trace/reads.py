@@ -60,6 +60,7 @@ class Reads:
         self._loops = Loops(self.known)
         self._sizes_assumed = False
         self._told: set[tuple[str, Source | None]] = set()
+        self._newest = ""
 
     def choose(self, choices: Choices) -> None:
         """Assume what the user says, from now on."""
@@ -128,6 +129,10 @@ class Reads:
         for what, value, why, source in sorted(basis, key=str):
             self._recorder.assume(what, value, why, source)
             self._say((what, source), f"{what} is assumed: {value}")
+
+    def excuse(self) -> str:
+        """The newest number that was read and not known: what fails next may fail by it."""
+        return self._newest
 
     def saved(self) -> None:
         """Note that data of the card goes into a file."""
@@ -225,6 +230,8 @@ class Reads:
         self._recorder.assume(what, value, WHY, source)
         by = name or (str(source) if source is not None else None)
         choose = "" if by is None else f"; choose with --assume {by}=…"
+        at = "" if source is None else f" at {source.in_words}"
+        self._newest = f"{what}{at} was taken as {value}, which may be why{choose}"
         self._say((what, source), f"{what} is taken as {value}{choose}")
 
     def _say(self, key: tuple[str, Source | None], text: str) -> None:

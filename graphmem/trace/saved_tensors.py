@@ -61,6 +61,7 @@ class SavedTensor:
         "is_released",
         "made_by",
         "number",
+        "offset",
         "owner",
         "parts",
         "pending",
@@ -85,6 +86,7 @@ class SavedTensor:
         self.owner: Owner | None = None
         self.geometry: tuple[Any, ...] | None = None
         self.made_by: MadeBy | None = None
+        self.offset = 0
         self.payload: Any = None
         self.values: Any = None
         self.parts: tuple[SavedTensor, ...] = ()
@@ -253,6 +255,7 @@ class SavedTensors:
             saved.pending = tuple(view for is_set, view in _PENDING if is_set(tensor))
             saved.made_by = self._recorder.maker_of(tensor)
             saved.values = self.known.saved(tensor)
+            saved.offset = int(tensor.storage_offset())
         else:
             saved.payload = tensor
         if storage is not None:
@@ -315,6 +318,9 @@ class SavedTensors:
         shape, stride, dtype, device = saved.geometry
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            if saved.values is not None:  # they are of the whole storage
+                whole = torch.UntypedStorage(saved.values.memory.nbytes(), device="meta")
+                memory.set_(whole, saved.offset, shape, stride)
             for view in saved.pending:
                 memory = view(memory)
         alias = FakeTensor(self._fake_mode, memory, device)

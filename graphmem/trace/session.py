@@ -45,7 +45,7 @@ from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
-from graphmem.user_errors import note_place
+from graphmem.user_errors import note_hint, note_place
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from graphmem.virtual_gpu.patching import replaced
 
@@ -145,9 +145,19 @@ class Session:
             stack.enter_context(self._patches)
             self._know_libraries()
             stack.callback(self._end)
+            stack.enter_context(self._excusing())
             stack.enter_context(self.mode)
             yield
             note_flags(self.recorder)
+
+    @contextmanager
+    def _excusing(self) -> Iterator[None]:
+        """Tell whoever explains an error that a number was assumed before it."""
+        try:
+            yield
+        except Exception as error:
+            note_hint(error, self.reads.excuse())
+            raise
 
     def _compilation(self) -> AbstractContextManager[None]:
         """What answers a program that asks for compilation."""

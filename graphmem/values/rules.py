@@ -12,15 +12,16 @@
     True: one that is not known is not zero, as in a cache that has been filled.
 (4) *Random numbers* of a known range are those of one draw (`known`, which draws them). Those of a
     normal distribution are not known: rule (3) ends the loop that rejects what is out of bounds.
-(5) *Masks* select all elements, or the fraction that `nonzero` says (`DataDependentMode`); the sum
-    of a mask says as many.
+(5) *Masks* select all elements, or the fraction that `nonzero` says, spread evenly
+    (`SizesByDataMode`); the sum of a mask says as many.
 (6) *Numbers that are read* and that no rule covers are 1.0, or the integer 0 (`reads`); a truth
     value that no rule covers is an error, because the way of the program hangs on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,9 @@ _MOST = 1 << 24
 """The most elements that a rule makes values for."""
 
 _FEW = 1 << 16
+
+MOST_SELECTED = 1 << 20
+"""The most positions that are noted of what a mask selects."""
 
 _INFINITE = 1e9
 """From here on a number stands for infinity; in fp16, from its largest on."""
@@ -153,6 +157,16 @@ class Rules:
         chosen = others.reshape(rows, picks)
         chosen[: round(self.routing * rows), 0] = 0
         return chosen
+
+
+def selected_of(shape: Sequence[int], count: int) -> tuple[torch.Tensor, Rule]:
+    """Where a mask selects `count` elements, spread evenly over its own."""
+    numel = math.prod(shape)
+    value = "all of them" if count == numel else "spread evenly"
+    rule = Rule("which elements a mask selects", value, _MASKS)
+    with torch._C._DisableTorchDispatch():
+        places = torch.arange(count, device="cpu") * numel // max(count, 1)
+        return torch.stack(torch.unravel_index(places, tuple(shape)), 1), rule
 
 
 def _worst(rows: int, picks: int, many: int) -> torch.Tensor:

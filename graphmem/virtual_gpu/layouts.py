@@ -59,7 +59,6 @@ _BATCH_NORMS = frozenset(
         aten.native_batch_norm.default,
         aten._native_batch_norm_legit.default,
         aten._native_batch_norm_legit.no_stats,
-        aten.native_batch_norm_backward.default,
     }
 )
 _ITERATED = frozenset(
@@ -106,6 +105,18 @@ def _as_batch_norm(func: Any, results: Any, args: Sequence[Any]) -> Any:
     return (_laid_out(first, None), *results[1:])
 
 
+def _batch_norm_backward(func: Any, results: Any, args: Sequence[Any]) -> Any:
+    """A card computes every gradient by cuDNN; the CPU those that are wanted.
+
+    `batch_norm_backward_cpu_template` (native/Normalization.cpp): `if (grad_input_mask[0])`. The
+    decomposition makes the input's in any case.
+    """
+    is_wanted = args[-1][0]
+    if not is_wanted and args[0].fake_device.type == "cpu":
+        return (None, *results[1:])
+    return _as_batch_norm(func, results, args)
+
+
 def _iterated(func: Any, result: FakeTensor, args: Sequence[Any]) -> FakeTensor:
     operands = [each for each in args if isinstance(each, torch.Tensor)]
     strides = iterated_strides(operands, result.shape)
@@ -125,6 +136,7 @@ LAYOUTS: Mapping[Any, Callable[[Any, Any, Sequence[Any]], Any]] = {
     **dict.fromkeys(_CONTIGUOUS, _contiguous),
     **dict.fromkeys(_ON_CPU, _contiguous_on_cpu),
     **dict.fromkeys(_BATCH_NORMS, _as_batch_norm),
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     **dict.fromkeys(_ITERATED, _iterated),
 }
 """By operator: takes the operator, its results and its arguments, and gives the results."""
