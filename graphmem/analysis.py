@@ -129,21 +129,22 @@ def analysis_of(step: TracedStep) -> Analysis:
     """
     from graphmem.pipeline import run_passes
     from graphmem.record.step import Section
-    from graphmem.report.build import build_report
+    from graphmem.report.build import Ran, build_report
     from graphmem.report.memory import memory_info
     from graphmem.simulate import simulate
 
-    runtime, graph = step.runtime, step.graph
+    runtime, graph, ran = step.runtime, step.graph, None
     annotations = run_passes(graph, runtime)
     if step.observed is not None:
         timeline, memory = step.observed.timeline, None
         sections = step.observed.sections
+        ran = Ran(step.observed.on_card)
         annotations |= {name: Section(lines) for name, lines in sections.items()}
     else:
         allocator = runtime.new_allocator(bounded=False)
         timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
         memory = memory_info(runtime, graph, annotations, timeline)
-    report = build_report(step.name, runtime, graph, annotations, timeline, memory)
+    report = build_report(step.name, runtime, graph, annotations, timeline, memory, ran)
     return Analysis(report, step, annotations, timeline)
 
 

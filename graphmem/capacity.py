@@ -132,7 +132,7 @@ def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdi
         on_card(least, context.most_bytes),
     ]
     fits = result.refused is None
-    capacity = _capacity_of(runtime.new_allocator())
+    capacity = capacity_of(runtime.new_allocator())
     return Verdict(
         replay=result,
         is_certain=not result.did_without
@@ -145,9 +145,10 @@ def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdi
 def _never_full(allocator: CachingAllocator, reserved_bytes: int) -> bool:
     """Whether the driver has no reason to refuse, nor the allocator to give back before that."""
     collects = allocator.limit_bytes and allocator.settings.garbage_collection_threshold
-    return not collects and reserved_bytes <= _capacity_of(allocator)
+    return not collects and reserved_bytes <= capacity_of(allocator)
 
 
-def _capacity_of(allocator: CachingAllocator) -> int:
+def capacity_of(allocator: CachingAllocator) -> int:
+    """What an allocator with an end of memory can have."""
     bounds = (allocator.device.capacity_bytes, allocator.limit_bytes)
     return min(bound for bound in bounds if bound is not None)

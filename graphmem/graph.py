@@ -50,6 +50,7 @@ class Category(enum.StrEnum):
     TEMPORARY = "temporary"
     WORKSPACE = "workspace"
     COMMUNICATION = "communication"
+    KEPT = "kept"
 
 
 class PhaseName(enum.StrEnum):
@@ -154,6 +155,8 @@ class Storage:
               held for compiled code, whose backward pass takes it over;
           (3) a buffer for what ranks exchange is that for its whole life;
           (4) everything else is temporary.
+
+        What a program keeps across its iterations is found by `report.kept`.
         """
         for kind, category in _LIFELONG:
             if self.owned_as(kind):

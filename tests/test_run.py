@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 import graphmem
+from graphmem.analysis import analysis_of
+from graphmem.record import load
+from graphmem.report.text import report_as_text
 from tests.conftest import Outcome
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -184,6 +187,11 @@ class TestTraining:
         assert "write NAME=NUMBER or FILE:LINE=NUMBER" in done.stderr
 
 
+def run_report(saved: Path) -> str:
+    """The report of a saved step."""
+    return report_as_text(analysis_of(load(saved)).report)
+
+
 class TestFindings:
     """What goes wrong is named with its line and its owner."""
 
@@ -198,6 +206,62 @@ class TestFindings:
         assert "held by `losses`" in first
         assert "leaking.py:18)" in first
         assert "with the graph that autograd keeps" in first
+
+    def test_a_leak_that_ends_the_fourth_iteration_is_named(self, run: Run) -> None:
+        """8 layers keep 98,304 x 1,024 floats each of every iteration."""
+        done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "98304")
+
+        assert done.stdout == "0\n1\n2\n"
+        verdict = " ".join(done.stderr.partition("does NOT fit on Tesla T4")[2].split())
+        assert verdict.startswith("(14.563 GiB): out of memory in the backward phase of step 3 at ")
+        each = 8 * 98_304 * 1_024 * 4
+        assert f"a leak: 3.000 GiB ({each:,} bytes) more every iteration" in verdict
+        assert "held by `history` " in verdict
+        assert "leaking_fast.py:19), with the graph" in verdict
+
+    def test_two_iterations_are_enough_where_memory_ends(self, run: Run) -> None:
+        done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "131072")
+
+        assert done.stdout == "0\n1\n"
+        assert "a leak: 4.000 GiB" in done.stderr
+
+    def test_what_iterations_keep_is_no_temporary(self, run: Run, tmp_path: Path) -> None:
+        """Of 3 iterations each layer's input and, as `x` and the batch are one, the last output."""
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "t4", "--format", "json", "-o", output]
+        run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
+
+        report = report_of(output)
+        each = 98_304 * 1_024 * 4
+        inputs_and_outputs = 3 * (8 + 1) * each
+        assert report["peak"]["step"] == 3
+        assert report["at_peak"]["by_category"]["kept"] == inputs_and_outputs
+
+    def test_what_ended_the_script_is_told_first(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "t4", "--format", "json", "-o", output]
+        run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
+
+        names = [each["found_by"] for each in report_of(output)["findings"]]
+        assert names[:2] == ["out of memory", "memory that grows"]
+
+    def test_a_script_that_fits_says_so_first(self, run: Run, tmp_path: Path) -> None:
+        saved = tmp_path / "step.graphmem"
+        output = tmp_path / "report.json"
+        done = run("--gpu", "t4", "--save", saved, SCRIPTS / "training.py", "--epochs", "1")
+        run("--gpu", "t4", "--format", "json", "-o", output, SCRIPTS / "training.py")
+
+        assert "\nfits on Tesla T4 (14.563 GiB)\n" in done.stderr
+        card = report_of(output)["ran"]
+        assert card["margin"] == card["capacity"] - card["reserved"]
+        again = run_report(saved)
+        assert again.startswith("fits on Tesla T4 (14.563 GiB)\n")
+
+    def test_a_script_that_fails_has_no_verdict(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import torch\nx = torch.ones(9, device='cuda')\nraise ValueError\n")
+
+        assert "fits on" not in run("--gpu", "t4", script).stderr
 
     def test_what_pins_segments_is_named(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"

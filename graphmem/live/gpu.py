@@ -9,6 +9,8 @@ from dataclasses import astuple, replace
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
+from torch import OutOfMemoryError
+
 from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
@@ -17,9 +19,11 @@ from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import addresses, resized_storages, serialization, surroundings, torchscript
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
-from graphmem.live.session import LiveSession
+from graphmem.live.session import EnoughSteps, LiveSession
+from graphmem.live.verdict import verdict_of
 from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
+from graphmem.report.schema import OnCard
 from graphmem.units import format_bytes
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
@@ -27,6 +31,9 @@ from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
+
+_ENDS = (EnoughSteps, SystemExit)
+"""Ends of a program that are no failure of it."""
 
 
 class VirtualGpu:
@@ -95,6 +102,7 @@ class VirtualGpu:
         self._stack = ExitStack()
         self._was_entered = False
         self._finished = False
+        self._failure: BaseException | None = None
 
     def __enter__(self) -> Self:
         return self.enter(sys._getframe(1).f_back)
@@ -143,6 +151,7 @@ class VirtualGpu:
         traceback: TracebackType | None,
     ) -> None:
         VirtualGpu._present = None
+        self._failure = error
         self.finish()
         self._stack.close()
 
@@ -204,8 +213,24 @@ class VirtualGpu:
         """What was captured until now; `graphmem.record.save` keeps it."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
-        observed = Observed(self._machine.timeline(), self._observer.sections())
+        observed = Observed(self._machine.timeline(), self._observer.sections(), self._verdict())
         return TracedStep(self._name, self.runtime, graph, observed)
+
+    def _verdict(self) -> OnCard | None:
+        """How the program fared; None where something else than memory ended it."""
+        failure = self._failure
+        ran_out = isinstance(failure, OutOfMemoryError)
+        if failure is not None and not ran_out and not isinstance(failure, _ENDS):
+            return None
+        graph = self._session.recorder.graph
+        return verdict_of(
+            self._machine,
+            self.memory,
+            self.runtime,
+            graph,
+            ran_out=ran_out,
+            grows=self._observer.grows,
+        )
 
     def report(self) -> Report:
         """What `graphmem.analyze` would say of everything until now."""

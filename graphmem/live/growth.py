@@ -7,11 +7,16 @@ iteration does not count: it makes the optimizer's state.
 
 The holders are searched while the program runs, because its variables are gone afterwards: at the
 iterations at which the device holds more than at the last two, and there at fewer and fewer.
+
+A large leak ends a program before that. Where a request is refused, what is alive of the first
+iterations counts as well, each complete one, and two of them are enough if one variable holds the
+same of either: what a loop replaces in each iteration it holds of one only.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,6 +25,7 @@ from graphmem.live.holders import Held, Holder
 from graphmem.units import format_bytes
 
 FEWEST_ITERATIONS = 3
+FEWEST_AT_REFUSAL = 2
 _LARGEST = 3
 _GRAPH = ", with the graph that autograd keeps for it"
 _LASTING = (
@@ -96,6 +102,11 @@ class Growth:
             self._next_search = start.iteration * 3 // 2
             self._search(alive)
 
+    def refuse(self, alive: list[Storage]) -> None:
+        """A request does not fit; the functions that hold memory are still on the stack."""
+        if len(self.starts) > FEWEST_AT_REFUSAL:
+            self.leaks = list(self._leaks(alive, at_refusal=True)) or self.leaks
+
     def finish(self, alive: list[Storage]) -> None:
         """The program has ended, and its globals are still there."""
         if len(self.starts) > FEWEST_ITERATIONS + 1 and self._has_grown():
@@ -124,12 +135,13 @@ class Growth:
         before, last, now = (start.allocated for start in self.starts[-3:])
         return before < last < now
 
-    def _leaks(self, alive: list[Storage]) -> Iterator[Leak]:
+    def _leaks(self, alive: list[Storage], *, at_refusal: bool = False) -> Iterator[Leak]:
         ticks = [start.tick for start in self.starts]
+        first, end = (0, len(ticks) - 1) if at_refusal else (1, len(ticks) - 2)
         born: dict[int, int] = {}
         for storage in alive:
             index = bisect_right(ticks, storage.birth) - 1
-            if 1 <= index < len(ticks) - 2 and not any(map(storage.owned_as, _LASTING)):
+            if first <= index < end and not any(map(storage.owned_as, _LASTING)):
                 born[storage.id] = index
         held = self._holders_of(list(born))
         through_graph = {each.by for each in held.values() if each.through_graph}
@@ -141,11 +153,23 @@ class Growth:
         found = [
             self._leak(holder, kept, born, holder in through_graph)
             for holder, kept in by_holder.items()
+            if len({born[each.id] for each in kept}) >= FEWEST_ITERATIONS
+            or (at_refusal and holder is not None and self._holds_the_same(kept, born))
         ]
-        yield from sorted(
-            (leak for leak in found if leak.iterations >= FEWEST_ITERATIONS),
-            key=lambda leak: -leak.total,
-        )
+        yield from sorted(found, key=lambda leak: -leak.total)
+
+    def _holds_the_same(self, kept: list[Storage], born: dict[int, int]) -> bool:
+        """Whether what is kept of one iteration is kept of the other as well, line by line."""
+        made: dict[int, Counter[tuple[object, ...]]] = {}
+        for storage in kept:
+            op = self._graph.op_of(storage)
+            source = None if op is None else str(op.source)
+            what = (storage.nbytes, storage.shape, storage.dtype, source)
+            made.setdefault(born[storage.id], Counter())[what] += 1
+        if len(made) < FEWEST_AT_REFUSAL:
+            return False
+        first, second = made.values()
+        return first <= second or second <= first
 
     def _leak(
         self, holder: Holder | None, kept: list[Storage], born: dict[int, int], through_graph: bool

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graphmem.allocator import Block
+from graphmem.allocator import Block, OutOfMemory
 from graphmem.graph import Op, OwnerKind, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
@@ -36,12 +36,21 @@ class Refusal:
         tick: when, after what was alive had been named.
         message: PyTorch's.
         alive: what the device held, with the bytes of each block.
+        moment: the last one before it, by index.
+        requested, tried: what the program asked for, and the allocator of the driver.
+        allocated, reserved, free: what it had then, and what the driver could still give.
     """
 
     op: Op | None
     tick: int
     message: str
     alive: tuple[tuple[Storage, int], ...]
+    moment: int
+    requested: int
+    tried: int
+    allocated: int
+    reserved: int
+    free: int
 
 
 class LiveMachine:
@@ -161,17 +170,34 @@ class LiveMachine:
                 else:
                     taken.append(storage)
         if refused is not None:
+            moment = len(self._simulator.timeline.moments) - 1
             if not any(map(_is_workspace, taken)):
                 self._rules.untake_workspaces()
             self._give_back(taken)
-            self._note(refused, op)
+            self._note(refused, op, moment)
             raise refused
 
-    def _note(self, refused: torch.OutOfMemoryError, op: Op | None) -> None:
+    def _note(self, refused: torch.OutOfMemoryError, op: Op | None, moment: int) -> None:
+        cause = refused.__cause__
+        assert isinstance(cause, OutOfMemory)
         self.on_refusal()
         alive = tuple((storage, block.size) for storage, block in self._simulator.alive())
         tick = self._recorder.tick
-        self.refusals.append(Refusal(op, tick, str(refused), alive))
+        state = cause.state
+        self.refusals.append(
+            Refusal(
+                op,
+                tick,
+                str(refused),
+                alive,
+                moment,
+                requested=cause.requested_bytes,
+                tried=cause.tried_bytes,
+                allocated=state.allocated_bytes,
+                reserved=state.reserved_bytes,
+                free=state.free_bytes,
+            )
+        )
 
     def _give_back(self, taken: list[Storage]) -> None:
         for storage in reversed(taken):

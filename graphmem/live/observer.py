@@ -13,6 +13,7 @@ from graphmem.live.holders import Held, holders_of, named_values
 from graphmem.live.machine import LiveMachine
 from graphmem.live.session import LiveSession
 from graphmem.live.shortage import Shortage
+from graphmem.report.build import GROWTH
 from graphmem.report.reasons import reason_for
 from graphmem.trace.naming import name_model, name_variables
 from graphmem.units import format_bytes
@@ -37,10 +38,15 @@ class Observer:
         session.on_iteration = self._begin_iteration
         machine.on_refusal = self._refuse
 
+    @property
+    def grows(self) -> bool:
+        """Whether the program keeps more in every iteration."""
+        return bool(self._growth.leaks)
+
     def sections(self) -> dict[str, list[str]]:
         """What was seen, as lines of the report by their heading."""
         return {
-            "memory that grows": list(self._growth.report_lines()),
+            GROWTH: list(self._growth.report_lines()),
             "fragmentation": list(self._fragmentation.report_lines()),
             "out of memory": list(Shortage(self._machine.refusals, self._reason_at).report_lines()),
         }
@@ -73,6 +79,7 @@ class Observer:
     def _refuse(self) -> None:
         """A request does not fit; the functions that hold memory are still on the stack."""
         self._name_what_is_there()
+        self._growth.refuse([storage for storage, _ in self._machine.alive()])
         self._look_at_segments()
 
     def _name_what_is_there(self) -> None:

@@ -47,11 +47,15 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     card = gpu.runtime.gpu
     gpu.enter(sys._getframe())
     try:
+        failure = None
         try:
             with time_limit(timeout), nvidia_smi.on_path(card.title, card.memory_bytes):
                 program.run(gpu.finish)
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            gpu.__exit__(None, None, None)
+            gpu.__exit__(type(failure) if failure else None, failure, None)
     except EnoughSteps:
         return Ending(0, "stopped by --max-steps")
     except SystemExit as stop:

@@ -41,6 +41,7 @@ def observed_table(
         segments=[_segment_row(each) for each in timeline.segments],
         given_back=list(timeline.given_back.items()),
         sections={name: list(lines) for name, lines in observed.sections.items()},
+        on_card=observed.on_card,
     )
 
 
@@ -100,7 +101,7 @@ def observed_of(
     except LookupError:
         raise ValueError("a timeline of storages that are not there") from None
     _check(timeline)
-    return Observed(timeline, table.sections)
+    return Observed(timeline, table.sections, table.on_card)
 
 
 def _segment(row: rows.SegmentRow) -> SegmentInfo:

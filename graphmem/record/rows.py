@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from graphmem.report.schema import OnCard
+
 FORMAT = "graphmem.step"
 VERSION = (1, 0)
 
@@ -191,6 +193,7 @@ class ObservedTable(msgspec.Struct, frozen=True):
     segments: list[SegmentRow]
     given_back: list[tuple[int, list[tuple[str, int, int]]]]
     sections: dict[str, list[str]]
+    on_card: OnCard | None = None
 
 
 class Head(msgspec.Struct, frozen=True):

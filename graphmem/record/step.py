@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphmem.graph import StepGraph
+from graphmem.report.schema import OnCard
 from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline
 
@@ -17,10 +18,12 @@ class Observed:
     Attributes:
         timeline: as the program's own device had it, with its streams, pools, limits and refusals.
         sections: lines of the report by their heading, such as "memory that grows".
+        on_card: how it fared; None where something else than memory ended it.
     """
 
     timeline: Timeline
     sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    on_card: OnCard | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from graphmem.graph import Owner, Storage
 from graphmem.render.lifetimes import (
     Lifetime,
     Reasons,
+    categories_of,
     category_of,
     lifetimes,
 )
@@ -112,6 +113,7 @@ class _Columns:
     def _storages(self) -> Columns:
         lives, text = self._lifetimes, self._texts.index
         reasons = Reasons(self._analysis)
+        kinds = categories_of(self._analysis)
         return {
             "first": _differences(life.first for life in lives),
             "span": [life.last - life.first for life in lives],
@@ -121,7 +123,7 @@ class _Columns:
             "module": [text(life.module) for life in lives],
             "dtype": [text(life.storage.dtype) for life in lives],
             "shape": [text(_shape(life.storage)) for life in lives],
-            "category": [text(category_of(life, self._peak)) for life in lives],
+            "category": [text(category_of(life, self._peak, kinds)) for life in lives],
             "reason": [text(reasons.of(life)) for life in lives],
         }
 

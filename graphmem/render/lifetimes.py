@@ -9,6 +9,7 @@ from graphmem.analysis import Analysis
 from graphmem.graph import Category, OwnerKind, StepGraph, Storage
 from graphmem.pipeline import KnowsReasons
 from graphmem.report.build import module_of
+from graphmem.report.kept import Categories
 from graphmem.report.reasons import reason_for
 from graphmem.simulate import Moment
 
@@ -53,11 +54,16 @@ def lifetimes(analysis: Analysis) -> list[Lifetime]:
     ]
 
 
-def category_of(life: Lifetime, peak: Moment) -> Category:
+def categories_of(analysis: Analysis) -> Categories:
+    """The categories of an analysis's storages."""
+    return Categories(analysis.graph, ran=analysis.step.observed is not None)
+
+
+def category_of(life: Lifetime, peak: Moment, categories: Categories) -> Category:
     """One category for a whole life: that at the peak, else activation if it ever was one."""
     storage = life.storage
     if life.holds_at(peak):
-        return storage.category_at(peak.tick)
+        return categories.of(storage, peak.tick)
     saved = storage.owned_as(OwnerKind.SAVED_TENSOR)
     return storage.category_at(storage.birth if saved is None else saved.start)
 

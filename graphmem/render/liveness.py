@@ -23,7 +23,7 @@ import networkx as nx
 from graphmem.analysis import Analysis
 from graphmem.errors import InputError
 from graphmem.graph import Op, Owner, OwnerKind, PhaseName
-from graphmem.render.lifetimes import Clock, Lifetime, category_of, lifetimes
+from graphmem.render.lifetimes import Clock, Lifetime, categories_of, category_of, lifetimes
 
 PEAK = "peak"
 OUTSIDE = "(outside any module)"
@@ -209,13 +209,14 @@ def _storage_nodes(analysis: Analysis, groups: dict[int, OpGroup]) -> Iterator[S
     peak, _ = analysis.timeline.peak()
     clock = Clock(analysis.graph)
     nodes: dict[StorageGroup, StorageNode] = {}
+    categories = categories_of(analysis)
     for life in lifetimes(analysis):
         maker = groups.get(-1 if life.storage.op is None else life.storage.op)
         ends = frozenset(_ends(life, maker, groups, clock.op_before))
         is_at_peak = life.holds_at(peak)
         if not ends and not (is_at_peak and maker is not None):
             continue
-        group = StorageGroup(maker, str(category_of(life, peak)), is_at_peak, ends)
+        group = StorageGroup(maker, str(category_of(life, peak, categories)), is_at_peak, ends)
         nodes.setdefault(group, StorageNode(group)).lives.append(life)
     yield from nodes.values()
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from graphmem.analysis import Analysis
 from graphmem.errors import InputError
-from graphmem.render.lifetimes import category_of, lifetimes
+from graphmem.render.lifetimes import categories_of, category_of, lifetimes
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.units import format_bytes
 
@@ -108,8 +108,9 @@ def _sums_by_category(analysis: Analysis) -> dict[str, npt.NDArray[np.int64]]:
     moments = analysis.timeline.moments
     peak, _ = analysis.timeline.peak()
     changes: dict[str, npt.NDArray[np.int64]] = {}
+    categories = categories_of(analysis)
     for life in lifetimes(analysis):
-        category = category_of(life, peak)
+        category = category_of(life, peak, categories)
         change = changes.setdefault(category, np.zeros(len(moments) + 1, dtype=np.int64))
         change[life.first] += life.block
         change[life.last] -= life.block

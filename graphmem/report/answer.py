@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.padding import Padding
 from rich.text import Text
 
+from graphmem.report.build import GROWTH
 from graphmem.report.schema import OnCard, Peak, Refusal, Report
 from graphmem.units import format_bytes, format_exact
 
@@ -55,6 +56,7 @@ def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
     if card.cache_emptied:
         yield indented(f"only because PyTorch flushed its cache {_times(card)} (slow)")
     yield from _without(card)
+    yield from _leaks(report)
 
 
 def _does_not_fit(
@@ -69,8 +71,17 @@ def _does_not_fit(
     )
     yield indented(f"{format_bytes(refused.allocated)} allocated, beside {_context(card)}")
     yield from _without(card)
+    yield from _leaks(report)
     message = refused.message if verbose else ". ".join(refused.message.split(". ")[:2]) + "."
     yield indented(Text(message, style="red"))
+
+
+def _leaks(report: Report) -> Iterator[Padding]:
+    """What grew until it did not fit."""
+    for found in report.findings:
+        if found.found_by == GROWTH:
+            lines = [line for line in found.lines if not line.startswith(" ")]
+            yield from (indented(Text(f"a leak: {line}", style="bold yellow")) for line in lines)
 
 
 def _times(card: OnCard) -> str:

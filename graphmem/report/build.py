@@ -19,6 +19,7 @@ from graphmem.graph import (
     Storage,
 )
 from graphmem.pipeline import Annotations, HasReportLines, KnowsReasons
+from graphmem.report.kept import Categories
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import (
     AssumptionInfo,
@@ -28,6 +29,7 @@ from graphmem.report.schema import (
     MarkInfo,
     MemoryInfo,
     ModelInfo,
+    OnCard,
     OwnerInfo,
     Peak,
     PhaseInfo,
@@ -43,7 +45,16 @@ from graphmem.version import __version__
 ROUNDING = "rounding"
 OUTSIDE = "(outside any module)"
 TIMELINE_PARTS = 72
-URGENT = ("out of memory", "memory that grows", "fragmentation")
+GROWTH = "memory that grows"
+
+
+class Ran(NamedTuple):
+    """A program that ran by itself; its card's verdict, where it came to an end of its own."""
+
+    on_card: OnCard | None = None
+
+
+URGENT = ("out of memory", GROWTH, "fragmentation")
 """Findings that stand before the others, in this order."""
 
 
@@ -54,6 +65,7 @@ def build_report(
     annotations: Annotations,
     timeline: Timeline,
     memory: MemoryInfo | None = None,
+    ran: Ran | None = None,
 ) -> Report:
     """Everything that the report says, from one trace and what the passes found in it.
 
@@ -64,6 +76,7 @@ def build_report(
         annotations: what the passes found.
         timeline: the bytes, where there is no end of memory.
         memory: what the allocator and the card say (`report.memory`).
+        ran: of a program that ran by itself, how it fared.
     """
     moment, storage = timeline.peak()
     return Report(
@@ -73,10 +86,11 @@ def build_report(
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
-        at_peak=Held(graph, annotations, timeline, moment).build(),
+        at_peak=Held(graph, annotations, timeline, moment, ran=ran is not None).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
         memory=memory,
+        ran=ran.on_card if ran is not None else None,
         timeline=_highest_of_parts(timeline),
         assumptions=[
             AssumptionInfo(
@@ -228,9 +242,16 @@ class Held:
     """The storages that are alive at a moment, each with why."""
 
     def __init__(
-        self, graph: StepGraph, annotations: Annotations, timeline: Timeline, moment: Moment
+        self,
+        graph: StepGraph,
+        annotations: Annotations,
+        timeline: Timeline,
+        moment: Moment,
+        *,
+        ran: bool = False,
     ) -> None:
         self._graph = graph
+        self._categories = Categories(graph, ran=ran)
         self._reasons = [each for each in annotations.values() if isinstance(each, KnowsReasons)]
         self._blocks = timeline.block_bytes
         self._moment = moment
@@ -243,7 +264,7 @@ class Held:
         by_module: dict[str, int] = {}
         for storage in self._alive:
             module = module_of(storage, self._graph) or OUTSIDE
-            by_category[storage.category_at(self._moment.tick)] += storage.nbytes
+            by_category[self._categories.of(storage, self._moment.tick)] += storage.nbytes
             by_module[module] = by_module.get(module, 0) + self._blocks[storage.id]
         by_category[ROUNDING] = self._moment.allocated - sum(by_category.values())
         by_size = sorted(self._alive, key=lambda storage: (-storage.nbytes, storage.id))
@@ -259,7 +280,7 @@ class Held:
         return Holder(
             bytes=storage.nbytes,
             block=self._blocks[storage.id],
-            category=storage.category_at(tick),
+            category=self._categories.of(storage, tick),
             op=op.target if op is not None else None,
             shape=list(storage.shape),
             dtype=storage.dtype,

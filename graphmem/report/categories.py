@@ -17,6 +17,7 @@ CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
         "communication": "communication buffers",
         "activation": "activations (saved)",
         "temporary": "temporaries",
+        "kept": "kept by the script",
         "rounding": "rounding by the allocator",
     }
 )
@@ -38,6 +39,7 @@ CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
         "communication": "#b07aa1",
         "activation": "#9467bd",
         "temporary": "#e0565b",
+        "kept": "#b5336d",
         "rounding": "#9aa0a6",
     }
 )

@@ -1,0 +1,83 @@
+"""How a program fared on its card, in the words of a trace's verdict.
+
+It does not fit where a refused request ended it. A request that the program got over, as one that
+tries a smaller batch next, counts as the cache that was emptied for it.
+"""
+
+from __future__ import annotations
+
+from graphmem.capacity import capacity_of
+from graphmem.graph import StepGraph
+from graphmem.live.machine import LiveMachine
+from graphmem.live.machine import Refusal as LiveRefusal
+from graphmem.pipeline import Annotations
+from graphmem.report.build import Held, place_of
+from graphmem.report.memory import HOLDERS_AT_REFUSAL
+from graphmem.report.schema import OnCard, Refusal
+from graphmem.runtime import Runtime
+from graphmem.simulate import Timeline
+from graphmem.virtual_gpu.device_memory import DeviceMemory
+
+
+def verdict_of(
+    machine: LiveMachine,
+    memory: DeviceMemory,
+    runtime: Runtime,
+    graph: StepGraph,
+    *,
+    ran_out: bool,
+    grows: bool,
+) -> OnCard:
+    """What the card said.
+
+    Args:
+        machine: has what was refused.
+        memory: the device's.
+        runtime: the machine.
+        graph: what the program did.
+        ran_out: whether a refused request ended it.
+        grows: whether it keeps more in every iteration, so that no card has room for ever.
+    """
+    timeline = machine.timeline()
+    context = runtime.context
+    last = machine.refusals[-1] if ran_out and machine.refusals else None
+    reserved = max(moment.reserved for moment in timeline.moments)
+    capacity = capacity_of(memory.allocator)
+    margin = capacity - reserved if last is None else last.free - last.tried
+    more = context.estimate_bytes - context.least_bytes + runtime.gpu.memory_surplus_bytes
+    less = context.most_bytes - context.estimate_bytes + runtime.gpu.memory_spread_bytes
+    return OnCard(
+        fits=last is None,
+        within_estimate=-more <= margin < less and not (grows and ran_out),
+        capacity=capacity,
+        context=context.estimate_bytes,
+        context_uncertainty=context.most_bytes - context.estimate_bytes,
+        context_spread=context.estimate_bytes - context.least_bytes,
+        memory_spread=runtime.gpu.memory_spread_bytes,
+        memory_surplus=runtime.gpu.memory_surplus_bytes,
+        allocated=timeline.peak()[0].allocated,
+        reserved=reserved,
+        margin=margin,
+        cache_emptied=memory.allocator.num_alloc_retries,
+        refused=None if last is None else _refusal(last, graph, timeline),
+    )
+
+
+def _refusal(refusal: LiveRefusal, graph: StepGraph, timeline: Timeline) -> Refusal:
+    op = refusal.op
+    place = place_of(graph, refusal.tick, None)
+    moment = timeline.moments[refusal.moment]
+    return Refusal(
+        step=place.step,
+        phase=place.phase,
+        op=op.target if op is not None else None,
+        module=op.module if op is not None else "",
+        source=str(op.source) if op is not None and op.source is not None else None,
+        requested=refusal.requested,
+        tried=refusal.tried,
+        allocated=refusal.allocated,
+        reserved=refusal.reserved,
+        free=refusal.free,
+        message=refusal.message,
+        held=Held(graph, Annotations({}), timeline, moment, ran=True).build(HOLDERS_AT_REFUSAL),
+    )

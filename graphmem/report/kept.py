@@ -1,0 +1,49 @@
+"""What a program that runs by itself keeps from one iteration to the next.
+
+A storage that autograd or a variable holds is *kept by the script* at a moment if it was born
+before the optimizer's step that ended the last iteration; where there is no optimizer, before the
+last iteration. What is made after that step, such as the next batch, is not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cache
+
+from graphmem.graph import Category, StepGraph, Storage
+
+
+class Categories:
+    """The categories of a graph's storages."""
+
+    def __init__(self, graph: StepGraph, *, ran: bool) -> None:
+        """Of a graph.
+
+        Args:
+            graph: of a trace, or of a program.
+            ran: whether a program ran by itself; the loop of a trace keeps what it has to.
+        """
+        self._starts: dict[int, int] = {}
+        for phase in graph.phases if ran else ():
+            self._starts.setdefault(phase.step, phase.start)
+        self._spans = sorted((phase.start, phase.step) for phase in graph.phases)
+        self._marks = [mark.tick for mark in graph.marks if mark.name == "optimizer.step"]
+        self._kept_before = cache(self._find_kept_before)
+
+    def of(self, storage: Storage, tick: int) -> Category:
+        """What the bytes of a storage are for at a moment."""
+        category = storage.category_at(tick)
+        if category not in (Category.ACTIVATION, Category.TEMPORARY) or not self._starts:
+            return category
+        return Category.KEPT if storage.birth < self._kept_before(self._step_at(tick)) else category
+
+    def _step_at(self, tick: int) -> int:
+        index = bisect_left(self._spans, (tick + 1, -1)) - 1
+        return self._spans[index][1] if index >= 0 else -1
+
+    def _find_kept_before(self, step: int) -> int:
+        start = self._starts.get(step)
+        if step < 1 or start is None:
+            return -1
+        before = bisect_left(self._marks, start)
+        return self._marks[before - 1] if before else self._starts.get(step - 1, -1)
