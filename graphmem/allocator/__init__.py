@@ -9,11 +9,12 @@ from __future__ import annotations
 from graphmem.allocator.caching_allocator import CachingAllocator
 from graphmem.allocator.device import Device
 from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
-from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
+from graphmem.allocator.pool import EVERYBODYS, Block, BlockInfo, PoolId, Segment, SegmentInfo
 from graphmem.allocator.settings import AllocatorSettings, parse_settings
 from graphmem.allocator.statistics import Stat, Statistics
 
 __all__ = [
+    "EVERYBODYS",
     "AllocatorSettings",
     "Block",
     "BlockInfo",
@@ -21,6 +22,7 @@ __all__ = [
     "Device",
     "MemoryState",
     "OutOfMemory",
+    "PoolId",
     "Segment",
     "SegmentInfo",
     "Stat",

@@ -3,8 +3,8 @@
 The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp; each method
 names the function whose rule it states. They hold for torch 2.1 to 2.13.
 
-Not modelled: private pools (CUDA graphs, MemPool), cudaMallocAsync, and memory that other processes
-use (leave it out of `capacity_bytes`).
+Not modelled: cudaMallocAsync, and memory that other processes use (leave it out of
+`capacity_bytes`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from graphmem.allocator.device import Device
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
 from graphmem.allocator.figures import Figures
 from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfMemory
-from graphmem.allocator.pool import Block, Pool, Segment, SegmentInfo
+from graphmem.allocator.pool import EVERYBODYS, Block, Pool, PoolId, Segment, SegmentInfo
+from graphmem.allocator.private_pools import PrivatePools
+from graphmem.allocator.reclaiming import long_unused, too_large_to_split
 from graphmem.allocator.segment_info import lay_out, range_ends, segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
 
@@ -27,6 +29,7 @@ class CachingAllocator(Figures):
     Attributes:
         settings: the allocator's configuration.
         device: the memory that it manages.
+        private: the pools of CUDA graphs and of `torch.cuda.MemPool`.
         release: the version of torch whose words `OutOfMemory` has.
         on_event: told what happens (action, address, bytes, stream), in the words of a snapshot's
             `device_traces` (`record_trace`); for "oom", the address is what the driver has left.
@@ -50,6 +53,7 @@ class CachingAllocator(Figures):
         super().__init__()
         self.settings = settings or AllocatorSettings()
         self.device = device or Device(capacity_bytes)
+        self.private = PrivatePools(self.small, self.large)
         self.release = release
         self.on_event: Callable[[str, int, int, int], None] | None = None
         self._segments: dict[int, Segment] = {}
@@ -87,9 +91,12 @@ class CachingAllocator(Figures):
             return self._nothing
         size = self.settings.round_size(requested_bytes)
         pool = self.small if size <= SMALL_LIMIT else self.large
+        if self.private.are_in_use:
+            pool = self.private.pool_for(stream, size) or pool
         block = self._cached_block(pool, stream, size)
         if block is None:
             block = self._new_block(pool, stream, size, requested_bytes)
+            pool = block.segment.pool
         self._split(pool, block, size)
         block.allocated = True
         block.requested = requested_bytes
@@ -131,14 +138,30 @@ class CachingAllocator(Figures):
         block.pending = False
         self._recycle(block)
 
-    def empty_cache(self) -> None:
-        """Give back every segment, or page, that nothing uses (`release_cached_blocks`)."""
-        self.num_sync_all_streams += 1
-        for block in list(self._pending.values()):
-            self.finish(block)
-        for pool in (self.large, self.small):
+    def empty_cache(self, pool_id: PoolId = EVERYBODYS) -> None:
+        """Give back every segment, or page, that nothing uses (`release_cached_blocks`).
+
+        Everybody's pools keep theirs while a capture is underway; private ones give theirs back
+        when nobody has them any more.
+
+        Args:
+            pool_id: a private pool, if no other is to be emptied.
+        """
+        pools = [
+            each
+            for private in self.private.unused()
+            if pool_id in (EVERYBODYS, private.id)
+            for each in (private.small, private.large)
+        ]
+        if pool_id == EVERYBODYS and not self.private.are_in_use:
+            self.num_sync_all_streams += 1
+            for block in list(self._pending.values()):
+                self.finish(block)
+            pools = [self.large, self.small, *pools]
+        for pool in pools:
             for block in pool.free_blocks():
                 self._release(block)
+        self.private.drop_empty()
 
     def release_segment(self, address: int) -> int:
         """Give back the one free segment (or the pages of the free block) at an address.
@@ -150,7 +173,7 @@ class CachingAllocator(Figures):
         if segment is not None and not segment.page_size:
             head = segment.head
             return self._release(head) if head.is_free else 0
-        for pool in (self.large, self.small):
+        for pool in (self.large, self.small, *self.private.pools()):
             for block in pool.free_blocks():
                 if block.address <= address < block.address + block.size:
                     return self._release(block)
@@ -175,7 +198,7 @@ class CachingAllocator(Figures):
         in_use: dict[int, Block] = {}
         infos = sorted(segments, key=lambda info: info.address)
         for info, end in zip(infos, range_ends(infos), strict=True):
-            pool = self.small if info.is_small else self.large
+            pool = self._pool_of(info)
             self.device.occupy(info.address, info.size)
             if info.is_expandable:
                 head = self._enter_stretch(pool, info, end)
@@ -223,7 +246,9 @@ class CachingAllocator(Figures):
         """Cut what the request does not need off a block, if it is enough (`should_split`)."""
         was_split = block.is_split
         rest = block.size - size
-        if pool.is_small or self.settings.expandable_segments:
+        if not pool.may_split:
+            cut = False
+        elif pool.is_small or self.settings.expandable_segments:
             cut = rest >= MIN_BLOCK
         else:
             oversize = self.settings.max_split_size
@@ -261,16 +286,26 @@ class CachingAllocator(Figures):
             raise self._out_of_memory(requested, size, stream)
         if self.limit_bytes is not None and self.settings.garbage_collection_threshold > 0:
             self._collect_garbage(self.limit_bytes)
-        block = self._open(pool, stream, size)
+        block = self._open(pool, stream, size) or self._helped_out(pool, stream, size)
         if block is None and self._release_oversize(pool, stream, size):
             block = self._open(pool, stream, size)
-        if block is None:
+        if block is None and not self.private.are_in_use:
             self.empty_cache()
             self.num_alloc_retries += 1
             block = self._open(pool, stream, size)
         if block is None:
             raise self._out_of_memory(requested, self.settings.segment_size(size), stream)
         return block
+
+    def _helped_out(self, pool: Pool, stream: int, size: int) -> Block | None:
+        """Take a free block of a private pool that is for such a need (`try_mempool_fallback`)."""
+        if pool.id != EVERYBODYS:
+            return None
+        pools = (
+            each.large if size > SMALL_LIMIT else each.small for each in self.private.helpers()
+        )
+        blocks = (self._cached_block(each, stream, size) for each in pools)
+        return next((block for block in blocks if block is not None), None)
 
     def _open(self, pool: Pool, stream: int, size: int) -> Block | None:
         """Ask the driver for a segment, or for pages (`alloc_block`)."""
@@ -286,6 +321,13 @@ class CachingAllocator(Figures):
         block = self._enter_segment(pool, address, segment_size, stream)
         self._tell("segment_alloc", address, segment_size, stream)
         return block
+
+    def _pool_of(self, info: SegmentInfo) -> Pool:
+        """The pool of a recorded segment."""
+        if info.pool_id == EVERYBODYS:
+            return self.small if info.is_small else self.large
+        private = self.private.get(info.pool_id) or self.private.open(info.pool_id)
+        return private.small if info.is_small else private.large
 
     def _enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
         """Book a segment that cudaMalloc gave; its one block is not in the pool yet."""
@@ -338,36 +380,18 @@ class CachingAllocator(Figures):
         return segment.size
 
     def _release_oversize(self, pool: Pool, stream: int, size: int) -> bool:
-        """Give back just enough blocks too large to split (`release_available_cached_blocks`)."""
-        oversize = self.settings.max_split_size
-        if oversize is None or self.settings.expandable_segments:
+        """Give back just enough blocks too large to split; whether they are enough."""
+        limit = self.settings.max_split_size
+        if limit is None or self.settings.expandable_segments:
             return False
-        wanted = max(size, oversize)
-        free = pool.free.get(stream, [])
-        index = bisect_left(free, (wanted, 0))
-        if index < len(free):
-            return self._release(pool.block_at(free[index][1])) > 0
-        released = 0
-        for block_size, address in reversed(free.copy()):
-            if released >= wanted or block_size < oversize:
-                break
-            released += self._release(pool.block_at(address))
-        return released >= wanted
+        blocks = too_large_to_split(pool, stream, size, limit)
+        return sum([self._release(block) for block in blocks]) >= max(size, limit)
 
     def _collect_garbage(self, limit: int) -> None:
-        """Give back large segments that were long unused (`garbage_collect_cached_blocks`)."""
+        """Give back large segments that were long unused."""
         threshold = int(self.settings.garbage_collection_threshold * limit)
-        wanted = self.device.reserved_bytes - threshold
-        ages = {
-            block: self.large.searches - block.cached_at
-            for block in self.large.free_blocks()
-            if not block.is_split and not block.segment.page_size
-        }
-        while wanted > 0 and ages:
-            mean_age = sum(ages.values()) / len(ages)
-            for block in [block for block, age in ages.items() if age >= mean_age]:
-                del ages[block]
-                wanted -= self._release(block)
+        for block in long_unused(self.large, self.device.reserved_bytes - threshold):
+            self._release(block)
 
     def _is_oversize(self, size: int) -> bool:
         oversize = self.settings.max_split_size
@@ -394,5 +418,6 @@ class CachingAllocator(Figures):
             allowed_bytes=self.limit_bytes,
             allocated_bytes=self.statistics.allocated_bytes.current,
             reserved_bytes=self.statistics.reserved_bytes.current,
+            private_bytes=sum(private.free_bytes for private in self.private),
         )
         return OutOfMemory(requested, tried, stream, state, self.release)

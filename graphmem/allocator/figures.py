@@ -60,7 +60,8 @@ class Figures:
 
     def _reserved_changed(self, pool: Pool, change: int) -> None:
         """Memory came from the driver, or went back to it."""
-        for stat in (self.statistics.reserved_bytes, pool.statistics.reserved_bytes):
+        everybodys = self.statistics.reserved_bytes, pool.statistics.reserved_bytes
+        for stat in (*everybodys, *pool.reserved):
             if change > 0:
                 stat.increase(change)
             else:

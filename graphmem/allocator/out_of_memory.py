@@ -18,6 +18,7 @@ from graphmem.errors import GraphmemError
 LATEST_RELEASE = (2, 13)
 
 _RIGHTLY_SPELT_SINCE = (2, 2)
+_PRIVATE_POOLS_SINCE = (2, 4)  # PR #124673
 _OLD_GUIDE = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
 _NEW_GUIDE = (
     "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -52,6 +53,7 @@ class MemoryState:
         allowed_bytes: what a memory fraction allows, or None.
         allocated_bytes: blocks of the program.
         reserved_bytes: segments of the allocator.
+        private_bytes: free blocks of private pools; PyTorch calls them allocated.
     """
 
     total_bytes: int
@@ -60,6 +62,7 @@ class MemoryState:
     allowed_bytes: int | None
     allocated_bytes: int
     reserved_bytes: int
+    private_bytes: int = 0
 
 
 class OutOfMemory(GraphmemError):  # noqa: N818 - a state of the model, not a fault
@@ -100,7 +103,10 @@ def _message(tried_bytes: int, state: MemoryState, release: tuple[int, int]) -> 
     capacity = "capacity" if release >= _RIGHTLY_SPELT_SINCE else "capacty"
     limit = state.allowed_bytes
     allowed = "" if limit is None else f"{format_size(limit)} allowed; "
-    unused = format_size(state.reserved_bytes - state.allocated_bytes)
+    in_pools = state.private_bytes if release >= _PRIVATE_POOLS_SINCE else 0
+    allocated = state.allocated_bytes + in_pools
+    unused = format_size(state.reserved_bytes - allocated)
+    private = f"with {format_size(in_pools)} allocated in private pools (e.g., CUDA Graphs), "
     advice = next(text for since, text in _ADVICE if release >= since)
     return (
         f"CUDA out of memory. Tried to allocate {format_size(tried_bytes)}."
@@ -108,8 +114,8 @@ def _message(tried_bytes: int, state: MemoryState, release: tuple[int, int]) -> 
         f" of which {format_size(state.free_bytes)} is free."
         " Including non-PyTorch memory, this process has"
         f" {format_size(state.process_bytes)} memory in use. {allowed}"
-        f"Of the allocated memory {format_size(state.allocated_bytes)} is allocated by PyTorch,"
-        f" and {unused} is reserved by PyTorch but unallocated."
+        f"Of the allocated memory {format_size(allocated)} is allocated by PyTorch,"
+        f" {private if in_pools else ''}and {unused} is reserved by PyTorch but unallocated."
         f" If reserved but unallocated memory is large try setting {advice}"
     )
 

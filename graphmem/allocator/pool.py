@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from graphmem.allocator.statistics import Statistics
+from graphmem.allocator.statistics import Stat, Statistics
+
+PoolId = tuple[int, int]
+"""`MempoolId_t`: the first number is set for a graph's own pool, the second for a `MemPool`."""
+EVERYBODYS: PoolId = (0, 0)
 
 BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
 BLOCK_STATES: tuple[BlockState, ...] = get_args(BlockState)
@@ -101,17 +105,49 @@ class Block:
 
 
 class Pool:
-    """The free blocks of small or of large size (`BlockPool`), ordered by (size, address)."""
+    """The free blocks of small or of large size (`BlockPool`), ordered by (size, address).
 
-    __slots__ = ("free", "is_small", "searches", "statistics", "unmapped", "_at")
+    Attributes:
+        id: whose it is.
+        statistics: of all small, or of all large pools (`get_stat_types_for_pool`).
+        reserved: figures of the memory that it has, and of what it is a part of.
+        may_split: whether its blocks are cut (not so with `no_split` of a `MemPool`).
+    """
 
-    def __init__(self, is_small: bool) -> None:
+    __slots__ = (
+        "free",
+        "id",
+        "is_small",
+        "may_split",
+        "reserved",
+        "searches",
+        "statistics",
+        "unmapped",
+        "_at",
+    )
+
+    def __init__(self, is_small: bool, pool_id: PoolId = EVERYBODYS) -> None:
         self.is_small = is_small
+        self.id = pool_id
         self.statistics = Statistics()
+        self.reserved: tuple[Stat, ...] = ()
+        self.may_split = True
         self.searches = 0
         self.free: dict[int, list[tuple[int, int]]] = {}  # by stream
         self.unmapped: dict[int, list[int]] = {}  # by stream: addresses without physical memory
         self._at: dict[int, Block] = {}
+
+    def private(self, pool_id: PoolId, whole: Stat) -> Pool:
+        """An empty pool of the same size, whose figures count into this one's.
+
+        Args:
+            pool_id: whose it is.
+            whole: what the driver gave to both of its owner's pools.
+        """
+        pool = Pool(self.is_small, pool_id)
+        pool.statistics = self.statistics
+        pool.reserved = Stat(), whole
+        return pool
 
     def insert(self, block: Block) -> None:
         """Add a free or an unmapped block."""
@@ -196,3 +232,4 @@ class SegmentInfo:
     is_small: bool
     is_expandable: bool
     blocks: tuple[BlockInfo, ...]
+    pool_id: PoolId = EVERYBODYS

@@ -25,7 +25,7 @@ def range_ends(infos: Sequence[SegmentInfo]) -> list[int]:
     end = _NO_END
     following = None
     for info in reversed(infos):
-        kind = (info.is_expandable, info.is_small, info.stream)
+        kind = (info.is_expandable, info.is_small, info.stream, info.pool_id)
         if following is not None and kind != following[0]:
             end = following[1]
         ends.append(end)
@@ -63,7 +63,7 @@ def torch_snapshot(infos: Iterable[SegmentInfo]) -> list[dict[str, object]]:
             "requested_size": sum(block.requested for block in info.blocks if block.is_active),
             "stream": info.stream,
             "segment_type": "small" if info.is_small else "large",
-            "segment_pool_id": (0, 0),
+            "segment_pool_id": info.pool_id,
             "is_expandable": info.is_expandable,
             "frames": [],
             "blocks": [
@@ -101,6 +101,7 @@ def _info(blocks: list[Block]) -> SegmentInfo:
         is_small=segment.pool.is_small,
         is_expandable=segment.page_size > 0,
         blocks=tuple(_block_info(block) for block in blocks),
+        pool_id=segment.pool.id,
     )
 
 

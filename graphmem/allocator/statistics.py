@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+POOLS = ("all", "small_pool", "large_pool")
+"""The parts of each figure in `torch.cuda.memory_stats`."""
+
 
 class Stat:
     """One figure over time: `current`, `peak`, all that was ever `allocated`, and `freed`."""

@@ -98,6 +98,7 @@ class VirtualGpu:
         recorder.is_strict = strict
         recorder.on_communicator = self._note_communicator
         self._session.mode.streams = NodeStreams(self.memory)
+        self._session.mode.captures = self.memory.captures
         self._observer = Observer(self._session, self._machine, tell)
         self._stack = ExitStack()
         self._was_entered = False

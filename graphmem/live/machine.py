@@ -25,6 +25,7 @@ from graphmem.runtime import Runtime
 from graphmem.simulate import Change, Simulator, Timeline, changes_of
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.random import draws_random_numbers
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class LiveMachine:
         memory.block_of = self.block_of
         memory.blas_handle = self._take_blas_workspace
         memory.clear_blas_workspaces = self._clear_blas_workspaces
+        memory.keep = self._keep
 
     def _note_change(self, storage: Storage) -> None:
         """A storage was born or lost an owner; its death is applied later than it happens."""
@@ -123,8 +125,18 @@ class LiveMachine:
         """The program asks for the main thread's cuBLAS handle."""
         scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
-            self._recorder.add_workspace(scratch.what, scratch.nbytes)
+            self._keep(scratch.what, scratch.nbytes)
+
+    def _keep(self, what: str, nbytes: int) -> Callable[[], None]:
+        """A library takes memory; the function that is returned gives it back."""
+        storage = self._recorder.add_workspace(what, nbytes)
+        self.settle()
+
+        def give_back() -> None:
+            self._recorder.let_go(storage, storage.owners[0])
             self.settle()
+
+        return give_back
 
     def _clear_blas_workspaces(self) -> None:
         self._rules.forget_workspaces()
@@ -135,8 +147,15 @@ class LiveMachine:
         self.settle()
 
     def _advance(self, op: Op) -> None:
-        program = self._rules.program_of(op, self._on_stream(thread_of(self._graph, op)))
-        self._apply(self._changes({} if program is None else {op.index: program}), op)
+        thread = thread_of(self._graph, op)
+        program = self._rules.program_of(op, self._on_stream(thread))
+        self._memory.is_in_backward = thread != MAIN_THREAD
+        try:
+            self._apply(self._changes({} if program is None else {op.index: program}), op)
+        finally:
+            self._memory.is_in_backward = False
+        if draws_random_numbers(op):
+            self._memory.on_random_numbers()
 
     def _on_stream(self, thread: str) -> str:
         """Each thread and stream has a workspace of cuBLAS (`getCurrentCUDABlasHandle`)."""

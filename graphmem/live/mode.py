@@ -11,8 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem.graph import Op
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.virtual_gpu.node_streams import NodeStreams
+from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
 aten = torch.ops.aten
+
+_WAITS = frozenset({aten._local_scalar_dense.default, aten.nonzero.default})
 
 
 class LiveMode(DataDependentMode):
@@ -20,9 +23,11 @@ class LiveMode(DataDependentMode):
 
     Attributes:
         streams: on which each operation runs; to be set before anything runs.
+        captures: of CUDA graphs, in which the host may not wait for the card; likewise.
     """
 
     streams: NodeStreams
+    captures: StreamCaptures
     _caller_depth = 2
 
     def __init__(self, *watchers: Any) -> None:
@@ -32,6 +37,8 @@ class LiveMode(DataDependentMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):
+            self.captures.check_idle()
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
@@ -58,3 +65,8 @@ class LiveMode(DataDependentMode):
         result = func(*args, **kwargs)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result
+
+
+def _goes_to_host(kwargs: dict[str, Any] | None) -> bool:
+    device = (kwargs or {}).get("device")
+    return device is not None and torch.device(device).type == "cpu"

@@ -156,15 +156,31 @@ CUDA_NAMES = (
     Names(
         "torch.cuda",
         "Stream ExternalStream Event is_current_stream_capturing default_generators _cudart "
-        "graph_pool_handle _check_bf16_tensor_supported BFloat16Tensor BoolTensor ByteTensor "
+        "graph_pool_handle CUDAGraph graph make_graphed_callables MemPool use_mem_pool "
+        "_check_bf16_tensor_supported BFloat16Tensor BoolTensor ByteTensor "
         "CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor ShortTensor",
         "streams, random numbers and tensors of the virtual GPU",
         _PROGRAM,
     ),
     Names("torch.cuda.amp.common", "amp_definitely_not_available", "autocast", "autocast"),
-    Names("torch.cuda.graphs", "is_current_stream_capturing graph_pool_handle", "graphs", _PROGRAM),
-    Names("torch.cuda.graphs.CUDAGraph", "__new__", "graphs are refused", _PROGRAM),
-    Names("torch.cuda.MemPool", "__new__", "memory pools are refused", _PROGRAM),
+    Names(
+        "torch.cuda.graphs",
+        "CUDAGraph graph graph_pool_handle is_current_stream_capturing make_graphed_callables",
+        "CUDA graphs of the virtual GPU",
+        "programs with CUDA graphs",
+    ),
+    Names(
+        "torch.cuda.graphs.CUDAGraph", "__new__", "`analyze` refuses graphs", "programs with graphs"
+    ),
+    Names(
+        _C,
+        "_CUDAGraph _graph_pool_handle _MemPool _cuda_beginAllocateToPool "
+        "_cuda_beginAllocateCurrentThreadToPool _cuda_endAllocateToPool _cuda_releasePool",
+        "CUDA graphs and memory pools of the virtual GPU",
+        "programs with CUDA graphs or memory pools",
+    ),
+    Names("torch.cuda.memory", "MemPool use_mem_pool", "memory pools", "programs with pools"),
+    Names("torch.cuda.MemPool", "__new__", "`analyze` refuses pools", "programs with pools"),
     Names("torch.cuda.nvtx", "_nvtx", "ranges of NVTX", _PROGRAM),
     Names("torch.cuda.streams", "Stream ExternalStream Event", "streams", _PROGRAM),
     Names("torch.version", "cuda", "the CUDA of the build that is stood in for", _PROGRAM),

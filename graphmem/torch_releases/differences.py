@@ -89,6 +89,19 @@ AUTOCAST_CASTS_RMS_NORM = Difference(
     "aten/src/ATen/autocast_mode.h, `AT_FORALL_FP32`, read in the wheels of 2.9.1 to 2.15.0",
 )
 
+SEED_OF_EACH_CAPTURE = Difference(
+    (2, 12),
+    "each capture of a CUDA graph has a seed and an offset on the card, allocated for the default "
+    "stream; before, all captures shared a pair, allocated for the stream of the first",
+    "aten/src/ATen/cuda/CUDAGeneratorImpl.cpp and .h, `CUDAGeneratorCaptureState`; to 2.11 "
+    "`CUDAGeneratorState::register_graph`, which fixtures/cuda/memory/graphs_whole shows",
+)
+SEED_WHEN_NEEDED = Difference(
+    (2, 14),
+    "they are allocated when the first captured kernel asks for random numbers",
+    "aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, `get_capture_state(…, create_if_not_found)`",
+)
+
 # Of the installed build --------------------------------------------------------------------------
 
 NO_OP_CUDA_GUARD = Difference(
@@ -105,6 +118,16 @@ PACKED_TENSORS_CAN_BE_READ = Difference(
     (2, 10),
     "a node's `_raw_saved_FIELD` has `data`, what the pack hook made",
     "torch/csrc/autograd/init.cpp, class `SavedTensor`",
+)
+OOM_REJECTIONS_ARE_COUNTED = Difference(
+    (2, 12),
+    "`memory_stats` has `num_oom_rejections`",
+    "torch/csrc/cuda/Module.cpp, `memoryStats`; the names in libtorch_python.so of each wheel",
+)
+PRIVATE_POOLS_ARE_COUNTED = Difference(
+    (2, 13),
+    "`memory_stats` has `reserved_bytes_by_private_pools`",
+    "torch/cuda/memory.py, `memory_stats`; the names in libtorch_python.so of each wheel",
 )
 INTRUSIVE_NODES = Difference(
     (2, 13),

@@ -246,11 +246,12 @@ class Recorder:
         self.on_change(storage)
         return storage
 
-    def add_workspace(self, what: str, nbytes: int) -> None:
+    def add_workspace(self, what: str, nbytes: int) -> Storage:
         """A workspace that the program asked for, not an operation."""
         storage = self._new_bytes(nbytes)
         storage.owners.append(Owner(OwnerKind.WORKSPACE, what, storage.birth))
         self.on_change(storage)
+        return storage
 
     def _new_bytes(self, nbytes: int) -> Storage:
         storage = Storage(

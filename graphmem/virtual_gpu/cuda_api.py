@@ -26,12 +26,14 @@ from torch.utils._device import _device_constructors
 from graphmem.allocator import CachingAllocator
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import parse_release
-from graphmem.virtual_gpu.cuda_libraries import library_replacements
+from graphmem.virtual_gpu.cuda_graphs import graph_replacements
+from graphmem.virtual_gpu.cuda_libraries import library_replacements, refused_pools
 from graphmem.virtual_gpu.data_parallel import data_parallel_replacements
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.devices import check_device, device_replacements
 from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
 from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
+from graphmem.virtual_gpu.memory_pools import PoolHandles, pool_replacements
 from graphmem.virtual_gpu.patching import Replacement, original_of
 from graphmem.virtual_gpu.pinned_memory import PinnedMemory
 from graphmem.virtual_gpu.profiling import profiler_replacements
@@ -60,12 +62,22 @@ def replacements(
     # `with torch.device(…)` knows the factories by identity, and keeps those of its first use.
     _device_constructors()
     bindings = unanswered_bindings(gpu) if memory is None else memory_bindings(memory)
-    memory = memory or DeviceMemory(gpu, CachingAllocator())
+    release = torch_release or parse_release(torch.__version__)
+    if memory is None:
+        memory = DeviceMemory(gpu, CachingAllocator())
+        pools = refused_pools()
+    else:
+        handles = PoolHandles()
+        pools = [
+            *graph_replacements(memory, handles, release),
+            *pool_replacements(memory, handles),
+        ]
     pinned = PinnedMemory()
     return [
-        *device_replacements(gpu, torch_release or parse_release(torch.__version__)),
+        *device_replacements(gpu, release),
         *((torch._C, name, function) for name, function in bindings.items()),
         *stream_replacements(memory),
+        *pools,
         *random_replacements(),
         *pinned.replacements(),
         *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),

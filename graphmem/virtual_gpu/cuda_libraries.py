@@ -154,16 +154,22 @@ def library_replacements(
         "_cuda_customAllocator": _refusing("an allocator of the program's own"),
         "_cuda_changeCurrentAllocator": _refusing("an allocator of the program's own"),
     }
-    no_graphs = _refusing("a CUDA graph")
     return [
         *((torch._C, name, function) for name, function in functions.items()),
         (torch._C, "_cudart", runtime),
         (torch.cuda, "_cudart", runtime),
         (torch.cuda.nvtx, "_nvtx", Nvtx()),
+    ]
+
+
+def refused_pools() -> list[Replacement]:
+    """For a trace, whose memory is simulated when it is over: graphs and pools are errors."""
+    no_graphs = _only_run("a CUDA graph")
+    return [
         (torch.cuda.graphs.CUDAGraph, "__new__", staticmethod(no_graphs)),
         (torch.cuda, "graph_pool_handle", no_graphs),
         (torch.cuda.graphs, "graph_pool_handle", no_graphs),
-        (torch.cuda.MemPool, "__new__", staticmethod(_refusing("a memory pool"))),
+        (torch.cuda.MemPool, "__new__", staticmethod(_only_run("a memory pool"))),
     ]
 
 
@@ -176,6 +182,16 @@ def _refusing(what: str) -> Callable[..., NoReturn]:
         raise InputError(
             f"the virtual GPU has no model of what {what} does with memory",
             hint="leave it out of the run",
+        )
+
+    return refuse
+
+
+def _only_run(what: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise InputError(
+            f"the step uses {what}, whose memory `analyze` does not follow",
+            hint="`graphmem run script.py` does",
         )
 
     return refuse

@@ -20,16 +20,19 @@ from typing import Any
 import torch
 
 from graphmem.allocator import (
+    EVERYBODYS,
     AllocatorSettings,
     Block,
     CachingAllocator,
     OutOfMemory,
+    PoolId,
     parse_settings,
 )
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.device_clock import DeviceClock
 from graphmem.virtual_gpu.memory_history import MemoryHistory, Stack
+from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
 DEFAULT_STREAM = 0
 
@@ -65,6 +68,10 @@ def _no_block(tensor: torch.Tensor) -> Block | None:
     return None
 
 
+def _keep_nothing(what: str, nbytes: int) -> Callable[[], None]:
+    return _nothing
+
+
 class DeviceMemory:
     """The device's allocator, and what its users must agree on.
 
@@ -77,6 +84,11 @@ class DeviceMemory:
             which takes a workspace if it has none (`getCurrentCUDABlasHandle`).
         clear_blas_workspaces: set by the live machine; every workspace is given back
             (`clearCublasWorkspaces`).
+        keep: set by the live machine; bytes that a library keeps until the function that it returns
+            is called.
+        on_random_numbers: called when an operation draws random numbers.
+        is_in_backward: set by the live machine; whether autograd's own thread allocates.
+        captures: of CUDA graphs.
         first_settings: set by the live machine; what the environment says when memory is first
             asked for, which is when PyTorch reads it. None: the allocator has its settings.
         clock: the time of the device.
@@ -91,6 +103,10 @@ class DeviceMemory:
         self.block_of: Callable[[torch.Tensor], Block | None] = _no_block
         self.blas_handle: Callable[[], None] = _nothing
         self.clear_blas_workspaces: Callable[[], None] = _nothing
+        self.keep: Callable[[str, int], Callable[[], None]] = _keep_nothing
+        self.on_random_numbers: Callable[[], None] = _nothing
+        self.is_in_backward = False
+        self.captures = StreamCaptures()
         self.first_settings: Callable[[], AllocatorSettings] | None = None
         self.clock = DeviceClock()
         self.history = MemoryHistory()
@@ -174,7 +190,9 @@ class DeviceMemory:
         self.allocator.configure(settings)
 
     def _take_back_finished(self) -> None:
-        """`process_events`."""
+        """`process_events`, which waits for the end of a capture."""
+        if self.allocator.private.are_in_use:
+            return
         for block, moment in self._pending:
             if block.pending and moment <= self.clock.now:
                 self.allocator.finish(block)
@@ -188,14 +206,26 @@ class DeviceMemory:
 
     # What the program asks -----------------------------------------------------------------------
 
-    def empty_cache(self) -> None:
-        """`torch.cuda.empty_cache`."""
+    def empty_cache(self, pool_id: PoolId = EVERYBODYS) -> None:
+        """`torch.cuda.empty_cache`, or the release of one private pool's segments."""
         allocator = self.settled()
         with self.history.caused_by(self.origin().stack_of_free):
-            if self._pending:
+            if self._pending and not allocator.private.are_in_use:
                 self.clock.wait_until(max(moment for _, moment in self._pending))
                 self._pending.clear()
-            allocator.empty_cache()
+            allocator.empty_cache(pool_id)
+
+    def begin_pool(self, pool_id: PoolId, takes: Callable[[int], bool]) -> None:
+        """Send requests to a private pool from now on (`beginAllocateToPool`)."""
+        self.settled().private.begin(pool_id, takes)
+
+    def end_pool(self, pool_id: PoolId) -> None:
+        """Send no more requests to a private pool (`endAllocateToPool`)."""
+        self.settled().private.end(pool_id)
+
+    def release_pool(self, pool_id: PoolId) -> None:
+        """A private pool has one user less (`releasePool`)."""
+        self.settled().private.release(pool_id)
 
     def raw_alloc(self, requested_bytes: int, stream: int) -> int:
         """`torch.cuda.caching_allocator_alloc`.

@@ -5,8 +5,7 @@ PyTorch's own Python (torch/cuda/memory.py, torch/accelerator/memory.py) stands 
 PyTorch's. Names, arguments and results are those of torch/csrc/cuda/Module.cpp and
 torch/csrc/DeviceAccelerator.cpp.
 
-Not modelled: private pools (`MemPool`, CUDA graphs), pluggable allocators, and switching the
-caching allocator off for tensors.
+Not modelled: pluggable allocators, and switching the caching allocator off for tensors.
 """
 
 from __future__ import annotations
@@ -14,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from graphmem.allocator import AllocatorSettings, CachingAllocator, Statistics
+from graphmem.allocator import EVERYBODYS, AllocatorSettings, CachingAllocator, Statistics
+from graphmem.allocator.statistics import POOLS
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
+from graphmem.torch_releases import Difference, installed_release
+from graphmem.torch_releases.differences import (
+    OOM_REJECTIONS_ARE_COUNTED,
+    PRIVATE_POOLS_ARE_COUNTED,
+)
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 
-_POOLS = ("all", "small_pool", "large_pool")
 _NO_LIMIT = -1  # what a size_t without limit looks like in Python (`max_split_size`)
 
 
@@ -108,9 +112,13 @@ class _Bindings:
             "num_sync_all_streams": allocator.num_sync_all_streams,
             "num_device_alloc": allocator.num_device_alloc,
             "num_device_free": allocator.num_device_free,
-            "num_oom_rejections": 0,
+            **_counted_since(OOM_REJECTIONS_ARE_COUNTED, "num_oom_rejections", 0),
             **_stat_arrays(allocator),
-            "reserved_bytes_by_private_pools": {},
+            **_counted_since(
+                PRIVATE_POOLS_ARE_COUNTED,
+                "reserved_bytes_by_private_pools",
+                {private.id: private.reserved_by_size() for private in allocator.private},
+            ),
             "oversize_allocations": allocator.oversize_allocations.as_dict(),
             "oversize_segments": allocator.oversize_segments.as_dict(),
         }
@@ -189,7 +197,12 @@ class _Bindings:
         allocator, history = self._memory.settled(), self._memory.history
         with_events = pool is None or len(pool) < 3 or bool(pool[2])
         events = history.entries() if with_events else []
-        segments: list[dict[str, Any]] = allocator.snapshot()
+        wanted = EVERYBODYS if pool is None else tuple(pool[:2])
+        segments: list[dict[str, Any]] = [
+            segment
+            for segment in allocator.snapshot()
+            if wanted in (EVERYBODYS, segment["segment_pool_id"])
+        ]
         for segment in segments:
             segment["frames"] = history.frames_of_segment(segment["address"])
             for block in segment["blocks"]:
@@ -241,6 +254,11 @@ def _check(device: int) -> None:
         raise RuntimeError(f"Invalid device argument {device}: did you call init?")
 
 
+def _counted_since(difference: Difference, name: str, value: Any) -> dict[str, Any]:
+    """A figure that the installed release has, or none."""
+    return {name: value} if difference.holds_in(installed_release()) else {}
+
+
 def _stat_arrays(allocator: CachingAllocator) -> dict[str, dict[str, dict[str, int]]]:
     parts: tuple[Statistics, ...] = (
         allocator.statistics,
@@ -248,7 +266,7 @@ def _stat_arrays(allocator: CachingAllocator) -> dict[str, dict[str, dict[str, i
         allocator.large.statistics,
     )
     return {
-        name: {pool: part.stats()[name].as_dict() for pool, part in zip(_POOLS, parts, strict=True)}
+        name: {pool: part.stats()[name].as_dict() for pool, part in zip(POOLS, parts, strict=True)}
         for name in parts[0].stats()
     }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from graphmem.caller.turns import uninterrupted
+from graphmem.errors import InternalError
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.manifest import check_replaced
 
@@ -86,3 +89,13 @@ def _put(owner: Any, name: str, value: Any) -> None:
         delattr(owner, name)
     else:
         setattr(owner, name, value)
+
+
+def run_again(module: ModuleType) -> ModuleType:
+    """Another module of the same source, made of what is replaced now."""
+    spec = importlib.util.find_spec(module.__name__)
+    if spec is None or spec.loader is None:
+        raise InternalError(f"{module.__name__} has no source")
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    return again

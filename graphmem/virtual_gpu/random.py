@@ -9,11 +9,13 @@ moves it.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from typing import Any
 
 import torch
 
+from graphmem.graph import Op
 from graphmem.virtual_gpu.patching import Replacement
 
 _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
@@ -30,6 +32,19 @@ def random_replacements() -> list[Replacement]:
         (torch, "Generator", Generator),
         (torch.cuda, "default_generators", (CudaGenerator(),)),
     ]
+
+
+def draws_random_numbers(op: Op) -> bool:
+    """Whether a kernel asks the generator for numbers; attention does for its dropout alone."""
+    target: Any = op.node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    arguments = {argument.name: i for i, argument in enumerate(target._schema.arguments)}
+    position = arguments.get("dropout_p")
+    if position is None:
+        return True
+    given = op.node.args[position] if position < len(op.node.args) else 0.0
+    return bool(op.node.kwargs.get("dropout_p", given))
 
 
 class _AnyGenerator(_TorchMeta):  # type: ignore[misc]
@@ -57,8 +72,12 @@ class CudaGenerator(Generator):
 
     device = torch.device("cuda", 0)
 
+    _numbers = itertools.count()
+
     def __init__(self) -> None:
         self._seed, self._offset = _DEFAULT_SEED, 0
+        self.state_number = next(self._numbers)
+        """Which state it has: two generators may share one (`graphsafe_get_state`)."""
 
     def manual_seed(self, seed: int) -> CudaGenerator:
         """Set the seed, and the offset to 0."""
@@ -102,11 +121,16 @@ class CudaGenerator(Generator):
 
     def clone_state(self) -> CudaGenerator:
         """Another generator in the same state."""
-        return CudaGenerator().graphsafe_set_state(self)
+        other = CudaGenerator()
+        other._seed, other._offset = self._seed, self._offset
+        return other
 
-    graphsafe_get_state = clone_state
+    def graphsafe_get_state(self) -> CudaGenerator:
+        """Another generator with this one's state."""
+        return CudaGenerator().graphsafe_set_state(self)
 
     def graphsafe_set_state(self, other: CudaGenerator) -> CudaGenerator:
         """Take over the state of another generator."""
         self._seed, self._offset = other._seed, other._offset
+        self.state_number = other.state_number
         return self

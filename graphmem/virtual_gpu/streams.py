@@ -14,7 +14,6 @@ A stream's handle (`cuda_stream`) is its number, or the pointer of an external o
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import time
 from types import ModuleType
@@ -24,9 +23,9 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.streams
 
-from graphmem.errors import InputError, InternalError
+from graphmem.errors import InputError
 from graphmem.virtual_gpu.device_memory import DEFAULT_STREAM, DeviceMemory
-from graphmem.virtual_gpu.patching import Replacement, replaced
+from graphmem.virtual_gpu.patching import Replacement, replaced, run_again
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _STREAMS_IN_POOL = 32  # kStreamsPerPool
@@ -46,7 +45,7 @@ def stream_replacements(memory: DeviceMemory) -> list[Replacement]:
         (torch._C, "_has_cuda", True),
     ]
     with replaced(bases):
-        own = _run_again(torch.cuda.streams)
+        own = run_again(torch.cuda.streams)
     return [
         *bases,
         *((torch._C, name, function) for name, function in _functions(memory, own).items()),
@@ -59,8 +58,6 @@ def stream_replacements(memory: DeviceMemory) -> list[Replacement]:
         (GenericEvent, "of_cuda", own.Event),
         (torch, "Stream", GenericStream),
         (torch, "Event", GenericEvent),
-        (torch.cuda.graphs, "is_current_stream_capturing", _is_capturing),
-        (torch.cuda, "is_current_stream_capturing", _is_capturing),
         (torch.Tensor, "record_stream", _record_stream_of(memory)),
     ]
 
@@ -84,7 +81,7 @@ def _event_base(of_memory: DeviceMemory) -> type:
 
 
 def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
-    clock = memory.clock
+    clock, captures = memory.clock, memory.captures
 
     def packed(handle: int) -> tuple[int, int, int]:
         return handle, 0, _CUDA
@@ -95,6 +92,10 @@ def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
     def current(device: int = 0) -> Any:
         return own.Stream(stream_id=memory.current_stream, device_index=0, device_type=_CUDA)
 
+    def synchronize() -> None:
+        captures.check_idle()
+        clock.wait_for_all()
+
     def sleep(cycles: int) -> None:
         clock.queue(memory.current_stream, cycles / _CYCLES_OF_A_MILLISECOND)
 
@@ -104,23 +105,12 @@ def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
         "_cuda_getStreamFromExternal": lambda pointer, device: packed(pointer),
         "_cuda_getCurrentRawStream": lambda device: memory.current_stream,
         "_cuda_setStream": set_current,
-        "_cuda_synchronize": clock.wait_for_all,
+        "_cuda_synchronize": synchronize,
         "_cuda_sleep": sleep,
-        "_cuda_isCurrentStreamCapturing": _is_capturing,
         "_accelerator_getStream": current,
         "_accelerator_setStream": lambda stream: set_current(stream.stream_id),
-        "_accelerator_synchronizeDevice": lambda device: clock.wait_for_all(),
+        "_accelerator_synchronizeDevice": lambda device: synchronize(),
     }
-
-
-def _run_again(module: ModuleType) -> ModuleType:
-    """Another module of the same source."""
-    spec = importlib.util.find_spec(module.__name__)
-    if spec is None or spec.loader is None:
-        raise InternalError(f"{module.__name__} has no source")
-    again = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(again)
-    return again
 
 
 class _OfAnyDevice(type):
@@ -195,8 +185,8 @@ class CudaStreamBase(GenericStream):
         return 0, 1 - _PRIORITIES
 
     def is_capturing(self) -> bool:
-        """Graphs are not captured."""
-        return False
+        """Whether what it is given goes into a CUDA graph."""
+        return self.memory.captures.graph_of(self.cuda_stream) is not None
 
     def query(self) -> bool:
         """Whether nothing is left to do."""
@@ -239,6 +229,7 @@ class CudaEventBase(GenericEvent):
         self._is_timed = enable_timing
         self._done_at: float | None = None
         self._recorded_at = 0.0
+        self._capture: object | None = None
         self.cuda_event = 0
 
     @property
@@ -251,6 +242,7 @@ class CudaEventBase(GenericEvent):
         handle = self.memory.current_stream if stream is None else stream.stream_id
         self.cuda_event = self.cuda_event or next(self.handles)
         self._done_at = self.memory.clock.done_at(handle)
+        self._capture = self.memory.captures.graph_of(handle)
         self._recorded_at = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
@@ -258,6 +250,7 @@ class CudaEventBase(GenericEvent):
         if self._done_at is not None:
             handle = self.memory.current_stream if stream is None else stream.stream_id
             self.memory.clock.delay(handle, self._done_at)
+            self.memory.captures.join(handle, self._capture)
 
     def query(self) -> bool:
         """Whether the event has happened, or was never recorded."""
@@ -304,7 +297,3 @@ def _record_stream_of(memory: DeviceMemory) -> Any:
             memory.record_stream(block, stream.stream_id)
 
     return record_stream
-
-
-def _is_capturing() -> bool:
-    return False

@@ -1,0 +1,144 @@
+"""Private pools: blocks that a CUDA graph, or a `torch.cuda.MemPool`, has for itself.
+
+Note [Interaction with CUDA graph capture] in c10/cuda/CUDACachingAllocator.cpp. While a capture is
+underway, or a `MemPool` is in use, requests go to its pool; what is freed goes back there and is
+nobody else's. Its segments return to the driver when the last user has let go of the pool and its
+blocks are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from graphmem.allocator.pool import Pool, PoolId
+from graphmem.allocator.settings import SMALL_LIMIT
+from graphmem.allocator.statistics import POOLS, Stat
+
+Takes = Callable[[int], bool]
+"""Whether a request on a stream goes to a pool."""
+
+
+class PrivatePool:
+    """One pool of its own (`PrivatePool`).
+
+    Attributes:
+        id: `MempoolId_t`.
+        small, large: its free blocks.
+        reserved: what the driver gave it.
+        users: graphs and `MemPool`s that have it (`use_count`).
+        helps_out: whether its free blocks serve others when the device is full (`use_on_oom`).
+    """
+
+    def __init__(self, pool_id: PoolId, small: Pool, large: Pool) -> None:
+        """A pool beside everybody's, `small` and `large`."""
+        self.id = pool_id
+        self.reserved = Stat()
+        self.small = small.private(pool_id, self.reserved)
+        self.large = large.private(pool_id, self.reserved)
+        self.users = 1
+        self.helps_out = False
+
+    def reserved_by_size(self) -> dict[str, dict[str, int]]:
+        """`reserved_bytes_by_private_pools` of `torch.cuda.memory_stats`."""
+        stats = self.reserved, self.small.reserved[0], self.large.reserved[0]
+        return dict(zip(POOLS, (stat.as_dict() for stat in stats), strict=True))
+
+    def forbid_splits(self, forbidden: bool) -> None:
+        """Hand out whole segments only (`setNoSplit`)."""
+        self.small.may_split = self.large.may_split = not forbidden
+
+    @property
+    def free_bytes(self) -> int:
+        """What its free blocks have."""
+        return sum(block.size for pool in (self.small, self.large) for block in pool.free_blocks())
+
+
+class PrivatePools:
+    """The private pools of one device, and which requests go to which.
+
+    Attributes:
+        are_in_use: a capture is underway, or a `MemPool` in use (`captures_underway`).
+    """
+
+    def __init__(self, small: Pool, large: Pool) -> None:
+        """None yet; `small` and `large` are everybody's, whose statistics theirs count into."""
+        self._everybodys = small, large
+        self._pools: dict[PoolId, PrivatePool] = {}
+        self._routes: list[tuple[PoolId, Takes]] = []
+        self.are_in_use = False
+
+    def __iter__(self) -> Iterator[PrivatePool]:
+        return iter(list(self._pools.values()))
+
+    def get(self, pool_id: PoolId) -> PrivatePool | None:
+        """The pool of that number, if it is there."""
+        return self._pools.get(pool_id)
+
+    def pools(self) -> list[Pool]:
+        """The large and the small pools of all of them."""
+        return [each for pool in self for each in (pool.large, pool.small)]
+
+    def helpers(self) -> list[PrivatePool]:
+        """Those whose free blocks serve others when the device is full (`use_on_oom_pools`)."""
+        return [pool for pool in self if pool.helps_out]
+
+    def open(self, pool_id: PoolId) -> PrivatePool:
+        """Have one more user of a pool, which is made if it is not there (`createOrIncrefPool`)."""
+        pool = self._pools.get(pool_id)
+        if pool is None:
+            pool = self._pools[pool_id] = PrivatePool(pool_id, *self._everybodys)
+        elif pool.users == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        else:
+            pool.users += 1
+        return pool
+
+    def begin(self, pool_id: PoolId, takes: Takes) -> None:
+        """Send requests to a pool from now on (`beginAllocateToPool`).
+
+        Raises:
+            RuntimeError: they go there already.
+        """
+        self.open(pool_id)
+        if any(pool_id == other for other, _ in self._routes):
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        self._routes.append((pool_id, takes))
+        self.are_in_use = True
+
+    def end(self, pool_id: PoolId) -> None:
+        """Send no more requests there (`endAllocateToPool`).
+
+        Raises:
+            RuntimeError: none go there.
+        """
+        kept = [route for route in self._routes if route[0] != pool_id]
+        if len(kept) == len(self._routes):
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self._routes = kept
+        self.are_in_use = bool(kept)
+
+    def release(self, pool_id: PoolId) -> None:
+        """Have one user less (`releasePool`)."""
+        self._pools[pool_id].users -= 1
+
+    def pool_for(self, stream: int, size: int) -> Pool | None:
+        """Where a request goes, if not to everybody's pools (`get_pool`)."""
+        for pool_id, takes in self._routes:
+            if takes(stream):
+                pool = self._pools[pool_id]
+                return pool.small if size <= SMALL_LIMIT else pool.large
+        return None
+
+    def unused(self) -> list[PrivatePool]:
+        """Those that nobody has any more (`graph_pools_freeable`)."""
+        return [pool for pool in self._pools.values() if pool.users == 0]
+
+    def drop_empty(self) -> None:
+        """Forget pools that nobody has and that have no memory (`release_cached_blocks`)."""
+        for pool in self.unused():
+            if not pool.reserved.current:
+                del self._pools[pool.id]
+
+    def reserved_bytes(self) -> int:
+        """What the driver gave to all of them."""
+        return sum(pool.reserved.current for pool in self)

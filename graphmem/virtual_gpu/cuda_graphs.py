@@ -1,0 +1,256 @@
+"""CUDA graphs: what a capture takes, and a replay that takes nothing.
+
+torch/cuda/graphs.py is PyTorch's own, over the base that aten/src/ATen/cuda/CUDAGraph.cpp has in a
+CUDA build. Operations that are captured run as any others; only where they allocate is different,
+the graph's private pool. A replay launches kernels and allocates nothing.
+
+Assumption: the driver's own memory for an instantiated graph is not counted; it is outside of the
+allocator (`cudaGraphInstantiate`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+import torch.cuda.graphs
+
+from graphmem.allocator import EVERYBODYS, PoolId
+from graphmem.errors import InputError
+from graphmem.torch_releases.differences import (
+    SEED_OF_EACH_CAPTURE,
+    SEED_WHEN_NEEDED,
+    Release,
+)
+from graphmem.virtual_gpu.device_memory import DEFAULT_STREAM, DeviceMemory
+from graphmem.virtual_gpu.memory_pools import PoolHandles
+from graphmem.virtual_gpu.patching import Replacement, replaced, run_again
+
+_OF_GRAPHS = (
+    "CUDAGraph",
+    "graph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
+)
+_STATE = ("seed", "offset")  # one int64 each
+
+GiveBack = Callable[[], None]
+
+
+class RandomStates:
+    """The seeds and offsets on the card that captured kernels read (CUDAGeneratorImpl.cpp)."""
+
+    def __init__(self, memory: DeviceMemory, release: Release) -> None:
+        """None yet.
+
+        Args:
+            memory: of the device.
+            release: the version of torch that decides when they are made.
+        """
+        self._memory = memory
+        self._of_a_capture = SEED_OF_EACH_CAPTURE.holds_in(release)
+        self._when_needed = SEED_WHEN_NEEDED.holds_in(release)
+        self._of_capture: dict[object, list[GiveBack]] = {}
+        self._shared: dict[int, list[GiveBack]] = {}
+        self._sharing: dict[int, set[object]] = {}
+        memory.on_random_numbers = self._note_random_numbers
+
+    def register(self, capture: object, generator: Any = None) -> None:
+        """Make the state that all captures share, if this is the first (`register_graph`).
+
+        Args:
+            capture: has the state until it is forgotten.
+            generator: None: the default one.
+        """
+        if self._of_a_capture:
+            return
+        generator = generator or torch.cuda.default_generators[0]
+        key: int = generator.state_number
+        self._sharing.setdefault(key, set()).add(capture)
+        if key not in self._shared:
+            self._shared[key] = self._new_state()
+
+    def begin(self, capture: object) -> None:
+        """A capture has begun (`init_capture_state`)."""
+        if self._of_a_capture and not self._when_needed:
+            self._make(capture)
+
+    def forget(self, capture: object) -> None:
+        """A graph is gone (`unregister_graph`, `remove_capture_state`)."""
+        gone = self._of_capture.pop(capture, [])
+        for key, sharing in list(self._sharing.items()):
+            sharing.discard(capture)
+            if not sharing:
+                del self._sharing[key]
+                gone = [*gone, *self._shared.pop(key)]
+        for give_back in gone:
+            give_back()
+
+    def _note_random_numbers(self) -> None:
+        """An operation draws random numbers (`philox_cuda_state`)."""
+        capture = self._memory.captures.graph_of(self._memory.current_stream)
+        if capture is not None and self._of_a_capture:
+            self._make(capture)
+
+    def _make(self, capture: object) -> None:
+        """The state of one capture, on the default stream (`initialize`)."""
+        if capture in self._of_capture:
+            return
+        stream, self._memory.current_stream = self._memory.current_stream, DEFAULT_STREAM
+        try:
+            self._of_capture[capture] = self._new_state()
+        finally:
+            self._memory.current_stream = stream
+
+    def _new_state(self) -> list[GiveBack]:
+        return [self._memory.keep(f"a CUDA graph's random {what}", 8) for what in _STATE]
+
+
+def graph_replacements(
+    memory: DeviceMemory, handles: PoolHandles, release: Release
+) -> list[Replacement]:
+    """The classes and functions of CUDA graphs to replace."""
+    captures = memory.captures
+    bases: list[Replacement] = [
+        (torch._C, "_CUDAGraph", _graph_base(memory, handles, release)),
+        (torch._C, "_graph_pool_handle", handles.of_user),
+        (
+            torch._C,
+            "_cuda_isCurrentStreamCapturing",
+            lambda: captures.graph_of(memory.current_stream) is not None,
+        ),
+    ]
+    with replaced(bases):
+        own = run_again(torch.cuda.graphs)
+    return [
+        *bases,
+        *(
+            (module, name, getattr(own, name))
+            for module in (torch.cuda, torch.cuda.graphs)
+            for name in _OF_GRAPHS
+        ),
+    ]
+
+
+def _graph_base(memory: DeviceMemory, handles: PoolHandles, release: Release) -> type:
+    """What aten/src/ATen/cuda/CUDAGraph.cpp gives to `torch.cuda.CUDAGraph`."""
+    states = RandomStates(memory, release)
+
+    class Base(CudaGraphBase):
+        _memory = memory
+        _states = states
+        _handles = handles
+
+    return Base
+
+
+class _Capture:
+    """What C++ has of one graph; it goes with the Python object."""
+
+    def __init__(self, memory: DeviceMemory, states: RandomStates) -> None:
+        self.memory = memory
+        self.states = states
+        self.pool_id = EVERYBODYS
+        self.is_over = False
+
+    def require(self, what: str) -> None:
+        """Raise the error of C++ where nothing has been captured."""
+        if not self.is_over:
+            raise RuntimeError(what)
+
+    def reset(self) -> None:
+        """`CUDAGraph::reset`."""
+        self.states.forget(self)
+        if self.is_over:
+            self.is_over = False
+            self.memory.release_pool(self.pool_id)
+
+
+class CudaGraphBase:
+    """One graph: where it allocates while it is captured, and what stays with it."""
+
+    _memory: DeviceMemory
+    _states: RandomStates
+    _handles: PoolHandles
+    _capture: _Capture
+
+    def __new__(cls, keep_graph: bool = False) -> Any:
+        """As in C++, nothing is taken before a capture."""
+        graph = super().__new__(cls)
+        graph._capture = _Capture(cls._memory, cls._states)
+        # PyTorch's class has a `__del__` of its own from 2.13 on.
+        weakref.finalize(graph, graph._capture.reset).atexit = False
+        return graph
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
+        """Send what this stream allocates to the graph's pool from now on.
+
+        Raises:
+            RuntimeError: as in C++.
+        """
+        capture, captures = self._capture, self._memory.captures
+        stream = self._memory.current_stream
+        if capture.is_over:
+            raise RuntimeError(
+                "This CUDAGraph instance already owns a captured graph."
+                " To capture a new graph, create a new instance."
+            )
+        if stream == DEFAULT_STREAM:
+            raise RuntimeError(
+                "CUDA graphs must be captured on a non-default stream."
+                " (However, after capture, it's ok to replay them on the default stream.)"
+            )
+        self._memory.settle()
+        self._states.register(capture)
+        capture.pool_id = (pool[0], pool[1]) if pool else self._handles.of_graph()
+        self._memory.begin_pool(capture.pool_id, lambda asked: captures.graph_of(asked) is capture)
+        captures.begin(stream, capture)
+        self._states.begin(capture)
+
+    def capture_end(self) -> None:
+        """The capture is over; the graph can be replayed."""
+        captures = self._memory.captures
+        if captures.graph_of(self._memory.current_stream) is not self._capture:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        self._memory.end_pool(self._capture.pool_id)
+        captures.end(self._capture)
+        self._capture.is_over = True
+
+    def instantiate(self) -> None:
+        """Prepare the graph for replays."""
+        self._capture.require("capture_end() must have been called before calling instantiate")
+
+    def replay(self) -> None:
+        """Launch what was captured."""
+        self._capture.require("Called CUDAGraph::replay without a preceding successful capture.")
+
+    def pool(self) -> PoolId:
+        """The number of its pool, for other graphs to share."""
+        self._capture.require("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._capture.pool_id
+
+    def reset(self) -> None:
+        """Let go of what was captured, and of the pool."""
+        self._capture.reset()
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Keep the state of a generator of the program's own as well."""
+        self._states.register(self._capture, generator)
+
+    def enable_debug_mode(self) -> None:
+        """Nothing is there to be shown."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """Nothing is there to be shown."""
+
+    def raw_cuda_graph(self) -> NoReturn:
+        """Refuse: no driver has made one."""
+        raise InputError(
+            "a graph of the virtual GPU is not one of the driver's",
+            hint="leave `raw_cuda_graph` out of the run",
+        )
+
+    raw_cuda_graph_exec = raw_cuda_graph
