@@ -192,8 +192,8 @@ def traced_step(
         return load(Path(target))
     runtime = runtime_of(request)
     runtime.new_allocator(bounded=False)  # what its settings say wrong is said before the trace
-    name, graph = _traced(target, request, runtime, progress)
-    return TracedStep(name, runtime, graph)
+    name, graph, batch = _traced(target, request, runtime, progress)
+    return TracedStep(name, runtime, graph, batch=batch)
 
 
 _READ_OF_A_RECORD = frozenset({"steps", "worst_routing"})
@@ -219,9 +219,10 @@ def cannot_change(target: str, what: str) -> InputError:
 
 def _traced(
     target: str | Callable[[], Any], request: Request, runtime: Runtime, progress: Progress
-) -> tuple[str, StepGraph]:
-    """The target's name and its step graph."""
+) -> tuple[str, StepGraph, int | None]:
+    """The target's name, its step graph, and its batch."""
     from graphmem.caller import turn
+    from graphmem.changes.batch import batch_of
     from graphmem.target import blaming_the_user, load_target
     from graphmem.trace import Options, trace
 
@@ -237,15 +238,17 @@ def _traced(
         compile=request.compile is not False,
         within=within,
     )
+    batches: list[int | None] = []
+
+    def step() -> TrainingStep:
+        made = overridden(build(), request)
+        batches.append(batch_of(made))
+        return made
+
     progress("importing the target")
     with turn("an analysis"), loaded.imported() as build, blaming_the_user("the step", within):
-        graph = trace(
-            lambda: overridden(build(), request),
-            gpu=runtime.gpu,
-            options=options,
-            progress=progress,
-        )
-    return loaded.name, graph
+        graph = trace(step, gpu=runtime.gpu, options=options, progress=progress)
+    return loaded.name, graph, next(iter(batches), None)
 
 
 def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[str, Any]:

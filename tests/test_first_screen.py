@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from graphmem.advice.first_aid import first_aid
+from graphmem.analysis import Request, run_analysis
 
 GIB = 2**30
 
@@ -33,8 +39,8 @@ class Model(nn.Module):
         return self.h(x)
 
 
-def build(layers: int = 4, width: int = 1024, batch: int = 65536):
-    return Model(layers, width), torch.randn(batch, width), lambda y: y.square().mean()
+def build(layers: int = 4, width: int = 1024, batch: int = 4):
+    return Model(layers, width), torch.randn(batch, 16384, width), lambda y: y.square().mean()
 """
 
 
@@ -61,7 +67,7 @@ def test_what_ran_out_stands_in_the_first_lines(
     """16 layers of 1 GiB each, on a card of 14.6 GiB."""
     done = run_graphmem(
         "analyze", target, "--gpu", "t4", "--steps", "1",
-        "--set", "layers=16", "--set", "batch=262144",
+        "--set", "layers=16", "--set", "batch=16",
     )  # fmt: skip
 
     verdict, place, *_ = done.stdout.splitlines()
@@ -147,3 +153,76 @@ class TestTheCard:
 
         assert done.exit_code == 2
         assert done.stderr.startswith("error: graphmem.toml:2: ")
+
+
+class TestWhatHelps:
+    """Where a step does not fit, what would: measured, each with its command."""
+
+    LARGE = ("--gpu", "t4", "--steps", "1", "--set", "layers=16", "--set", "batch=8")
+
+    def test_the_largest_batch_is_the_border(
+        self, target: str, run_graphmem: Callable[..., Any]
+    ) -> None:
+        done = run_graphmem("analyze", target, *self.LARGE)
+
+        [line] = [each for each in done.stdout.splitlines() if "the largest batch" in each]
+        found = re.fullmatch(
+            r"the largest batch that fits is ([\d,]+) \(8 was traced, ([\d,]+) does not fit\)",
+            line,
+        )
+        assert found
+        fits, fails = (each.replace(",", "") for each in found.groups())
+        assert int(fails) == int(fits) + 1
+        for size, verdict in ((fits, "fits on"), (fails, "does NOT fit on")):
+            again = run_graphmem("analyze", target, *self.LARGE, "--batch", size, "--no-advice")
+            assert again.stdout.startswith(verdict)
+
+    def test_each_change_can_be_pasted_and_does_what_is_said(
+        self, target: str, run_graphmem: Callable[..., Any]
+    ) -> None:
+        done = run_graphmem("analyze", target, *self.LARGE, "--format", "json", "--advice")
+        report = json.loads(done.stdout)
+        changes = report["advice"]["changes"]
+
+        assert 1 <= len(changes) <= 3
+        assert [each["saves"] for each in changes] == sorted(
+            (each["saves"] for each in changes), reverse=True
+        )
+        for change in changes:
+            program, *arguments = shlex.split(change["command"])
+            assert program == "graphmem"
+            after = json.loads(run_graphmem(*arguments, "--format", "json").stdout)
+            saved = report["peak"]["allocated"] - after["peak"]["allocated"]
+            assert saved == change["saves"] > 0
+            assert after["memory"]["on_card"]["fits"] == change["fits"]
+
+    def test_what_a_saved_layer_costs_is_told(
+        self, target: str, run_graphmem: Callable[..., Any]
+    ) -> None:
+        text = run_graphmem("analyze", target, *self.LARGE).stdout
+
+        assert re.search(r"^  1\. .*: saves .* GiB, then ", text, re.MULTILINE)
+        assert "     cost: " in text
+        begun = (
+            "     graphmem analyze model.py:build --set layers=16 --set batch=8 --gpu t4 --steps 1"
+        )
+        assert f"\n{begun} --checkpoint 'h.*'\n" in text  # in one line, to be pasted
+
+    def test_nothing_is_measured_where_the_step_fits(
+        self, target: str, run_graphmem: Callable[..., Any]
+    ) -> None:
+        """The command that would measure it is there instead."""
+        text = run_graphmem("analyze", target, "--gpu", "t4", "--steps", "1").stdout
+
+        lines = text.partition("the largest batch, and what saves most:\n")[2].splitlines()
+        assert lines[0] == "    graphmem analyze model.py:build --gpu t4 --steps 1 --advice"
+
+    def test_a_long_step_is_not_measured_unasked(self, target: str) -> None:
+        request = Request(gpu="t4", steps=1, settings={"layers": "16", "batch": "8"})
+
+        found = first_aid(target, request, run_analysis(target, request), affordable=0)
+
+        assert (found.batch, found.changes) == (None, [])
+        assert found.unmeasured[0].endswith(
+            "graphmem fit model.py:build --set layers=16 --set batch=8 --gpu t4 --steps 1"
+        )

@@ -89,7 +89,7 @@ def candidates(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     yield from _gradients(request)
     yield from _frozen(request, analysis.graph)
     yield Candidate(
-        "half of the batch",
+        "halve the batch",
         "--batch 0.5x",
         "twice as many steps, or gradient accumulation",
         "the batch size of the data loader",
@@ -162,12 +162,12 @@ def _optimizers(request: Request, graph: StepGraph) -> Iterator[Candidate]:
     if not any(storage.owned_as(OwnerKind.OPTIMIZER_STATE) for storage in graph.storages):
         return
     for name, price in (
-        ("sgd", "no moments: another way to converge"),
-        ("sgd-momentum", "one moment in place of two: another way to converge"),
+        ("sgd", "no optimizer moments, so training converges differently"),
+        ("sgd-momentum", "one moment in place of two, so training converges differently"),
         ("adamw-fused", "none, where the optimizer was AdamW"),
     ):
         yield Candidate(
-            f"the optimizer {name}",
+            f"switch the optimizer to {name}",
             f"--optimizer {name}",
             price,
             "where the optimizer is made",

@@ -42,6 +42,16 @@ def resize_batch(step: TrainingStep, size: int) -> Any:
     return _with_batch(step.inputs, lambda old: size)
 
 
+def batch_of(step: TrainingStep) -> int | None:
+    """The batch that `resize_batch` would change; None without one, or if a function makes it."""
+    from graphmem.trace.loop import tensors_in
+
+    if step.step is not None or callable(step.inputs):
+        return None
+    first = next((tensor for tensor in tensors_in(step.inputs) if tensor.dim()), None)
+    return None if first is None else first.shape[0]
+
+
 def _times(old: int, factor: float) -> int:
     new = round(old * factor)
     if new < 1:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from graphmem.cli import options
-from graphmem.cli.output import hint_at_cards, keep, progress, put_result
+import typer
+
+from graphmem.advice.commands import command_of
+from graphmem.cli import changes, options
+from graphmem.cli.output import console, hint_at_cards, keep, progress, put_result
+from graphmem.target import RECORD
+
+if TYPE_CHECKING:
+    from graphmem.analysis import Analysis, Request
+    from graphmem.report import Report
 
 
 def analyze(
@@ -23,6 +35,9 @@ def analyze(
     steps: options.Steps = options.DEFAULT_STEPS,
     inference: options.Inference = False,
     freeze: options.Freeze = None,
+    checkpoint: changes.Checkpoint = None,
+    activation: changes.Activation = None,
+    batch: changes.Batch = None,
     timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
@@ -30,16 +45,24 @@ def analyze(
     save: options.Save = None,
     verbose: options.Verbose = False,
     brief: options.Brief = False,
+    advice: Annotated[
+        bool | None,
+        typer.Option(
+            "--advice/--no-advice",
+            help="Measure the largest batch that fits, and the changes that save most.  "
+            "[default: in text, where the step does not fit, unless that takes long]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Report a training step's peak GPU memory, when it occurs and what holds it.
 
     build() returns a model with its inputs, (model, inputs, loss_fn), or a graphmem.TrainingStep.
     It runs on this machine, on tensors without data: no GPU is needed.
 
-    Example: graphmem analyze fixtures/gpt2.py:build --set batch=8 --gpu h100 --autocast bf16
+    Example: graphmem analyze model.py:build --set batch=8 --gpu h100 --autocast bf16
     """
     from graphmem.analysis import Request, run_analysis
-    from graphmem.changes import Changes
     from graphmem.time_limit import time_limit
 
     request = Request(
@@ -56,16 +79,67 @@ def analyze(
         steps=steps,
         inference=inference,
         settings=options.pairs(settings, "--set"),
-        changes=Changes(freeze=tuple(freeze or ())),
+        changes=changes.changes_of(freeze, checkpoint, activation, batch),
     )
+    with progress() as report_progress, time_limit(timeout):
+        analysis = run_analysis(target, request, report_progress)
+    wants = _Wants(output_format, output, verbose, brief, advice)
+    show = wants.begin(analysis, target, request)
     with progress() as report_progress:
-        with time_limit(timeout):
-            analysis = run_analysis(target, request, report_progress)
+        if wants.first_aid(analysis.report, target):
+            analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
         keep(analysis, html, save, report_progress)
-    report = analysis.report
-    from graphmem.report.text import print_brief, print_report
-
-    show = print_brief if brief else partial(print_report, verbose=verbose)
-    put_result(output_format, output, report.to_json, partial(show, report))
+    put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
     if isinstance(gpu, options.AssumedCard):
-        hint_at_cards(report.runtime.title)
+        hint_at_cards(analysis.report.runtime.title)
+
+
+@dataclass(frozen=True)
+class _Wants:
+    """What the user asked to see."""
+
+    output_format: str
+    output: Path | None
+    verbose: bool
+    brief: bool
+    advice: bool | None
+
+    def first_aid(self, report: Report, target: str) -> bool:
+        """Whether to measure what helps; a saved step cannot be traced again."""
+        card = report.on_card
+        if target.endswith(RECORD) or card is None or self.advice is False:
+            return False
+        return bool(self.advice) or not (card.fits or self.brief or self.output_format == "json")
+
+    def begin(self, analysis: Analysis, target: str, request: Request) -> Callable[..., None]:
+        """Print the verdict where what helps takes a while; returns what prints the rest."""
+        from graphmem.report.text import print_brief, print_report, print_rest, print_verdict
+
+        if self.brief:
+            return print_brief
+        report = analysis.report
+        measures = self.first_aid(report, target)
+        if measures and self.output is None and self.output_format == "text":
+            print_verdict(report, console(), verbose=self.verbose)
+            return partial(print_rest, verbose=self.verbose)
+        more = ""
+        if not (measures or self.advice is False or target.endswith(RECORD)):
+            more = f"{command_of('analyze', target, request)} --advice"
+        return partial(print_report, verbose=self.verbose, more=more)
+
+
+def with_advice(
+    analysis: Analysis,
+    target: str,
+    request: Request,
+    tell: Callable[[str], None],
+    *,
+    asked: bool,
+) -> Analysis:
+    """The analysis, its report with what helps; all of it, if somebody asked."""
+    from msgspec import structs
+
+    from graphmem.advice.first_aid import AFFORDABLE, first_aid
+
+    found = first_aid(target, request, analysis, tell, None if asked else AFFORDABLE)
+    return replace(analysis, report=structs.replace(analysis.report, advice=found))

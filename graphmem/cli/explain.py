@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graphmem.advice.commands import command_of
 from graphmem.cli import options
 from graphmem.cli.output import console, progress
 from graphmem.units import format_bytes, format_exact
@@ -39,13 +40,13 @@ def explain(
     steps: options.Steps = 2,
     freeze: options.Freeze = None,
 ) -> None:
-    """Say what a thing allocates, who owns it, by which rule, and what would let it go.
+    """Explain why a module, line or tensor is in memory, and what would free it.
 
     Without a name: the ten changes that would lower the peak most. Each is measured by tracing the
     changed step, which takes as long as `graphmem analyze` does. A saved step cannot be traced
     again: there, they are listed with what the passes computed.
 
-    Example: graphmem explain fixtures/gpt2.py:build h.0.mlp
+    Example: graphmem explain model.py:build h.0.mlp
     """
     from graphmem.advice.candidates import advise, candidates
     from graphmem.advice.subjects import explain_subject
@@ -71,14 +72,14 @@ def explain(
         if name is None and is_record(target):
             lines = _candidate_lines(target, peak, candidates(request, analysis))
         elif name is None:
-            lines = _advice_lines(peak, advise(target, request, analysis, report_progress))
+            lines = _advice_lines(target, peak, advise(target, request, analysis, report_progress))
         else:
             lines = _subject_lines(name, explain_subject(analysis, name))
     for line in lines:
         console().print(line, markup=False, soft_wrap=True)
 
 
-def _advice_lines(peak: int, found: list[Advice]) -> Iterator[str]:
+def _advice_lines(target: str, peak: int, found: list[Advice]) -> Iterator[str]:
     yield f"peak {format_bytes(peak)} allocated ({format_exact(peak)})"
     yield "what would lower it most, each measured by tracing the changed step:"
     for number, advice in enumerate(found, 1):
@@ -87,8 +88,7 @@ def _advice_lines(peak: int, found: list[Advice]) -> Iterator[str]:
         saved = format_bytes(advice.saves_bytes)
         saves = f"saves {saved} ({advice.saves_bytes:,} bytes, {share:.1f} %)"
         yield from _lines_of(number, candidate, saves)
-        command = "analyze" if candidate.option.startswith("--grads") else "whatif"
-        yield f"    try:   graphmem {command} … {candidate.option}"
+        yield f"    try:   {command_of('analyze', target, candidate.request)}"
     if not found:
         yield "nothing that graphmem knows to try"
 
@@ -107,7 +107,7 @@ def _candidate_lines(target: str, peak: int, found: Iterable[Candidate]) -> Iter
 def _lines_of(number: int, candidate: Candidate, saves: str) -> Iterator[str]:
     yield ""
     yield f"{number:2}. {candidate.what}: {saves}"
-    yield f"    price: {candidate.price}"
+    yield f"    cost: {candidate.price}"
     yield f"    where: {candidate.line}"
 
 

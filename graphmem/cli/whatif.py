@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from graphmem.cli import options
+from graphmem.cli import changes, options
 from graphmem.cli.output import console, progress
 from graphmem.errors import InputError
 
@@ -30,24 +30,9 @@ def whatif(
     optimizer: options.Optimizer = None,
     compile: options.Compile = None,
     freeze: options.Freeze = None,
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, as 'h.*'; repeatable."
-        ),
-    ] = None,
-    activation: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--activation", metavar="OLD=NEW", help="Replace an activation, as gelu=relu."
-        ),
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            "--batch", metavar="FACTORx|SIZE", help="Scale the inputs, as 2x or 0.5x, or to a size."
-        ),
-    ] = None,
+    checkpoint: changes.Checkpoint = None,
+    activation: changes.Activation = None,
+    batch: changes.Batch = None,
     dtype: Annotated[
         Literal["fp16", "bf16"] | None,
         typer.Option(
@@ -62,7 +47,6 @@ def whatif(
     """
     from graphmem.advice import Comparison
     from graphmem.analysis import Request, run_analysis
-    from graphmem.changes import Changes
 
     if dtype is not None and autocast not in (None, "none"):
         raise InputError(f"--dtype {dtype} is without autocast", hint="leave one of both out")
@@ -80,14 +64,7 @@ def whatif(
         autocast=autocast,
         optimizer=optimizer,
         compile=compile,
-        changes=Changes(
-            freeze=tuple(freeze or ()),
-            checkpoint=tuple(checkpoint or ()),
-            activations=options.pairs(activation, "--activation"),
-            batch=None if batch is None or batch.isdigit() else factor_of(batch),
-            batch_size=size_of(batch) if batch is not None and batch.isdigit() else None,
-            dtype=dtype,
-        ),
+        changes=changes.changes_of(freeze, checkpoint, activation, batch, dtype),
     )
     if after == before:
         raise InputError("nothing to change", hint="name a change, such as --autocast bf16")
@@ -98,34 +75,6 @@ def whatif(
         typer.echo(comparison.to_json(), nl=False)
     else:
         console().print(as_table(comparison))
-
-
-def size_of(text: str) -> int:
-    """The size of a batch.
-
-    Raises:
-        InputError: it is 0.
-    """
-    if not int(text):
-        raise InputError("--batch 0 is no batch", hint="write a size, or a factor as 0.5x")
-    return int(text)
-
-
-def factor_of(text: str) -> float:
-    """The factor that `2x`, `0.5x` or `x2` means.
-
-    Raises:
-        InputError: the text is none.
-    """
-    try:
-        factor = float(text.strip("xX"))
-    except ValueError:
-        factor = 0
-    if not 0 < factor < float("inf"):
-        raise InputError(
-            f"--batch {text!r} is not a factor", hint="write it as 2x or 0.5x, or a size"
-        )
-    return factor
 
 
 def as_table(comparison: Comparison) -> Table:

@@ -35,12 +35,14 @@ class TracedStep:
         runtime: the machine that it was captured for.
         graph: operations, storages, owners, phases.
         observed: of a program that ran by itself; None of a trace.
+        batch: the first dimension of the inputs, where a trace could change it; it is not saved.
     """
 
     name: str
     runtime: Runtime
     graph: StepGraph
     observed: Observed | None = None
+    batch: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from graphmem.report.build import GROWTH
-from graphmem.report.schema import OnCard, Peak, Refusal, Report
+from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal, Report
 from graphmem.units import format_bytes, format_exact
 
 INDENT = 2
@@ -19,12 +19,17 @@ def indented(line: str | Text, by: int = INDENT) -> Padding:
     return Padding(line if isinstance(line, Text) else Text(line), (0, 0, 0, by))
 
 
+def _command(line: str, by: int) -> Text:
+    """A command in one line however long it is, so that it can be pasted."""
+    return Text(" " * by + line, style="cyan", no_wrap=True)
+
+
 def was_used(report: Report) -> bool:
     """Whether anything ran on the card or took memory there."""
     return bool(report.peak.allocated or report.operations or report.steps)
 
 
-def verdict(report: Report, *, verbose: bool = False) -> Iterator[Text | Padding]:
+def verdict(report: Report, *, verbose: bool = False, more: str = "") -> Iterator[Text | Padding]:
     """Whether it fits on the card; where it does not, what ran out."""
     card = report.on_card
     if card is None:
@@ -33,6 +38,9 @@ def verdict(report: Report, *, verbose: bool = False) -> Iterator[Text | Padding
         yield from _fits(report, card)
     else:
         yield from _does_not_fit(report, card, card.refused, verbose=verbose)
+    if more:
+        yield indented(Text("the largest batch, and what saves most:", style="dim"))
+        yield _command(more, 2 * INDENT)
     yield Text()
 
 
@@ -137,6 +145,46 @@ def peak(report: Report) -> Iterator[Text | Padding]:
             f"({format_exact(worst)}) if all go to the same experts, but one for each of the others"
         )
     yield Text()
+
+
+def advice(report: Report) -> Iterator[Text | Padding]:
+    """What helps: the largest batch, the changes that save most, and how to try them."""
+    found = report.advice
+    if found is None:
+        return
+    if found.batch is not None:
+        yield _largest(found.batch)
+        if found.batch.command and found.batch.fits != found.batch.traced:
+            yield _command(found.batch.command, 2 * INDENT)
+    if found.changes:
+        yield Text("what saves most, each measured", style="bold")
+    for number, change in enumerate(found.changes, 1):
+        yield indented(
+            f"{number}. {change.what}: saves {format_bytes(change.saves)}, then {_then(change)}"
+        )
+        yield indented(Text(f"cost: {change.price}", style="dim"), 5)
+        if change.command:
+            yield _command(change.command, 5)
+    for each in found.unmeasured:
+        yield indented(Text(each, style="dim"))
+    yield Text()
+
+
+def _then(change: ChangeInfo) -> str:
+    if change.fits:
+        return f"it fits with {format_bytes(change.margin)} to spare"
+    return f"{format_bytes(abs(change.margin))} are still missing"
+
+
+def _largest(batch: BatchInfo) -> Text:
+    """The answer in a line."""
+    if not batch.fits:
+        return Text.assemble((f"not even a batch of {batch.fails} fits", "bold"))
+    until = f", {batch.fails:,} does not fit" if batch.fails is not None else ""
+    known = f"a batch of {batch.fits:,} fits"
+    if batch.fails == batch.fits + 1:
+        known = f"the largest batch that fits is {batch.fits:,}"
+    return Text.assemble((known, "bold"), f" ({batch.traced:,} was traced{until})")
 
 
 def where(place: Peak | Refusal) -> str:

@@ -236,6 +236,55 @@ class Findings(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
+class BatchInfo(msgspec.Struct, frozen=True):
+    """The largest batch that fits, as far as it was searched for.
+
+    Attributes:
+        traced: the batch of the report.
+        fits: the largest that fits of those that were tried, 0 where none does.
+        fails: the smallest that does not; None where each one fits.
+        command: analyses the one that fits; None of a target without a name.
+    """
+
+    traced: int
+    fits: int
+    fails: int | None
+    command: str | None
+
+
+class ChangeInfo(msgspec.Struct, frozen=True):
+    """A change that lowers the peak, measured by tracing the changed step.
+
+    Attributes:
+        what: in words.
+        price: what it costs.
+        saves: bytes of the peak.
+        fits, margin: the verdict on the changed step, as in `OnCard`.
+        command: analyses the changed step; None of a target without a name.
+    """
+
+    what: str
+    price: str
+    saves: int
+    fits: bool
+    margin: int
+    command: str | None
+
+
+class AdviceInfo(msgspec.Struct, frozen=True):
+    """What would help.
+
+    Attributes:
+        batch: None where the inputs have no batch that can be changed, or it was not searched for.
+        changes: those that save most, the largest saving first.
+        unmeasured: what was left out, and the commands that measure it.
+    """
+
+    batch: BatchInfo | None
+    changes: list[ChangeInfo]
+    unmeasured: list[str] = []
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What `graphmem analyze` found.
 
@@ -249,6 +298,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             the others; None where no size hangs on routing, or where it was not asked.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
         ran: of a program that ran by itself, how it fared on its card; `memory` is None then.
+        advice: what would help, where it was asked for, or where the step does not fit.
     """
 
     schema: str = SCHEMA
@@ -267,6 +317,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Findings] = []
     worst_routing_peak: int | None = None
     ran: OnCard | None = None
+    advice: AdviceInfo | None = None
 
     @property
     def on_card(self) -> OnCard | None:

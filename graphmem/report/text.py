@@ -33,15 +33,28 @@ def report_as_text(report: Report, *, verbose: bool = False) -> str:
     return plain_text(partial(print_report, report, verbose=verbose))
 
 
-def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
+def print_report(
+    report: Report, console: Console, *, verbose: bool = False, more: str = ""
+) -> None:
     """Print the report; the blanks that fill a table's last cells are for terminals only.
 
     Args:
         report: what was found.
         console: where to.
         verbose: with derivative formulas, and PyTorch's message in full.
+        more: the command that measures what helps.
     """
-    _print(_all(report, verbose=verbose), console)
+    _print(_all(report, verbose=verbose, more=more), console)
+
+
+def print_verdict(report: Report, console: Console, *, verbose: bool = False) -> None:
+    """Print what `print_report` begins with, while the rest is not known yet."""
+    _print(answer.verdict(report, verbose=verbose), console)
+
+
+def print_rest(report: Report, console: Console, *, verbose: bool = False) -> None:
+    """Print what follows the verdict."""
+    _print(_rest(report, verbose=verbose), console)
 
 
 def print_brief(report: Report, console: Console) -> None:
@@ -52,22 +65,31 @@ def print_brief(report: Report, console: Console) -> None:
 
 def _print(lines: Iterable[RenderableType], console: Console) -> None:
     if console.is_terminal:
-        for line in lines:
-            console.print(line)
+        _print_each(lines, console)
         return
     with console.capture() as printed:
-        for line in lines:
-            console.print(line)
+        _print_each(lines, console)
     console.file.write(re.sub(" +$", "", printed.get(), flags=re.MULTILINE))
 
 
-def _all(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
+def _print_each(lines: Iterable[RenderableType], console: Console) -> None:
+    for line in lines:
+        is_whole = isinstance(line, Text) and bool(line.no_wrap)
+        console.print(line, soft_wrap=is_whole)
+
+
+def _all(report: Report, *, verbose: bool, more: str) -> Iterator[RenderableType]:
     if not answer.was_used(report):
         yield from _unused(report)
         yield from _findings(report)
         yield from _assumptions(report)
         return
-    yield from answer.verdict(report, verbose=verbose)
+    yield from answer.verdict(report, verbose=verbose, more=more)
+    yield from _rest(report, verbose=verbose)
+
+
+def _rest(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
+    yield from answer.advice(report)
     yield from answer.peak(report)
     for part in (_timeline, partial(_largest, verbose=verbose), _steps, _categories, _allocator):
         yield from part(report)

@@ -1,0 +1,56 @@
+"""The command line of a request, to be pasted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphmem.analysis import Request
+
+
+def command_of(name: str, target: str, request: Request) -> str:
+    """What to type for `graphmem NAME` of a target with these options."""
+    return shlex.join(["graphmem", name, target, *_options(request)])
+
+
+def _options(request: Request) -> Iterator[str]:
+    from graphmem.analysis import Request
+
+    untouched = Request()
+    yield from _pairs("--set", request.settings)
+    for option in ("gpu", "torch", "autocast", "optimizer", "grads", "steps"):
+        value = getattr(request, option)
+        if value != getattr(untouched, option):
+            yield from (f"--{option}", str(value))
+    yield from _pairs("--env", request.env)
+    for assumed in request.assume:
+        yield from ("--assume", assumed)
+    for option, is_set in (
+        ("--strict", request.strict),
+        ("--inference", request.inference),
+        ("--compile", request.compile is True),
+        ("--no-compile", request.compile is False),
+    ):
+        if is_set:
+            yield option
+    yield from _changes(request)
+
+
+def _changes(request: Request) -> Iterator[str]:
+    changes = request.changes
+    for option, patterns in (("--freeze", changes.freeze), ("--checkpoint", changes.checkpoint)):
+        for pattern in patterns:
+            yield from (option, pattern)
+    yield from _pairs("--activation", changes.activations)
+    if changes.batch is not None:
+        yield from ("--batch", f"{changes.batch:g}x")
+    if changes.batch_size is not None:
+        yield from ("--batch", str(changes.batch_size))
+
+
+def _pairs(option: str, values: object) -> Iterator[str]:
+    assert hasattr(values, "items")
+    for key, value in values.items():
+        yield from (option, f"{key}={value}")

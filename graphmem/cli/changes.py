@@ -1,0 +1,83 @@
+"""The options that change a training step before it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from graphmem.cli import options
+from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from graphmem.changes import Changes
+
+Checkpoint = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, as 'h.*'; repeatable."
+    ),
+]
+Activation = Annotated[
+    list[str] | None,
+    typer.Option("--activation", metavar="OLD=NEW", help="Replace an activation, as gelu=relu."),
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        "--batch", metavar="FACTORx|SIZE", help="Scale the inputs, as 2x or 0.5x, or to a size."
+    ),
+]
+
+
+def changes_of(
+    freeze: Sequence[str] | None,
+    checkpoint: Sequence[str] | None,
+    activation: Sequence[str] | None,
+    batch: str | None,
+    dtype: str | None = None,
+) -> Changes:
+    """What the options say.
+
+    Raises:
+        InputError: one of them has another form.
+    """
+    from graphmem.changes import Changes
+
+    return Changes(
+        freeze=tuple(freeze or ()),
+        checkpoint=tuple(checkpoint or ()),
+        activations=options.pairs(activation, "--activation"),
+        batch=None if batch is None or batch.isdigit() else factor_of(batch),
+        batch_size=size_of(batch) if batch is not None and batch.isdigit() else None,
+        dtype=dtype,
+    )
+
+
+def size_of(text: str) -> int:
+    """The size of a batch.
+
+    Raises:
+        InputError: it is 0.
+    """
+    if not int(text):
+        raise InputError("--batch 0 is no batch", hint="write a size, or a factor as 0.5x")
+    return int(text)
+
+
+def factor_of(text: str) -> float:
+    """The factor that `2x`, `0.5x` or `x2` means.
+
+    Raises:
+        InputError: the text is none.
+    """
+    try:
+        factor = float(text.strip("xX"))
+    except ValueError:
+        factor = 0
+    if not 0 < factor < float("inf"):
+        raise InputError(
+            f"--batch {text!r} is not a factor", hint="write it as 2x or 0.5x, or a size"
+        )
+    return factor
