@@ -5,6 +5,8 @@ The recordings are those of docs/exactness.md; addresses are copied from their s
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -92,6 +94,25 @@ def test_under_wddm_the_lowest_place_that_is_wide_enough_is_filled_first() -> No
     recorded = [0xB_0260_0000, 0xB_03A0_0000, 0xB_04E0_0000, 0xB_0620_0000, 0xB_0760_0000]
     assert recorded == [space.take(20 * MIB) for _ in range(5)]
     assert space.take(2 * MIB) == 0xB_08A0_0000
+
+
+def test_of_many_holes_of_few_sizes_the_lowest_that_is_wide_enough_is_filled() -> None:
+    """First fit, hole by hole, as a list of what is in use shows it."""
+    space, chosen, used = address_space("wddm", 0), random.Random(7), dict[int, int]()
+    for _ in range(600):
+        if used and chosen.random() < 0.45:
+            address = chosen.choice(list(used))
+            space.give_back(address)
+            del used[address]
+            continue
+        size = chosen.choice([2, 4, 20, 22, 60]) * MIB
+        lowest = 0
+        for address in sorted(used):
+            if address - lowest >= size:
+                break
+            lowest = address + used[address]
+        assert space.take(size) == lowest
+        used[lowest] = size
 
 
 def test_the_lowest_address_wins_between_free_blocks_of_one_size() -> None:

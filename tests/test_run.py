@@ -161,6 +161,23 @@ class TestTraining:
         assert "stopped by --max-steps" in done.stderr
         assert len(report_of(output)["steps"]) == 3
 
+    def test_max_steps_counts_forward_passes_where_nothing_trains(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "infer.py"
+        script.write_text(
+            "import torch\nmodel = torch.nn.Linear(4, 4).cuda()\n"
+            "with torch.no_grad():\n"
+            "    while True:\n"
+            "        model(torch.randn(2, 4, device='cuda'))\n"
+            "        print('batch')\n"
+        )
+        done = run("--max-steps", "3", script)
+
+        assert done.exit_code == 0
+        assert "stopped by --max-steps" in done.stderr
+        assert done.stdout.count("batch\n") == 3
+
     def test_what_is_assumed_is_told_once_and_can_be_chosen(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")

@@ -114,46 +114,62 @@ class _LinuxSpace:
 
 
 class _FreeRanges:
-    """Ranges (begin, end) by address; neighbours are joined, but not across a border."""
+    """Ranges (begin, end) by address; neighbours are joined, but not across a border.
+
+    A large model leaves thousands of holes that are too small for the next segment, of few sizes:
+    they are found by size.
+    """
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
+        self._begins: dict[int, list[int]] = {}  # by size, rising
 
     def add(self, begin: int, end: int, borders: Container[int] = ()) -> tuple[int, int]:
         """Enter a range; returns the range that it has become."""
         index = bisect_left(self._ranges, (begin, end))
         above = self._ranges[index] if index < len(self._ranges) else None
-        if above is not None and above[0] == end and end not in borders:
-            end = self._ranges.pop(index)[1]
         below = self._ranges[index - 1] if index else None
+        if above is not None and above[0] == end and end not in borders:
+            self.remove(*above)
+            end = above[1]
         if below is not None and below[1] == begin and begin not in borders:
-            begin = self._ranges.pop(index - 1)[0]
-        insort(self._ranges, (begin, end))
+            self.remove(*below)
+            begin = below[0]
+        self._enter(begin, end)
         return begin, end
 
     def remove(self, begin: int, end: int) -> None:
         """Take out one whole range."""
         del self._ranges[bisect_left(self._ranges, (begin, end))]
+        begins = self._begins[end - begin]
+        del begins[bisect_left(begins, begin)]
+        if not begins:
+            del self._begins[end - begin]
 
     def take_lowest(self, size: int) -> int | None:
         """Cut the low end off the lowest range that is large enough."""
-        for index, (begin, end) in enumerate(self._ranges):
-            if end - begin >= size:
-                self._replace(index, begin + size, end)
-                return begin
-        return None
+        found = [(begins[0], room) for room, begins in self._begins.items() if room >= size]
+        if not found:
+            return None
+        begin, room = min(found)
+        self.remove(begin, begin + room)
+        self._enter(begin + size, begin + room)
+        return begin
 
     def take_highest(self, size: int) -> int | None:
         """Cut the high end off the highest range that is large enough."""
-        for index in reversed(range(len(self._ranges))):
-            begin, end = self._ranges[index]
-            if end - begin >= size:
-                self._replace(index, begin, end - size)
-                return end - size
-        return None
+        found = [(begins[-1], room) for room, begins in self._begins.items() if room >= size]
+        if not found:
+            return None
+        begin, room = max(found)
+        self.remove(begin, begin + room)
+        self._enter(begin, begin + room - size)
+        return begin + room - size
 
-    def _replace(self, index: int, begin: int, end: int) -> None:
-        self._ranges[index : index + 1] = [(begin, end)] if begin < end else []
+    def _enter(self, begin: int, end: int) -> None:
+        if begin < end:
+            insort(self._ranges, (begin, end))
+            insort(self._begins.setdefault(end - begin, []), begin)
 
 
 def _round_up(size: int, unit: int) -> int:
