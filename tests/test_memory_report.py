@@ -247,7 +247,8 @@ def test_the_text_says_it_first(refused: Report) -> None:
 def test_the_page_says_it_too(analysis: Analysis) -> None:
     text = page(analysis)
 
-    assert "It <strong>runs out</strong> on Tesla T4, in the optimizer phase of step 0" in text
+    assert "does NOT fit on Tesla T4 (14.563 GiB): out of memory</h2>" in text
+    assert "in the optimizer phase of step 0 at aten.zeros_like" in text
     assert "CUDA out of memory. Tried to allocate 6.00 GiB." in text
 
 

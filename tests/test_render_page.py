@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
@@ -19,6 +21,7 @@ from selenium.webdriver.common.keys import Keys
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.cli import main
 from graphmem.render.page import page
+from graphmem.units import format_bytes
 from tests.rendered import HOSTILE_NAMES, hostile_analysis, small_analysis
 
 FLAGS = (
@@ -27,6 +30,48 @@ FLAGS = (
     "--window-size=1440,1000"
 ).split()
 LEFT, TOP = 74, 40  # MARGIN of timeline.js
+
+# WCAG 2.2, 1.4.3: 4.5 to 1, of large text 3 to 1; what lies on a picture is taken to lie on white.
+CONTRASTS = """
+const parts = (text) => {
+  const [r, g, b, a] = text.match(/[\\d.]+/g).map(Number);
+  return [r, g, b, a === undefined ? 1 : a];
+};
+const over = (front, back) =>
+  [0, 1, 2].map((i) => front[i] * front[3] + back[i] * (1 - front[3])).concat(1);
+const light = (colour) => {
+  const [r, g, b] = colour.slice(0, 3).map((each) => {
+    const part = each / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = (element) => {
+  if (!element) return [255, 255, 255, 1];
+  const style = getComputedStyle(element);
+  const colour = parts(style.backgroundColor);
+  if (style.backgroundImage !== "none") return [255, 255, 255, 1];
+  return colour[3] === 1 ? colour : over(colour, behind(element.parentElement));
+};
+const found = [];
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const element = texts.currentNode.parentElement;
+  if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
+  if (["SCRIPT", "STYLE", "NOSCRIPT", "OPTION"].includes(element.tagName)) continue;
+  const style = getComputedStyle(element);
+  const back = behind(element);
+  const isDrawn = element.namespaceURI.endsWith("svg");
+  const [a, b] = [over(parts(isDrawn ? style.fill : style.color), back), back].map(light);
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const size = parseFloat(style.fontSize);
+  const isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+  if (ratio < (isLarge ? 3 : 4.5)) {
+    found.push([texts.currentNode.data.trim().slice(0, 40), ratio.toFixed(2)]);
+  }
+}
+return found;
+"""
 
 ROOT = Path(__file__).parents[1]
 Open = Callable[[str], webdriver.Chrome]
@@ -176,7 +221,7 @@ def test_a_click_on_a_band_shows_a_storage_with_its_owners(open_page: Open) -> N
     browser = open_page(page(small_analysis()))
 
     size = browser.find_element(By.ID, "timeline").size
-    click_timeline(browser, size["width"] / 2, size["height"] - 36)
+    click_timeline(browser, size["width"] / 2, size["height"] - 52)
 
     assert text_of(browser, "storage-bytes").endswith(" bytes")
     assert browser.find_elements(By.CSS_SELECTOR, ".owners li")
@@ -199,9 +244,84 @@ def test_search_finds_the_storages_of_a_module(open_page: Open) -> None:
     browser.find_element(By.ID, "search").send_keys("geluBackward0.self")
     rows = browser.find_elements(By.CSS_SELECTOR, "#holders-body tr")
 
-    assert text_of(browser, "search-result").endswith("storages")
+    assert text_of(browser, "search-result").endswith(f" storages, {len(rows)} in the table")
     assert rows
     assert all("GeluBackward0.self" in row.text for row in rows)
+
+
+def refused_analysis() -> Analysis:
+    """4 layers that save 4 x 128 MiB on a card of 512 MiB."""
+
+    def wide() -> Any:
+        layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(4)]
+        return torch.nn.Sequential(*layers), torch.randn(1 << 17, 256)
+
+    card = "name=small,memory=768MiB,sm=8.0,multiprocessors=40"
+    return run_analysis(wide, Request(steps=1, gpu=card))
+
+
+def test_the_page_begins_with_the_verdict(open_page: Open) -> None:
+    analysis = refused_analysis()
+    browser = open_page(page(analysis))
+
+    headline = text_of(browser, "verdict-title")
+    assert headline.startswith("does NOT fit on small")
+    colour = browser.find_element(By.ID, "verdict-title").value_of_css_property("color")
+    red, green, blue = (int(each) for each in re.findall(r"\d+", colour)[:3])
+    assert red > 2 * max(green, blue)
+    refused = analysis.report.on_card
+    assert refused is not None
+    assert refused.refused is not None
+    assert f"({refused.refused.requested:,} bytes)" in text_of(browser, "verdict")
+
+
+def test_the_picture_shows_where_the_card_ends(open_page: Open) -> None:
+    """Above the card's end the background is tinted red; of a step that fits nothing is."""
+    analysis = refused_analysis()
+    card = analysis.report.on_card
+    assert card is not None
+
+    browser = open_page(page(analysis))
+    assert f"the card's room, {format_bytes(card.capacity)}" in text_of(browser, "legend")
+    red, _, blue, _ = pixel_at_the_top(browser)
+    assert red - blue > 5
+
+    browser = open_page(page(small_analysis()))
+    red, _, blue, _ = pixel_at_the_top(browser)
+    assert red - blue <= 5
+
+
+def pixel_at_the_top(browser: webdriver.Chrome) -> list[int]:
+    """Of the picture, at the right."""
+    found: list[int] = browser.execute_script(
+        "const canvas = document.getElementById('timeline');"
+        "const context = canvas.getContext('2d');"
+        f"return [...context.getImageData(canvas.width - 30, {TOP + 6}, 1, 1).data]"
+    )
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_the_contrast_that_wcag_asks_for(open_page: Open, theme: str) -> None:
+    browser = open_page(page(refused_analysis()))
+    browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+
+    assert browser.execute_script(CONTRASTS) == []
+
+
+def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
+    browser = open_page(page(refused_analysis()))
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        widths = browser.execute_script(
+            "const { scrollWidth, clientWidth } = document.documentElement;"
+            "return [scrollWidth, clientWidth]"
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert widths[0] == widths[1] <= 400
 
 
 def test_two_reports_are_compared(open_page: Open) -> None:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from graphmem.analysis import Analysis
 from graphmem.render.columns import columns, packed, summary
+from graphmem.report import answer
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Report
 from graphmem.units import format_bytes, format_exact
@@ -41,6 +42,9 @@ def page(analysis: Analysis, other: Report | None = None) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_asset("page.html.j2")).render(
         report=analysis.report,
+        verdict=answer.verdict_in_words(analysis.report),
+        largest_batch=answer.largest_batch_in_words(analysis.report),
+        then=answer.then,
         style=Markup(_asset("page.css")),
         script=Markup(_script()),
         data=packed(content),

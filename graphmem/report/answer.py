@@ -160,7 +160,7 @@ def advice(report: Report) -> Iterator[Text | Padding]:
         yield Text("what saves most, each measured", style="bold")
     for number, change in enumerate(found.changes, 1):
         yield indented(
-            f"{number}. {change.what}: saves {format_bytes(change.saves)}, then {_then(change)}"
+            f"{number}. {change.what}: saves {format_bytes(change.saves)}, then {then(change)}"
         )
         yield indented(Text(f"cost: {change.price}", style="dim"), 5)
         if change.command:
@@ -170,10 +170,23 @@ def advice(report: Report) -> Iterator[Text | Padding]:
     yield Text()
 
 
-def _then(change: ChangeInfo) -> str:
+def then(change: ChangeInfo) -> str:
+    """What a change makes of the verdict."""
     if change.fits:
         return f"it fits with {format_bytes(change.margin)} to spare"
     return f"{format_bytes(abs(change.margin))} are still missing"
+
+
+def verdict_in_words(report: Report) -> list[str]:
+    """The lines of the verdict, the headline first; none in reports of older versions."""
+    lines = (each.renderable if isinstance(each, Padding) else each for each in verdict(report))
+    return [line.plain for line in lines if isinstance(line, Text) and line.plain]
+
+
+def largest_batch_in_words(report: Report) -> str:
+    """The largest batch that fits, where it was searched for."""
+    batch = report.advice.batch if report.advice is not None else None
+    return "" if batch is None else _largest(batch).plain
 
 
 def _largest(batch: BatchInfo) -> Text:

@@ -33,13 +33,13 @@ CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
         "buffer": "#8fb8dd",
         "optimizer_state": "#54a24b",
         "workspace": "#9d755d",
+        "kept": "#b5336d",
         "input": "#5fb3b3",
         "gradient": "#f2932f",
         "autocast_cache": "#e3c341",
         "communication": "#b07aa1",
         "activation": "#9467bd",
         "temporary": "#e0565b",
-        "kept": "#b5336d",
         "rounding": "#9aa0a6",
     }
 )

@@ -17,6 +17,8 @@ class StepData {
   constructor(content) {
     this.report = content.report;
     this.peak = content.peak;
+    const { memory, ran } = content.report;
+    this.capacity = (memory ? memory.on_card : ran)?.capacity;
     this.phases = content.phases;
     this.texts = content.texts;
     this.ops = content.ops;

@@ -59,11 +59,6 @@ function showTooltip(page, timeline, tooltip, event) {
   }
   tooltip.replaceChildren(...lines);
   tooltip.hidden = false;
-  const box = timeline.canvas.parentElement.getBoundingClientRect();
-  const left = event.clientX - box.left + 16;
-  const width = tooltip.offsetWidth;
-  tooltip.style.left = `${left + width > box.width ? left - width - 32 : left}px`;
-  tooltip.style.top = `${Math.min(event.offsetY + 12, box.height - tooltip.offsetHeight - 4)}px`;
 }
 
 /* The wheel scrolls the page until the timeline has been clicked, or with Ctrl. */

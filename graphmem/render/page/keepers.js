@@ -75,7 +75,7 @@ function sideNodes(groups, linesOf) {
 }
 
 function keptUntil(data, group) {
-  if (group.until >= data.momentCount) return "beyond the trace";
+  if (group.until >= data.momentCount) return "outlives the trace";
   return `until ${phaseName(data.phaseAt(group.until))}`;
 }
 

@@ -70,7 +70,9 @@ class Page {
     this.state.rows = ROWS_AT_FIRST;
     const { found } = this.state;
     const count = found ? found.reduce((sum, each) => sum + each, 0) : 0;
-    replaceChildren("search-result", found ? `${count.toLocaleString("en-US")} storages` : "");
+    const alive = found ? this.data.aliveAt(this.state.moment).filter((i) => found[i]).length : 0;
+    const told = `${count.toLocaleString("en-US")} storages, ${alive.toLocaleString("en-US")} in the table`;
+    replaceChildren("search-result", found ? told : "");
     this.timeline.draw();
     showHolders(this);
   }
@@ -80,6 +82,11 @@ class Page {
       element("li", {}, element("span", { class: "swatch", style: `background:${group.colour}` }),
         shortened(group.name, 48)));
     items.push(element("li", {}, element("span", { class: "dash" }), "reserved"));
+    const { capacity } = this.data;
+    if (capacity) {
+      items.push(element("li", {}, element("span", { class: "end" }),
+        `the card's room, ${formatBytes(capacity)}`));
+    }
     replaceChildren("legend", ...items);
   }
 

@@ -1,6 +1,6 @@
 /* The canvas: bytes over operations, stacked by storage, with phases and the peak. */
 
-const MARGIN = { left: 74, right: 14, top: 40, bottom: 30 };
+const MARGIN = { left: 74, right: 14, top: 40, bottom: 46 };
 const LEAST_MOMENTS = 12;
 
 class Timeline {
@@ -19,12 +19,14 @@ class Timeline {
     const { data } = this.page;
     this.grouping = groupsOf(data, mode);
     this.stack = new Stack(data, this.grouping);
-    const packed = this.grouping.groups.map((group) => ({
-      fill: packedColour(group.colour),
-      edge: packedColour(group.colour, 0.78),
+    // Neighbours in a stack are of two shades, so that each storage can be told from the next.
+    const packed = [1, 0.87].map((shade) => this.grouping.groups.map((group) => ({
+      fill: packedColour(group.colour, shade),
+      edge: packedColour(group.colour, 0.7),
       dim: (packedColour(group.colour) & 0x00ffffff) | (0x2e << 24),
-    }));
-    this.colours = Array.from(this.grouping.groupOf, (group) => packed[group]);
+    })));
+    const seen = this.grouping.groups.map(() => 0);
+    this.colours = Array.from(this.grouping.groupOf, (group) => packed[seen[group]++ % 2][group]);
     this.draw();
   }
 
@@ -102,11 +104,13 @@ class Timeline {
     this.canvas.width = clientWidth * scale;
     this.canvas.height = clientHeight * scale;
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.top = this.highestShown() * 1.04 || 1;
+    this.top = this.highestWithCard() * 1.04 || 1;
     this.style = getComputedStyle(document.documentElement);
     this.paintPhases();
     this.paintStack();
+    this.paintLabels();
     this.paintAxes();
+    this.paintCard();
     this.paintReserved();
     this.paintMarks();
   }
@@ -121,6 +125,13 @@ class Timeline {
     const last = Math.min(reserved.length, Math.ceil(this.to));
     for (let i = Math.floor(this.from); i < last; i++) highest = Math.max(highest, reserved[i]);
     return highest;
+  }
+
+  /* The card's end is in the picture where the bytes come near it. */
+  highestWithCard() {
+    const highest = this.highestShown();
+    const { capacity } = this.page.data;
+    return capacity && capacity < 1.8 * highest ? Math.max(highest, capacity) : highest;
   }
 
   paintPhases() {
@@ -187,10 +198,74 @@ class Timeline {
     }
   }
 
+  /* Names in the bands that have room for one. */
+  paintLabels() {
+    const { context } = this;
+    const { data } = this.page;
+    const perByte = this.plotHeight / this.top;
+    const perMoment = this.plotWidth / (this.to - this.from);
+    const wide = [];
+    for (let i = 0; i < data.count; i++) {
+      const height = data.block[i] * perByte;
+      const from = Math.max(data.first[i], this.from);
+      const width = (Math.min(data.last[i], this.to) - from) * perMoment;
+      if (height >= 12 && width >= 90) wide.push({ i, height, width, from });
+    }
+    wide.sort((a, b) => b.height * b.width - a.height * a.width);
+    context.font = "11px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const { i, height, width, from } of wide.slice(0, 24)) {
+      const module = data.text("module", i) || CATEGORY_NAMES[data.text("category", i)];
+      const label = shortened(`${module} ${formatBytes(data.bytes[i])}`, Math.floor(width / 7));
+      const middle = Math.floor(from + width / perMoment / 2);
+      const half = context.measureText(label).width / 2 / perMoment;
+      const offsets = [middle - half, middle, middle + half].map((moment) => this.offsetAt(i, moment));
+      if (Math.max(...offsets) - Math.min(...offsets) > (height - 8) / perByte) continue;
+      const y = this.yOf(offsets[1] + data.block[i] / 2);
+      const x = this.xOf(middle);
+      context.fillStyle = "rgba(0, 0, 0, 0.62)";
+      context.fillRect(x - half * perMoment - 4, y - 6, 2 * half * perMoment + 8, 12);
+      context.fillStyle = "#ffffff";
+      context.fillText(label, x, y);
+    }
+  }
+
+  offsetAt(storage, moment) {
+    const at = Math.floor(moment);
+    if (!this.page.data.holds(storage, at)) return Infinity;
+    this.stack.startAt(at);
+    return this.stack.offsetOf(storage);
+  }
+
+  /* What the allocator can have of the card. */
+  paintCard() {
+    const { context } = this;
+    const { capacity } = this.page.data;
+    if (!capacity || capacity > this.top) return;
+    const y = Math.round(this.yOf(capacity)) + 0.5;
+    const crossed = this.highestShown() > capacity;
+    context.fillStyle = context.strokeStyle = this.colour(crossed ? "more" : "muted");
+    if (crossed) {
+      context.globalAlpha = 0.1;
+      context.fillRect(MARGIN.left, MARGIN.top, this.plotWidth, y - MARGIN.top);
+      context.globalAlpha = 1;
+    }
+    context.lineWidth = 2;
+    context.beginPath();
+    context.moveTo(MARGIN.left, y);
+    context.lineTo(MARGIN.left + this.plotWidth, y);
+    context.stroke();
+    context.font = "600 12px system-ui, sans-serif";
+    context.textAlign = "left";
+    context.fillText(`the card ends here: ${formatBytes(capacity)}`, MARGIN.left + 8, y - 9);
+  }
+
   paintAxes() {
     const { context } = this;
     context.fillStyle = this.colour("muted");
     context.strokeStyle = this.colour("grid");
+    context.font = "12px system-ui, sans-serif";
     context.lineWidth = 1;
     context.textAlign = "right";
     const step = niceStep(this.top / 5);
@@ -203,26 +278,35 @@ class Timeline {
       context.fillText(axisLabel(bytes, step), MARGIN.left - 8, y);
     }
     context.textAlign = "center";
-    const { op } = this.page.data.moments;
+    const { data } = this.page;
+    const { op } = data.moments;
     for (let x = MARGIN.left + 50; x < MARGIN.left + this.plotWidth - 30; x += 140) {
-      const label = `operation ${Math.max(0, op[this.momentAt(x)]).toLocaleString("en-US")}`;
-      context.fillText(label, x, MARGIN.top + this.plotHeight + 15);
+      const index = Math.max(0, op[this.momentAt(x)]);
+      const below = MARGIN.top + this.plotHeight;
+      context.fillText(shortened(data.texts[data.ops.module[index]] || "", 18), x, below + 14);
+      context.fillText(`operation ${index.toLocaleString("en-US")}`, x, below + 31);
     }
   }
 
   paintReserved() {
     const { context } = this;
     const { reserved } = this.page.data.moments;
-    context.strokeStyle = this.colour("text");
+    const { capacity } = this.page.data;
     context.lineWidth = 1.25;
     context.setLineDash([5, 3]);
-    context.beginPath();
-    for (let x = 0; x <= this.plotWidth; x++) {
-      const y = this.yOf(reserved[this.momentAt(MARGIN.left + x)]);
-      if (x) context.lineTo(MARGIN.left + x, y);
-      else context.moveTo(MARGIN.left + x, y);
+    for (const isAbove of [false, true]) {
+      context.strokeStyle = this.colour(isAbove ? "more" : "text");
+      context.beginPath();
+      let isDown = false;
+      for (let x = 0; x <= this.plotWidth; x++) {
+        const bytes = reserved[this.momentAt(MARGIN.left + x)];
+        const isHere = (bytes > (capacity || Infinity)) === isAbove;
+        if (isHere && isDown) context.lineTo(MARGIN.left + x, this.yOf(bytes));
+        else if (isHere) context.moveTo(MARGIN.left + x, this.yOf(bytes));
+        isDown = isHere;
+      }
+      context.stroke();
     }
-    context.stroke();
     context.setLineDash([]);
   }
 
@@ -241,7 +325,8 @@ class Timeline {
     context.lineWidth = 1.5;
     context.beginPath();
     context.moveTo(x, MARGIN.top - (label ? 26 : 4));
-    context.lineTo(x, MARGIN.top + this.plotHeight);
+    const { allocated } = this.page.data.moments;
+    context.lineTo(x, label ? this.yOf(allocated[moment]) : MARGIN.top + this.plotHeight);
     context.stroke();
     if (!label) return;
     context.beginPath();
