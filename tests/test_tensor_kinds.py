@@ -1,4 +1,4 @@
-"""`CausalBias` stands for a mask; nested tensors are refused with a way out."""
+"""`CausalBias` stands for a mask; jagged tensors are followed, strided nested ones refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.trace import Options, trace
+from tests import oracle
 
 
 def traced(step: Any) -> StepGraph:
@@ -33,13 +34,60 @@ def test_a_causal_bias_of_a_square_is_what_is_causal_says() -> None:
     assert [op.target for op in biased.ops] == [op.target for op in causal.ops]
 
 
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
+def test_strided_nested_tensors_are_refused_by_name() -> None:
     rows = [torch.ones(3, 8), torch.ones(5, 8)]
 
-    with pytest.raises(InputError, match="nested tensors cannot be followed") as refused:
-        traced(lambda: torch.nested.nested_tensor(rows, layout=layout))
-    assert "pad the sequences" in (refused.value.hint or "")
+    with pytest.raises(InputError, match="strided nested tensors cannot be followed") as refused:
+        traced(lambda: torch.nested.nested_tensor(rows))
+    assert "layout=torch.jagged" in (refused.value.hint or "")
+
+
+def test_a_step_on_jagged_rows_agrees_with_a_real_one() -> None:
+    def build() -> TrainingStep:
+        torch.manual_seed(0)
+        first, second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+        def step() -> None:
+            pieces = [torch.ones(3, 8), torch.ones(5, 8)]
+            rows = torch.nested.nested_tensor(pieces, layout=torch.jagged)
+            hidden = torch.nn.functional.gelu(first(rows))
+            torch.nn.functional.layer_norm(second(hidden), (4,)).values().sum().backward()
+
+        return TrainingStep(step=step)
+
+    options = Options(steps=2, subclass_like=True)
+    oracle.assert_agree(oracle.run(build, options), oracle.traced_events(build, options))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "kernel"),
+    [
+        (torch.float32, "a100-80gb", "aten._efficient_attention_forward.default"),
+        (torch.float16, "a100-80gb", "aten._flash_attention_forward.default"),
+        (torch.float16, "t4", "aten._efficient_attention_forward.default"),
+    ],
+)
+def test_attention_of_jagged_rows_takes_the_kernel_of_the_card(
+    dtype: torch.dtype, gpu: str, kernel: str
+) -> None:
+    """`_select_sdp_backend` (torch/nested/_internal/sdpa.py); no rows are padded."""
+
+    def step() -> None:
+        project = torch.nn.Linear(8, 96, device="cuda", dtype=dtype)
+        pieces = [torch.ones(3, 8, dtype=dtype), torch.ones(5, 8, dtype=dtype)]
+        rows = torch.nested.nested_tensor(pieces, layout=torch.jagged, device="cuda")
+        heads = [
+            each.unflatten(-1, [4, 8]).transpose(1, 2) for each in project(rows).chunk(3, dim=-1)
+        ]
+        attended = torch.nn.functional.scaled_dot_product_attention(*heads)
+        attended.transpose(1, 2).values().sum().backward()
+
+    build = TrainingStep(step=step)
+    graph = trace(lambda: build, gpu=find_gpu(gpu), options=Options(steps=2))
+    found = [op.outputs[0].shape for op in graph.ops if op.target == kernel]
+
+    assert [shape[-3:] for shape in found] == [(8, 4, 8)] * 2
+    assert not graph.assumptions
 
 
 def test_an_encoder_that_nests_what_is_padded_is_refused_with_a_way_out() -> None:
@@ -52,7 +100,7 @@ def test_an_encoder_that_nests_what_is_padded_is_refused_with_a_way_out() -> Non
         with torch.no_grad():
             encoder(torch.ones(2, 2, 16, device="cuda"), src_key_padding_mask=mask)
 
-    with pytest.raises(InputError, match="nested tensors cannot be followed") as refused:
+    with pytest.raises(InputError, match="strided nested tensors cannot be followed") as refused:
         traced(lambda: step(nested=True))
     assert "enable_nested_tensor=False" in (refused.value.hint or "")
     assert traced(lambda: step(nested=False)).ops

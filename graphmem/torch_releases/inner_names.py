@@ -12,7 +12,7 @@ _FACTORIES = (
     "ones ones_like rand rand_like randint randint_like randn randn_like randperm scalar_tensor "
     "tensor tril_indices triu_indices zeros zeros_like"
 )
-_NESTED = "nested_tensor as_nested_tensor nested_tensor_from_jagged narrow"
+_NESTED = "nested_tensor as_nested_tensor narrow"
 _DRAWING = "_no_grad_trunc_normal_ _no_grad_uniform_ _no_grad_normal_ _no_grad_fill_ _no_grad_zero_"
 
 INNER_NAMES = (
@@ -188,7 +188,19 @@ INNER_NAMES = (
         _RANKS,
     ),
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
-    Names("torch.nested", _NESTED, "nested tensors are refused by name", "that message"),
+    Names("torch.nested", _NESTED, "strided nested tensors are refused by name", "that message"),
+    Names(
+        "torch.nested._internal.nested_tensor",
+        "get_tensor_symint _dummy_instance",
+        "jagged tensors of one tensor of offsets have one ragged size",
+        "jagged tensors",
+    ),
+    Names(
+        "torch.nested._internal.sdpa",
+        "can_use_flash_attention can_use_efficient_attention",
+        "attention of jagged tensors",
+        "it",
+    ),
     Names("torch.nn.attention.bias.CausalBias", "__new__", "attention's masks", "them"),
     # torch.func
     Names(

@@ -477,7 +477,7 @@ class TraceMode(TorchDispatchMode):
             )
         if "nested_tensor" in func._schema.name:
             return InputError(
-                f"nested tensors cannot be followed{where}",
+                f"strided nested tensors cannot be followed{where}",
                 hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, "
                 "which makes one of a padding mask where it does not train",
             )

@@ -134,7 +134,7 @@ class Session:
             of_weights = initialisers.replacements(self.recorder, self.location)
             stack.enter_context(replaced(of_weights))
             stack.enter_context(replaced(self._searches.replacements()))
-            stack.enter_context(replaced(tensor_kinds.replacements(self.location)))
+            stack.enter_context(replaced(tensor_kinds.replacements(self.location, self.recorder)))
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads, self.fake_mode)))
             stack.enter_context(self._compilation())

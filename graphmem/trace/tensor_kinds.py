@@ -1,39 +1,79 @@
 """Kinds of tensors that PyTorch makes in Python: what a mode cannot wrap, and what is refused.
 
 (1) `CausalBias` (torch/nn/attention/bias.py) is an empty tensor of the host that stands for a mask.
-(2) Nested tensors, strided or jagged, are refused by name.
+(2) Jagged tensors (torch/nested/_internal/nested_tensor.py) hold rows, and offsets that say where
+    each piece begins. The size of their ragged dimension is a number of its own for each tensor of
+    offsets (`get_tensor_symint`). Here it is one for each place in memory, since autograd gives
+    back another tensor than it was given (`saved_tensors`).
+(3) Strided nested tensors, which C++ makes, are refused by name.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nested
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nested._internal import nested_tensor as jagged
+from torch.nested._internal.nested_int import NestedIntNode
 from torch.nn.attention.bias import CausalBias
 
 from graphmem.errors import InputError
 from graphmem.trace.dispatch import at
 from graphmem.trace.location import Location
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.patching import Replacement
 
-_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow")
+_NESTED = ("nested_tensor", "as_nested_tensor", "narrow")
+_numbers = itertools.count(1 << 32)  # PyTorch counts its own from 0
 
 
-def replacements(location: Location) -> list[Replacement]:
+def replacements(location: Location, recorder: Recorder) -> list[Replacement]:
     """The attributes to replace."""
-
-    def refuse(*args: Any, **options: Any) -> NoReturn:
-        raise InputError(
-            f"nested tensors cannot be followed{at(location.place())}",
-            hint="pad the sequences, or pack them into one row and attend with "
-            "torch.nn.functional.scaled_dot_product_attention and a mask",
-        )
-
     return [
         (CausalBias, "__new__", staticmethod(_empty_bias)),
-        *((torch.nested, name, refuse) for name in _NESTED),
+        (jagged, "get_tensor_symint", _ragged_size(recorder)),
+        (
+            jagged,
+            "_dummy_instance",
+            jagged._nt_view_dummy(),
+        ),  # made here, it would be of this trace
+        *((torch.nested, name, _unless_strided(name, location)) for name in _NESTED),
     ]
+
+
+def _ragged_size(recorder: Recorder) -> Callable[..., torch.SymInt]:
+    """Clause (2)."""
+    of_host: Callable[..., torch.SymInt] = jagged.get_tensor_symint
+    known: dict[tuple[Any, ...], int] = {}
+
+    def size(offsets: torch.Tensor, *, coeff: int = 1) -> torch.SymInt:
+        storage = recorder.storage_of(offsets) if isinstance(offsets, FakeTensor) else None
+        if storage is None:
+            return of_host(offsets, coeff=coeff)
+        place = storage.id, offsets.storage_offset(), *offsets.shape, *offsets.stride()
+        number = known.setdefault(place, next(_numbers))
+        return torch.SymInt(NestedIntNode(number, coeff))
+
+    return size
+
+
+def _unless_strided(name: str, location: Location) -> Callable[..., Any]:
+    make = getattr(torch.nested, name)
+
+    def nested(*args: Any, **options: Any) -> Any:
+        source = args[0] if args else None
+        if options.get("layout") is torch.jagged or isinstance(source, jagged.NestedTensor):
+            return make(*args, **options)
+        raise InputError(
+            f"strided nested tensors cannot be followed{at(location.place())}",
+            hint="give layout=torch.jagged, or pad the sequences",
+        )
+
+    return nested
 
 
 def _empty_bias(kind: type[CausalBias], *sizes: Any) -> Any:

@@ -5,7 +5,7 @@ chooses the backend by the rules of `sdp_utils.cpp` (aten/src/ATen/native/transf
 calls the real operator of that backend, whose meta kernel and derivative every build has. Autocast
 has done its casts by then, as on a card.
 
-Not covered: nested tensors, deterministic mode, and orders that the program sets by
+Not covered: strided nested tensors, deterministic mode, and orders that the program sets by
 `torch.nn.attention.sdpa_kernel(..., set_priority=True)`.
 """
 
@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nested._internal import sdpa
 
 from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.patching import Replacement, replaced
 
 aten = torch.ops.aten
 
@@ -73,9 +75,29 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
     try:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)
-        yield
+        with replaced(_of_jagged(gpu)):
+            yield
     finally:
         library._destroy()
+
+
+def _of_jagged(gpu: Gpu) -> Iterator[Replacement]:
+    """What PyTorch's own choice for jagged tensors asks of a card (torch/nested/_internal/sdpa.py).
+
+    Of `can_use_flash_attention` and `can_use_efficient_attention` that is the card and the types;
+    `_select_sdp_backend` asks for shapes itself.
+    """
+
+    def flash(params: Any, debug: bool = False) -> bool:
+        is_new = gpu.compute_capability >= (8, 0)
+        return torch.backends.cuda.flash_sdp_enabled() and is_new and params.query.dtype in _HALF
+
+    def efficient(params: Any, debug: bool = False) -> bool:
+        is_on = torch.backends.cuda.mem_efficient_sdp_enabled()
+        return is_on and params.query.dtype in _efficient_dtypes(gpu)
+
+    yield sdpa, "can_use_flash_attention", flash
+    yield sdpa, "can_use_efficient_attention", efficient
 
 
 def _prefers_cudnn(gpu: Gpu, torch_release: tuple[int, int]) -> bool:
@@ -150,10 +172,9 @@ def _takes_efficient(
 ) -> bool:
     """`can_use_mem_efficient_attention`: aligned head sizes, equal head counts, bf16 from sm80."""
     alignment = 8 if query.dtype in _HALF else 4
-    has_bf16 = gpu.compute_capability >= (8, 0)
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
-        and query.dtype in (torch.float16, torch.float32, *([torch.bfloat16] if has_bf16 else []))
+        and query.dtype in _efficient_dtypes(gpu)
         and query.dim() == 4
         and not enable_gqa
         and query.shape[1] == key.shape[1] == value.shape[1]
@@ -161,6 +182,11 @@ def _takes_efficient(
         and value.shape[-1] % alignment == 0
         and _strides_end_in_one(query, key, value)
     )
+
+
+def _efficient_dtypes(gpu: Gpu) -> tuple[torch.dtype, ...]:
+    has_bf16 = gpu.compute_capability >= (8, 0)
+    return (torch.float16, torch.float32, *([torch.bfloat16] if has_bf16 else []))
 
 
 def _strides_end_in_one(*tensors: torch.Tensor) -> bool:

@@ -112,7 +112,7 @@ def _video(name: str) -> Any:
     import torchvision
 
     model = torchvision.models.get_model(name, weights=None, num_classes=5)
-    side, frames = (224, 16) if name == "mvit_v1_b" else (64, 14 if name == "s3d" else 4)
+    side, frames = {"mvit_v1_b": (224, 16), "s3d": (224, 14)}.get(name, (64, 4))
     return (
         model.train(),
         torch.randn(1, 3, frames, side, side),
