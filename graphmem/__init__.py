@@ -35,4 +35,6 @@ def __getattr__(name: str) -> Any:
     """`graphmem.virtual_gpu` is a package that imports torch, so it is not imported before."""
     if name == "virtual_gpu":
         return import_module("graphmem.virtual_gpu")
+    if name == "load_ipython_extension":
+        return import_module("graphmem.notebook").load_ipython_extension
     raise AttributeError(f"module 'graphmem' has no attribute {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from graphmem.annotations import KERNEL_MEMORY
 from graphmem.changes import Changes, changed
@@ -19,6 +19,8 @@ from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
 
 if TYPE_CHECKING:
+    import torch
+
     from graphmem.graph import StepGraph
     from graphmem.pipeline import Annotations
     from graphmem.record import TracedStep
@@ -65,6 +67,24 @@ class Request:
     changes: Changes = field(default_factory=Changes)
 
 
+class Options(TypedDict, total=False):
+    """The fields of `Request`, as keyword arguments; `gpu` has a place of its own."""
+
+    torch: str | None
+    env: Mapping[str, str]
+    autocast: str | None
+    optimizer: str | None
+    grads: str
+    steps: int
+    inference: bool
+    assume: tuple[str, ...]
+    strict: bool
+    compile: bool | None
+    worst_routing: bool
+    settings: Mapping[str, str]
+    changes: Changes
+
+
 @dataclass(frozen=True)
 class Analysis:
     """A report, and what it was made of: pictures need more than the figures."""
@@ -81,27 +101,49 @@ class Analysis:
 
 
 def analyze(
-    target: str | Callable[[], Any],
+    target: str | Callable[[], Any] | torch.nn.Module | TrainingStep,
+    inputs: Any = None,
     *,
+    loss: Callable[..., Any] | None = None,
+    gpu: str = DEFAULT_GPU,
+    advice: bool = False,
     progress: Progress = lambda message: None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Report:
-    """Say how many bytes a training step takes, without a GPU.
+    """Predict a training step's GPU memory, without a GPU.
 
     Args:
-        target: `"model.py:build"`, `"package.module:build"`, `"model.pt2"`, a saved step
-            `"step.graphmem"`, or a callable that returns what `build` may return.
+        target: a model, beside its inputs; a `TrainingStep`; `"model.py:build"`,
+            `"package.module:build"`, `"model.pt2"`, a saved step `"step.graphmem"`, or a callable
+            that returns what `build` may return. What it is made of is afterwards what it was.
+        inputs: of a model: a tensor, a tuple, a dict of keyword arguments.
+        loss: of a model: `loss(output) -> scalar`.
+        gpu: the card.
+        advice: measure the largest batch that fits and the changes that save most as well.
         progress: told what is being done.
-        options: the fields of `Request`.
+        options: the other fields of `Request`.
 
     Raises:
         InputError: the target or an option cannot be used; the message says why.
 
     Example:
-        >>> report = graphmem.analyze("model.py:build", gpu="h100", autocast="bf16")
+        >>> report = graphmem.analyze(model, (tokens, targets), gpu="t4", autocast="bf16")
         >>> report.peak.allocated
     """
-    return run_analysis(target, Request(**{"worst_routing": True, **options}), progress).report
+    from graphmem.target.objects import check_names, target_of
+
+    check_names("analyze", dict(options), Request, "inputs", "loss", "advice", "progress")
+    found = target_of(target, inputs, loss)
+    request = replace(Request(gpu=gpu, worst_routing=True), **options)
+    analysis = run_analysis(found, request, progress)
+    if not advice:
+        return analysis.report
+    import msgspec
+
+    from graphmem.advice.first_aid import first_aid
+
+    helps = first_aid(found, request, analysis, progress, None)
+    return msgspec.structs.replace(analysis.report, advice=helps)
 
 
 def run_analysis(

@@ -24,6 +24,8 @@ class GraphmemError(Exception):
         super().__init__(message)
         self.hint = hint
         self.user_traceback = user_traceback
+        if hint is not None:
+            self.add_note(f"hint: {hint}")  # where Python prints it, as in a notebook
 
 
 class InputError(GraphmemError):

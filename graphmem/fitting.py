@@ -169,6 +169,9 @@ def fit(
     Example:
         >>> graphmem.fit("model.py:build", gpus=["t4", "a100-40gb"]).cards[0].largest
     """
+    from graphmem.target.objects import check_names
+
+    check_names("fit", options, Request, "gpus", "vary", "smallest", "largest", "multiple_of")
     over = Range(vary, smallest, largest, multiple_of)
     return find_fit(target, Request(**options), gpus, over, progress)
 

@@ -59,6 +59,13 @@ class Comparison:
         if memory[0] is not None and memory[1] is not None:
             yield Row("left on the card", memory[0].on_card.margin, memory[1].on_card.margin)
 
+    def __str__(self) -> str:
+        """A line for each figure that there is: before, after, the change."""
+        rows = [(row.name, row.before, row.after, row.change) for row in self.rows()]
+        names = max(len(name) for name, *_ in rows)
+        lines = (f"{name:{names}} {b:>18,} {a:>18,} {c:>+18,}" for name, b, a, c in rows)
+        return "\n".join([f"{'bytes':{names}} {'before':>18} {'after':>18} {'change':>18}", *lines])
+
     def to_json(self) -> str:
         """The rows as JSON."""
         rows = [

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
 from graphmem.json_text import json_text
+
+if TYPE_CHECKING:
+    from graphmem.advice import Comparison
 
 SCHEMA = "graphmem.report/1"
 
@@ -327,6 +332,61 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """The report as indented JSON."""
         return json_text(self)
+
+    def to_text(self, *, verbose: bool = False) -> str:
+        """What `graphmem analyze` prints, in 100 columns."""
+        from graphmem.report.text import report_as_text
+
+        return report_as_text(self, verbose=verbose)
+
+    def to_html(self) -> str:
+        """A document with the answer, the timeline and the largest holders.
+
+        The page with every storage needs the step itself: `graphmem analyze --html`.
+        """
+        from graphmem.report.html import report_as_document
+
+        return report_as_document(self)
+
+    def to_pandas(self) -> Any:
+        """The holders at the peak as a `pandas.DataFrame`.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        from graphmem.report.frames import holders_in
+
+        return holders_in("pandas", self)
+
+    def to_polars(self) -> Any:
+        """The holders at the peak as a `polars.DataFrame`.
+
+        Raises:
+            InputError: polars is not installed.
+        """
+        from graphmem.report.frames import holders_in
+
+        return holders_in("polars", self)
+
+    def compare(self, other: Report) -> Comparison:
+        """This report before, and `other` after a change."""
+        from graphmem.advice import Comparison
+
+        return Comparison(self, other)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        from graphmem.report import answer
+
+        return f"<Report of {self.target}: {'; '.join(line.plain for line in answer.brief(self))}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from graphmem.report.html import report_as_html
+
+        return report_as_html(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:

@@ -85,7 +85,7 @@ class Page {
     const { capacity } = this.data;
     if (capacity) {
       items.push(element("li", {}, element("span", { class: "end" }),
-        `the card's room, ${formatBytes(capacity)}`));
+        `the card's room, ${formatBytes(capacity)}${this.timeline.endIsInSight() ? "" : " (above)"}`));
     }
     replaceChildren("legend", ...items);
   }

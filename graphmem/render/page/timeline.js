@@ -130,8 +130,12 @@ class Timeline {
   /* The card's end is in the picture where the bytes come near it. */
   highestWithCard() {
     const highest = this.highestShown();
+    return this.endIsInSight() ? Math.max(highest, this.page.data.capacity) : highest;
+  }
+
+  endIsInSight() {
     const { capacity } = this.page.data;
-    return capacity && capacity < 1.8 * highest ? Math.max(highest, capacity) : highest;
+    return capacity && capacity < 1.8 * this.highestShown();
   }
 
   paintPhases() {

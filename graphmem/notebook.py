@@ -1,0 +1,55 @@
+"""`%load_ext graphmem`, then `%%graphmem --gpu t4` at the top of a cell.
+
+The cell runs on a virtual GPU, in a copy of the notebook's variables: what it makes on the card has
+no data, so nothing of it stays. Models that it moves there are afterwards what they were.
+"""
+
+from __future__ import annotations
+
+import linecache
+import shlex
+from typing import Any
+
+from graphmem.errors import InputError
+from graphmem.gpus import DEFAULT_GPU
+from graphmem.report import Report
+
+CELL = "cell of the notebook"
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What IPython calls."""
+
+    def graphmem(line: str, cell: str) -> Report:
+        return run_cell(line, cell, shell)
+
+    shell.register_magic_function(graphmem, "cell", "graphmem")
+
+
+def run_cell(line: str, cell: str, shell: Any) -> Report:
+    """Run a cell on the card that the line names, and return the report."""
+    from graphmem.live.gpu import VirtualGpu
+
+    text = shell.transform_cell(cell)
+    linecache.cache[CELL] = len(text), None, text.splitlines(keepends=True), CELL
+    code = compile(text, CELL, "exec")
+    gpu = VirtualGpu(_card(line), name=CELL)
+    try:
+        with gpu:
+            exec(code, dict(shell.user_ns))
+    except MemoryError:
+        raise
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+    return gpu.report()
+
+
+def _card(line: str) -> str:
+    match shlex.split(line):
+        case []:
+            return DEFAULT_GPU
+        case ["--gpu", name]:
+            return name
+        case _:
+            raise InputError(f"%%graphmem {line}: unknown options", hint="%%graphmem --gpu NAME")

@@ -1,0 +1,37 @@
+"""The holders of a report as a data frame of a library that may not be installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from graphmem.errors import InputError
+from graphmem.report.holders import reason_of
+from graphmem.report.schema import Report
+
+
+def holders_in(library: str, report: Report) -> Any:
+    """One row a holder, the largest first.
+
+    Raises:
+        InputError: the library is not installed.
+    """
+    try:
+        frames = import_module(library)
+    except ImportError as error:
+        raise InputError(f"{library} is not installed", hint=f"pip install {library}") from error
+    rows = [
+        {
+            "bytes": each.bytes,
+            "block": each.block,
+            "category": each.category,
+            "module": each.module,
+            "source": each.source,
+            "operation": each.op,
+            "dtype": each.dtype,
+            "shape": list(each.shape),
+            "reason": reason_of(each),
+        }
+        for each in report.at_peak.holders
+    ]
+    return frames.DataFrame(rows)

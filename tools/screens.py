@@ -1,0 +1,150 @@
+"""Makes the screens of the documentation: `python -m tools.screens [CASE…]`.
+
+docs/screens.md gets the terminal's first lines of each case, docs/images/ the page's first screen
+of each, 1400 and 400 pixels wide, light and dark. Needs chromium, chromium-driver and, for QLoRA,
+bitsandbytes and peft.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+PAGE = ROOT / "docs" / "screens.md"
+GRAPHMEM = Path(sys.executable).parent / "graphmem"
+SETTLE_SECONDS = 1.0
+LINES = 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """One story.
+
+    Attributes:
+        name: of its images.
+        title: its heading.
+        command: arguments of graphmem.
+        sections: parts of the page that have an image of their own, by the id of their headings.
+    """
+
+    name: str
+    title: str
+    command: str
+    sections: tuple[tuple[str, str], ...] = ()
+
+
+CASES = (
+    Case(
+        "gpt2",
+        "A step that fits",
+        "analyze fixtures/recorded_nanogpt.py:build --gpu a100-80gb",
+        (("made-of-gpt2", "made-of-title"), ("kept-alive-gpt2", "keepers-title")),
+    ),
+    Case("t4", "A card that is too small", "analyze fixtures/gpt2.py:build --gpu t4"),
+    Case("qlora", "A QLoRA step", "run --gpu t4 fixtures/finetune/qlora_bnb.py"),
+    Case("leak", "A script that leaks", "run --gpu t4 tests/scripts/leaking_fast.py 98304"),
+    Case(
+        "llama126",
+        "A decoder of 126 layers",
+        "analyze fixtures/llama.py:build --set layers=126 --gpu h100-80gb",
+    ),
+    Case("resnet", "A ResNet", "analyze fixtures/resnet.py:build --gpu t4"),
+)
+_BEGIN = """\
+# Screens
+
+The first lines and the first screen of the page, as `python -m tools.screens` makes them.
+"""
+
+
+def main(names: Sequence[str]) -> None:
+    """Make the screens of these cases, or of all."""
+    texts = [_BEGIN]
+    with browser() as driver, tempfile.TemporaryDirectory() as folder:
+        for case in CASES:
+            if names and case.name not in names:
+                continue
+            html = Path(folder) / f"{case.name}.html"
+            texts.append(_text(case, html))
+            _shoot(driver, case, html)
+    if not names:
+        PAGE.write_text("\n".join(texts), encoding="utf-8")
+
+
+def _text(case: Case, html: Path) -> str:
+    """The beginning of what the command prints; the page is written on the way."""
+    command, *arguments = shlex.split(case.command)
+    done = subprocess.run(
+        [GRAPHMEM, command, "--html", html, *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(("fits on", "does NOT fit")))
+    shown = "\n".join(lines[first : first + LINES])
+    images = "\n".join(
+        f"![{case.title}, {width} pixels](images/page-{case.name}-{width}-{theme}.png)"
+        for width, theme in ((1400, "light"), (400, "dark"))
+    )
+    return f"## {case.title}\n\n```\n$ graphmem {case.command}\n{shown}\n…\n```\n\n{images}\n"
+
+
+@contextmanager
+def browser() -> Iterator[webdriver.Chrome]:
+    """A browser without a window."""
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium") or ""
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def _shoot(driver: webdriver.Chrome, case: Case, html: Path) -> None:
+    for width in (1400, 400):
+        for theme in ("light", "dark"):
+            _resize(driver, width, theme)
+            driver.get(html.as_uri())
+            time.sleep(SETTLE_SECONDS)
+            _save(driver.get_screenshot_as_png(), f"page-{case.name}-{width}-{theme}")
+    _resize(driver, 1400, "light")
+    driver.get(html.as_uri())
+    time.sleep(SETTLE_SECONDS)
+    for name, heading in case.sections:
+        section = driver.find_element(By.XPATH, f"//section[@aria-labelledby='{heading}']")
+        _save(section.screenshot_as_png, name)
+
+
+def _resize(driver: webdriver.Chrome, width: int, theme: str) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def _save(png: bytes, name: str) -> None:
+    """With 256 colours: a third of the bytes, and nobody sees it."""
+    file = IMAGES / f"{name}.png"
+    file.write_bytes(png)
+    with Image.open(file) as image:
+        image.convert("RGB").quantize(256).save(file, optimize=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
