@@ -16,7 +16,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph
 from graphmem.trace import Options, trace
-from graphmem.trace.dispatch import REAL_CPU_ELEMENTS
+from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS
 from graphmem.values.limits import INTEGERS
 
 Iterate = Callable[[], Any]

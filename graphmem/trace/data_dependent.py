@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from graphmem.trace.composites import run_in_parts
-from graphmem.trace.dispatch import tensors_of
+from graphmem.trace.operands import tensors_of
 from graphmem.trace.sizes_by_data import SizesByDataMode
 from graphmem.virtual_gpu.operators import KERNELS
 from graphmem.virtual_gpu.operators.lengths import lengths_on_host

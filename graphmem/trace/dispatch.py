@@ -1,15 +1,15 @@
 """The dispatch mode under which the user's step runs: every ATen operation passes here.
 
 Tensors on the traced device are fake: they have shape, dtype and storage identity, but no data.
-Small tensors on the CPU stay real, so that schedules, masks and data loaders can read their values;
-large ones are fake too. `data_dependent` says what comes of operations that ask for data.
+Some on the CPU are real (`real_tensors`). Classes that follow on this one answer operators that
+need more: `special_operators`, `sparse_tensors`, `sizes_by_data`, `data_dependent`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import FrameType
 from typing import Any
@@ -17,50 +17,32 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.caller import Belongings
 from graphmem.errors import InputError
-from graphmem.graph import Op, OwnerKind, Source
+from graphmem.graph import Op, OwnerKind
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.composites import IN_PARTS, run_in_parts
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
+from graphmem.trace.operands import tensors_of
 from graphmem.trace.reads import Reads
+from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS, stays_real
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.refused_operators import EXPLAINED, at, explain, lacks_sparse_kernel
 from graphmem.trace.replayed_views import ReplayedViews
-from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.wrapper_tensors import is_wrapper
-from graphmem.values.limits import INTEGERS
-from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned, efficient_gradients
 from graphmem.virtual_gpu.libraries.python_kernels import has_python_kernel, run_kernel
-from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
 
-REAL_CPU_ELEMENTS = 1 << 16
-"""A tensor made on the CPU is real up to this many elements, when the device is not the CPU."""
-
-_FROM_SIZE = {
-    aten.empty.memory_format,
-    aten.empty_strided.default,
-    aten.zeros.default,
-    aten.ones.default,
-    aten.full.default,
-    aten.rand.default,
-    aten.randn.default,
-}
-_RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
-_INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _KERNELS_ON_CARD = (
     torch._C.DispatchKey.CUDA,
@@ -70,14 +52,6 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
-)
-_FUSED_UPDATES = (
-    aten._fused_sgd_.default,
-    aten._fused_sgd_.tensor_lr,
-    aten._fused_adagrad_.default,
-    aten._fused_adagrad_.tensor_lr,
-    aten._fused_adam_.tensor_lr,
-    aten._fused_adamw_.tensor_lr,
 )
 
 
@@ -147,15 +121,8 @@ class TraceMode(TorchDispatchMode):
         self._op_of_node: dict[int, Op] = {}
         self._special = _Special(self._own_kernel, self._higher_order)
         self._special |= {
-            aten.detach.default: self._detach,
-            aten.clone.default: self._clone,
             torch.ops.prim.device.default: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
-            **dict.fromkeys(LOSSES, self._loss),
-            **dict.fromkeys(FUSED_ATTENTION, self._attention),
-            aten._efficient_attention_backward.default: self._efficient_gradients,
-            **dict.fromkeys(_FUSED_UPDATES, self._update),
-            aten._scaled_mm.out: self._into_result,
         }
         if not on_cpu:
             self._special |= dict.fromkeys(IN_PARTS, self._run_in_parts)
@@ -274,14 +241,14 @@ class TraceMode(TorchDispatchMode):
         tick = self._recorder.begin_op()
         try:
             result = self._fake_mode.dispatch(func, types, args, kwargs)
-        except _EXPLAINED as error:
+        except EXPLAINED as error:
             result = self._dynamic(error, func, args, kwargs)
             if result is None:
-                raise self._explain(error, func, args) from error
+                raise explain(error, func, args, self._location.place()) from error
             return result
         except RuntimeError as error:
-            if _lacks_sparse_kernel(error, args):
-                raise self._explain(error, func, args) from error
+            if lacks_sparse_kernel(error, args):
+                raise explain(error, func, args, self._location.place()) from error
             raise
         note_write(func, args)
         self._record(func, args, kwargs, result, tick)
@@ -305,29 +272,7 @@ class TraceMode(TorchDispatchMode):
             self.belongings.before(func, args, kwargs)
 
     def _stays_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an operation runs on real data.
-
-        It reads only real tensors of the CPU, and makes none elsewhere and, as a factory, no large
-        one.
-        """
-        if args and isinstance(args[0], FakeTensor):
-            return False
-        device = kwargs.get("device")
-        if device is not None and device.type != "cpu":
-            return False
-        reads_real = False
-        for tensor in tensors_of((args, *kwargs.values())):
-            if isinstance(tensor, FakeTensor):
-                return False
-            reads_real = True
-        return reads_real or self._is_made_real(func, args, kwargs)
-
-    def _is_made_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether what a factory makes on the CPU is real; integers decide more than others."""
-        limit = self._real_elements
-        if limit > 1 and (func in _RANDOM_INTEGERS or kwargs.get("dtype") in _INTEGERS):
-            limit = max(limit, INTEGERS)
-        return _elements(func, args) <= limit
+        return stays_real(func, args, kwargs, self._real_elements)
 
     def _record(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int
@@ -398,65 +343,6 @@ class TraceMode(TorchDispatchMode):
         self._record(func, args, kwargs, result, self._recorder.begin_op())
         return result
 
-    def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, target = args[:2]
-        if not isinstance(values, FakeTensor):
-            return self._run(func, types, args, kwargs)
-        tick = self._recorder.begin_op()
-        loss: Any = self._fake_mode.dispatch(func, types, args, kwargs)
-        result = in_unreduced_storage(self._fake_mode, loss, values, target)
-        self._record(func, args, kwargs, result, tick)
-        return result
-
-    def _attention(
-        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        tick = self._recorder.begin_op()
-        returned: Any = self._fake_mode.dispatch(func, types, args, kwargs)
-        result = as_returned(self._fake_mode, func, args, returned)
-        self._record(func, args, kwargs, result, tick)
-        return result
-
-    def _efficient_gradients(
-        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        tick = self._recorder.begin_op()
-        result = efficient_gradients(self._fake_mode, args, kwargs)
-        self._record(func, args, kwargs, result, tick)
-        return result
-
-    def _into_result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """What compiled code writes into a tensor of its own, for which there is no meta kernel."""
-        return self._record_made(func, args, kwargs, kwargs["out"])
-
-    def _update(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        """What writes into its arguments and returns nothing can do without a meta kernel."""
-        if self._stays_real(func, args, kwargs):
-            self._run_real(func, args, kwargs)
-        else:
-            self._record(func, args, kwargs, None, self._recorder.begin_op())
-
-    def _detach(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Autograd makes a variable of what it unpacks, which takes no operation in a real run.
-
-        It asks for a detached copy only because its argument is held twice at that moment
-        (torch/csrc/autograd/variable.h, `make_variable`), so it may have the tensor itself.
-        """
-        (tensor,) = args
-        if is_just_unpacked(tensor):
-            return tensor
-        return self._run(func, types, args, kwargs)
-
-    def _clone(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A node clones cuDNN's reserve space, which it writes into, only if it may run again.
-
-        That is `retain_variables` in derivatives.yaml, which no engine but the real one can set.
-        """
-        is_recurrent = self.node is not None and self.node.name() == "CudnnRnnBackward0"
-        if is_recurrent and not self.keeps_graph:
-            return args[0]
-        return self._run(func, types, args, kwargs)
-
     def _new_empty(self, shape: Sequence[int], like: FakeTensor, dtype: torch.dtype) -> FakeTensor:
         return self._empty_on(like.fake_device, shape, dtype)
 
@@ -467,47 +353,6 @@ class TraceMode(TorchDispatchMode):
             memory = torch.empty(shape, dtype=dtype, device="meta")
         return FakeTensor(self._fake_mode, memory, device)
 
-    def _explain(self, error: Exception, func: Any, args: tuple[Any, ...]) -> InputError:
-        where = at(self._location.place())
-        if _has_sparse(args):
-            return InputError(
-                f"operator {func} of a sparse tensor cannot be followed{where}",
-                hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
-                "momentum, or leave out sparse=True",
-            )
-        if "nested_tensor" in func._schema.name:
-            return InputError(
-                f"strided nested tensors cannot be followed{where}",
-                hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, "
-                "which makes one of a padding mask where it does not train",
-            )
-        if isinstance(error, UnsupportedOperatorException):
-            return InputError(
-                f"operator {func} has no meta kernel{where}",
-                hint="register one with torch.library.register_fake, which says what shape comes "
-                "out, or leave the operator out of the step",
-            )
-        if isinstance(error, DynamicOutputShapeException):
-            return InputError(
-                f"the shape that {func} returns depends on data{where}",
-                hint="give it a static size, or compute it before the step",
-            )
-        return InputError(
-            f"the value that {func} reads depends on data{where}",
-            hint="decide it from sizes or settings, or give build() an argument that does",
-        )
-
-
-_EXPLAINED = (
-    UnsupportedOperatorException,
-    DynamicOutputShapeException,
-    DataDependentOutputException,
-)
-
-
-def _has_sparse(args: tuple[Any, ...]) -> bool:
-    return any(tensor.layout is not torch.strided for tensor in tensors_of(args))
-
 
 @cache
 def _has_no_kernel(func: Any) -> bool:
@@ -515,16 +360,6 @@ def _has_no_kernel(func: Any) -> bool:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     kernels = [has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd")]
     return has_kernel(func.name(), _COMPOSITE.name) and not any(kernels)
-
-
-def _lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:
-    """Whether an operation has no kernel for fake sparse tensors.
-
-    A CUDA build then calls the card's, which asks for a driver
-    (c10/cuda/CUDAFunctions.cpp, `device_count_ensure_non_zero`).
-    """
-    is_missing = isinstance(error, NotImplementedError) or "NVIDIA driver" in str(error)
-    return is_missing and _has_sparse(args)
 
 
 def _device_of(func: Any, types: Any, args: tuple[FakeTensor], kwargs: Any) -> torch.device:
@@ -543,28 +378,3 @@ def _is_inference(args: tuple[Any, ...]) -> bool:
     return torch.is_inference_mode_enabled() or any(
         tensor.is_inference() for tensor in tensors_of(args)
     )
-
-
-def at(source: Source | None) -> str:
-    """A line of the user's at the end of a sentence."""
-    return "" if source is None else f" at {source.in_words}"
-
-
-def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among an operation's arguments."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from tensors_of(value)
-
-
-def _elements(func: Any, args: tuple[Any, ...]) -> int:
-    """How many elements a factory makes; 0 for one that is always small or already real."""
-    position = _RANDOM_INTEGERS.get(func, 0 if func in _FROM_SIZE else None)
-    if position is None:
-        return 0
-    count = 1
-    for size in args[position]:
-        count *= size
-    return count

@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 
-from graphmem.trace.dispatch import tensors_of
 from graphmem.trace.distinct_values import DISTINCT, counts_always, most, room
 from graphmem.trace.formulas_by_data import SELECTS_NOTHING
+from graphmem.trace.operands import tensors_of
 from graphmem.trace.sparse_tensors import SparseMode
 from graphmem.values.limits import is_carried
 from graphmem.values.rules import MOST_SELECTED, selected_of

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.special_operators import SpecialOperatorsMode
 from graphmem.virtual_gpu.sparse import parts_of, sparse_of
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ _CUSPARSE_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex
 """Others have no kernel (aten/src/ATen/native/sparse/cuda/SparseBlasLegacy.cpp)."""
 
 
-class SparseMode(TraceMode):
+class SparseMode(SpecialOperatorsMode):
     """A trace that follows sparse tensors."""
 
     def __init__(self, *watchers: Any) -> None:

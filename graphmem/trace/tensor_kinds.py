@@ -22,9 +22,9 @@ from torch.nested._internal.nested_int import NestedIntNode
 from torch.nn.attention.bias import CausalBias
 
 from graphmem.errors import InputError
-from graphmem.trace.dispatch import at
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.refused_operators import at
 from graphmem.virtual_gpu.patching import Replacement
 
 _NESTED = ("nested_tensor", "as_nested_tensor", "narrow")

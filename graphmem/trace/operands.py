@@ -1,0 +1,17 @@
+"""The tensors that an operation is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+
+def tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an operation's arguments."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from tensors_of(value)

@@ -1,0 +1,69 @@
+"""Which operations run on real data.
+
+Small tensors on the CPU stay real, so that schedules, masks and data loaders can read their values;
+large ones are fake too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.trace.operands import tensors_of
+from graphmem.values.limits import INTEGERS
+
+aten = torch.ops.aten
+
+REAL_CPU_ELEMENTS = 1 << 16
+"""A tensor made on the CPU is real up to this many elements, when the device is not the CPU."""
+
+_FROM_SIZE = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+    aten.rand.default,
+    aten.randn.default,
+}
+_RANDOM_INTEGERS = {aten.randint.default: 1, aten.randint.low: 2}
+_INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
+
+
+def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: float) -> bool:
+    """Whether an operation runs on real data.
+
+    It reads only real tensors of the CPU, and makes none elsewhere and, as a factory, none of more
+    than `most` elements.
+    """
+    if args and isinstance(args[0], FakeTensor):
+        return False
+    device = kwargs.get("device")
+    if device is not None and device.type != "cpu":
+        return False
+    reads_real = False
+    for tensor in tensors_of((args, *kwargs.values())):
+        if isinstance(tensor, FakeTensor):
+            return False
+        reads_real = True
+    return reads_real or _is_made_real(func, args, kwargs, most)
+
+
+def _is_made_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: float) -> bool:
+    """Whether what a factory makes on the CPU is real; integers decide more than others."""
+    if most > 1 and (func in _RANDOM_INTEGERS or kwargs.get("dtype") in _INTEGERS):
+        most = max(most, INTEGERS)
+    return _elements(func, args) <= most
+
+
+def _elements(func: Any, args: tuple[Any, ...]) -> int:
+    """How many elements a factory makes; 0 for one that is always small or already real."""
+    position = _RANDOM_INTEGERS.get(func, 0 if func in _FROM_SIZE else None)
+    if position is None:
+        return 0
+    count = 1
+    for size in args[position]:
+        count *= size
+    return count

@@ -1,0 +1,77 @@
+"""What is said of an operator that cannot be followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from graphmem.errors import InputError
+from graphmem.graph import Source
+from graphmem.trace.operands import tensors_of
+
+EXPLAINED = (
+    UnsupportedOperatorException,
+    DynamicOutputShapeException,
+    DataDependentOutputException,
+)
+"""What fake tensors raise where they have no answer."""
+
+
+def explain(
+    error: Exception, func: Any, args: tuple[Any, ...], source: Source | None
+) -> InputError:
+    """Say which operator cannot be followed at a line, and what to do."""
+    where = at(source)
+    if has_sparse(args):
+        return InputError(
+            f"operator {func} of a sparse tensor cannot be followed{where}",
+            hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
+            "momentum, or leave out sparse=True",
+        )
+    if "nested_tensor" in func._schema.name:
+        return InputError(
+            f"strided nested tensors cannot be followed{where}",
+            hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, "
+            "which makes one of a padding mask where it does not train",
+        )
+    if isinstance(error, UnsupportedOperatorException):
+        return InputError(
+            f"operator {func} has no meta kernel{where}",
+            hint="register one with torch.library.register_fake, which says what shape comes "
+            "out, or leave the operator out of the step",
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return InputError(
+            f"the shape that {func} returns depends on data{where}",
+            hint="give it a static size, or compute it before the step",
+        )
+    return InputError(
+        f"the value that {func} reads depends on data{where}",
+        hint="decide it from sizes or settings, or give build() an argument that does",
+    )
+
+
+def has_sparse(args: tuple[Any, ...]) -> bool:
+    """Whether an operand is not strided."""
+    return any(tensor.layout is not torch.strided for tensor in tensors_of(args))
+
+
+def lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:
+    """Whether an operation has no kernel for fake sparse tensors.
+
+    A CUDA build then calls the card's, which asks for a driver
+    (c10/cuda/CUDAFunctions.cpp, `device_count_ensure_non_zero`).
+    """
+    is_missing = isinstance(error, NotImplementedError) or "NVIDIA driver" in str(error)
+    return is_missing and has_sparse(args)
+
+
+def at(source: Source | None) -> str:
+    """A line of the user's at the end of a sentence."""
+    return "" if source is None else f" at {source.in_words}"

@@ -1,0 +1,105 @@
+"""Single operators that a card runs otherwise than their fake rules, or PyTorch's own walk, say.
+
+(1) Losses keep the storage of all their unreduced values (`virtual_gpu/unreduced_losses.py`).
+(2) Fused attention returns other shapes than its meta kernels (`virtual_gpu/attention.py`).
+(3) Fused optimizers with a tensor as learning rate have no meta kernel, and return nothing.
+(4) `detach` and `clone` take nothing where the engine would not call them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.saved_tensors import is_just_unpacked
+from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned, efficient_gradients
+from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
+
+aten = torch.ops.aten
+
+_FUSED_UPDATES = (
+    aten._fused_sgd_.default,
+    aten._fused_sgd_.tensor_lr,
+    aten._fused_adagrad_.default,
+    aten._fused_adagrad_.tensor_lr,
+    aten._fused_adam_.tensor_lr,
+    aten._fused_adamw_.tensor_lr,
+)
+
+
+class SpecialOperatorsMode(TraceMode):
+    """A trace that runs them as a card does."""
+
+    def __init__(self, *watchers: Any) -> None:
+        super().__init__(*watchers)
+        self._special |= {
+            aten.detach.default: self._detach,
+            aten.clone.default: self._clone,
+            **dict.fromkeys(LOSSES, self._loss),
+            **dict.fromkeys(FUSED_ATTENTION, self._attention),
+            aten._efficient_attention_backward.default: self._efficient_gradients,
+            **dict.fromkeys(_FUSED_UPDATES, self._update),
+            aten._scaled_mm.out: self._into_result,
+        }
+
+    def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values, target = args[:2]
+        if not isinstance(values, FakeTensor):
+            return self._run(func, types, args, kwargs)
+        tick = self._recorder.begin_op()
+        loss: Any = self._fake_mode.dispatch(func, types, args, kwargs)
+        result = in_unreduced_storage(self._fake_mode, loss, values, target)
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _attention(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        tick = self._recorder.begin_op()
+        returned: Any = self._fake_mode.dispatch(func, types, args, kwargs)
+        result = as_returned(self._fake_mode, func, args, returned)
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _efficient_gradients(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        tick = self._recorder.begin_op()
+        result = efficient_gradients(self._fake_mode, args, kwargs)
+        self._record(func, args, kwargs, result, tick)
+        return result
+
+    def _into_result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """What compiled code writes into a tensor of its own, for which there is no meta kernel."""
+        return self._record_made(func, args, kwargs, kwargs["out"])
+
+    def _update(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        """What writes into its arguments and returns nothing can do without a meta kernel."""
+        if self._stays_real(func, args, kwargs):
+            self._run_real(func, args, kwargs)
+        else:
+            self._record(func, args, kwargs, None, self._recorder.begin_op())
+
+    def _detach(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Autograd makes a variable of what it unpacks, which takes no operation in a real run.
+
+        It asks for a detached copy only because its argument is held twice at that moment
+        (torch/csrc/autograd/variable.h, `make_variable`), so it may have the tensor itself.
+        """
+        (tensor,) = args
+        if is_just_unpacked(tensor):
+            return tensor
+        return self._run(func, types, args, kwargs)
+
+    def _clone(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A node clones cuDNN's reserve space, which it writes into, only if it may run again.
+
+        That is `retain_variables` in derivatives.yaml, which no engine but the real one can set.
+        """
+        is_recurrent = self.node is not None and self.node.name() == "CudnnRnnBackward0"
+        if is_recurrent and not self.keeps_graph:
+            return args[0]
+        return self._run(func, types, args, kwargs)
