@@ -26,7 +26,7 @@ def replacements(
 
     def address_of(storage: Storage) -> int | None:
         if storage.device != str(recorder.device):
-            return None
+            return recorder.addresses.get(storage.id)
         block = block_of(storage)
         return None if block is None else block.address
 

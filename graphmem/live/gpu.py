@@ -16,7 +16,14 @@ from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.live import addresses, resized_storages, serialization, surroundings, torchscript
+from graphmem.live import (
+    addresses,
+    pool_pointers,
+    resized_storages,
+    serialization,
+    surroundings,
+    torchscript,
+)
 from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
 from graphmem.live.session import EnoughSteps, LiveSession
@@ -99,6 +106,7 @@ class VirtualGpu:
         recorder.on_communicator = self._note_communicator
         self._session.mode.streams = NodeStreams(self.memory)
         self._session.mode.captures = self.memory.captures
+        self.memory.runs_node = lambda: self._session.mode.node is not None
         self._observer = Observer(self._session, self._machine, tell)
         self._stack = ExitStack()
         self._was_entered = False
@@ -162,6 +170,7 @@ class VirtualGpu:
             *addresses.replacements(session.recorder, self._machine.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *resized_storages.replacements(session.recorder),
+            *pool_pointers.replacements(session.recorder, session.fake_mode, self.memory),
             *surroundings.replacements(session.recorder, session.reads.known),
             *torchscript.replacements(session.reads.scripted),
         ]

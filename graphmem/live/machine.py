@@ -87,6 +87,7 @@ class LiveMachine:
         memory.blas_handle = self._take_blas_workspace
         memory.clear_blas_workspaces = self._clear_blas_workspaces
         memory.keep = self._keep
+        self._kept: set[int] = set()
 
     def _note_change(self, storage: Storage) -> None:
         """A storage was born or lost an owner; its death is applied later than it happens."""
@@ -125,11 +126,13 @@ class LiveMachine:
         """The program asks for the main thread's cuBLAS handle."""
         scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
-            self._keep(scratch.what, scratch.nbytes)
+            self._recorder.add_workspace(scratch.what, scratch.nbytes)
+            self.settle()
 
     def _keep(self, what: str, nbytes: int) -> Callable[[], None]:
-        """A library takes memory; the function that is returned gives it back."""
+        """Something takes memory; the function that is returned gives it back."""
         storage = self._recorder.add_workspace(what, nbytes)
+        self._kept.add(storage.id)
         self.settle()
 
         def give_back() -> None:
@@ -142,18 +145,14 @@ class LiveMachine:
         self._rules.forget_workspaces()
         for storage, _ in self.alive():
             owner = storage.owned_as(OwnerKind.WORKSPACE)
-            if owner is not None:
+            if owner is not None and storage.id not in self._kept:
                 self._recorder.let_go(storage, owner)
         self.settle()
 
     def _advance(self, op: Op) -> None:
         thread = thread_of(self._graph, op)
         program = self._rules.program_of(op, self._on_stream(thread))
-        self._memory.is_in_backward = thread != MAIN_THREAD
-        try:
-            self._apply(self._changes({} if program is None else {op.index: program}), op)
-        finally:
-            self._memory.is_in_backward = False
+        self._apply(self._changes({} if program is None else {op.index: program}), op)
         if draws_random_numbers(op):
             self._memory.on_random_numbers()
 

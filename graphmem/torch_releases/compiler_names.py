@@ -55,6 +55,18 @@ COMPILER_NAMES = (
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
     Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),
     Names(
+        "torch._inductor.cudagraph_trees",
+        "_set_cached_tensors_enabled",
+        "outputs of graphs are kept for the next replay, in a CPU build too",
+        "mode='reduce-overhead'",
+    ),
+    Names(
+        "torch._inductor.cudagraph_trees.StorageWeakRefWrapper",
+        "__init__ swap_weakref expired",
+        "what a graph of compiled code returned is alive as the recorder knows",
+        "mode='reduce-overhead'",
+    ),
+    Names(
         "torch._inductor.cudagraph_utils",
         "check_lowering_disable_cudagraph",
         "CUDA graphs are left out",

@@ -179,6 +179,23 @@ CUDA_NAMES = (
         "CUDA graphs and memory pools of the virtual GPU",
         "programs with CUDA graphs or memory pools",
     ),
+    Names(
+        _C,
+        "_construct_storage_from_data_pointer",
+        "what graphs of compiled code leave in their pool",
+        "mode='reduce-overhead'",
+    ),
+    Names(
+        _C,
+        "_construct_CUDA_Tensor_From_Storage_And_Metadata _free_And_Remove_DeleterFn "
+        "_has_Standard_Deleter _tensors_data_ptrs_at_indices_equal _set_storage_access_error_msg "
+        "_set_storage_data_ptr_access_error_msg _cuda_getCheckpointState "
+        "_cuda_setCheckpointPoolState _cuda_checkPoolLiveAllocations "
+        "_cuda_get_conv_benchmark_empty_cache _cudnn_set_conv_benchmark_empty_cache",
+        "what graphs of compiled code leave in their pool",
+        "mode='reduce-overhead'",
+        build=Build.CUDA,
+    ),
     Names("torch.cuda.memory", "MemPool use_mem_pool", "memory pools", "programs with pools"),
     Names("torch.cuda.MemPool", "__new__", "`analyze` refuses pools", "programs with pools"),
     Names("torch.cuda.nvtx", "_nvtx", "ranges of NVTX", _PROGRAM),

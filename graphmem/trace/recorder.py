@@ -38,6 +38,9 @@ DTYPE_NAMES = {
     if isinstance(dtype, torch.dtype)
 }
 
+ELSEWHERE = "elsewhere"
+"""The device of a storage that is counted nowhere: its bytes belong to another."""
+
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
     """A weak reference to a storage of fake memory that knows its key and its record."""
@@ -61,6 +64,7 @@ class Recorder:
             memory management, so it may do no more than note it.
         on_op: called with each operation when it has been recorded.
         is_strict: whatever would be assumed is an error.
+        addresses: of storages that own no memory, by their ids.
         newest_node: the newest node that autograd had made when the last operation ran.
     """
 
@@ -71,6 +75,8 @@ class Recorder:
         self.on_communicator: Callable[[], object] = lambda: None
         self.on_op: Callable[[Op], object] = _ignore
         self.is_strict = False
+        self.addresses: dict[int, int] = {}
+        self._weak: dict[int, Storage] = {}
         self.newest_node = -1
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
@@ -275,12 +281,55 @@ class Recorder:
         new = self._new_bytes(nbytes) if nbytes else None
         if new is not None:
             self.on_change(new)
-        if old is not None:
-            self._release(old)
-            for owner in old.storage.owners:  # whoever else looks at it has nothing left
-                self.let_go(old.storage, owner)
+        self.free(memory)  # whoever else looks at it has nothing left
         if new is not None:
             self._attach(memory, nbytes, new)
+
+    def free(self, memory: torch.UntypedStorage) -> None:
+        """What a piece of fake memory stands for is gone, though somebody holds it."""
+        ref = self._refs.get(memory._cdata)
+        if ref is not None:
+            self._release(ref)
+            for owner in ref.storage.owners:
+                self.let_go(ref.storage, owner)
+
+    def note_weak(self, weak: int, memory: torch.UntypedStorage) -> None:
+        """Remember what fake memory, to which `weak` refers, stands for beyond its own life."""
+        storage = self.storage_in(memory)
+        if storage is not None:
+            self._weak[weak] = storage
+
+    def weak_storage(self, weak: int) -> Storage | None:
+        """The storage that a weak reference was noted for."""
+        return self._weak.get(weak)
+
+    def is_kept(self, weak: int) -> bool:
+        """Whether others than the fake memory of a weak reference hold what it stands for."""
+        storage = self._weak.get(weak)
+        if storage is None:
+            return False
+        itself = torch._C._storage_Use_Count(weak) > 0
+        held = self._held_as.get(storage.id)
+        return self._holders.get(storage.id, 0) > itself or any(
+            owner.end is None and owner is not held for owner in storage.owners
+        )
+
+    def free_weak(self, weak: int) -> None:
+        """What a weak reference is to is gone, though somebody holds it."""
+        storage = self._weak.get(weak)
+        if storage is None:
+            return
+        for ref in [ref for ref in self._refs.values() if ref.storage is storage]:
+            self._release(ref)
+        for owner in storage.owners:
+            self.let_go(storage, owner)
+
+    def point_at(self, memory: torch.UntypedStorage, address: int) -> None:
+        """Let fresh fake memory stand for bytes that the allocator does not know as allocated."""
+        storage = self._new_bytes(memory.nbytes())
+        storage.device = ELSEWHERE
+        self.addresses[storage.id] = address
+        self._attach(memory, memory.nbytes(), storage)
 
     def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
         """Let fresh fake memory stand for a storage that exists already."""

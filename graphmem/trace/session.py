@@ -165,7 +165,7 @@ class Session:
             return replaced(eagerly.replacements(self.reads.eager))
         unwatched = Unwatched(self.mode, self._hooks, self.fake_mode)
         knows_memory = self.knows_memory
-        compilation = Compilation(unwatched, self.reads, knows_memory=knows_memory)
+        compilation = Compilation(self.recorder, unwatched, self.reads, knows_memory=knows_memory)
         self.location.compiled = compilation.origins.at
         return compilation.installed()
 

@@ -87,7 +87,7 @@ class DeviceMemory:
         keep: set by the live machine; bytes that a library keeps until the function that it returns
             is called.
         on_random_numbers: called when an operation draws random numbers.
-        is_in_backward: set by the live machine; whether autograd's own thread allocates.
+        runs_node: set by the live machine; whether this is autograd's own thread on a card.
         captures: of CUDA graphs.
         first_settings: set by the live machine; what the environment says when memory is first
             asked for, which is when PyTorch reads it. None: the allocator has its settings.
@@ -105,7 +105,7 @@ class DeviceMemory:
         self.clear_blas_workspaces: Callable[[], None] = _nothing
         self.keep: Callable[[str, int], Callable[[], None]] = _keep_nothing
         self.on_random_numbers: Callable[[], None] = _nothing
-        self.is_in_backward = False
+        self.runs_node: Callable[[], bool] = lambda: False
         self.captures = StreamCaptures()
         self.first_settings: Callable[[], AllocatorSettings] | None = None
         self.clock = DeviceClock()
@@ -134,6 +134,11 @@ class DeviceMemory:
         return self.allocator
 
     # What the live machine tells -----------------------------------------------------------------
+
+    @property
+    def thread(self) -> tuple[int, bool]:
+        """The thread that runs now, and whether it is autograd's, which is another on a card."""
+        return threading.get_ident(), self.runs_node()
 
     def origin(self) -> Origin:
         """What an allocation or a free that happens now is remembered by."""

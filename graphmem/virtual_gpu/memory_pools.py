@@ -9,7 +9,6 @@ Not modelled: a pool with an allocator of the program's own.
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -60,11 +59,8 @@ def pool_replacements(memory: DeviceMemory, handles: PoolHandles) -> list[Replac
 def _functions(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
 
     def begin_of_thread(device: int, pool_id: PoolId) -> None:
-        thread = threading.get_ident()
-        memory.begin_pool(
-            pool_id,
-            lambda stream: not memory.is_in_backward and threading.get_ident() == thread,
-        )
+        thread = memory.thread
+        memory.begin_pool(pool_id, lambda stream: memory.thread == thread)
 
     return {
         "_cuda_beginAllocateCurrentThreadToPool": begin_of_thread,

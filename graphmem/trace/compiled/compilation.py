@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from graphmem.errors import InputError
-from graphmem.trace.compiled import dynamo, inductor
+from graphmem.trace.compiled import dynamo, graph_outputs, inductor
 from graphmem.trace.compiled.origins import Origins
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.libraries import triton
 from graphmem.virtual_gpu.patching import Replacement, replaced, suspended
 
@@ -51,14 +52,23 @@ class Compilation:
         origins: what the buffers of compiled code are.
     """
 
-    def __init__(self, unwatched: Unwatched, unknowns: Unknowns, *, knows_memory: bool) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        unwatched: Unwatched,
+        unknowns: Unknowns,
+        *,
+        knows_memory: bool,
+    ) -> None:
         """A compiler that is not on yet.
 
         Args:
+            recorder: knows who owns a storage.
             unwatched: steps aside for the compiler.
             unknowns: answers what only a card knows.
             knows_memory: whether the card says how much of its memory is in use.
         """
+        self._recorder = recorder
         self._unknowns = unknowns
         self._knows_memory = knows_memory
         self._unwatched = unwatched
@@ -118,6 +128,7 @@ class Compilation:
             self._unwatched.recorded, self._unknowns, knows_memory=self._knows_memory
         )
         enter(replaced(on_card))
+        enter(replaced(graph_outputs.replacements(self._recorder)))
         lowering = importlib.import_module("torch._inductor.graph").GraphLowering
         note = self.origins.noting(lowering.compile_to_module)
         enter(replaced([(lowering, "compile_to_module", note)]))

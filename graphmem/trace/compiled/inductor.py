@@ -68,7 +68,11 @@ def replacements(
         ),
         (pad_mm, "no_dispatch", recorded),
         *_padding(unknowns.pads),
-        (cudagraph_utils, "check_lowering_disable_cudagraph", leave_out_graph),
+        *(
+            []
+            if knows_memory
+            else [(cudagraph_utils, "check_lowering_disable_cudagraph", leave_out_graph)]
+        ),
         (guards, "_empty_strided_cuda", _empty_strided_cuda),
         (guards, "_reinterpret_tensor", _reinterpret_tensor),
         (guards, "copy_if_misaligned", _copy_if_misaligned),

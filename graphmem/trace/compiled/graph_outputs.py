@@ -1,0 +1,46 @@
+"""Whether what a CUDA graph of compiled code returned is still alive.
+
+torch/_inductor/cudagraph_trees.py asks how often a storage is used. A tensor that autograd saved
+is kept by its record here, and its fake memory is made anew when it is used, so the recorder knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements(recorder: Recorder) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        recorder: knows who owns a storage.
+    """
+    from torch._inductor import cudagraph_trees
+
+    wrapper: Any = cudagraph_trees.StorageWeakRefWrapper
+    initialise, swap, expired = wrapper.__init__, wrapper.swap_weakref, wrapper.expired
+
+    def initialise_and_note(self: Any, inp: Any, extra_ref_check: Any = None) -> None:
+        initialise(self, inp, extra_ref_check)
+        is_tensor = isinstance(inp, torch.Tensor)
+        recorder.note_weak(self.ref.cdata, inp.untyped_storage() if is_tensor else inp)
+
+    def swap_and_note(self: Any, cdata: int) -> None:
+        swap(self, cdata)
+        recorder.note_weak(cdata, torch.UntypedStorage._new_with_weak_ptr(cdata))
+
+    def is_expired(self: Any) -> bool:
+        return bool(expired(self)) and not recorder.is_kept(self.ref.cdata)
+
+    return [
+        (wrapper, "__init__", initialise_and_note),
+        (wrapper, "swap_weakref", swap_and_note),
+        (wrapper, "expired", is_expired),
+        # A CPU build has one that does nothing.
+        (cudagraph_trees, "_set_cached_tensors_enabled", torch._C._set_cached_tensors_enabled),
+    ]
