@@ -56,8 +56,8 @@ COMPILER_NAMES = (
     Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),
     Names(
         "torch._inductor.cudagraph_trees",
-        "_set_cached_tensors_enabled",
-        "outputs of graphs are kept for the next replay, in a CPU build too",
+        "_set_cached_tensors_enabled _use_cuda_memory_pool_manager",
+        "outputs of graphs are kept in their pool for the next replay, in a CPU build too",
         "mode='reduce-overhead'",
     ),
     Names(

@@ -135,7 +135,7 @@ def _is_out_of_place_sum(held: torch.Tensor, new: torch.Tensor) -> bool:
 def is_uniquely_held(gradients: list[Any], position: int, expected_refs: int = 1) -> bool:
     """`impl::is_tensor_stealable` (torch/csrc/autograd/variable.h) for an entry of a list."""
     # A graph of compiled code keeps what it returns for its next replay (ATen/CachedTensorUtils.h).
-    expected_refs += torch._C._is_cached_tensor(gradients[position])
+    expected_refs += torch._C._is_cached_tensor(gradients[position])  # type: ignore[attr-defined]
     others = sys.getrefcount(gradients[position]) - _IN_LIST
     return others <= expected_refs - 1 and gradients[position]._use_count() <= 1
 

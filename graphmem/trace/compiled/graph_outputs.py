@@ -37,10 +37,17 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     def is_expired(self: Any) -> bool:
         return bool(expired(self)) and not recorder.is_kept(self.ref.cdata)
 
+    use_pool = cudagraph_trees._use_cuda_memory_pool_manager
+
+    def use_pool_of_device(device: int, mem_pool: Any, stream: Any) -> Any:
+        return use_pool(torch.device("cuda", device), mem_pool, stream)  # type: ignore[arg-type]
+
     return [
         (wrapper, "__init__", initialise_and_note),
         (wrapper, "swap_weakref", swap_and_note),
         (wrapper, "expired", is_expired),
+        # It asks `torch.device(0)`, which C++ answers where there is a card.
+        (cudagraph_trees, "_use_cuda_memory_pool_manager", use_pool_of_device),
         # A CPU build has one that does nothing.
         (cudagraph_trees, "_set_cached_tensors_enabled", torch._C._set_cached_tensors_enabled),
     ]
