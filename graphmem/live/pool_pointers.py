@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._mode_utils import no_dispatch
 
 from graphmem.allocator import PoolId
 from graphmem.errors import InputError
@@ -60,14 +59,14 @@ class _Pointers:
 
     def storage_at(self, address: int, device: Any, nbytes: int) -> torch.UntypedStorage:
         """A storage that owns nothing."""
-        with no_dispatch():
+        with torch._C._DisableTorchDispatch():
             memory = torch.UntypedStorage(nbytes, device="meta")
         self._recorder.point_at(memory, address)
         return memory
 
     def tensor_of(self, metadata: dict[str, Any], memory: Any) -> torch.Tensor:
         """A tensor in a storage."""
-        with no_dispatch():
+        with torch._C._DisableTorchDispatch():
             inner = torch.empty(0, dtype=metadata["dtype"], device="meta")
             inner.set_(memory, metadata["storage_offset"], metadata["size"], metadata["stride"])
             return FakeTensor(self._fake_mode, inner, torch.device(metadata["device"]))

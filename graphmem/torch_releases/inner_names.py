@@ -71,7 +71,12 @@ INNER_NAMES = (
     Names(
         "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses; saved files", "torch.save"
     ),
-    Names("torch._C", "_storage_Use_Count", "when gradients are stolen", _BACKWARD),
+    Names(
+        "torch._C",
+        "_storage_Use_Count _is_cached_tensor",
+        "when gradients are stolen",
+        _BACKWARD,
+    ),
     Names("torch._C", "_swap_tensor_impl", "models move, and are put back", "models of the caller"),
     Names("torch.nn.Parameter", "__new__ __reduce_ex__", "parameters without memory", _NO_TRACE),
     Names("torch.nn.Module", "_apply _parameters _buffers", "models move", _NO_TRACE),
