@@ -196,6 +196,12 @@ CUDA_NAMES = (
         "mode='reduce-overhead'",
         build=Build.CUDA,
     ),
+    Names(
+        "torch.UntypedStorage",
+        "_new_with_weak_ptr",
+        "what graphs of compiled code leave in their pool",
+        "mode='reduce-overhead'",
+    ),
     Names("torch.cuda.memory", "MemPool use_mem_pool", "memory pools", "programs with pools"),
     Names("torch.cuda.MemPool", "__new__", "`analyze` refuses pools", "programs with pools"),
     Names("torch.cuda.nvtx", "_nvtx", "ranges of NVTX", _PROGRAM),
