@@ -16,7 +16,8 @@
 
 With `target` the mark analyses it before the test; in any case no report that the test asks the
 fixture for may exceed the limit. Options are those of `graphmem.analyze`; paths are relative to
-pytest's root folder. A virtual GPU is on until its test ends.
+pytest's root folder. A virtual GPU is on until its test ends. A marked test that measures nothing
+fails: its limit would hold nothing.
 """
 
 from __future__ import annotations
@@ -89,6 +90,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             _hold(_analyze(item, target, options), limit)
     result = yield
     reports = [*item.stash.get(_reports, []), *_reports_of_devices(item, limits)]
+    if marks and not reports:
+        pytest.fail(
+            f"{_MARK} has measured nothing: give the mark a target, or ask the fixture graphmem or "
+            "virtual_gpu",
+            pytrace=False,
+        )
     for report in reports:
         _hold(report, min(limits, default=report.peak.allocated))
     return result
@@ -103,17 +110,21 @@ def _limit(mark: pytest.Mark) -> int:
         [quantity] = mark.args
         return parse_bytes(quantity)
     except (ValueError, InputError) as error:
-        pytest.fail(f'{_MARK} takes one size, such as "20 GiB": {error}', pytrace=False)
+        wrong = str(error)
+    pytest.fail(f'{_MARK} takes one size, such as "20 GiB": {wrong}', pytrace=False)
 
 
 def _analyze(item: pytest.Item, target: Any, options: dict[str, Any]) -> Report:
     from graphmem.analysis import analyze
 
     with contextlib.chdir(item.config.rootpath):
+        wrong = None
         try:
             report = analyze(target, **options)
         except InputError as error:
-            pytest.fail(f"{error}\n{error.user_traceback or error.hint or ''}", pytrace=False)
+            wrong = f"{error}\n{error.user_traceback or error.hint or ''}"
+    if wrong is not None:  # outside of the handler, whose error says the same
+        pytest.fail(wrong, pytrace=False)
     item.stash.setdefault(_reports, []).append(report)
     return report
 

@@ -132,6 +132,9 @@ def test_large_enough(): pass
 def test_a_report_that_it_asked_for(graphmem):
     assert graphmem("tiny.py", steps=1).peak.allocated > 2**10
 
+@pytest.mark.max_gpu_memory("1 GiB")
+def test_that_measures_nothing(): pass
+
 @pytest.mark.max_gpu_memory("1 XiB")
 def test_bad_unit(): pass
 
@@ -148,7 +151,9 @@ def test_bad_target(): pass
     (project.root / "test_memory.py").unlink()
 
     assert "1 passed" in finished.stdout
-    assert "4 failed" in finished.stdout
+    assert "5 failed" in finished.stdout
+    assert "max_gpu_memory has measured nothing" in finished.stdout
+    assert "During handling of the above exception" not in finished.stdout
     assert "PASSED test_memory.py::test_large_enough" in finished.stdout
     assert re.search(r"tiny\.py allocates [\d,]+ bytes, .* above 1\.0 KiB", finished.stdout)
     assert "1 XiB" in finished.stdout

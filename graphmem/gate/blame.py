@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from graphmem.report.holders import reason_of
 from graphmem.report.schema import Holder, OwnerInfo
+
+_LAYER = re.compile(r"((?:^|.*\.))\d+(?=\.|$)")
 
 
 def blame(holders: Sequence[Holder]) -> tuple[str | None, str]:
@@ -24,5 +28,15 @@ def _named_variable(holder: Holder) -> OwnerInfo | None:
 
 
 def _without_layer(holder: Holder) -> str:
-    """The reason, with the module's own name as `…`, so that equal layers say the same."""
-    return holder.reason.replace(f"{holder.module}.", "….") if holder.module else holder.reason
+    """The reason, so that equal layers say the same.
+
+    The module's own name is `…` there, and the number of its layer `*`: what `blocks.0.act` saves
+    for `blocks.0.down.weight`, `blocks.1.act` saves for `blocks.1.down.weight`.
+    """
+    reason = reason_of(holder)
+    if not holder.module:
+        return reason
+    reason = reason.replace(f"{holder.module}.", "….")
+    for layer in _LAYER.finditer(holder.module):
+        reason = reason.replace(f"{holder.module[: layer.end()]}.", f"{layer[1]}*.")
+    return reason

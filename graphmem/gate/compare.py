@@ -77,6 +77,8 @@ class Verdict(msgspec.Struct, frozen=True):
     Attributes:
         before: the baseline's entry, None for a target that has none.
         causes: what grew, most first; without growth, and without findings, none.
+        rest: what all else has grown or shrunk by, so that causes and rest are the whole change;
+            where nothing grew, what all else holds.
         on_card: how the step fares on the card of `fits`, None for a target that names none.
     """
 
@@ -85,6 +87,7 @@ class Verdict(msgspec.Struct, frozen=True):
     findings: list[Finding]
     causes: list[Cause]
     on_card: OnCard | None = None
+    rest: int = 0
 
 
 def compare(
@@ -103,10 +106,13 @@ def compare(
     has_grown = before is not None and after.allocated > before.allocated
     exceeds_baseline = any(finding.before is not None for finding in findings)
     causes: list[Cause] = []
+    rest = 0
     if findings or has_grown:
-        is_growth = has_grown or exceeds_baseline
-        causes = _causes(before if is_growth else None, after, report)
-    return Verdict(before, after, findings, causes, on_card)
+        baseline = before if has_grown or exceeds_baseline else None
+        causes = _causes(baseline, after, report)
+        change = after.allocated - (baseline.allocated if baseline is not None else 0)
+        rest = change - sum(cause.growth for cause in causes)
+    return Verdict(before, after, findings, causes, on_card, rest)
 
 
 def _findings(config: TargetConfig, before: Entry | None, after: Entry) -> Iterator[Finding]:

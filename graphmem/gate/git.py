@@ -82,5 +82,18 @@ def _git(root: Path, *arguments: str) -> str:
         raise InputError(f"git cannot be run: {error.strerror}") from error
     if finished.returncode:
         reason = finished.stderr.strip().splitlines() or ["git failed"]
-        raise InputError(f"git {arguments[0]}: {reason[-1].removeprefix('fatal: ')}")
+        text = reason[-1].removeprefix("fatal: ")
+        hint = _how_to_fetch(root) if "revision" in text else None
+        raise InputError(f"git {arguments[0]}: {text}", hint=hint)
     return finished.stdout
+
+
+def _how_to_fetch(root: Path) -> str:
+    """What to do where a revision is not there: a shallow clone has but one."""
+    ask = ["git", "-C", str(root), "rev-parse", "--is-shallow-repository"]
+    answer = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+    if answer == "true":
+        return (
+            "this clone is shallow: `git fetch --unshallow`, or fetch-depth: 0 of actions/checkout"
+        )
+    return "`git fetch` it, or name another revision"

@@ -29,7 +29,7 @@ def _annotations(result: Result) -> Iterator[str]:
         yield _command("error", "graphmem cannot analyse", words.failure(result), place)
     if result.verdict is None:
         return
-    causes = [words.cause(cause) for cause in result.verdict.causes]
+    causes = words.causes(result)
     for finding in result.verdict.findings:
         text = "\n".join((words.finding(result, finding), *causes))
         yield _command("error", f"graphmem {finding.rule}", text, place)

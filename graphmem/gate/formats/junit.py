@@ -40,7 +40,7 @@ def _add_case(suite: ET.Element, result: Result) -> None:
         messages = [words.finding(result, finding) for finding in verdict.findings]
         rule = verdict.findings[0].rule
         failure = ET.SubElement(case, "failure", message=messages[0], type=rule)
-        failure.text = "\n".join((*messages, *map(words.cause, verdict.causes)))
+        failure.text = "\n".join((*messages, *words.causes(result)))
         return
     output = ET.SubElement(case, "system-out")
     output.text = f"{verdict.after.allocated} bytes, {words.change(verdict.before, verdict.after)}"

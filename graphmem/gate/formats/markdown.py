@@ -53,8 +53,8 @@ def _details(result: Result) -> Iterator[str]:
     if note:
         yield f"Note: {escaped(note)}"
     yield ""
-    for cause in result.verdict.causes:
-        yield f"- {escaped(words.cause(cause))}"
+    for line in words.causes(result):
+        yield f"- {escaped(line)}"
 
 
 def escaped(text: str) -> str:

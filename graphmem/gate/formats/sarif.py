@@ -42,7 +42,7 @@ def _results(result: Result) -> Iterator[dict[str, Any]]:
         yield _result(result, "analysis", words.failure(result))
     if result.verdict is None:
         return
-    causes = [words.cause(cause) for cause in result.verdict.causes]
+    causes = words.causes(result)
     for finding in result.verdict.findings:
         text = "\n".join((words.finding(result, finding), *causes))
         yield _result(result, finding.rule, text)

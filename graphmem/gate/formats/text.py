@@ -77,5 +77,5 @@ def _details(result: Result) -> Iterator[Text]:
     note = words.baseline_note(result)
     if note:
         yield Text(f"  note: {note}")
-    for cause in result.verdict.causes:
-        yield Text(f"  {words.cause(cause)}")
+    for line in words.causes(result):
+        yield Text(f"  {line}")

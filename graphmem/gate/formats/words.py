@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphmem.gate.check import Check, Result
 from graphmem.gate.compare import Cause, Finding
 from graphmem.gate.lock import Entry
+from graphmem.graph import Category
 from graphmem.report.answer import where
 from graphmem.report.schema import OnCard
 from graphmem.units import format_bytes, format_exact
@@ -19,7 +20,7 @@ def summary(check: Check) -> str:
     total = len(check.results)
     targets = "1 target" if total == 1 else f"{total} targets"
     written = "; this is the baseline now" if check.is_update else ""
-    return f"{targets}: {parts or 'none'}; {check.analysed} analysed anew{written}"
+    return f"{targets}: {parts or 'none'}; {check.analysed} measured, the others cached{written}"
 
 
 def finding(result: Result, each: Finding) -> str:
@@ -50,10 +51,25 @@ def cause(each: Cause) -> str:
     size, before = format_bytes(each.growth), ""
     if each.before is not None:
         size, before = signed(each.growth), f"{format_exact(each.before)} -> "
+    if each.before == 0 and each.category == Category.ACTIVATION and each.layers > 1:
+        layers += "; not saved before, as of layers that are checkpointed"
     return (
         f"{size} {each.category} in {place}{where}: {each.owner}; "
         f"{before}{format_exact(each.after)}{layers}"
     )
+
+
+def causes(result: Result) -> list[str]:
+    """What grew, a line each, and all else, so that no byte of the change is left out."""
+    verdict = result.verdict
+    if verdict is None or not verdict.causes:
+        return []
+    lines = [cause(each) for each in verdict.causes]
+    if verdict.rest:
+        is_growth = verdict.causes[0].before is not None
+        rest = signed(verdict.rest) if is_growth else format_bytes(verdict.rest)
+        lines.append(f"{rest} all else together")
+    return lines
 
 
 def failure(result: Result) -> str:
