@@ -118,12 +118,12 @@ def _analyze(item: pytest.Item, target: Any, options: dict[str, Any]) -> Report:
     from graphmem.analysis import analyze
 
     with contextlib.chdir(item.config.rootpath):
-        wrong = None
+        report, wrong = None, ""
         try:
             report = analyze(target, **options)
         except InputError as error:
             wrong = f"{error}\n{error.user_traceback or error.hint or ''}"
-    if wrong is not None:  # outside of the handler, whose error says the same
+    if report is None:  # outside of the handler, whose error says the same
         pytest.fail(wrong, pytrace=False)
     item.stash.setdefault(_reports, []).append(report)
     return report

@@ -88,11 +88,11 @@ class AutocastFindings:
         """What the report says of it; nothing without autocast."""
         if not self.casts:
             return
-        yield f"autocast saves {format_bytes(self.saved_bytes)} of what autograd holds"
-        yield f"its casts of other tensors allocate {format_bytes(self.cast_bytes)} in all"
+        yield f"autocast shrinks saved activations by {format_bytes(self.saved_bytes)}"
+        yield f"its other casts allocate {format_bytes(self.cast_bytes)} in total"
         yield (
-            f"its cache of weights takes {format_bytes(self.cached_weight_bytes)} "
-            "until the region is left"
+            f"its weight cache holds {format_bytes(self.cached_weight_bytes)} until the autocast "
+            "block exits"
         )
 
 

@@ -59,7 +59,7 @@ def snippet(heading: str) -> Any:
 
 def test_the_action_annotates_summarises_and_fails(project: Project, tmp_path: Path) -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text())
-    step = action["runs"]["steps"][-1]
+    [step] = [each for each in action["runs"]["steps"] if each["name"] == "Check GPU memory"]
     summary = tmp_path / "summary.md"
 
     finished = shell(
@@ -68,6 +68,7 @@ def test_the_action_annotates_summarises_and_fails(project: Project, tmp_path: P
         ARGUMENTS=action["inputs"]["arguments"]["default"],
         SARIF="found.sarif",
         GITHUB_STEP_SUMMARY=str(summary),
+        RUNNER_TEMP=str(tmp_path),
     )
 
     assert finished.returncode == 1
@@ -75,6 +76,45 @@ def test_the_action_annotates_summarises_and_fails(project: Project, tmp_path: P
     assert "::error file=tiny.py,line=1,title=graphmem max_allocated::" in finished.stdout
     assert "| tiny |" in summary.read_text()
     assert (project.root / "found.sarif").exists()
+    assert (tmp_path / "graphmem.md").read_text() == summary.read_text()
+
+
+GH = """\
+#!/bin/sh
+printf '%s\\n' "$@" >> "$CALLS"
+case "$*" in *--paginate*) echo "$EARLIER" ;; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("earlier", "method", "path"),
+    [
+        ("", "POST", "repos/me/net/issues/7/comments"),
+        ("41\n42", "PATCH", "repos/me/net/issues/comments/41"),
+    ],
+)
+def test_a_pull_request_has_one_comment_which_is_updated(
+    tmp_path: Path, earlier: str, method: str, path: str
+) -> None:
+    (tmp_path / "gh").write_text(GH)
+    (tmp_path / "gh").chmod(0o755)
+    (tmp_path / "outcome.md").write_text("### GPU memory\n\n@file is no file\n")
+    calls = tmp_path / "calls"
+
+    subprocess.run(
+        [ROOT / "ci" / "comment.sh", "7", tmp_path / "outcome.md"],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "EARLIER": earlier,
+            "GITHUB_REPOSITORY": "me/net",
+        },
+        check=True,
+    )
+
+    _, _, written = calls.read_text().partition("--silent\n")
+    assert written.startswith(f"--method\n{method}\n{path}\n--raw-field\nbody=<!-- graphmem")
+    assert written.endswith("### GPU memory\n\n@file is no file\n")
 
 
 def test_the_action_hands_every_input_on() -> None:
@@ -88,7 +128,8 @@ def test_the_action_hands_every_input_on() -> None:
 
 
 def test_the_gitlab_job_fails_and_leaves_a_junit_report(project: Project) -> None:
-    job = snippet("GitLab CI")["gpu-memory"]
+    assert snippet("GitLab CI")["include"][0]["file"] == "ci/gitlab.yml"
+    job = yaml.safe_load((ROOT / "ci" / "gitlab.yml").read_text())["gpu-memory"]
 
     script = shell(project, "\n".join(job["script"]))
     shell(project, "\n".join(job["after_script"]))
