@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from graphmem.caller.environment import environment
 from graphmem.errors import InputError
 from graphmem.frames import Origin, is_program, origin_of
 from graphmem.gate.jobs import Job, Outcome, Submit, failed, perform
@@ -191,8 +192,5 @@ def _one_thread_each() -> Iterator[None]:
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
+    with environment({"OMP_NUM_THREADS": "1"}):
         yield
-    finally:
-        del os.environ["OMP_NUM_THREADS"]

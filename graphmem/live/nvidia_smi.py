@@ -1,6 +1,6 @@
 """`nvidia-smi` for a script that asks it which card there is, where no driver is installed.
 
-The file is also the program itself: it imports nothing but the standard library.
+The file is also the program itself, which imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -32,20 +32,16 @@ def on_path(card: str, total_bytes: int) -> Iterator[None]:
     if shutil.which(NAME) is not None or os.name != "posix":
         yield
         return
-    before = os.environ.get("PATH")
+    from graphmem.caller.environment import environment
+
     with tempfile.TemporaryDirectory(prefix="graphmem-") as folder:
         given = [sys.executable, "-I", __file__, card, str(total_bytes >> 20)]
         program = Path(folder, NAME)
         program.write_text(f'#!/bin/sh\nexec {shlex.join(given)} "$@"\n', encoding="utf-8")
         program.chmod(0o700)
-        os.environ["PATH"] = os.pathsep.join([folder, before or os.defpath])
-        try:
+        path = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
+        with environment({"PATH": path}):
             yield
-        finally:
-            if before is None:
-                del os.environ["PATH"]
-            else:
-                os.environ["PATH"] = before
 
 
 def main(card: str, total_mib: int, arguments: Sequence[str]) -> int:

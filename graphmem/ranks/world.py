@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
+from graphmem.caller.environment import environment
 from graphmem.errors import InputError
 
 _HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-per-node and --rank"
@@ -93,16 +94,8 @@ class World:
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         given = {name: os.environ.get(name, text) for name, text in rendezvous.items()}
         wanted = self.variables | given | dict(more)
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
-        try:
+        with environment(wanted):
             yield
-        finally:
-            for name, text in before.items():
-                if text is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = text
 
 
 def _numbers(ranks: str, size: int) -> list[int]:

@@ -178,20 +178,20 @@ def _nothing() -> None:
 
 
 def _refusing(what: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise InputError(
-            f"the virtual GPU has no model of what {what} does with memory",
-            hint="leave it out of the run",
-        )
-
-    return refuse
+    return _error(
+        f"the virtual GPU has no model of what {what} does with memory", "leave it out of the run"
+    )
 
 
 def _only_run(what: str) -> Callable[..., NoReturn]:
+    return _error(
+        f"the step uses {what}, whose memory `analyze` does not follow",
+        "`graphmem run script.py` does",
+    )
+
+
+def _error(message: str, hint: str) -> Callable[..., NoReturn]:
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise InputError(
-            f"the step uses {what}, whose memory `analyze` does not follow",
-            hint="`graphmem run script.py` does",
-        )
+        raise InputError(message, hint=hint)
 
     return refuse

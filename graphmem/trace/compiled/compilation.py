@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from graphmem.caller.environment import environment
 from graphmem.errors import InputError
 from graphmem.trace.compiled import dynamo, graph_outputs, inductor
 from graphmem.trace.compiled.origins import Origins
@@ -147,16 +147,11 @@ def _check_triton() -> None:
 @contextmanager
 def _cache_of_its_own() -> Iterator[None]:
     """Keep Inductor's files apart from those of real runs: a first run is predicted."""
-    before = os.environ.get(_CACHE)
-    with tempfile.TemporaryDirectory(prefix="graphmem-torchinductor_") as folder:
-        os.environ[_CACHE] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_CACHE]
-            else:
-                os.environ[_CACHE] = before
+    with (
+        tempfile.TemporaryDirectory(prefix="graphmem-torchinductor_") as folder,
+        environment({_CACHE: folder}),
+    ):
+        yield
 
 
 @contextmanager
