@@ -1,4 +1,4 @@
-"""graphmem: how many bytes a PyTorch training step takes on a GPU, told without one.
+"""graphmem: predict the GPU memory of a PyTorch training step, byte for byte, without a GPU.
 
 `import graphmem` does not import torch; `graphmem.analyze` does when it is called, and
 `graphmem.virtual_gpu` when it is looked at.

@@ -163,7 +163,7 @@ def _describe(error: BaseException, what: str, where: str) -> tuple[str, str | N
         case RuntimeError() if _DEVICES_DIFFER in text:
             devices = " and ".join(sorted(set(_DEVICE.findall(text)))) or "different devices"
             hint = "make each tensor where the others are, as in torch.zeros(…, device=x.device)"
-            return f"{what} brings together tensors on {devices}{at}", hint
+            return f"{what} mixes tensors on {devices}{at}", hint
         case RuntimeError() if operator := _NO_META_KERNEL.search(text):
             hint = "register one with its register_fake, which says what shape comes out"
             return f"operator {operator[1]} has no meta kernel{at}", hint

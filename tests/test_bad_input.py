@@ -336,7 +336,7 @@ def test_inputs_on_another_device_than_the_model(refused: Refused) -> None:
 )
 def test_a_tensor_made_on_another_device_is_told_with_its_line(line: str, refused: Refused) -> None:
     error = refused(NET.format(line=line))
-    message = f"the step brings together tensors on cpu and cuda:0 at model.py:{THE_LINE}"
+    message = f"the step mixes tensors on cpu and cuda:0 at model.py:{THE_LINE}"
     assert str(error) == message
     assert "device=x.device" in str(error.hint)
 

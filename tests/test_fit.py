@@ -224,17 +224,20 @@ class TestCommand:
         assert "the largest batch that fits on Tesla T4: 28\n" in outcome.stdout
         assert "   28   15,032,385,536   15,032,385,536   fits  " in outcome.stdout
         assert (
-            "   29   15,569,256,448   15,569,256,448   runs out, within the estimate"
+            "   29   15,569,256,448   15,569,256,448   out of memory, but within the uncertainty"
             in outcome.stdout
         )
         assert "some drivers leave 189.1 MiB more of this card" in outcome.stdout
-        assert "batch=29 runs out in the forward phase of step 0 at aten.relu" in outcome.stdout
+        assert (
+            "batch=29 is out of memory in the forward phase of step 0 at aten.relu"
+            in outcome.stdout
+        )
 
     def test_the_help_names_what_is_taken_by_default(self, run_graphmem: Run) -> None:
         """rich takes brackets for markup; they are kept."""
         words = " ".join(run_graphmem("fit", "--help").stdout.replace("│", " ").split())
 
-        assert "[default: a100-80gb]" in words
+        assert "[default: that of graphmem.toml, else a100-80gb]" in words
         assert "[default: the batch, the first dimension of the inputs]" in words
 
     def test_json_into_a_file(self, run_graphmem: Run, target: str, tmp_path: Path) -> None:

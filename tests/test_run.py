@@ -196,6 +196,12 @@ class TestTraining:
         assert done.exit_code == 1
         assert "diverged\n" in done.stderr
 
+    def test_an_option_after_the_script_is_told(self, run: Run) -> None:
+        done = run(SCRIPTS / "training.py", "--gpu", "t4")
+
+        assert done.exit_code == 2
+        assert "hint: --gpu went to the script; graphmem's options stand before" in done.stderr
+
     def test_an_assumption_of_another_form_is_told(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
 

@@ -46,10 +46,10 @@ COMMANDS: Mapping[str, tuple[Callable[..., Any], ...]] = {
 """By what they are for, in the order of the help."""
 
 _START = """\
-How many bytes a PyTorch training step takes on a GPU, told without one. Start here:
+Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU. Start here:
 
   graphmem run train.py             your script as it stands, on a virtual GPU
-  graphmem analyze model.py:build   one step of a model: its peak, when, and who holds it
+  graphmem analyze model.py:build   one step of a model: does it fit, and what holds the peak
   graphmem fit model.py:build       the largest batch with which it fits on a card
 
 graphmem --help lists every command, graphmem COMMAND --help explains one.
@@ -91,7 +91,7 @@ def _run(arguments: list[str], settings: Settings) -> None:
 def _build_program() -> typer.core.TyperGroup:
     app = typer.Typer(
         cls=_Program,
-        help="How many bytes a PyTorch training step takes on a GPU, told without one.",
+        help="Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU.",
         add_completion=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -50,7 +50,7 @@ def check(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="REV", help="Only what changes since REV can reach."),
+        typer.Option("--since", metavar="REV", help="Only targets affected by changes since REV."),
     ] = None,
     dask: Annotated[
         str | None,
@@ -59,7 +59,7 @@ def check(
     timeout: options.Timeout = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Analyse everything anew.")] = False,
 ) -> None:
-    """Hold every target against its limits and the baseline, graphmem.lock.
+    """Check every target against its limits and the baseline, graphmem.lock.
 
     Exits with 0 when all is fine, 1 when a limit is exceeded, 2 when a target or the
     configuration is at fault, 3 when graphmem itself is.

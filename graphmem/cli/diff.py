@@ -37,7 +37,7 @@ def diff(
     ] = "text",
     output: options.Output = None,
 ) -> None:
-    """Say what appeared, went, grew and moved at the peak, the cause of the change first.
+    """Show what was added, removed, grew or moved at the peak, biggest cause first.
 
     Storages are matched by module and operation, not by position.
 

@@ -28,7 +28,7 @@ def fit(
             "--gpu",
             metavar="NAME",
             help="The card; repeatable. `graphmem gpus` lists them.  "
-            f"[default: {options.DEFAULT_GPU_NAME}]",
+            f"[default: that of graphmem.toml, else {options.DEFAULT_GPU_NAME}]",
             show_default=False,
         ),
     ] = None,
@@ -85,7 +85,7 @@ def fit(
         settings=options.pairs(settings, "--set"),
         changes=Changes(freeze=tuple(freeze or ())),
     )
-    cards = gpus or [options.DEFAULT_GPU_NAME]
+    cards = gpus or [options.card_of_the_project() or options.DEFAULT_GPU_NAME]
     over = Range(vary, smallest, largest, multiple_of)
     with progress() as report_progress:
         found = find_fit(target, request, cards, over, report_progress)
@@ -135,11 +135,11 @@ def _table(card: CardFit, name: str) -> Table:
 
 
 def _verdict(probe: Probe) -> str:
-    words = ["fits" if probe.fits else "runs out"]
+    words = ["fits" if probe.fits else "out of memory"]
     if probe.fits and probe.cache_emptied:
         words.append("with an emptied cache")
     if probe.within_estimate:
-        words.append("within the estimate")
+        words.append("but within the uncertainty")
     return ", ".join(words)
 
 
@@ -159,7 +159,7 @@ def _where(card: CardFit, name: str) -> str:
     refused = card.refused
     assert refused is not None
     parts = (
-        f"{name}={refused.value:,} runs out in the {refused.phase} phase",
+        f"{name}={refused.value:,} is out of memory in the {refused.phase} phase",
         f"of step {refused.step}" if refused.step >= 0 else "",
         f"at {refused.op.removesuffix('.default')}" if refused.op else "",
         f"in {refused.module}" if refused.module else "",
@@ -175,7 +175,7 @@ def _footnotes(card: CardFit, name: str) -> Iterator[str]:
 
     yield from (f"not as expected: {each}" for each in card.surprises)
     if not card.surprises and card.largest is not None:
-        yield f"assumed: every smaller {_value_of(name)} fits as well"
+        yield f"assumes that memory grows with the {_value_of(name)}"
     context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
     yield f"PyTorch can have {card.capacity:,} bytes, beside {context}"
     for nbytes, word in ((card.memory_spread, "less"), (card.memory_surplus, "more")):

@@ -26,7 +26,7 @@ def gpus(
         typer.Option("--format", help="Text for people, JSON for machines."),
     ] = "text",
 ) -> None:
-    """List the GPUs that --gpu takes, with their memory and compute capability."""
+    """List the GPUs that --gpu accepts, with their memory and compute capability."""
     if format == "json":
         print(json.dumps(_as_json(), indent=2))
     else:

@@ -22,6 +22,7 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 """What follows the script is the script's own."""
 
 _WIDTH = 100
+_OWN_OPTIONS = ("--gpu", "--assume", "--max-steps", "--html", "--save", "--brief", "--verbose")
 
 
 def run(
@@ -145,6 +146,9 @@ def run(
         ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)
+    misplaced = [each for each in arguments or () if each.partition("=")[0] in _OWN_OPTIONS]
+    if misplaced and ending.exit_code:
+        tell(f"hint: {misplaced[0]} went to the script; graphmem's options stand before {script}")
     analysis = device.analysis()
     keep(analysis, html, save, tell)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)

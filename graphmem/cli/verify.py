@@ -87,7 +87,7 @@ def verify(
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
-    """Hold predictions against recordings of real CUDA runs, and against what runs printed.
+    """Check predictions against recordings of real CUDA runs, and against what runs printed.
 
     The exit code is 0 where all is equal, 1 where something differs, 2 where the input is wrong.
 

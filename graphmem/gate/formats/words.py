@@ -18,9 +18,10 @@ def summary(check: Check) -> str:
         counts[result.status] = counts.get(result.status, 0) + 1
     parts = ", ".join(f"{count} {status}" for status, count in counts.items())
     total = len(check.results)
+    cached = sum(result.is_cached for result in check.results)
     targets = "1 target" if total == 1 else f"{total} targets"
     written = "; this is the baseline now" if check.is_update else ""
-    return f"{targets}: {parts or 'none'}; {check.analysed} measured, the others cached{written}"
+    return f"{targets}: {parts or 'none'}; {check.analysed} measured, {cached} cached{written}"
 
 
 def finding(result: Result, each: Finding) -> str:
@@ -40,7 +41,7 @@ def finding(result: Result, each: Finding) -> str:
 
 
 def _doubt(card: OnCard) -> str:
-    return ", within the estimate of the card's room" if card.within_estimate else ""
+    return ", within the uncertainty of the card's room" if card.within_estimate else ""
 
 
 def cause(each: Cause) -> str:
