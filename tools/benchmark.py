@@ -246,6 +246,7 @@ def main() -> None:
         "--layers", type=int, nargs="*", default=DECODER_LAYERS, help="of the decoders"
     )
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # values are computed on the CPU, and threads that wait take its time
     builds: list[tuple[str, Build]] = [
         ("gpt2 small", gpt2),
         *((f"decoder, {layers} layers", partial(decoder, layers)) for layers in arguments.layers),
