@@ -369,6 +369,7 @@ def test_the_page_of_gpt2_is_small(open_page: Open) -> None:
     assert len(html.encode()) < 2_000_000
 
 
+@pytest.mark.slow
 def test_a_decoder_of_126_layers_opens(open_page: Open) -> None:
     small = {"width": "64", "ffn": "128", "heads": "2", "kv_heads": "1", "seq": "64"}
     request = Request(steps=1, settings={"layers": "126", **small})

@@ -163,6 +163,7 @@ class TestGpt2:
         assert all(sizes[2] < 12 for sizes in saved.traced)
         assert f"{saved.bytes_at(batch=12, seq=1024, layers=12) / 2**30:.3f}" == "17.673"
 
+    @pytest.mark.slow
     def test_the_peak(self) -> None:
         """The article: activations, the steady state and 4·N_l; in requested bytes 21.892 GiB
         (the published 21.898 has the gaps), again foretold from two layers."""
@@ -235,6 +236,7 @@ class TestNotPolynomial:
         (line,) = (line for line in form.lines if "log_sumexp" in line.what)
         return line.polynomial
 
+    @pytest.mark.slow
     def test_padding_is_a_polynomial_in_aligned_sizes(self) -> None:
         """The efficient kernel pads the logarithms of 12 x 12 rows to a multiple of 32."""
         form = self.attention(128)
@@ -242,6 +244,7 @@ class TestNotPolynomial:
         assert self.log_sum_exp(form).terms == {(1,): 12 * 12 * FLOAT}
         assert form.nodes[0].at(1) - form.nodes[0].at(0) == 64
 
+    @pytest.mark.slow
     def test_next_to_a_size_that_is_not_aligned_padding_looks_constant(self) -> None:
         """100 is padded to 128, as 101 is: T + 28 in steps of 64. The check finds it out."""
         form = self.attention(100)
@@ -326,6 +329,7 @@ class TestCommand:
         assert "at batch=6, seq_len=4: 1,920 bytes requested" in outcome.stdout
         assert "all 2 storages equal" in outcome.stdout
 
+    @pytest.mark.slow
     def test_python_can_be_run(
         self, run_graphmem: Callable[..., Any], target: str, tmp_path: Path
     ) -> None:
@@ -358,6 +362,7 @@ class TestCommand:
         assert sum(each["bytes"] for each in found["storages"]) == peak.requested
         assert found["check"]["differing"] == 0
 
+    @pytest.mark.slow
     def test_latex(self, run_graphmem: Callable[..., Any], target: str) -> None:
         arguments = ("--symbols", "width=d", "--of", "parameters", "--format", "latex")
         outcome = run_graphmem("closed-form", target, *arguments)

@@ -171,8 +171,9 @@ SLOW = {"decoder_xl": 2, "t4_preflight": 4}
 
 
 def marked(case: PrintedCase) -> Any:
-    """Most of Liger's modules are run where there is time."""
+    """Most of Liger's modules, and one of three sweeps, are run where there is time."""
     is_slow = case.name.startswith("liger_") and case.name not in QUICK
+    is_slow |= case.name == "attention_sweep_written_out"
     return pytest.param(case, marks=[pytest.mark.slow] * is_slow, id=case.name)
 
 
