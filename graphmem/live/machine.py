@@ -153,7 +153,7 @@ class LiveMachine:
         thread = thread_of(self._graph, op)
         program = self._rules.program_of(op, self._on_stream(thread))
         self._apply(self._changes({} if program is None else {op.index: program}), op)
-        if draws_random_numbers(op):
+        if self._memory.captures.are_underway and draws_random_numbers(op):
             self._memory.on_random_numbers()
 
     def _on_stream(self, thread: str) -> str:

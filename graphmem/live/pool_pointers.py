@@ -41,7 +41,7 @@ def replacements(
         "_tensors_data_ptrs_at_indices_equal": _lie_where_they_lay,
         "_set_storage_access_error_msg": _nothing,
         "_set_storage_data_ptr_access_error_msg": _nothing,
-        "_cuda_getCheckpointState": lambda device, pool_id: _State(pool_id),
+        "_cuda_getCheckpointState": lambda device, pool_id: pool_id,  # it is only ever kept
         "_cuda_setCheckpointPoolState": _record_on,
         "_cuda_checkPoolLiveAllocations": lambda device, pool_id, expected: (
             expected == _allocated_in(memory, pool_id)
@@ -79,13 +79,6 @@ class _Pointers:
         """Whether the allocator's block goes with the storage."""
         storage = self._recorder.weak_storage(weak)
         return storage is not None and storage.device == str(self._recorder.device)
-
-
-class _State:
-    """The state of a pool after a recording; it is only ever kept."""
-
-    def __init__(self, pool_id: PoolId) -> None:
-        self.pool_id = pool_id
 
 
 def _lie_where_they_lay(

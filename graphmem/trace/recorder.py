@@ -281,17 +281,11 @@ class Recorder:
         new = self._new_bytes(nbytes) if nbytes else None
         if new is not None:
             self.on_change(new)
-        self.free(memory)  # whoever else looks at it has nothing left
+        if old is not None:
+            self._release(old)
+            self._disown(old.storage)  # whoever else looks at it has nothing left
         if new is not None:
             self._attach(memory, nbytes, new)
-
-    def free(self, memory: torch.UntypedStorage) -> None:
-        """What a piece of fake memory stands for is gone, though somebody holds it."""
-        ref = self._refs.get(memory._cdata)
-        if ref is not None:
-            self._release(ref)
-            for owner in ref.storage.owners:
-                self.let_go(ref.storage, owner)
 
     def note_weak(self, weak: int, memory: torch.UntypedStorage) -> None:
         """Remember what fake memory, to which `weak` refers, stands for beyond its own life."""
@@ -321,6 +315,10 @@ class Recorder:
             return
         for ref in [ref for ref in self._refs.values() if ref.storage is storage]:
             self._release(ref)
+        self._disown(storage)
+
+    def _disown(self, storage: Storage) -> None:
+        """Every owner's time ends now."""
         for owner in storage.owners:
             self.let_go(storage, owner)
 

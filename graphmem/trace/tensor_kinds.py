@@ -36,11 +36,8 @@ def replacements(location: Location, recorder: Recorder) -> list[Replacement]:
     return [
         (CausalBias, "__new__", staticmethod(_empty_bias)),
         (jagged, "get_tensor_symint", _ragged_size(recorder)),
-        (
-            jagged,
-            "_dummy_instance",
-            jagged._nt_view_dummy(),
-        ),  # made here, it would be of this trace
+        # Made while the trace is on, it would be of this trace.
+        (jagged, "_dummy_instance", jagged._nt_view_dummy()),
         *((torch.nested, name, _unless_strided(name, location)) for name in _NESTED),
     ]
 

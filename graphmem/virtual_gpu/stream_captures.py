@@ -19,6 +19,11 @@ class StreamCaptures:
         """What a stream is being captured into; None: it does its work at once."""
         return self._graphs.get(stream)
 
+    @property
+    def are_underway(self) -> bool:
+        """Whether any stream is being captured."""
+        return bool(self._graphs)
+
     def check_idle(self) -> None:
         """The host is to wait for the card, which a capture forbids.
 
