@@ -34,7 +34,8 @@ class OwnerKind(enum.StrEnum):
     COMMUNICATION = "communication"
     """A buffer for what ranks exchange."""
     COMPILED = "compiled"
-    """No holder, but a name: which buffer it is of the code that `torch.compile` made."""
+    """No holder, but a name: which buffer it is of the code that `torch.compile` made, or of which
+    library's operator it is."""
 
 
 class Category(enum.StrEnum):

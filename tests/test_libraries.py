@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import importlib.util
 import json
 import os
@@ -74,6 +75,69 @@ def test_a_subclass_of_parameter_keeps_class_identity_and_attributes_on_the_card
     assert type(weight) is Rounded
     assert weight.device.type == "cpu"
     assert weight.scale == 0.5
+
+
+@pytest.mark.parametrize("attributes", ["all", "none"])
+def test_a_parameter_made_by_the_type_of_another_is_a_parameter(attributes: str) -> None:
+    """`init_empty_weights` of accelerate gives the attributes along; others give none."""
+    with graphmem.virtual_gpu("t4"):
+        old = torch.nn.Linear(8, 8, device="cuda").weight
+        given = vars(old) if attributes == "all" else {}
+        made = type(old)(old.to("meta"), **given | {"requires_grad": False})
+
+    assert isinstance(made, torch.nn.Parameter)
+    assert (made.device.type, made.requires_grad) == ("meta", False)
+
+
+def reasons_of(module: torch.nn.Module, rows: int = 8) -> set[tuple[str, int]]:
+    """Why what lives at the peak is alive, with the bytes, where a module is called once."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        module.cuda()
+        module(torch.ones(rows, 64, device="cuda"))
+    return {(each.reason, each.bytes) for each in gpu.report().at_peak.holders}
+
+
+class Packed(torch.nn.Linear):
+    """A layer whose weight keeps statistics in an object, as bitsandbytes' do."""
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return data @ (self.weight * self.weight.statistics.absmax[0])
+
+
+def test_what_a_parameter_keeps_beside_itself_has_a_name() -> None:
+    class Statistics:
+        pass
+
+    class WithStatistics(Rounded):
+        def cuda(self, device: object = None, non_blocking: bool = False) -> WithStatistics:
+            super().cuda()
+            self.statistics = Statistics()
+            self.statistics.absmax = torch.ones(16, device="cuda")
+            return self
+
+    layer = Packed(64, 64, bias=False)
+    layer.weight = WithStatistics(torch.ones(64, 64))
+
+    assert reasons_of(torch.nn.Sequential(layer)) >= {
+        ("the parameter 0.weight, packed by Packed", 64 * 64),
+        ("absmax of the parameter 0.weight", 4 * 4),
+        ("statistics.absmax of the parameter 0.weight", 16 * 4),
+    }
+
+
+@needs("bitsandbytes")
+def test_a_weight_of_four_bits_that_is_made_whole_is_named_with_its_statistics() -> None:
+    """NF4, nested: an absmax of one byte a block of 64, whose absmax are floats a block of 256."""
+    bnb = importlib.import_module("bitsandbytes")
+    layer = bnb.nn.Linear4bit(64, 1024, bias=False, quant_type="nf4", compress_statistics=True)
+
+    too_many = 4096  # for the kernel that multiplies packed weights
+    assert reasons_of(torch.nn.Sequential(layer), rows=too_many) >= {
+        ("the parameter 0.weight, packed by Linear4bit", 1024 * 64 // 2),
+        ("quant_state.absmax of the parameter 0.weight", 1024 * 64 // 64),
+        ("quant_state.state2.absmax of the parameter 0.weight", 1024 * 4 // 256),
+        ("made by bitsandbytes.gemm_4bit for 0.weight", 1024 * 64 * 4),
+    }
 
 
 def test_a_transposed_tensor_is_made_contiguous_on_its_way_into_pinned_memory() -> None:

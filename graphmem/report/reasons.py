@@ -29,7 +29,7 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence
     if workspace is not None:
         return _workspace(storage, workspace, graph)
     owners = storage.owners_at(tick)
-    parts = [part for part in map(_identity, owners) if part]
+    parts = [part for part in (_identity(owner, storage, graph) for owner in owners) if part]
     compiled = storage.owned_as(OwnerKind.COMPILED)
     if compiled is not None and not parts:
         parts.append(compiled.name)
@@ -58,9 +58,33 @@ def _workspace(storage: Storage, owner: Owner, graph: StepGraph) -> str:
     return f"scratch of {op.target.removesuffix('.default')}: {owner.name}"
 
 
-def _identity(owner: Owner) -> str | None:
+def _identity(owner: Owner, storage: Storage, graph: StepGraph) -> str | None:
     text = _IDENTITIES.get(owner.kind)
-    return None if text is None else text.format(name=owner.name)
+    if text is None:
+        return None
+    whole = text.format(name=owner.name)
+    if owner.kind is OwnerKind.PARAMETER:
+        whole += _packing(owner.name, storage, graph)
+    if owner.kind not in (OwnerKind.PARAMETER, OwnerKind.BUFFER):
+        return whole
+    parameter, part = _part(owner.name, graph)
+    return f"{part} of the parameter {parameter}" if part else whole
+
+
+def _packing(name: str, storage: Storage, graph: StepGraph) -> str:
+    """Of a parameter of integers, the class of the layer that knows what they mean."""
+    is_packed = name in graph.parameters and "int" in storage.dtype
+    layer = graph.modules.get(name.rpartition(".")[0])
+    return f", packed by {layer}" if is_packed and layer else ""
+
+
+def _part(name: str, graph: StepGraph) -> tuple[str, str]:
+    """The parameter of which something is a part, and which part; "" where it is none."""
+    parameter, part = name, ""
+    while parameter and parameter not in graph.parameters:
+        parameter, _, last = parameter.rpartition(".")
+        part = f"{last}.{part}" if part else last
+    return (parameter, part) if parameter else (name, "")
 
 
 def _saved(saved_by: Sequence[str]) -> str:

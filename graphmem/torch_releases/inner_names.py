@@ -103,7 +103,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch._subclasses.fake_tensor.FakeTensor",
-        "__format__ __deepcopy__ __repr__ tolist numpy __array__ __reduce_ex__",
+        "__new__ __format__ __deepcopy__ __repr__ tolist numpy __array__ __reduce_ex__",
         "tensors without data are shown, copied and saved",
         "programs that do so",
     ),

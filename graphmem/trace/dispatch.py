@@ -39,7 +39,11 @@ from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.wrapper_tensors import is_wrapper
-from graphmem.virtual_gpu.libraries.python_kernels import has_python_kernel, run_kernel
+from graphmem.virtual_gpu.libraries.python_kernels import (
+    call_in_words,
+    has_python_kernel,
+    run_kernel,
+)
 
 aten = torch.ops.aten
 
@@ -192,8 +196,12 @@ class TraceMode(TorchDispatchMode):
         """Run an operator of a library by its kernel, each part of which passes here."""
         if self._stays_real(func, args, kwargs) or self._recorder.device.type != "cuda":
             return self._run(func, types, args, kwargs)
+        first = len(self._recorder.graph.ops)
         with self:
-            return run_kernel(func, args, kwargs)
+            result = run_kernel(func, args, kwargs)
+        names = map(self._recorder.identity_of, args)
+        self._recorder.label_since(first, call_in_words(func, names))
+        return result
 
     def _higher_order(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operator that takes functions by its kernel, each part of which passes here."""

@@ -16,6 +16,7 @@ from graphmem.frames import is_program, short_path
 from graphmem.graph import OwnerKind, Source
 from graphmem.trace.kept_lines import keeping_line
 from graphmem.trace.location import Location, without_wrappers
+from graphmem.trace.quantised import parts_of, tensors_beside, tensors_of_objects
 from graphmem.trace.recorder import Recorder
 
 MOST_ITEMS = 1000
@@ -29,6 +30,12 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
+    for name, parameter in named:
+        for path, tensor in tensors_beside(parameter):
+            recorder.identify(tensor, OwnerKind.BUFFER, f"{name}.{path}")
+    for path, module in model.named_modules():
+        for name, tensor in tensors_of_objects(module):
+            recorder.identify(tensor, OwnerKind.BUFFER, without_wrappers(f"{path}.{name}"))
 
 
 def _name_parts(
@@ -43,7 +50,8 @@ def _name_parts(
     for name, tensor in named:
         storage = recorder.storage_of(tensor)
         names = [name] if storage is None else alike[storage.id]
-        recorder.identify(tensor, kind, name_together(names) + suffix)
+        for path, part in parts_of(tensor):
+            recorder.identify(part, kind, name_together(names) + path + suffix)
 
 
 def name_together(names: Sequence[str]) -> str:

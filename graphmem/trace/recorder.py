@@ -417,6 +417,12 @@ class Recorder:
         labelled = self.graph.storages[storage]
         labelled.owners.append(Owner(kind, name, labelled.birth, labelled.birth))
 
+    def label_since(self, first: int, name: str) -> None:
+        """Say what the storages are that operations from `first` on have made."""
+        for op in self.graph.ops[first:]:
+            for birth in op.births:
+                self.label(birth, OwnerKind.COMPILED, name)
+
     def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
         """Give the Python variable that holds a storage its name in the user's code."""
         if self.is_nameless(storage):
@@ -428,9 +434,9 @@ class Recorder:
         held = self._held_as.get(storage.id)
         return held is not None and held.kind is OwnerKind.VARIABLE and not held.name
 
-    def identity_of(self, tensor: torch.Tensor) -> str | None:
+    def identity_of(self, tensor: object) -> str | None:
         """The name of what holds a tensor's storage, None where it is just a variable."""
-        storage = self.storage_of(tensor)
+        storage = self.storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
         held = None if storage is None else self._held_as.get(storage.id)
         return None if held is None or held.kind is OwnerKind.VARIABLE else held.name
 

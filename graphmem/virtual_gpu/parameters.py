@@ -8,6 +8,10 @@ objects swap all that they are, as `torch.utils.swap_tensors` does.
 
 Subclasses of `nn.Parameter` that libraries make, such as a weight that quantises itself when it
 moves, keep their class and attributes: their fake form is of a class that derives from both.
+
+A library may make a parameter like another one by `type(parameter)(data, **parameter.__dict__)`
+(accelerate does, `init_empty_weights` and `set_module_tensor_to_device`). The type is then that of
+fake tensors, and the attributes are theirs; the call gives the parameter that it gives on a card.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         (torch.Tensor, "data", property(data.__get__, assign)),
         (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
         (torch.nn.Module, "_apply", _apply),
+        (FakeTensor, "__new__", staticmethod(_new)),
     ]
 
 
@@ -80,6 +85,17 @@ def _make_subclass(
     made: torch.Tensor = data.detach()
     made.__class__ = _fake(kind)
     return made.requires_grad_(require_grad)
+
+
+_new_fake: Any = FakeTensor.__new__
+
+
+def _new(kind: Any, first: Any = None, *args: Any, **options: Any) -> Any:
+    """`FakeTensor.__new__`, which is given a mode; given data, the parameter that is meant."""
+    if not isinstance(first, torch.Tensor):
+        return _new_fake(kind, first, *args, **options)
+    requires_grad = args[0] if args else options.get("requires_grad", True)
+    return torch.nn.Parameter(first, requires_grad)
 
 
 @cache

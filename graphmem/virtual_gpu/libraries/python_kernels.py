@@ -11,7 +11,7 @@ torch/distributed/_functional_collectives.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,17 @@ def run_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator's kernel with the dispatcher's state at the operator's call."""
     with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
         return func._op_dk(next(_keys_of(func)), *args, **kwargs)
+
+
+def call_in_words(func: Any, names: Iterable[str | None]) -> str:
+    """Which operator made something, and for which of the tensors that it is given.
+
+    Of a weight and its statistics, which have longer names, the weight alone is told.
+    """
+    known = [name for name in names if name is not None]
+    wholes = [n for n in known if not any(n.startswith(f"{other}.") for other in known)]
+    made = f"made by {func.name().replace('::', '.')}"
+    return f"{made} for {' and '.join(wholes)}" if wholes else made
 
 
 def _keys_of(func: Any) -> Iterator[Any]:

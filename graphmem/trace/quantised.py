@@ -1,0 +1,69 @@
+"""What a quantised weight is made of: packed numbers, scales, tables.
+
+(1) A tensor that holds others (torchao's) is made of those: `weight.qdata`, `weight.scale`.
+(2) A parameter of a library's own class keeps statistics in its attributes, or in those of an
+    object there (bitsandbytes' `Params4bit` keeps `quant_state.absmax`).
+(3) A module may keep them in an object of its own (bitsandbytes' `Linear8bitLt`: `state.SCB`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphmem.trace.wrapper_tensors import is_wrapper
+
+_DEPTH = 3
+_OF_PYTORCH = ("torch", "builtins", "collections", "functools")
+
+
+def parts_of(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a tensor holds, with what leads to them; itself where it is one alone."""
+    parts = list(_inner(tensor, ""))
+    if len(parts) == 1:
+        yield "", tensor
+    else:
+        yield from parts
+
+
+def _inner(tensor: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if not is_wrapper(type(tensor)):
+        yield path, tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        each = getattr(tensor, name)
+        if isinstance(each, torch.Tensor):
+            yield from _inner(each, f"{path}.{name}")
+
+
+def tensors_beside(parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Clause (2): attributes of a parameter, and how they are reached."""
+    if isinstance(parameter, torch.nn.Parameter) and not is_wrapper(type(parameter)):
+        yield from _below(parameter, _DEPTH)
+
+
+def tensors_of_objects(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Clause (3): attributes of objects that a module keeps."""
+    for name, value in vars(module).items():
+        if _is_foreign(value):
+            for path, tensor in _below(value, _DEPTH - 1):
+                yield f"{name}.{path}", tensor
+
+
+def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, each in vars(value).items():
+        if isinstance(each, torch.Tensor):
+            yield name, each
+        elif depth > 1 and _is_foreign(each):
+            for path, tensor in _below(each, depth - 1):
+                yield f"{name}.{path}", tensor
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether something is an object of a library's own class."""
+    kind = type(value)
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
+        return False
+    return kind.__module__.partition(".")[0] not in _OF_PYTORCH
