@@ -1,6 +1,7 @@
 # Each target sets up all it needs: the first run makes .venv, later ones start at once.
 #
 #   make analyze    the main job on a shipped fixture
+#   make quick      the tests of the engine, within a minute: while you work on it
 #   make test       the tests but the slow ones; PYTEST_ARGS="-k gpus -x" passes arguments on
 #   make test-all   the slow ones as well: before a release, and after a change to the gate's cache
 #                   TORCH=2.15.0 runs them on that release, in an environment of its own, and writes
@@ -17,10 +18,20 @@ RESOLUTION ?=
 VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(RESOLUTION))
 INSTALLED := $(VENV)/.installed
 
-.PHONY: analyze test test-all lint benchmark clean
+# Allocator, trace, autograd walk, passes, simulation and the house itself: 100 s of one core.
+ENGINE := addresses allocator allocator_properties architecture dispatch engine_rules gpus \
+    kept_lines line_search linear_algebra location memory_report pass_frozen_layers \
+    pass_interface pass_output_reuse pass_saved_tensors pipeline recorded_allocator recorder \
+    recurrent runtime_allocator scratch_operators scratch_reductions simulate target \
+    tensor_kinds torch_releases units workspaces
+
+.PHONY: analyze quick test test-all lint benchmark clean
 
 analyze: $(INSTALLED)
 	$(VENV)/bin/graphmem analyze fixtures/gpt2.py:build
+
+quick: $(INSTALLED)
+	$(VENV)/bin/python -m pytest -n 2 $(ENGINE:%=tests/test_%.py) $(PYTEST_ARGS)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest -n 2 -m "not slow") $(PYTEST_ARGS)
