@@ -14,6 +14,7 @@ from graphmem.allocator import (
     Device,
     OutOfMemory,
     parse_settings,
+    restore,
 )
 from graphmem.allocator.out_of_memory import format_size
 from graphmem.errors import InputError
@@ -429,7 +430,7 @@ def test_a_state_can_be_taken_up_again(conf: str) -> None:
     allocator.free(blocks[5], still_used=True)
 
     other = CachingAllocator(parse_settings(conf))
-    in_use = other.restore(allocator.segments())
+    in_use = restore(other, allocator.segments())
     assert allocator.segments() == other.segments()
     for name, stat in allocator.statistics.stats().items():
         assert stat.current == getattr(other.statistics, name).current, name

@@ -110,7 +110,7 @@ class TestStorages:
         del tensor
         died = storage.owners[0].end
         unpacked = torch.empty(4)
-        notes.recorder.alias(unpacked, storage)
+        notes.recorder.stand_for(unpacked.untyped_storage(), storage)
         saved.end = notes.recorder.next_tick()
 
         assert died is not None
@@ -126,7 +126,7 @@ class TestStorages:
         tensor = notes.empty(4)
         storage = notes.storage_of(tensor)
         unpacked = torch.empty(4)
-        notes.recorder.alias(unpacked, storage)
+        notes.recorder.stand_for(unpacked.untyped_storage(), storage)
         assert notes.recorder.fake_memories(storage) == 2
         del tensor
         assert storage.death is None
@@ -251,9 +251,9 @@ class TestPhases:
 
     def test_an_iteration_is_forward_backward_and_the_rest(self, notes: Notes) -> None:
         recorder = notes.recorder
-        recorder.begin_iteration(0)
-        recorder.enter_backward()
-        recorder.leave_backward()
+        recorder.phases.begin_iteration(0)
+        recorder.phases.enter_backward()
+        recorder.phases.leave_backward()
         graph = recorder.finish()
 
         assert self.names(notes) == ["setup", "forward", "backward", "optimizer"]
@@ -264,11 +264,11 @@ class TestPhases:
     def test_what_dies_before_the_next_operation_dies_in_the_backward_phase(
         self, notes: Notes
     ) -> None:
-        notes.recorder.begin_iteration(0)
+        notes.recorder.phases.begin_iteration(0)
         tensor = notes.empty(4)
         storage = notes.storage_of(tensor)
-        notes.recorder.enter_backward()
-        notes.recorder.leave_backward()
+        notes.recorder.phases.enter_backward()
+        notes.recorder.phases.leave_backward()
         del tensor
         notes.empty(1)
 
@@ -278,10 +278,10 @@ class TestPhases:
         assert notes.graph.phases[notes.last_op.phase].name is PhaseName.OPTIMIZER
 
     def test_two_backward_passes_with_nothing_between_are_one_phase(self, notes: Notes) -> None:
-        notes.recorder.begin_iteration(0)
+        notes.recorder.phases.begin_iteration(0)
         for _ in range(2):
-            notes.recorder.enter_backward()
-            notes.recorder.leave_backward()
+            notes.recorder.phases.enter_backward()
+            notes.recorder.phases.leave_backward()
 
         assert self.names(notes) == ["setup", "forward", "backward"]
 
@@ -289,23 +289,23 @@ class TestPhases:
         self, notes: Notes
     ) -> None:
         recorder = notes.recorder
-        recorder.begin_iteration(0)
-        recorder.enter_backward()
-        recorder.leave_backward()
+        recorder.phases.begin_iteration(0)
+        recorder.phases.enter_backward()
+        recorder.phases.leave_backward()
         notes.empty(1)
-        recorder.enter_backward()
+        recorder.phases.enter_backward()
 
         assert self.names(notes) == ["setup", "forward", "backward", "forward", "backward"]
 
     def test_forward_again_begins_after_the_optimizer_has_stepped(self, notes: Notes) -> None:
         recorder = notes.recorder
-        recorder.begin_iteration(0)
-        recorder.enter_backward()
-        recorder.leave_backward()
+        recorder.phases.begin_iteration(0)
+        recorder.phases.enter_backward()
+        recorder.phases.leave_backward()
         notes.empty(1)
-        recorder.optimizer_stepped()
+        recorder.phases.optimizer_stepped()
         notes.empty(1)
-        recorder.enter_backward()
+        recorder.phases.enter_backward()
 
         assert self.names(notes)[2:] == ["backward", "optimizer", "forward", "backward"]
         phases = [notes.graph.phases[op.phase].name for op in notes.graph.ops]

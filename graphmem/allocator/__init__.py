@@ -1,7 +1,7 @@
 """A model of PyTorch's CUDA caching allocator, in plain Python and without torch.
 
 It answers what `torch.cuda.memory_stats` would say after the same requests: bytes allocated,
-reserved, requested, active, and in unusable splits. `replay` holds it against recordings.
+reserved, requested, active, and in unusable splits. `graphmem verify` holds it against recordings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from graphmem.allocator.caching_allocator import CachingAllocator
 from graphmem.allocator.device import Device
 from graphmem.allocator.out_of_memory import MemoryState, OutOfMemory
 from graphmem.allocator.pool import EVERYBODYS, Block, BlockInfo, PoolId, Segment, SegmentInfo
+from graphmem.allocator.restoring import restore
 from graphmem.allocator.settings import AllocatorSettings, parse_settings
 from graphmem.allocator.statistics import Stat, Statistics
 
@@ -28,4 +29,5 @@ __all__ = [
     "Stat",
     "Statistics",
     "parse_settings",
+    "restore",
 ]

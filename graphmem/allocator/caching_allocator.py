@@ -10,7 +10,7 @@ Not modelled: cudaMallocAsync, and memory that other processes use (leave it out
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from graphmem.allocator.device import Device
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
@@ -19,7 +19,7 @@ from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfM
 from graphmem.allocator.pool import EVERYBODYS, Block, Pool, PoolId, Segment, SegmentInfo
 from graphmem.allocator.private_pools import PrivatePools
 from graphmem.allocator.reclaiming import long_unused, too_large_to_split
-from graphmem.allocator.segment_info import lay_out, range_ends, segment_infos, torch_snapshot
+from graphmem.allocator.segment_info import segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
 
 
@@ -187,29 +187,6 @@ class CachingAllocator(Figures):
         """The segments as `torch.cuda.memory_snapshot` lists them."""
         return torch_snapshot(self.segments())
 
-    def restore(self, segments: Iterable[SegmentInfo]) -> dict[int, Block]:
-        """Put an empty allocator into a recorded state.
-
-        Returns:
-            the blocks in use, by address.
-        """
-        if self._segments:
-            raise ValueError("Only an empty allocator can be put into a recorded state.")
-        in_use: dict[int, Block] = {}
-        infos = sorted(segments, key=lambda info: info.address)
-        for info, end in zip(infos, range_ends(infos), strict=True):
-            pool = self._pool_of(info)
-            self.device.occupy(info.address, info.size)
-            if info.is_expandable:
-                head = self._enter_stretch(pool, info, end)
-            else:
-                head = self._enter_segment(pool, info.address, info.size, info.stream)
-            for block in lay_out(head, info):
-                self._enter_block(pool, block)
-                if not block.is_free:
-                    in_use[block.address] = block
-        return in_use
-
     def _best_fit(self, free: list[tuple[int, int]], size: int) -> int:
         """Where in a stream's free blocks the smallest that fits is; ties: lowest address."""
         return bisect_left(free, (size, 0))
@@ -318,18 +295,11 @@ class CachingAllocator(Figures):
         if not self.device.reserve(segment_size):
             return None
         address = self.device.place(segment_size)
-        block = self._enter_segment(pool, address, segment_size, stream)
+        block = self.enter_segment(pool, address, segment_size, stream)
         self._tell("segment_alloc", address, segment_size, stream)
         return block
 
-    def _pool_of(self, info: SegmentInfo) -> Pool:
-        """The pool of a recorded segment."""
-        if info.pool_id == EVERYBODYS:
-            return self.small if info.is_small else self.large
-        private = self.private.get(info.pool_id) or self.private.open(info.pool_id)
-        return private.small if info.is_small else private.large
-
-    def _enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
+    def enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
         """Book a segment that cudaMalloc gave; its one block is not in the pool yet."""
         segment = Segment(pool, address, size, stream, page_size=0)
         self._segments[address] = segment
@@ -340,13 +310,13 @@ class CachingAllocator(Figures):
         self._reserved_changed(pool, size)
         return segment.head
 
-    def _enter_stretch(self, pool: Pool, info: SegmentInfo, end: int) -> Block:
+    def enter_stretch(self, pool: Pool, info: SegmentInfo, end: int) -> Block:
         """Book a recorded stretch of an expandable segment."""
         if self._expandable is None:
             raise ValueError("The recorded state has expandable segments; the settings have not.")
         return self._expandable.adopt(pool, info.stream, info.address, info.size, end)
 
-    def _enter_block(self, pool: Pool, block: Block) -> None:
+    def enter_block(self, pool: Pool, block: Block) -> None:
         """Book a recorded block of a segment that was just entered."""
         if block.is_free:
             pool.insert(block)

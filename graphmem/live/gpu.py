@@ -102,7 +102,7 @@ class VirtualGpu:
         self._machine = LiveMachine(self.runtime, self.memory, recorder)
         self._session.reads.choose(Choices.parse(assume))
         self._session.reads.tell = tell
-        recorder.is_strict = strict
+        recorder.assumptions.is_strict = strict
         recorder.on_communicator = self._note_communicator
         self._session.mode.streams = NodeStreams(self.memory)
         self._session.mode.captures = self.memory.captures

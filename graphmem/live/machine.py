@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from graphmem.allocator import Block, OutOfMemory
-from graphmem.graph import Op, OwnerKind, Storage
+from graphmem.graph import Op, Owner, OwnerKind, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
@@ -126,12 +126,12 @@ class LiveMachine:
         """The program asks for the main thread's cuBLAS handle."""
         scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
-            self._recorder.add_workspace(scratch.what, scratch.nbytes)
+            self._add_workspace(scratch.what, scratch.nbytes)
             self.settle()
 
     def _keep(self, what: str, nbytes: int) -> Callable[[], None]:
         """Something takes memory; the function that is returned gives it back."""
-        storage = self._recorder.add_workspace(what, nbytes)
+        storage = self._add_workspace(what, nbytes)
         self._kept.add(storage.id)
         self.settle()
 
@@ -140,6 +140,13 @@ class LiveMachine:
             self.settle()
 
         return give_back
+
+    def _add_workspace(self, what: str, nbytes: int) -> Storage:
+        """The program asked for it, not an operation."""
+        storage = self._recorder.new_bytes(nbytes)
+        storage.owners.append(Owner(OwnerKind.WORKSPACE, what, storage.birth))
+        self._recorder.on_change(storage)
+        return storage
 
     def _clear_blas_workspaces(self) -> None:
         self._rules.forget_workspaces()

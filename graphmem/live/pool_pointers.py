@@ -21,6 +21,9 @@ from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.patching import Replacement
 
+_ELSEWHERE = "elsewhere"
+"""The device of a storage that is counted nowhere: its bytes belong to another."""
+
 
 def replacements(
     recorder: Recorder, fake_mode: FakeTensorMode, memory: DeviceMemory
@@ -61,7 +64,10 @@ class _Pointers:
         """A storage that owns nothing."""
         with torch._C._DisableTorchDispatch():
             memory = torch.UntypedStorage(nbytes, device="meta")
-        self._recorder.point_at(memory, address)
+        storage = self._recorder.new_bytes(nbytes)
+        storage.device = _ELSEWHERE
+        self._recorder.addresses[storage.id] = address
+        self._recorder.stand_for(memory, storage)
         return memory
 
     def tensor_of(self, metadata: dict[str, Any], memory: Any) -> torch.Tensor:
@@ -73,11 +79,13 @@ class _Pointers:
 
     def free(self, weak: int) -> None:
         """Give back what a storage owns, whoever still holds it."""
-        self._recorder.free_weak(weak)
+        storage = self._recorder.weak.get(weak)
+        if storage is not None:
+            self._recorder.free(storage)
 
     def is_owner(self, weak: int) -> bool:
         """Whether the allocator's block goes with the storage."""
-        storage = self._recorder.weak_storage(weak)
+        storage = self._recorder.weak.get(weak)
         return storage is not None and storage.device == str(self._recorder.device)
 
 

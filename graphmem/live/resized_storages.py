@@ -26,12 +26,25 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         known = recorder.storage_in(storage) is not None
         result = resize(storage, size)
         if known or emptied.get(key, _nothing)() is storage:
-            recorder.resize(storage)
+            _note_size(recorder, storage)
         if known and not size:
             emptied[key] = weakref.ref(storage, lambda _: emptied.pop(key, None))
         return result
 
     return [(torch.UntypedStorage, "resize_", resize_and_note)]
+
+
+def _note_size(recorder: Recorder, memory: torch.UntypedStorage) -> None:
+    nbytes = memory.nbytes()
+    if recorder.bytes_of(memory) == nbytes:
+        return
+    old = recorder.storage_in(memory)
+    new = recorder.new_bytes(nbytes) if nbytes else None
+    if new is not None:
+        recorder.on_change(new)
+    recorder.stand_for(memory, new)
+    if old is not None:
+        recorder.disown(old)  # whoever else looks at it has nothing left
 
 
 def _nothing() -> None:

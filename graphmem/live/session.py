@@ -77,12 +77,12 @@ class LiveSession(Session):
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
             if phase is not PhaseName.EVALUATION:
-                self.recorder.enter_evaluation()
+                self.recorder.phases.enter_evaluation()
         elif self._is_complete:
             self._begin_iteration()
-            self.recorder.begin_iteration(self.recorder.step + 1)
+            self.recorder.phases.begin_iteration(self.recorder.phases.step + 1)
         elif phase is not PhaseName.FORWARD:
-            self.recorder.enter_forward()
+            self.recorder.phases.enter_forward()
 
     def _count_forward(self) -> None:
         """Where nothing trains, as in generation, forward passes are what there is to count."""
@@ -93,7 +93,7 @@ class LiveSession(Session):
 
     def _begin_iteration(self) -> None:
         """The next iteration is about to begin."""
-        number = self.recorder.step + 1
+        number = self.recorder.phases.step + 1
         self.name_what_lives()
         self.saved.forget_released()
         self.on_iteration(number)
@@ -105,7 +105,7 @@ class LiveSession(Session):
         """The outermost call of `backward` or `grad` begins a phase."""
         if not self._depth and self._is_complete:
             self._begin_iteration()
-            self.recorder.step += 1
+            self.recorder.phases.step += 1
         self._walked = True
         super().begin_backward()
 
@@ -126,5 +126,5 @@ class LiveSession(Session):
     def optimizer_stepped(self) -> None:
         """An optimizer's step has just ended, and with it the iteration."""
         super().optimizer_stepped()
-        self.recorder.mark("optimizer.step")
+        self.recorder.phases.mark("optimizer.step")
         self._is_complete = True

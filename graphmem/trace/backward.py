@@ -23,57 +23,34 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from graphmem.frames import acts_for_the_program
-from graphmem.torch_releases import UNUSED_INPUTS_ARE_COUNTED, installed_release
 from graphmem.trace import python_functions
 from graphmem.trace.formulas_by_data import formula_by_data
 from graphmem.trace.freed_graphs import free_in_a_loop
 from graphmem.trace.gradients import GradientRules, search_for_nan
+from graphmem.trace.graph_task import (
+    GraphTask,
+    Node,
+    captured_by,
+    check_roots,
+    count_dependencies,
+    edge_of,
+    is_accumulate_grad,
+    limit_to,
+)
 from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.node_order import NodeOrder, number_root
 from graphmem.trace.pruned_edges import without_edges
-from graphmem.trace.ready_queue import ReadyQueue
 from graphmem.trace.replayed_views import Edges, ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.virtual_gpu.patching import replaced
 
-Node = Any
-_FUNCTIONS: Any = torch._C._functions
 _make_grads = torch.autograd._make_grads
-_ONE_OF_THEM = "One of the differentiated Tensors"
-
-
-@dataclass
-class GraphTask:
-    """One call of `backward` or `grad` [`GraphTask`]."""
-
-    id: int
-    keep_graph: bool
-    edges: dict[Node, Edges]
-    dependencies: dict[Node, int]
-    needed: set[Node] | None = None
-    captures: dict[Node, list[tuple[int, int]]] = field(default_factory=dict)
-    captured: dict[int, torch.Tensor | None] = field(default_factory=dict)
-    buffers: dict[Node, Gradients] = field(default_factory=dict)
-    ready: ReadyQueue[Node] = field(default_factory=ReadyQueue)
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-
-    def executes(self, node: Node) -> bool:
-        """Whether a node runs or hands its gradient to the caller [`exec_info_`]."""
-        return self.needed is None or node in self.needed or node in self.captures
-
-    def unwanted_edges(self, node: Node) -> list[int]:
-        """The results of a node that go nowhere in this task."""
-        if self.needed is None:
-            return []
-        following = enumerate(edge[0] for edge in self.edges[node])
-        return [i for i, next_ in following if next_ is not None and not self.executes(next_)]
 
 
 class _OfThread(threading.local):
@@ -172,12 +149,12 @@ class Backward:
         accumulate_grad: bool = False,
     ) -> tuple[torch.Tensor | None, ...]:
         """`THPEngine_run_backward`, with its arguments."""
-        _check_roots(tensors)
-        roots = [_edge_of(tensor) for tensor in tensors]
+        check_roots(tensors)
+        roots = [edge_of(tensor) for tensor in tensors]
         edges = self._reachable_from(roots)
-        task = GraphTask(next(self._ids), keep_graph, edges, _count_dependencies(edges))
+        task = GraphTask(next(self._ids), keep_graph, edges, count_dependencies(edges))
         if inputs:
-            _limit_to(task, inputs, accumulate_grad)
+            limit_to(task, inputs, accumulate_grad)
             self._hooks.settle()
         self._observer.enter_backward()
         gradients = list(grad_tensors)  # `grads` of THPEngine_run_backward: they outlive the walk
@@ -187,7 +164,7 @@ class Backward:
                 callback()
         finally:
             self._observer.leave_backward()
-        captured = () if accumulate_grad else _captured(task, len(inputs), allow_unreachable)
+        captured = () if accumulate_grad else captured_by(task, len(inputs), allow_unreachable)
         _drop(gradients)
         return captured
 
@@ -306,7 +283,7 @@ class Backward:
     def _call(self, task: GraphTask, node: Node, inputs: Gradients) -> Gradients:
         self._run_tensor_hooks(node, inputs)
         self._hooks.run_before(node, inputs)
-        if _is_accumulate_grad(node):
+        if is_accumulate_grad(node):
             self._accumulate_grad(node, inputs)
             return []
         if isinstance(node, BackwardCFunction):
@@ -330,7 +307,7 @@ class Backward:
         return by_data(node, inputs[0], wanted)
 
     def _run_tensor_hooks(self, node: Node, inputs: Gradients) -> None:
-        if _is_accumulate_grad(node) and node.variable._backward_hooks:
+        if is_accumulate_grad(node) and node.variable._backward_hooks:
             inputs[0] = run_tensor_hooks(node.variable._backward_hooks, inputs[0])
         self._hooks.run_tensor_hooks(node, inputs)
 
@@ -364,26 +341,6 @@ class Backward:
         _drop(outputs)
 
 
-@acts_for_the_program
-def _captured(
-    task: GraphTask, count: int, allow_unreachable: bool
-) -> tuple[torch.Tensor | None, ...]:
-    """What the caller of `grad` gets.
-
-    Raises:
-        RuntimeError: no gradient reached one of the inputs.
-    """
-    for i in range(count):
-        if task.captured.get(i) is None and not allow_unreachable:
-            is_counted = UNUSED_INPUTS_ARE_COUNTED.holds_in(installed_release())
-            raise RuntimeError(
-                (f"The differentiated Tensor at index {i}" if is_counted else _ONE_OF_THEM)
-                + " appears to not have been used in the graph. Set allow_unused=True if this is "
-                "the desired behavior."
-            )
-    return tuple(task.captured.get(i) for i in range(count))
-
-
 def _drop(gradients: Gradients) -> None:
     """Let go of gradients first to last, as the destructor of a `std::vector` does."""
     for i in range(len(gradients)):
@@ -396,78 +353,3 @@ def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
     with without_edges(node, unwanted):
         result = node(*inputs)
     return list(result) if isinstance(result, tuple) else [result]
-
-
-@acts_for_the_program
-def _check_roots(tensors: Sequence[Any]) -> None:
-    """Refuse what has no gradient, in the words of `THPEngine_run_backward`."""
-    for i, tensor in enumerate(tensors):
-        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
-            raise RuntimeError(
-                f"element {i} of tensors does not require grad and does not have a grad_fn"
-            )
-
-
-def _edge_of(tensor: Any) -> tuple[Node, int]:
-    if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
-        return tensor.grad_fn, tensor.output_nr
-    if isinstance(tensor, torch.autograd.graph.GradientEdge):
-        return tensor.node, tensor.output_nr
-    edge = torch.autograd.graph.get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
-
-
-@acts_for_the_program
-def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]:
-    """Where the gradient of an input arrives, in the words of `THPEngine_run_backward`."""
-    if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
-        raise RuntimeError("One of the differentiated Tensors does not require grad")
-    if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
-        return leaves.get(id(tensor)), 0
-    return _edge_of(tensor)
-
-
-def _count_dependencies(graph: dict[Node, Edges]) -> dict[Node, int]:
-    dependencies: dict[Node, int] = {}
-    for edges in graph.values():
-        for following, _ in edges:
-            if following is not None:
-                dependencies[following] = dependencies.get(following, 0) + 1
-    return dependencies
-
-
-def _limit_to(task: GraphTask, inputs: Sequence[Any], accumulate: bool) -> None:
-    """Run only what leads to `inputs` [`GraphTask::init_to_execute`]."""
-    leaves = {id(node.variable): node for node in task.edges if _is_accumulate_grad(node)}
-    wanted: set[Node] = set()
-    for index, tensor in enumerate(inputs):
-        node, position = _input_edge(tensor, leaves)
-        if node not in task.edges:
-            continue
-        if not accumulate:
-            task.captures.setdefault(node, []).append((position, index))
-            continue
-        wanted.add(node)
-        if not _is_accumulate_grad(node):
-            tensor.retain_grad()
-    task.needed = wanted | _leading_to(task.edges, wanted | set(task.captures))
-
-
-def _leading_to(graph: dict[Node, Edges], targets: set[Node]) -> set[Node]:
-    """The nodes from which an edge leads towards a target."""
-    before: dict[Node, list[Node]] = {}
-    for node, edges in graph.items():
-        for following, _ in edges:
-            before.setdefault(following, []).append(node)
-    found: set[Node] = set()
-    stack = list(targets)
-    while stack:
-        for node in before.get(stack.pop(), ()):
-            if node not in found:
-                found.add(node)
-                stack.append(node)
-    return found
-
-
-def _is_accumulate_grad(node: Node) -> bool:
-    return isinstance(node, _FUNCTIONS.AccumulateGrad)

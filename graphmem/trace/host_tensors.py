@@ -23,7 +23,7 @@ def share_with_fakes(recorder: Recorder, fake_mode: FakeTensorMode) -> None:
         fake: FakeTensor = convert(mode, real, **options)
         storage = recorder.storage_of(real)
         if storage is not None and recorder.storage_of(fake) is None:
-            recorder.alias(fake, storage)
+            recorder.stand_for(fake.untyped_storage(), storage)
         return fake
 
     converter.from_real_tensor = from_real_tensor

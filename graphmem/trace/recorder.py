@@ -13,33 +13,22 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.errors import InputError
 from graphmem.graph import (
-    Assumption,
-    Mark,
     Op,
     Owner,
     OwnerKind,
-    Phase,
-    PhaseName,
     Source,
     StepGraph,
     Storage,
     TensorOut,
 )
+from graphmem.trace.assumptions import Assumptions
+from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name
 from graphmem.trace.nodes import MadeBy, NodeWriter
+from graphmem.trace.phases import Phases
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper
 from graphmem.virtual_gpu.sparse import parts_of
-
-DTYPE_NAMES = {
-    dtype: str(dtype).removeprefix("torch.")
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
-
-ELSEWHERE = "elsewhere"
-"""The device of a storage that is counted nowhere: its bytes belong to another."""
 
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
@@ -63,8 +52,10 @@ class Recorder:
         on_change: called with a storage that was born or lost an owner, from the depths of Python's
             memory management, so it may do no more than note it.
         on_op: called with each operation when it has been recorded.
-        is_strict: whatever would be assumed is an error.
+        assume: notes an assumption, see `Assumptions`.
+        phases: of the iterations, and where they change.
         addresses: of storages that own no memory, by their ids.
+        weak: storages by the addresses of weak references to what stood for them.
         newest_node: the newest node that autograd had made when the last operation ran.
     """
 
@@ -74,116 +65,28 @@ class Recorder:
         self.on_change: Callable[[Storage], object] = _ignore
         self.on_communicator: Callable[[], object] = lambda: None
         self.on_op: Callable[[Op], object] = _ignore
-        self.is_strict = False
+        self.assumptions = Assumptions(self.graph.assumptions)
+        self.assume = self.assumptions.note
         self.addresses: dict[int, int] = {}
-        self._weak: dict[int, Storage] = {}
+        self.weak: dict[int, Storage] = {}
         self.newest_node = -1
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
-        self.step = -1
-        self._stepped_at = -1
-        self._phase_to_begin: PhaseName | None = None
         self._refs: dict[int, _StorageRef] = {}
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
         self._dying: list[int] | None = None
         self._nodes = NodeWriter(self.graph.fx, self._describe)
-        self.begin_phase(PhaseName.SETUP)
+        self.phases = Phases(self.graph, self.next_tick)
 
     def next_tick(self) -> int:
         """The next moment of the trace."""
         self.tick = tick = next(self._ticks)
         return tick
 
-    # Phases ------------------------------------------------------------------------------------
-
-    def begin_phase(self, name: PhaseName) -> None:
-        """End the running phase and begin another one of the same iteration."""
-        phases = self.graph.phases
-        start = self.next_tick()
-        if phases:
-            phases[-1].end = start - 1
-        phases.append(Phase(name=name, step=self.step, start=start, end=start))
-
-    def _begin_pending_phase(self) -> None:
-        name, self._phase_to_begin = self._phase_to_begin, None
-        if name is not None:
-            self.begin_phase(name)
-
-    def mark(self, name: str) -> None:
-        """Note a moment of the iteration by name."""
-        self.graph.marks.append(Mark(name=name, step=self.step, tick=self.next_tick()))
-
-    def empty_cache(self) -> None:
-        """The program tells the allocator to give back what nobody uses."""
-        self.graph.emptied.append(self.next_tick())
-
-    def begin_iteration(self, step: int) -> None:
-        """Begin an iteration with a forward phase."""
-        self._begin_pending_phase()
-        self.step = step
-        self.begin_phase(PhaseName.FORWARD)
-
-    def enter_forward(self) -> None:
-        """Begin another forward phase of the same iteration."""
-        self._phase_to_begin = None
-        self.begin_phase(PhaseName.FORWARD)
-
-    def enter_evaluation(self) -> None:
-        """Begin a phase of forward passes without gradients."""
-        self._phase_to_begin = None
-        self.begin_phase(PhaseName.EVALUATION)
-
-    def enter_backward(self) -> None:
-        """Begin a backward phase.
-
-        What follows a backward pass counts as optimizer until this shows that another forward pass
-        came: all of it, or what came after the last `optimizer.step()`. Where nothing came, the
-        backward phase goes on.
-        """
-        if self._phase_to_begin is not None:
-            self._phase_to_begin = None
-            return
-        phase = self.graph.phases[-1]
-        if phase.name is PhaseName.OPTIMIZER:
-            if self._stepped_at >= phase.start:
-                self._split_phase(self._stepped_at)
-            else:
-                phase.name = PhaseName.FORWARD
-        self.begin_phase(PhaseName.BACKWARD)
-
-    def leave_backward(self) -> None:
-        """The next operation begins the phase between a backward pass and the iteration's end.
-
-        What dies before it, such as the gradient of the loss, died with the backward pass.
-        """
-        self._phase_to_begin = PhaseName.OPTIMIZER
-
-    def optimizer_stepped(self) -> None:
-        """An optimizer's step has just ended."""
-        self._stepped_at = self.next_tick()
-
-    def _split_phase(self, tick: int) -> None:
-        """What the running phase did after `tick` was the next forward pass."""
-        index = len(self.graph.phases)
-        self.graph.phases[-1].end = tick
-        self.graph.phases.append(Phase(PhaseName.FORWARD, self.step, tick + 1, tick + 1))
-        for op in reversed(self.graph.ops):
-            if op.tick <= tick:
-                break
-            op.phase = index
-
-    def is_result(self, newest_node: int) -> bool:
-        """Whether what the newest node saves now is a result: its operation has run.
-
-        Autograd makes a node, saves inputs, runs the operation and saves results, in this order
-        (tools/autograd/gen_variable_type.py, `emit_body`).
-        """
-        return self.newest_node == newest_node
-
     def finish(self) -> StepGraph:
-        """Close the trace. What is alive now has no end: its death is not waited for."""
-        self._begin_pending_phase()
+        """Close the trace. Storages that are alive now keep `death` None."""
+        self.phases.begin_pending()
         self._refs.clear()
         self.graph.end = self.next_tick()
         self.graph.phases[-1].end = self.graph.end
@@ -246,20 +149,14 @@ class Recorder:
             op=op,
             shape=tuple(tensor.shape),
             dtype=DTYPE_NAMES[tensor.dtype],
-            device=_device_name(tensor),
+            device=device_name(tensor),
         )
         storages.append(storage)
         self.on_change(storage)
         return storage
 
-    def add_workspace(self, what: str, nbytes: int) -> Storage:
-        """A workspace that the program asked for, not an operation."""
-        storage = self._new_bytes(nbytes)
-        storage.owners.append(Owner(OwnerKind.WORKSPACE, what, storage.birth))
-        self.on_change(storage)
-        return storage
-
-    def _new_bytes(self, nbytes: int) -> Storage:
+    def new_bytes(self, nbytes: int) -> Storage:
+        """A storage that no operation allocates; nothing holds it yet, and nobody is told."""
         storage = Storage(
             id=len(self.graph.storages),
             nbytes=nbytes,
@@ -272,67 +169,23 @@ class Recorder:
         self.graph.storages.append(storage)
         return storage
 
-    def resize(self, memory: torch.UntypedStorage) -> None:
-        """A piece of fake memory has another size than before, by no operation."""
-        old = self._refs.get(memory._cdata)
-        nbytes = memory.nbytes()
-        if old is not None and old.nbytes == nbytes:
-            return
-        new = self._new_bytes(nbytes) if nbytes else None
-        if new is not None:
-            self.on_change(new)
-        if old is not None:
-            self._release(old)
-            self._disown(old.storage)  # whoever else looks at it has nothing left
-        if new is not None:
-            self._attach(memory, nbytes, new)
-
-    def note_weak(self, weak: int, memory: torch.UntypedStorage) -> None:
-        """Remember what fake memory, to which `weak` refers, stands for beyond its own life."""
-        storage = self.storage_in(memory)
-        if storage is not None:
-            self._weak[weak] = storage
-
-    def weak_storage(self, weak: int) -> Storage | None:
-        """The storage that a weak reference was noted for."""
-        return self._weak.get(weak)
-
-    def is_kept(self, weak: int) -> bool:
-        """Whether others than the fake memory of a weak reference hold what it stands for."""
-        storage = self._weak.get(weak)
-        if storage is None:
-            return False
-        itself = torch._C._storage_Use_Count(weak) > 0
-        held = self._held_as.get(storage.id)
-        return self._holders.get(storage.id, 0) > itself or any(
-            owner.end is None and owner is not held for owner in storage.owners
-        )
-
-    def free_weak(self, weak: int) -> None:
-        """What a weak reference is to is gone, though somebody holds it."""
-        storage = self._weak.get(weak)
-        if storage is None:
-            return
-        for ref in [ref for ref in self._refs.values() if ref.storage is storage]:
-            self._release(ref)
-        self._disown(storage)
-
-    def _disown(self, storage: Storage) -> None:
+    def disown(self, storage: Storage) -> None:
         """Every owner's time ends now."""
         for owner in storage.owners:
             self.let_go(storage, owner)
 
-    def point_at(self, memory: torch.UntypedStorage, address: int) -> None:
-        """Let fresh fake memory stand for bytes that the allocator does not know as allocated."""
-        storage = self._new_bytes(memory.nbytes())
-        storage.device = ELSEWHERE
-        self.addresses[storage.id] = address
-        self._attach(memory, memory.nbytes(), storage)
+    def bytes_of(self, memory: torch.UntypedStorage) -> int | None:
+        """How large fake memory was when it was last seen; None where it never was."""
+        ref = self._refs.get(memory._cdata)
+        return None if ref is None else ref.nbytes
 
-    def alias(self, tensor: torch.Tensor, storage: Storage) -> None:
-        """Let fresh fake memory stand for a storage that exists already."""
-        memory = tensor.untyped_storage()
-        self._attach(memory, memory.nbytes(), storage)
+    def stand_for(self, memory: torch.UntypedStorage, storage: Storage | None) -> None:
+        """Let fake memory stand for this storage from now on, or for none."""
+        ref = self._refs.get(memory._cdata)
+        if ref is not None:
+            self._release(ref)
+        if storage is not None:
+            self._attach(memory, memory.nbytes(), storage)
 
     def _attach(self, memory: torch.UntypedStorage, nbytes: int, storage: Storage) -> None:
         ref = _StorageRef(memory, self._release)
@@ -390,6 +243,19 @@ class Recorder:
         """How many pieces of fake memory stand for the storage now."""
         return self._holders.get(storage.id, 0)
 
+    def is_held_beyond(self, storage: Storage, memories: int) -> bool:
+        """Whether more than so many pieces of fake memory hold it, or something that has none."""
+        held = self._held_as.get(storage.id)
+        return self.fake_memories(storage) > memories or any(
+            owner.end is None and owner is not held for owner in storage.owners
+        )
+
+    def free(self, storage: Storage) -> None:
+        """Its bytes are given back, though somebody holds it."""
+        for ref in [ref for ref in self._refs.values() if ref.storage is storage]:
+            self._release(ref)
+        self.disown(storage)
+
     # Owners ------------------------------------------------------------------------------------
 
     def identify(self, tensor: torch.Tensor, kind: OwnerKind, name: str) -> None:
@@ -446,30 +312,12 @@ class Recorder:
         storage.owners.append(owner)
         return owner
 
-    def assume(self, what: str, value: str, why: str, source: Source | None) -> None:
-        """Note an assumption; the same one at the same line is noted once and counted.
-
-        Raises:
-            InputError: nothing may be assumed.
-        """
-        if self.is_strict:
-            where = "" if source is None else f" at {source.in_words}"
-            raise InputError(
-                f"{what} would be assumed{where} ({value}): {why}",
-                hint="leave out --strict, or decide it from what is known",
-            )
-        for known in self.graph.assumptions:
-            if (known.what, known.value, known.source) == (what, value, source):
-                known.times += 1
-                return
-        self.graph.assumptions.append(Assumption(what, value, why, source))
-
     # Operations --------------------------------------------------------------------------------
 
     def begin_op(self) -> int:
         """The tick at which an operation begins."""
-        if self._phase_to_begin is not None:
-            self._begin_pending_phase()
+        if self.phases.pending is not None:
+            self.phases.begin_pending()
         return self.next_tick()
 
     def record_op(
@@ -525,7 +373,7 @@ class Recorder:
             elif tensor.layout is torch.sparse_coo:
                 for part in parts_of(tensor):
                     self._record_storage(op, part)
-        op.outputs.append(_described(tensor, storage))
+        op.outputs.append(described(tensor, storage))
 
     def _record_storage(self, op: Op, tensor: torch.Tensor) -> Storage | None:
         storage, new = self.observe(tensor, op.index)
@@ -545,7 +393,7 @@ class Recorder:
         storage = self.storage_of(tensor)
         # A tensor on the host has one if autograd saved it before.
         is_counted = storage is not None and storage.device == self.graph.device
-        return _described(tensor, storage if is_counted else None)
+        return described(tensor, storage if is_counted else None)
 
 
 def _ignore(what: object) -> None:
@@ -555,22 +403,3 @@ def _ignore(what: object) -> None:
 @functools.cache
 def _name_of(func: torch._ops.OpOverload) -> str:
     return str(func)
-
-
-def _device_name(tensor: torch.Tensor) -> str:
-    """Where a tensor is; reading `device` off a fake one would dispatch an operation."""
-    return str(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)
-
-
-def _described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
-    is_strided = tensor.layout is torch.strided
-    is_sparse = tensor.layout is torch.sparse_coo
-    return TensorOut(
-        shape=tuple(tensor.shape),
-        dtype=DTYPE_NAMES[tensor.dtype],
-        storage=None if storage is None else storage.id,
-        stride=tensor.stride() if is_strided else (),
-        offset=int(tensor.storage_offset()) if is_strided else 0,
-        nonzeros=tensor._nnz() if is_sparse else None,
-        is_coalesced=is_sparse and tensor.is_coalesced(),
-    )

@@ -22,100 +22,20 @@ from torch.utils import checkpoint
 from graphmem import graph
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
-from graphmem.graph import Owner, OwnerKind, Storage
+from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
-from graphmem.trace.nodes import MadeBy
 from graphmem.trace.python_functions import is_argument
-from graphmem.trace.recorder import DTYPE_NAMES, Recorder
+from graphmem.trace.recorder import Recorder
 from graphmem.trace.saved_fields import SavedFields
-from graphmem.trace.saved_variables import Savers, note_saved, note_unpacked
-from graphmem.trace.saved_versions import SavedVersion, SavedVersions
+from graphmem.trace.saved_token import Hook, SavedToken
+from graphmem.trace.saved_variables import note_saved, note_unpacked
+from graphmem.trace.saved_versions import SavedVersions
 from graphmem.trace.transform_levels import innermost, wrapped_anew
-from graphmem.trace.wrapper_tensors import Together, is_wrapper, taken_apart
+from graphmem.trace.wrapper_tensors import is_wrapper, taken_apart
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.notes import NOTHING, Note
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
-
-Hook = Callable[[Any], Any]
-
-
-class SavedTensor:
-    """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
-
-    That of a sparse tensor has no storage, but parts: its indices and its values. So has that of a
-    tensor which holds others.
-
-    Args:
-        number: tokens are numbered in the order in which they were packed.
-        let_go: told when `owner` ends.
-        hooks: the user's own, where there are any: they live as long as what they packed.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_let_go",
-        "field",
-        "geometry",
-        "hooks",
-        "is_released",
-        "made_by",
-        "number",
-        "offset",
-        "owner",
-        "parts",
-        "pending",
-        "payload",
-        "savers",
-        "storage",
-        "together",
-        "values",
-        "variables",
-        "version",
-    )
-
-    def __init__(
-        self, number: int, let_go: Callable[[Storage, Owner], None], hooks: list[Hook]
-    ) -> None:
-        self.number = number
-        self._let_go = let_go
-        self.hooks = hooks
-        self.field = ""
-        self.is_released = False
-        self.storage: Storage | None = None
-        self.owner: Owner | None = None
-        self.geometry: tuple[Any, ...] | None = None
-        self.made_by: MadeBy | None = None
-        self.offset = 0
-        self.payload: Any = None
-        self.values: Any = None
-        self.parts: tuple[SavedTensor, ...] = ()
-        self.together: Together | None = None
-        self.pending: tuple[Hook, ...] = ()
-        self.version: SavedVersion | None = None
-        self.variables: list[torch.Tensor] = []
-        self.savers: Savers | None = None
-
-    def name_after(self, field: str) -> None:
-        """Say what holds the tensor: a field of a node."""
-        for saved in (self, *self.parts):
-            if saved.owner is not None:
-                saved.owner.name = field
-
-    def release(self) -> None:
-        """Let go, as `Node::release_variables` does."""
-        self.is_released = True
-        self.payload = self.values = self.version = self.together = None
-        self.hooks = []
-        self.variables.clear()
-        for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
-            part.release()
-        if self.owner is not None and self.owner.end is None:
-            assert self.storage is not None
-            self._let_go(self.storage, self.owner)
-
-    def __del__(self) -> None:
-        self.release()
 
 
 class _OfThread(threading.local):
@@ -125,7 +45,7 @@ class _OfThread(threading.local):
     """
 
     def __init__(self) -> None:
-        self.unpacked: list[list[SavedTensor]] = []
+        self.unpacked: list[list[SavedToken]] = []
         self.regions: list[list[Hook]] = []
         self.saves_arguments = False
 
@@ -143,7 +63,7 @@ class SavedTensors:
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._versions = SavedVersions(fake_mode)
-        self._by_node: dict[int, list[weakref.ref[SavedTensor]]] = {}
+        self._by_node: dict[int, list[weakref.ref[SavedToken]]] = {}
         self._numbers = itertools.count()
         self._fields = SavedFields()
         self._of_thread = _OfThread()
@@ -212,7 +132,7 @@ class SavedTensors:
         return tensor if self._is_over else self._pack(tensor)
 
     def _unpack_any(self, packed: Any) -> torch.Tensor:
-        return self._unpack(packed) if isinstance(packed, SavedTensor) else packed
+        return self._unpack(packed) if isinstance(packed, SavedToken) else packed
 
     def _forget(self) -> None:
         """What autograd still holds when the trace ends has no end in it."""
@@ -231,7 +151,7 @@ class SavedTensors:
         )
         self._by_node = {number: tokens for number, tokens in alive if tokens}
 
-    def _pack(self, tensor: torch.Tensor) -> SavedTensor:
+    def _pack(self, tensor: torch.Tensor) -> SavedToken:
         saved = self._new_token([])
         wrapper, tensor = tensor, innermost(tensor)
         if is_wrapper(type(tensor)):
@@ -245,7 +165,9 @@ class SavedTensors:
             saved.version = self._versions.of(tensor)
             node = _newest_node()
             is_input = self._of_thread.saves_arguments or is_argument(tensor, node)
-            if is_input or not self._recorder.is_result(node):
+            # Autograd makes a node, saves inputs, runs the operation and then saves results
+            # (tools/autograd/gen_variable_type.py, `emit_body`).
+            if is_input or self._recorder.newest_node != node:
                 note_saved(saved, tensor)
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
@@ -263,7 +185,7 @@ class SavedTensors:
             saved.owner = self._recorder.own(storage, OwnerKind.SAVED_TENSOR, "")
         return saved
 
-    def _pack_sparse(self, saved: SavedTensor, tensor: torch.Tensor) -> None:
+    def _pack_sparse(self, saved: SavedToken, tensor: torch.Tensor) -> None:
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.sparse_coo:
             saved.payload = tensor
             return
@@ -279,7 +201,7 @@ class SavedTensors:
         saved.made_by = self._recorder.maker_of(tensor)
 
     @acts_for_the_program
-    def _open(self, saved: SavedTensor) -> None:
+    def _open(self, saved: SavedToken) -> None:
         """A node wants back what it saved [`SavedVariable::unpack`].
 
         Raises:
@@ -290,7 +212,7 @@ class SavedTensors:
         if self._of_thread.unpacked:
             self._of_thread.unpacked[-1].append(saved)
 
-    def _unpack(self, saved: SavedTensor) -> torch.Tensor:
+    def _unpack(self, saved: SavedToken) -> torch.Tensor:
         stand_in = self._fields.stand_in_for(saved)
         if stand_in is not None:
             return stand_in
@@ -305,7 +227,7 @@ class SavedTensors:
             alias._graphmem_unpacked = Note(True)  # type: ignore[attr-defined]
         return alias
 
-    def _restored(self, saved: SavedTensor) -> torch.Tensor:
+    def _restored(self, saved: SavedToken) -> torch.Tensor:
         if saved.together is not None:
             return saved.together([self._restored(part) for part in saved.parts])
         if saved.geometry is not None:
@@ -313,7 +235,7 @@ class SavedTensors:
         tensor: torch.Tensor = saved.payload
         return tensor
 
-    def _remake(self, saved: SavedTensor) -> FakeTensor:
+    def _remake(self, saved: SavedToken) -> FakeTensor:
         assert saved.geometry is not None
         shape, stride, dtype, device = saved.geometry
         with torch._C._DisableTorchDispatch():
@@ -325,7 +247,7 @@ class SavedTensors:
                 memory = view(memory)
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
-            self._recorder.alias(alias, saved.storage)
+            self._recorder.stand_for(alias.untyped_storage(), saved.storage)
         if saved.values is not None:
             self.known.share(alias, saved.values)
         return alias
@@ -337,14 +259,14 @@ class SavedTensors:
         checkpointing's hooks hold everything that the recomputation needs.
         """
 
-        def pack_into_token(tensor: torch.Tensor) -> SavedTensor:
+        def pack_into_token(tensor: torch.Tensor) -> SavedToken:
             saved = self._new_token(list(region))
             saved.payload = region[0](tensor)
             return saved
 
         return pack_into_token
 
-    def _unpack_by_user(self, saved: SavedTensor) -> torch.Tensor:
+    def _unpack_by_user(self, saved: SavedToken) -> torch.Tensor:
         stand_in = self._fields.stand_in_for(saved)
         if stand_in is not None:
             return stand_in
@@ -352,8 +274,8 @@ class SavedTensors:
         tensor: torch.Tensor = saved.hooks[1](saved.payload)
         return tensor
 
-    def _new_token(self, hooks: list[Hook]) -> SavedTensor:
-        saved = SavedTensor(next(self._numbers), self._recorder.let_go, hooks)
+    def _new_token(self, hooks: list[Hook]) -> SavedToken:
+        saved = SavedToken(next(self._numbers), self._recorder.let_go, hooks)
         self._by_node.setdefault(_newest_node(), []).append(weakref.ref(saved))
         return saved
 
@@ -380,7 +302,7 @@ class SavedTensors:
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
         """What a node saved; the field is "" where it shows none."""
         for saved in self._held_by(node) or self._saved_under(node):
-            yield graph.SavedTensor(saved.field, _described(saved), saved.owner)
+            yield graph.SavedTensor(saved.field, saved.described(), saved.owner)
 
     def storages_of(self, node: Any) -> Iterator[Storage]:
         """What a node of a graph that has not run keeps alive."""
@@ -389,25 +311,25 @@ class SavedTensors:
             if saved is not None and saved.storage is not None and not saved.is_released:
                 yield saved.storage
 
-    def _held_by(self, node: Any) -> list[SavedTensor]:
+    def _held_by(self, node: Any) -> list[SavedToken]:
         """What a node shows that it saved, named after the field, such as `GeluBackward0.self`.
 
         The order is that of saving, in which `release_variables` lets go.
         """
-        found: list[SavedTensor] = []
+        found: list[SavedToken] = []
         for field in self._fields.names_of(node):
             try:
                 held = list(self._fields.packed_in(node, field))
             except RuntimeError:  # released before, or a Python function without saved tensors
                 continue
             for name, saved in held:
-                if isinstance(saved, SavedTensor):
+                if isinstance(saved, SavedToken):
                     found.append(saved)
                     saved.field = name
                     saved.name_after(f"{node.name()}.{field}")
         return sorted(found, key=lambda saved: saved.number)
 
-    def _held_out_of_sight(self, node: Any, unpacked: list[SavedTensor]) -> list[SavedTensor]:
+    def _held_out_of_sight(self, node: Any, unpacked: list[SavedToken]) -> list[SavedToken]:
         """What was saved by a node that does not show it.
 
         That is what it unpacked, and what was saved while it was the newest node. `CopySlices` is
@@ -423,7 +345,7 @@ class SavedTensors:
             held.sort(key=lambda saved: saved.number)
         return held
 
-    def _saved_under(self, node: Any) -> list[SavedTensor]:
+    def _saved_under(self, node: Any) -> list[SavedToken]:
         """What was saved while a node that does not show it was the newest, and is alive."""
         number = node._sequence_nr()
         if isinstance(node, _FUNCTIONS.CopySlices):
@@ -438,17 +360,6 @@ def _newest_node() -> int:
     """The node that saves: autograd makes a node before it saves for it."""
     newest: int = torch._C._autograd._get_sequence_nr() - 1
     return newest
-
-
-def _described(saved: SavedTensor) -> graph.TensorOut | None:
-    if saved.geometry is not None:
-        shape, stride, dtype, _ = saved.geometry
-    elif isinstance(saved.payload, torch.Tensor) and not saved.hooks:
-        shape, stride, dtype = saved.payload.shape, saved.payload.stride(), saved.payload.dtype
-    else:
-        return None
-    storage = None if saved.storage is None else saved.storage.id
-    return graph.TensorOut(tuple(shape), DTYPE_NAMES[dtype], storage, tuple(stride))
 
 
 def is_just_unpacked(tensor: torch.Tensor) -> bool:

@@ -219,7 +219,7 @@ class Session:
         if not self._depth:
             name_variables(self.recorder, self.location)
             note_flags(self.recorder)
-            self.recorder.enter_backward()
+            self.recorder.phases.enter_backward()
 
     def enter_backward(self) -> None:
         """Backward passes can be nested."""
@@ -229,7 +229,7 @@ class Session:
         """What follows the outermost is the optimizer's, or else the next forward pass."""
         self._depth -= 1
         if not self._depth:
-            self.recorder.leave_backward()
+            self.recorder.phases.leave_backward()
 
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         """Operations that follow belong to this autograd node."""
@@ -250,7 +250,7 @@ class Session:
 
     def optimizer_stepped(self) -> None:
         """An optimizer's step has just ended."""
-        self.recorder.optimizer_stepped()
+        self.recorder.phases.optimizer_stepped()
 
     @contextmanager
     def _watching_optimizers(self) -> Iterator[None]:

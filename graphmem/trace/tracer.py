@@ -86,7 +86,7 @@ class _Tracer:
         self._session = Session(self._device, subclass_like=options.subclass_like)
         self._session.compiles = options.compile and gpu is not None
         self._recorder = self._session.recorder
-        self._recorder.is_strict = options.strict
+        self._recorder.assumptions.is_strict = options.strict
         self._session.location.within = options.within
 
     def run(self, build: Callable[[], TrainingStep]) -> StepGraph:
@@ -116,10 +116,9 @@ class _Tracer:
 
     @contextmanager
     def _card(self, gpu: Gpu, belongings: Belongings) -> Iterator[None]:
-        empty_cache = self._recorder.empty_cache
         names = ("_cuda_emptyCache", "_accelerator_emptyCache")
         replacements: list[Replacement] = [
-            *((torch._C, name, empty_cache) for name in names),
+            *((torch._C, name, self._empty_cache) for name in names),
             of_tensors(self._recorder, _far_from_others),
         ]
         release, fake_mode = self._options.torch_release, self._session.fake_mode
@@ -128,6 +127,10 @@ class _Tracer:
             replaced(replacements),
         ):
             yield
+
+    def _empty_cache(self) -> None:
+        """The program tells the allocator to give back what nobody uses."""
+        self._recorder.graph.emptied.append(self._recorder.next_tick())
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         if step.model is not None:
@@ -142,7 +145,7 @@ class _Tracer:
         loop = TrainingLoop(
             step,
             self._device,
-            self._recorder.mark,
+            self._recorder.phases.mark,
             self._identify_input,
             keep_grads=self._options.keep_grads,
             inference=self._options.inference,
@@ -158,7 +161,7 @@ class _Tracer:
     def _iterate(self, number: int, iterate: Callable[[], Any]) -> None:
         for model in self._session.location.roots:
             name_model(self._recorder, model)
-        self._recorder.begin_iteration(number)
+        self._recorder.phases.begin_iteration(number)
         iterate()
         self._session.name_what_lives()
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from graphmem.allocator.caching_allocator import CachingAllocator
 from graphmem.allocator.device import Device
 from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
+from graphmem.allocator.restoring import restore
 from graphmem.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from graphmem.errors import InputError
 from graphmem.recordings import Event, Recording
@@ -234,7 +235,7 @@ class _Replayer:
 
     def start(self, segments: tuple[SegmentInfo, ...]) -> None:
         """Put the allocator into the state before the first event."""
-        in_use = self.allocator.restore(segments)
+        in_use = restore(self.allocator, segments)
         if self._has_addresses:
             self._blocks = in_use
 

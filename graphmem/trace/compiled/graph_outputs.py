@@ -25,17 +25,22 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     wrapper: Any = cudagraph_trees.StorageWeakRefWrapper
     initialise, swap, expired = wrapper.__init__, wrapper.swap_weakref, wrapper.expired
 
+    def note(weak: int, memory: torch.UntypedStorage) -> None:
+        storage = recorder.storage_in(memory)
+        if storage is not None:
+            recorder.weak[weak] = storage
+
     def initialise_and_note(self: Any, inp: Any, extra_ref_check: Any = None) -> None:
         initialise(self, inp, extra_ref_check)
         is_tensor = isinstance(inp, torch.Tensor)
-        recorder.note_weak(self.ref.cdata, inp.untyped_storage() if is_tensor else inp)
+        note(self.ref.cdata, inp.untyped_storage() if is_tensor else inp)
 
     def swap_and_note(self: Any, cdata: int) -> None:
         swap(self, cdata)
-        recorder.note_weak(cdata, torch.UntypedStorage._new_with_weak_ptr(cdata))
+        note(cdata, torch.UntypedStorage._new_with_weak_ptr(cdata))
 
     def is_expired(self: Any) -> bool:
-        return bool(expired(self)) and not recorder.is_kept(self.ref.cdata)
+        return bool(expired(self)) and not _is_kept(recorder, self.ref.cdata)
 
     use_pool = cudagraph_trees._use_cuda_memory_pool_manager
 
@@ -51,3 +56,12 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         # A CPU build has one that does nothing.
         (cudagraph_trees, "_set_cached_tensors_enabled", torch._C._set_cached_tensors_enabled),
     ]
+
+
+def _is_kept(recorder: Recorder, weak: int) -> bool:
+    """Whether something besides the fake memory of a weak reference holds its storage."""
+    storage = recorder.weak.get(weak)
+    if storage is None:
+        return False
+    itself = torch._C._storage_Use_Count(weak) > 0
+    return recorder.is_held_beyond(storage, itself)

@@ -1,0 +1,34 @@
+"""What the step graph says of a tensor: shape, dtype, strides and the storage that holds it."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.graph import Storage, TensorOut
+
+DTYPE_NAMES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
+
+
+def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
+    """A tensor that lies in a storage, or in none that is counted."""
+    is_strided = tensor.layout is torch.strided
+    is_sparse = tensor.layout is torch.sparse_coo
+    return TensorOut(
+        shape=tuple(tensor.shape),
+        dtype=DTYPE_NAMES[tensor.dtype],
+        storage=None if storage is None else storage.id,
+        stride=tensor.stride() if is_strided else (),
+        offset=int(tensor.storage_offset()) if is_strided else 0,
+        nonzeros=tensor._nnz() if is_sparse else None,
+        is_coalesced=is_sparse and tensor.is_coalesced(),
+    )
+
+
+def device_name(tensor: torch.Tensor) -> str:
+    """Where a tensor is; reading `device` off a fake one would dispatch an operation."""
+    return str(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)

@@ -1,0 +1,103 @@
+"""The phases of a trace: where one ends and the next begins, in program order.
+
+What follows a backward pass counts as optimizer until another backward pass shows that it was a
+forward pass: all of it, or what came after the last `optimizer.step()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphmem.graph import Mark, Phase, PhaseName, StepGraph
+
+
+class Phases:
+    """Writes the phases and marks of a step graph.
+
+    Attributes:
+        step: the running iteration; -1 before the first one.
+        pending: the phase that the next operation begins, if any.
+    """
+
+    def __init__(self, graph: StepGraph, next_tick: Callable[[], int]) -> None:
+        """Begin with the setup.
+
+        Args:
+            graph: whose phases they are.
+            next_tick: the clock of the trace.
+        """
+        self.step = -1
+        self.pending: PhaseName | None = None
+        self._graph = graph
+        self._next_tick = next_tick
+        self._stepped_at = -1
+        self._begin(PhaseName.SETUP)
+
+    def _begin(self, name: PhaseName) -> None:
+        """End the running phase and begin another one of the same iteration."""
+        phases = self._graph.phases
+        start = self._next_tick()
+        if phases:
+            phases[-1].end = start - 1
+        phases.append(Phase(name=name, step=self.step, start=start, end=start))
+
+    def begin_pending(self) -> None:
+        """The phase that was to begin with the next operation begins now."""
+        name, self.pending = self.pending, None
+        if name is not None:
+            self._begin(name)
+
+    def mark(self, name: str) -> None:
+        """Note a moment of the iteration by name."""
+        self._graph.marks.append(Mark(name=name, step=self.step, tick=self._next_tick()))
+
+    def begin_iteration(self, step: int) -> None:
+        """Begin an iteration with a forward phase."""
+        self.begin_pending()
+        self.step = step
+        self._begin(PhaseName.FORWARD)
+
+    def enter_forward(self) -> None:
+        """Begin another forward phase of the same iteration."""
+        self.pending = None
+        self._begin(PhaseName.FORWARD)
+
+    def enter_evaluation(self) -> None:
+        """Begin a phase of forward passes without gradients."""
+        self.pending = None
+        self._begin(PhaseName.EVALUATION)
+
+    def enter_backward(self) -> None:
+        """Begin a backward phase; where nothing came since the last one, that one goes on."""
+        if self.pending is not None:
+            self.pending = None
+            return
+        phase = self._graph.phases[-1]
+        if phase.name is PhaseName.OPTIMIZER:
+            if self._stepped_at >= phase.start:
+                self._split(self._stepped_at)
+            else:
+                phase.name = PhaseName.FORWARD
+        self._begin(PhaseName.BACKWARD)
+
+    def leave_backward(self) -> None:
+        """The next operation begins the phase between a backward pass and the iteration's end.
+
+        What dies before it, such as the gradient of the loss, died with the backward pass.
+        """
+        self.pending = PhaseName.OPTIMIZER
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer's step has just ended."""
+        self._stepped_at = self._next_tick()
+
+    def _split(self, tick: int) -> None:
+        """What the running phase did after `tick` was the next forward pass."""
+        graph = self._graph
+        index = len(graph.phases)
+        graph.phases[-1].end = tick
+        graph.phases.append(Phase(PhaseName.FORWARD, self.step, tick + 1, tick + 1))
+        for op in reversed(graph.ops):
+            if op.tick <= tick:
+                break
+            op.phase = index

@@ -1,0 +1,106 @@
+"""What autograd holds in place of a tensor that it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphmem.graph import Owner, Storage, TensorOut
+from graphmem.trace.descriptions import DTYPE_NAMES
+from graphmem.trace.nodes import MadeBy
+from graphmem.trace.saved_variables import Savers
+from graphmem.trace.saved_versions import SavedVersion
+from graphmem.trace.wrapper_tensors import Together
+
+Hook = Callable[[Any], Any]
+
+
+class SavedToken:
+    """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
+
+    That of a sparse tensor has no storage, but parts: its indices and its values. So has that of a
+    tensor which holds others.
+
+    Args:
+        number: tokens are numbered in the order in which they were packed.
+        let_go: told when `owner` ends.
+        hooks: the user's own, where there are any: they live as long as what they packed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_let_go",
+        "field",
+        "geometry",
+        "hooks",
+        "is_released",
+        "made_by",
+        "number",
+        "offset",
+        "owner",
+        "parts",
+        "pending",
+        "payload",
+        "savers",
+        "storage",
+        "together",
+        "values",
+        "variables",
+        "version",
+    )
+
+    def __init__(
+        self, number: int, let_go: Callable[[Storage, Owner], None], hooks: list[Hook]
+    ) -> None:
+        self.number = number
+        self._let_go = let_go
+        self.hooks = hooks
+        self.field = ""
+        self.is_released = False
+        self.storage: Storage | None = None
+        self.owner: Owner | None = None
+        self.geometry: tuple[Any, ...] | None = None
+        self.made_by: MadeBy | None = None
+        self.offset = 0
+        self.payload: Any = None
+        self.values: Any = None
+        self.parts: tuple[SavedToken, ...] = ()
+        self.together: Together | None = None
+        self.pending: tuple[Hook, ...] = ()
+        self.version: SavedVersion | None = None
+        self.variables: list[torch.Tensor] = []
+        self.savers: Savers | None = None
+
+    def name_after(self, field: str) -> None:
+        """Say what holds the tensor: a field of a node."""
+        for saved in (self, *self.parts):
+            if saved.owner is not None:
+                saved.owner.name = field
+
+    def release(self) -> None:
+        """Let go, as `Node::release_variables` does."""
+        self.is_released = True
+        self.payload = self.values = self.version = self.together = None
+        self.hooks = []
+        self.variables.clear()
+        for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
+            part.release()
+        if self.owner is not None and self.owner.end is None:
+            assert self.storage is not None
+            self._let_go(self.storage, self.owner)
+
+    def described(self) -> TensorOut | None:
+        """What the step graph says of the tensor; None where only the user's hooks know."""
+        if self.geometry is not None:
+            shape, stride, dtype, _ = self.geometry
+        elif isinstance(self.payload, torch.Tensor) and not self.hooks:
+            shape, stride, dtype = self.payload.shape, self.payload.stride(), self.payload.dtype
+        else:
+            return None
+        storage = None if self.storage is None else self.storage.id
+        return TensorOut(tuple(shape), DTYPE_NAMES[dtype], storage, tuple(stride))
+
+    def __del__(self) -> None:
+        self.release()
