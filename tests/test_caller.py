@@ -504,3 +504,44 @@ def test_the_fixtures_of_pytest_leave_a_model_alone(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "3 passed" in done.stdout, done.stdout
+
+
+AFTER_A_FREEZE = """\
+import gc
+
+import torch
+
+import graphmem
+from graphmem.caller import freeze
+
+model = torch.nn.Linear(8, 8)
+kept = torch.ones(8)
+freeze()
+late = torch.nn.Linear(8, 8)
+{between}
+
+
+def build():
+    late.weight.data.zero_()
+    model.weight.data.zero_()
+    kept.zero_()
+    return torch.nn.Sequential(model, late), kept
+
+
+sums = [each.double().sum().item() for each in (model.weight, late.weight, kept)]
+graphmem.analyze(build)
+assert [each.double().sum().item() for each in (model.weight, late.weight, kept)] == sums
+assert model.weight.device.type == late.weight.device.type == "cpu"
+assert model.weight.grad is late.weight.grad is None
+"""
+
+
+@pytest.mark.parametrize("between", ["", "gc.freeze()", "gc.unfreeze()"])
+def test_what_was_there_before_a_freeze_is_put_back_as_well(between: str) -> None:
+    """Whatever the program itself tells the collector to freeze, or to look at again."""
+    program = AFTER_A_FREEZE.format(between=between)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == 0, run.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -53,6 +54,48 @@ def test_the_baseline_is_the_same_text_whatever_made_it(project: Project) -> Non
         (project.root / "graphmem.lock").unlink()
 
     assert locks[0] == locks[1]
+
+
+OF_ITS_TRACES = """\
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        # Wider by what an earlier analysis in this process could have left behind.
+        left = torch.is_autocast_enabled("cuda") + (not torch.is_grad_enabled())
+        left += torch.get_default_dtype() is not torch.float32
+        left += torch.get_deterministic_debug_mode() + len(nn.modules.module._global_forward_hooks)
+        self.words = nn.Embedding(100 + left, 64)
+        self.block = nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        self.head = nn.Linear(64, 100)
+
+    def forward(self, tokens):
+        return self.head(self.block(self.words(tokens)))
+
+
+def build():
+    return Model(), torch.randint(0, 100, (2, 16)), lambda output: output.square().mean()
+"""
+
+
+def test_a_report_is_the_same_bytes_where_processes_begin_warm(tmp_path: Path) -> None:
+    """One process for two targets is forked from one that has analysed; one for each is not."""
+    reports = []
+    for jobs in ("1", "2"):
+        project = Project.create(
+            tmp_path / "project", graphmem__toml=CONFIG, one__py=OF_ITS_TRACES, two__py=TINY
+        )
+        run = project.graphmem("check", "--jobs", jobs)
+        assert run.exit_code == 0, run.stderr
+        entries = sorted((project.root / ".graphmem_cache").rglob("*.json"))
+        reports.append([entry.read_bytes() for entry in entries])
+        shutil.rmtree(project.root)
+
+    assert len(reports[0]) == 2
+    assert reports[0] == reports[1]
 
 
 ONE_AFTER_THE_OTHER = """\

@@ -19,7 +19,7 @@ draw.
 
 from __future__ import annotations
 
-from graphmem.caller.belongings import Belongings, put_back
+from graphmem.caller.belongings import Belongings, freeze, put_back
 from graphmem.caller.turns import turn
 
-__all__ = ["Belongings", "put_back", "turn"]
+__all__ = ["Belongings", "freeze", "put_back", "turn"]

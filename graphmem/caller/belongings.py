@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -96,16 +97,57 @@ def put_back(*, all_values: bool) -> Iterator[Belongings]:
                 each.put_back()
 
 
+@dataclass(frozen=True)
+class _Frozen:
+    """What there was when `freeze` was called, between an object that it froze and one it did not.
+
+    Where the collector lists the one, or misses the other, somebody has moved objects since.
+    """
+
+    found: tuple[list[torch.Tensor], list[Any]]
+    frozen_mark: list[Any]
+    later_mark: list[Any]
+
+    def is_apart_from(self, listed: list[Any]) -> bool:
+        """Whether a list of the collector's holds all that came later, and nothing else."""
+        marks = {id(each) for each in listed if each is self.frozen_mark or each is self.later_mark}
+        return marks == {id(self.later_mark)}
+
+
+_frozen: list[_Frozen] = []
+"""One, after `freeze`."""
+
+
+def freeze() -> None:
+    """Have processes that are forked from this one begin with what there is now.
+
+    It is noted once for them all, and the collector leaves it alone from here on: in a process that
+    was forked, to look at every object would copy the memory in which they lie.
+    """
+    gc.collect()
+    mark: list[Any] = []
+    found = _tensors_and_holders(gc.get_objects())
+    gc.freeze()
+    _frozen[:] = [_Frozen(found, mark, [])]
+
+
 def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
     """Tensors, and objects that hold them."""
-    everything = _all_objects()
+    for each in _frozen:
+        listed = gc.get_objects()
+        if each.is_apart_from(listed):
+            tensors, objects = _tensors_and_holders(listed)
+            return [*each.found[0], *tensors], [*each.found[1], *objects]
+    return _tensors_and_holders(_all_objects())
+
+
+def _tensors_and_holders(everything: list[Any]) -> tuple[list[torch.Tensor], list[Any]]:
     types = list(map(type, everything))  # the dearest line: it looks at every object there is
     kinds = set(types)
     of_tensors = {kind for kind in kinds if torch.Tensor in kind.__mro__}
     of_objects = {kind for kind in kinds if not _KINDS.isdisjoint(kind.__mro__)}
     wanted = of_tensors | of_objects
     found = list(compress(everything, map(wanted.__contains__, types)))
-    del everything
     tensors = [each for each in found if type(each) in of_tensors]
     return tensors, [each for each in found if type(each) in of_objects]
 

@@ -169,8 +169,8 @@ def analyse(
 def _workers(how: How, jobs: int) -> Callable[[], AbstractContextManager[Submit]]:
     if how.dask is not None:
         return partial(dask_cluster, how.dask)
-    cores = len(os.sched_getaffinity(0))
-    return partial(local_processes, min(how.processes or cores, jobs), how.timeout)
+    processes = min(how.processes or len(os.sched_getaffinity(0)), jobs)
+    return partial(local_processes, processes, how.timeout, is_warm=jobs > processes)
 
 
 def _cached(jobs: Sequence[Job], cache: Cache) -> dict[str, Outcome]:

@@ -27,7 +27,8 @@ from graphmem.frames import Origin, is_program, origin_of
 from graphmem.gate.jobs import Job, Outcome, Submit, failed, perform
 from graphmem.time_limit import took_longer
 
-_PRELOADED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.processes")
+_IMPORTED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.processes")
+_ANALYSED = ("graphmem.gate.preload",)
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in ')
 _UNTIL_NOTED = 1.0
 _UNTIL_KILLED = 3.0
@@ -35,15 +36,19 @@ _UNTIL_ENDED = 5.0
 
 
 @contextmanager
-def local_processes(count: int, timeout: float | None = None) -> Iterator[Submit]:
+def local_processes(
+    count: int, timeout: float | None = None, *, is_warm: bool = False
+) -> Iterator[Submit]:
     """Run jobs in `count` processes at a time; they are stopped when the block is left.
 
     Args:
         count: of processes.
         timeout: how many seconds each job may take.
+        is_warm: whether the processes begin where a first analysis has ended, which is worth the
+            time of one where some have to wait for others.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    context.set_forkserver_preload(list(_ANALYSED if is_warm else _IMPORTED))
     with _one_thread_each(), TemporaryDirectory(prefix="graphmem-") as folder:
         processes = _Processes(context, timeout, Path(folder))
         threads = ThreadPoolExecutor(count)

@@ -36,9 +36,9 @@ class Sources:
     def digests(self, root: Path) -> dict[str, str]:
         """The files that count, sorted, each with the digest of its content."""
         modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-        executed = {Path(file) for file in self.executed | modules if isinstance(file, str)}
+        executed = {file for file in self.executed | modules if isinstance(file, str)}
         opened = {Path(file).resolve() for file in self.opened}
-        files = {path for path in executed if _is_source(path)}
+        files = {Path(file) for file in executed if _is_source(file)}
         files |= {path for path in opened if path.is_relative_to(root) and _counts(path)}
         return {
             each: digest_of(root / each) for each in sorted(_name(path, root) for path in files)
@@ -74,8 +74,9 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
             _listener.opened.add(os.fspath(path))
 
 
-def _is_source(path: Path) -> bool:
-    return path.suffix == ".py" and _counts(path)
+def _is_source(file: str) -> bool:
+    """Whether a module's file counts; of thousands nearly all are installed, and asked no more."""
+    return file.endswith(".py") and origin_of(file) is Origin.USER and _counts(Path(file))
 
 
 def _counts(path: Path) -> bool:
