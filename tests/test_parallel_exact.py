@@ -19,7 +19,7 @@ from graphmem.graph import StepGraph
 from graphmem.kernel_program import Program
 from graphmem.parallel.layout import Layout
 from graphmem.parallel.planner import Planner
-from graphmem.parallel.shares import Shares
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.pipeline import run_passes
 from graphmem.simulate import simulate
 
@@ -147,7 +147,7 @@ def test_tensor_parallel_rank_is_what_a_rank_would_run(changes: dict[str, Any]) 
     layout = Layout(tensor=2)
     graph, programs = traced(lambda: one_rank_of_llama(2, **changes))
     whole = planner("llama", {**LLAMA, **changes})
-    shares = Shares(whole.graph, whole.dimensions, layout)
+    shares = ShardSizes(whole.graph, whole.dimensions, layout)
 
     assert [shares.nbytes(each) for each in whole.graph.storages] == [
         each.nbytes for each in graph.storages
@@ -216,11 +216,11 @@ def test_context_parallel_rank_has_fewer_positions() -> None:
     allocated, _ = simulated(lambda: fixture("llama").build(**{**LLAMA, "seq": 64}))
     whole = planner("llama", LLAMA)
     layout = Layout(context=4)
-    shares = Shares(whole.graph, whole.dimensions, layout)
+    shares = ShardSizes(whole.graph, whole.dimensions, layout)
 
     stages = whole.stages(layout)
     rank, held = whole.hold(layout, stages, 0)
-    from graphmem.parallel.timeline import replay
+    from graphmem.parallel.rank.timeline import replay
 
     own = [piece for piece in held.pieces if piece.category != "communication"]
     found = replay(rank, own, whole.runtime.new_allocator(bounded=False))
@@ -232,8 +232,8 @@ def test_context_parallel_rank_has_fewer_positions() -> None:
 def test_sharded_sequence_leaves_no_whole_feature_axis() -> None:
     """Sequence parallelism divides what tensor parallelism leaves whole: saved norms and sums."""
     whole = planner("llama", LLAMA)
-    tensor = Shares(whole.graph, whole.dimensions, Layout(tensor=2))
-    sequence = Shares(whole.graph, whole.dimensions, Layout(tensor=2, sequence_parallel=True))
+    tensor = ShardSizes(whole.graph, whole.dimensions, Layout(tensor=2))
+    sequence = ShardSizes(whole.graph, whole.dimensions, Layout(tensor=2, sequence_parallel=True))
 
     residual = [
         each

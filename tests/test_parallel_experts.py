@@ -18,8 +18,8 @@ from graphmem.errors import InputError
 from graphmem.parallel.describe import describe
 from graphmem.parallel.layout import Layout, Sharding
 from graphmem.parallel.planner import Planner
-from graphmem.parallel.search import Searcher
-from graphmem.parallel.shares import Shares
+from graphmem.parallel.search.search import Searcher
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.parallel.tracing import planner_for
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -94,7 +94,7 @@ def test_an_all_to_all_has_what_it_sends_and_what_it_receives() -> None:
 
 def test_a_part_of_the_batch_has_its_part_of_each_experts_tokens() -> None:
     """Half of a batch of 4 has the storages of a batch of 2, data-dependent sizes included."""
-    shares = Shares(moe(4).graph, moe(4).dimensions, Layout(micro_batches=2))
+    shares = ShardSizes(moe(4).graph, moe(4).dimensions, Layout(micro_batches=2))
 
     assert [shares.nbytes(each) for each in moe(4).graph.storages] == [
         each.nbytes for each in moe(2).graph.storages

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from graphmem.analysis import Request
 from graphmem.errors import InputError
 from graphmem.graph import PhaseName
-from graphmem.parallel.axes import Axis, take, unify
-from graphmem.parallel.buckets import assign
+from graphmem.parallel.axes.axis import Axis, regroup, unify
 from graphmem.parallel.layout import Layout, Precision, Schedule, Sharding
 from graphmem.parallel.planner import Planner, RankPlan
-from graphmem.parallel.schedule import Turn, in_flight, turns
-from graphmem.parallel.search import Searcher
-from graphmem.parallel.shares import Shares
+from graphmem.parallel.rank.schedule import Turn, in_flight, turns
+from graphmem.parallel.search.search import Searcher
+from graphmem.parallel.sharding.buckets import assign
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.parallel.tracing import planner_for
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -60,7 +60,7 @@ A_FEW = settings(max_examples=4, deadline=None, suppress_health_check=list(Healt
 def test_tensor_parallel_shares_make_up_each_parameter(degree: int, context: int) -> None:
     """Parameters are either divided evenly or whole on each rank; context never divides them."""
     made = planner()
-    shares = Shares(made.graph, made.dimensions, Layout(tensor=degree, context=context))
+    shares = ShardSizes(made.graph, made.dimensions, Layout(tensor=degree, context=context))
     divided = made.dimensions.divisible()
 
     for storage in made.graph.storages:
@@ -199,7 +199,7 @@ def test_views_keep_the_product_of_sizes(factors: list[int], data: st.DataObject
     other = data.draw(st.permutations(factors))
 
     for sizes in (factors, other):
-        made = take([axis], sizes)
+        made = regroup([axis], sizes)
         if made is not None:
             unify(Axis(size, made), axis)
 

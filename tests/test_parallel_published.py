@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from graphmem import TrainingStep
 from graphmem.analysis import Request
-from graphmem.parallel.buckets import first_buckets, rebuilt_buckets
-from graphmem.parallel.fsdp import share_rows
 from graphmem.parallel.layout import Layout, Sharding
 from graphmem.parallel.planner import Planner
+from graphmem.parallel.sharding.buckets import first_buckets, rebuilt_buckets
+from graphmem.parallel.sharding.fsdp import share_rows
 from graphmem.parallel.tracing import planner_for
 
 MIB = 2**20

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from graphmem.parallel import Sharding
-    from graphmem.parallel.hunting import Hunt
+    from graphmem.parallel.search.search_jobs import SearchJob
 
 DOES_NOT_FIT = 1
 SHOWN = 10
@@ -228,9 +228,9 @@ def plan(
     from graphmem.changes import Changes
     from graphmem.parallel import Layout, Precision, Schedule
     from graphmem.parallel.describe import describe
-    from graphmem.parallel.hunting import Hunt
     from graphmem.parallel.layout import check_degrees
-    from graphmem.parallel.search import SEARCHED, Wanted
+    from graphmem.parallel.search.search import SEARCHED, Wanted
+    from graphmem.parallel.search.search_jobs import SearchJob
     from graphmem.parallel.text import print_plan
     from graphmem.parallel.tracing import planner_for
 
@@ -282,11 +282,11 @@ def plan(
             sequence_parallel=True if sp else None,
             shardings=(layout.sharding,) if fsdp or zero else SEARCHED,
         )
-        hunts = [
-            Hunt(each, request, gpus, wanted, blocks, by=sort or "headroom", top=top or SHOWN)
+        jobs = [
+            SearchJob(each, request, gpus, wanted, blocks, by=sort or "headroom", top=top or SHOWN)
             for each in (target, *(also or ()))
         ]
-        _search(hunts, dask, put)
+        _search(jobs, dask, put)
         return
     if dask or also or sort or top:
         raise InputError("--dask, --also, --sort and --top are for searches", hint="add --search")
@@ -302,12 +302,12 @@ def plan(
         raise typer.Exit(DOES_NOT_FIT)
 
 
-def _search(hunts: list[Hunt], dask: str | None, put: Callable[..., None]) -> None:
-    from graphmem.parallel.hunting import run_hunts, searches_json
+def _search(jobs: list[SearchJob], dask: str | None, put: Callable[..., None]) -> None:
+    from graphmem.parallel.search.search_jobs import run_jobs, searches_json
     from graphmem.parallel.text import print_search
 
     with progress() as report_progress:
-        found = run_hunts(hunts, dask, report_progress)
+        found = run_jobs(jobs, dask, report_progress)
 
     def show(to: Console) -> None:
         for each in found:

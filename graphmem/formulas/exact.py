@@ -99,17 +99,17 @@ class Traced:
     def under_tensor_parallelism(self, ranks: int) -> tuple[int, int]:
         """Bytes of the blocks' activations that tensor parallelism divides, and that it does not.
 
-        By the dimensions of the traced tensors (graphmem/parallel/dimensions.py).
+        By the dimensions of the traced tensors (graphmem/parallel/axes/dimensions.py).
 
         Raises:
             InputError: the step cannot be split over so many ranks.
         """
-        from graphmem.parallel.dimensions import find_dimensions
-        from graphmem.parallel.shares import Shares
+        from graphmem.parallel.axes.dimensions import find_dimensions
+        from graphmem.parallel.sharding.shard_sizes import ShardSizes
 
         forward = self._last(PhaseName.FORWARD)
         graph = self.analysis.graph
-        shares = Shares(graph, find_dimensions(graph), Layout(tensor=ranks))
+        shares = ShardSizes(graph, find_dimensions(graph), Layout(tensor=ranks))
         divided = whole = 0
         for storage in self._made_in(forward):
             if not self._roles.role(storage, forward.end).in_block:

@@ -1,10 +1,10 @@
-"""Many GPUs: what is left of a training step on one rank, under every way of splitting it.
+"""Many GPUs: what one rank holds of a training step, under every way of splitting it.
 
-The step is traced once, as one data-parallel rank runs it unsplit. Its tensors' dimensions are
-related to each other (`axes`, `operators`, `dimensions`, `columns`), so that a layout says for each
-storage what one rank has of it (`shares`); which stage has it when (`traced`, `stages`, `schedule`,
-`rank`, `lifetimes`, `pieces`); and what data-parallel sharding makes of that (`data_parallel`,
-`fsdp`). The pieces of a rank are replayed through the caching allocator (`timeline`, `planner`).
+The step is traced once, as one data-parallel rank runs it unsplit. `axes` relates the dimensions of
+its tensors to each other; `rank` says which stage has a storage when, and replays a rank's
+allocations through the caching allocator; `sharding` says how large each one is, and what data,
+tensor, context and expert parallelism add. `planner` puts the three together for one layout, and
+`search` finds the layouts that fit.
 """
 
 from graphmem.parallel.layout import Layout, Precision, Schedule, Sharding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from graphmem.parallel.dimensions import Dimensions
+from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.schema import HostInfo, LayoutInfo, Plan, StageInfo

@@ -14,7 +14,7 @@ from graphmem.errors import InputError
 
 
 class Sharding(enum.StrEnum):
-    """What data-parallel ranks keep but a share of."""
+    """Which state data-parallel ranks shard."""
 
     REPLICATED = "ddp"
     """Nothing: every rank has all (`DistributedDataParallel`)."""

@@ -10,19 +10,20 @@ from functools import cached_property
 from graphmem.errors import InputError
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.kernel_program import Program
-from graphmem.parallel.collectives import buffers
-from graphmem.parallel.data_parallel import DataParallel, Held, Host
-from graphmem.parallel.dimensions import Dimensions, find_dimensions, parameter_of
+from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
-from graphmem.parallel.pieces import pieces_of
-from graphmem.parallel.rank import Rank
-from graphmem.parallel.schedule import in_flight
+from graphmem.parallel.rank.allocations import allocations_of
+from graphmem.parallel.rank.blocks import Blocks, find_blocks
+from graphmem.parallel.rank.phases import TracedPhases
+from graphmem.parallel.rank.rank import Rank
+from graphmem.parallel.rank.schedule import in_flight
+from graphmem.parallel.rank.stages import Stages, divide
+from graphmem.parallel.rank.timeline import RankTimeline, replay
 from graphmem.parallel.schema import Traffic
-from graphmem.parallel.shares import Shares
-from graphmem.parallel.stages import Stages, divide
-from graphmem.parallel.timeline import RankTimeline, replay
-from graphmem.parallel.traced import Blocks, TracedPasses, find_blocks
-from graphmem.parallel.traffic import traffic_of
+from graphmem.parallel.sharding.collectives import buffers
+from graphmem.parallel.sharding.data_parallel import DataParallel, HeldByRank, Host
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
+from graphmem.parallel.sharding.traffic import traffic_of
 from graphmem.runtime import Runtime
 
 Progress = Callable[[str], None]
@@ -78,7 +79,7 @@ class Planner:
     ) -> None:
         self.graph = graph
         self.runtime = runtime
-        self.traced = TracedPasses(graph, programs)
+        self.traced = TracedPhases(graph, programs)
         self.blocks: Blocks = find_blocks(graph, blocks)
         self._units = frozenset(_wrapped(graph, wrap))
 
@@ -132,21 +133,21 @@ class Planner:
                 hint="leave --ep out",
             )
 
-    def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, Held]:
-        """A rank's pieces under a layout."""
-        shares = Shares(self.graph, self.dimensions, layout)
+    def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, HeldByRank]:
+        """A rank's allocations under a layout."""
+        shares = ShardSizes(self.graph, self.dimensions, layout)
         rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self._units)
-        pieces = [
-            *pieces_of(rank, shares.nbytes),
+        allocations = [
+            *allocations_of(rank, shares.nbytes),
             *buffers(rank, self.dimensions, shares),
         ]
         shapes = self._shapes(shares)
-        return rank, DataParallel(rank, pieces, shapes).apply()
+        return rank, DataParallel(rank, allocations, shapes).apply()
 
     def _plan_rank(self, layout: Layout, stages: Stages, number: int) -> RankPlan:
         rank, held = self.hold(layout, stages, number)
-        timeline = replay(rank, held.pieces, self.runtime.new_allocator(bounded=False))
-        traced = self.traced.passes[rank.slots[timeline.at[0]].traced]
+        timeline = replay(rank, held.allocations, self.runtime.new_allocator(bounded=False))
+        traced = self.traced.phases[rank.slots[timeline.at[0]].traced]
         return RankPlan(
             rank=number,
             blocks=sum(stages.sizes[number :: layout.pipeline]),
@@ -156,10 +157,10 @@ class Planner:
             step=traced.step,
             host=held.host,
             padding=held.padding,
-            traffic=tuple(traffic_of(rank, Shares(self.graph, self.dimensions, layout))),
+            traffic=tuple(traffic_of(rank, ShardSizes(self.graph, self.dimensions, layout))),
         )
 
-    def _shapes(self, shares: Shares) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, shares: ShardSizes) -> dict[str, tuple[int, ...]]:
         """The shapes of parameters after tensor parallelism."""
         found = {}
         for storage in self.graph.storages:

@@ -1,4 +1,4 @@
-"""What data-parallel sharding makes of a rank's pieces: DDP, ZeRO 1 to 3, FSDP, offload.
+"""Data-parallel sharding of a rank's allocations: DDP, ZeRO 1 to 3, FSDP, offload.
 
 Clauses:
   (1) *DDP* adds its buckets (`buckets`); with `gradient_as_bucket_view` a gradient dies when it has
@@ -6,7 +6,7 @@ Clauses:
   (2) *ZeRO-1* keeps the optimizer state of this rank's share of the parameters. With weights as
       traced it is `ZeroRedundancyOptimizer` on DDP: whole parameters, the largest first, each to
       the rank that has least (torch/distributed/optim/zero_redundancy_optimizer.py,
-      `_partition_parameters`); the fullest rank is told. With bf16 weights it is Megatron-LM's
+      `_partition_parameters`); the fullest rank is reported. With bf16 weights it is Megatron-LM's
       distributed optimizer: an even share of every parameter, filled up;
   (3) *ZeRO-2* is DeepSpeed's stage 2: from the backward pass on a buffer of 5e8 elements
       (`reduce_bucket_size`, deepspeed/runtime/zero/stage_1_and_2.py) takes the gradients in, and an
@@ -27,12 +27,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from graphmem.graph import Category, OwnerKind, PhaseName
-from graphmem.parallel.buckets import first_buckets, rebuilt_buckets
-from graphmem.parallel.fsdp import padding, shard_fully, share_rows
 from graphmem.parallel.layout import Layout, Precision, Sharding
-from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
-from graphmem.parallel.pieces import Piece
-from graphmem.parallel.rank import Moment, Rank
+from graphmem.parallel.rank.allocations import Allocation
+from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.sharding.buckets import first_buckets, rebuilt_buckets
+from graphmem.parallel.sharding.fsdp import padding, shard_fully, share_rows
+from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
 from graphmem.report.categories import COMMUNICATION
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
@@ -55,63 +55,69 @@ class Host:
 
 
 @dataclass
-class Held:
-    """What a rank holds: its pieces, and what is on the host.
+class HeldByRank:
+    """What a rank holds: its allocations, and what is on the host.
 
     Attributes:
         padding: bytes of shares that hold no parameter, gradient or state.
     """
 
-    pieces: list[Piece]
+    allocations: list[Allocation]
     host: Host = field(default_factory=Host)
     padding: int = 0
 
 
-def kind_of(piece: Piece) -> OwnerKind | None:
+def kind_of(allocation: Allocation) -> OwnerKind | None:
     """Parameter, gradient or optimizer state, or None for all else."""
-    if piece.storage is None:
+    if allocation.storage is None:
         return None
     for kind in (OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE):
-        if piece.storage.owned_as(kind):
+        if allocation.storage.owned_as(kind):
             return kind
     return None
 
 
 class DataParallel:
-    """Applies a layout's data parallelism, precision and offload to a rank's pieces.
+    """Applies a layout's data parallelism, precision and offload to a rank's allocations.
 
     Args:
-        rank: whose pieces they are.
-        pieces: after the other kinds of parallelism.
+        rank: whose allocations they are.
+        allocations: after the other kinds of parallelism.
         shapes: of each parameter on this rank, by name.
     """
 
-    def __init__(self, rank: Rank, pieces: Iterable[Piece], shapes: dict[str, tuple[int, ...]]):
+    def __init__(
+        self, rank: Rank, allocations: Iterable[Allocation], shapes: dict[str, tuple[int, ...]]
+    ):
         self._rank = rank
         self._layout: Layout = rank.layout
-        self._pieces = list(pieces)
+        self._pieces = list(allocations)
         self._host = Host()
         self._padding = 0
         self.parameters = self._find_parameters(shapes)
 
     def _find_parameters(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, ParameterOnRank]:
         found = {}
-        for piece in self._pieces:
-            if kind_of(piece) is OwnerKind.PARAMETER:
-                name = piece.what
+        for allocation in self._pieces:
+            if kind_of(allocation) is OwnerKind.PARAMETER:
+                name = allocation.what
                 ranks = self._rank.replicas(name)
-                found[name] = ParameterOnRank(name, piece, shapes[name], ranks)
-        for piece in self._pieces:
-            name = self.parameter_of(piece)
-            if kind_of(piece) is OwnerKind.GRADIENT and name in found:
-                found[name].gradients.append(piece)
+                found[name] = ParameterOnRank(name, allocation, shapes[name], ranks)
+        for allocation in self._pieces:
+            name = self.parameter_of(allocation)
+            if kind_of(allocation) is OwnerKind.GRADIENT and name in found:
+                found[name].gradients.append(allocation)
         return found
 
-    def parameter_of(self, piece: Piece) -> str:
-        """The parameter that a piece belongs to, or nothing."""
-        return "" if piece.storage is None else self._rank.of_parameter.get(piece.storage.id, "")
+    def parameter_of(self, allocation: Allocation) -> str:
+        """The parameter that an allocation belongs to, or nothing."""
+        return (
+            ""
+            if allocation.storage is None
+            else self._rank.of_parameter.get(allocation.storage.id, "")
+        )
 
-    def apply(self) -> Held:
+    def apply(self) -> HeldByRank:
         """What the rank holds."""
         layout = self._layout
         if layout.precision is Precision.BF16_MASTER:
@@ -128,19 +134,19 @@ class DataParallel:
                 self._shard_optimizer()
         if layout.offload:
             self._offload()
-        return Held(self._pieces, self._host, self._padding)
+        return HeldByRank(self._pieces, self._host, self._padding)
 
     # Clause (5) ---------------------------------------------------------------------------------
 
     def _keep_masters(self) -> None:
         born = self._before_training
-        for piece in self._pieces:
-            if kind_of(piece) is OwnerKind.OPTIMIZER_STATE or self._is_optimizers(piece):
-                piece.nbytes = self._widened(piece)
+        for allocation in self._pieces:
+            if kind_of(allocation) is OwnerKind.OPTIMIZER_STATE or self._is_optimizers(allocation):
+                allocation.nbytes = self._widened(allocation)
         for each in self.parameters.values():
             if each.gradients:
                 self._pieces.append(
-                    Piece(
+                    Allocation(
                         each.numel * FP32_BYTES,
                         born,
                         None,
@@ -152,22 +158,26 @@ class DataParallel:
             return
         for each in self.parameters.values():
             if each.gradients:
-                buffer = Piece(
+                buffer = Allocation(
                     each.numel * FP32_BYTES, born, None, each.name, category=Category.GRADIENT
                 )
                 self._pieces.append(buffer)
             self._end_when_ready(each.gradients)
 
-    def _widened(self, piece: Piece) -> int:
-        assert piece.storage is not None
-        return piece.nbytes * FP32_BYTES // BYTES_OF.get(piece.storage.dtype, FP32_BYTES)
+    def _widened(self, allocation: Allocation) -> int:
+        assert allocation.storage is not None
+        return allocation.nbytes * FP32_BYTES // BYTES_OF.get(allocation.storage.dtype, FP32_BYTES)
 
-    def _is_optimizers(self, piece: Piece) -> bool:
-        """Whether a piece is what the optimizer computes with, as large as a parameter."""
-        if piece.storage is None or piece.storage.op is None or kind_of(piece) is not None:
+    def _is_optimizers(self, allocation: Allocation) -> bool:
+        """Whether an allocation is what the optimizer computes with, as large as a parameter."""
+        if (
+            allocation.storage is None
+            or allocation.storage.op is None
+            or kind_of(allocation) is not None
+        ):
             return False
-        phase = self._rank.graph.phases[self._rank.graph.ops[piece.storage.op].phase].name
-        return phase is PhaseName.OPTIMIZER and bool(self.parameter_of(piece))
+        phase = self._rank.graph.phases[self._rank.graph.ops[allocation.storage.op].phase].name
+        return phase is PhaseName.OPTIMIZER and bool(self.parameter_of(allocation))
 
     # Clause (1) ---------------------------------------------------------------------------------
 
@@ -175,9 +185,9 @@ class DataParallel:
         trained = [each for each in self.parameters.values() if each.gradients]
         ready = sorted(trained, key=lambda each: self.ready(each.gradients[0]))
         sizes = [
-            (each.piece.storage.dtype, each.piece.nbytes)
+            (each.allocation.storage.dtype, each.allocation.nbytes)
             for each in ready
-            if each.piece.storage is not None
+            if each.allocation.storage is not None
         ]
         forwards = self._first_forwards()
         if not forwards:
@@ -185,7 +195,7 @@ class DataParallel:
         second = forwards[1] if len(forwards) > 1 else None
         for nbytes in first_buckets(sizes):
             self._pieces.append(
-                Piece(
+                Allocation(
                     nbytes,
                     forwards[0],
                     second,
@@ -196,7 +206,7 @@ class DataParallel:
         if second is not None:
             for nbytes in rebuilt_buckets(sizes):
                 self._pieces.append(
-                    Piece(
+                    Allocation(
                         nbytes, _after(second), None, "bucket of gradients", category=COMMUNICATION
                     )
                 )
@@ -208,7 +218,7 @@ class DataParallel:
         """When each step's first forward pass begins."""
         found: dict[int, Moment] = {}
         for i, slot in enumerate(self._rank.slots):
-            traced = self._rank.traced.passes[slot.traced]
+            traced = self._rank.traced.phases[slot.traced]
             if traced.phase is PhaseName.FORWARD:
                 found.setdefault(traced.step, (i, traced.start - 0.75))
         return list(found.values())
@@ -217,12 +227,12 @@ class DataParallel:
     def _before_training(self) -> Moment:
         return _before(self._first_forwards()[0])
 
-    def ready(self, gradient: Piece) -> Moment:
+    def ready(self, gradient: Allocation) -> Moment:
         """When a gradient has been computed and is handed to the parameter."""
         assert gradient.storage is not None
         return gradient.born[0], self._rank.handed_over(gradient.storage) - 0.5
 
-    def _end_when_ready(self, gradients: Iterable[Piece]) -> None:
+    def _end_when_ready(self, gradients: Iterable[Allocation]) -> None:
         for gradient in gradients:
             gradient.dies = max(_after(gradient.born), self.ready(gradient))
 
@@ -234,22 +244,22 @@ class DataParallel:
         )
         fullest = self._fullest_rank() if by_whole_parameters else set()
         kept = []
-        for piece in self._pieces:
-            name = piece.what if piece.storage is None else self.parameter_of(piece)
+        for allocation in self._pieces:
+            name = allocation.what if allocation.storage is None else self.parameter_of(allocation)
             parameter = self.parameters.get(name)
             is_state = (
-                piece.category == Category.OPTIMIZER_STATE
-                or kind_of(piece) is OwnerKind.OPTIMIZER_STATE
-                or self._is_optimizers(piece)
+                allocation.category == Category.OPTIMIZER_STATE
+                or kind_of(allocation) is OwnerKind.OPTIMIZER_STATE
+                or self._is_optimizers(allocation)
             )
             if parameter is None or not is_state:
-                kept.append(piece)
+                kept.append(allocation)
             elif not by_whole_parameters:
-                stays = not self._is_optimizers(piece)
-                piece.nbytes = self._shared(piece.nbytes, parameter, stays=stays)
-                kept.append(piece)
+                stays = not self._is_optimizers(allocation)
+                allocation.nbytes = self._shared(allocation.nbytes, parameter, stays=stays)
+                kept.append(allocation)
             elif name in fullest:
-                kept.append(piece)
+                kept.append(allocation)
         self._pieces = kept
 
     def _fullest_rank(self) -> set[str]:
@@ -291,11 +301,11 @@ class DataParallel:
             if each.gradients and each.gradients[0].storage is not None:
                 dtypes[each.gradients[0].storage.dtype] = each.element_bytes
         for i, slot in enumerate(self._rank.slots):
-            traced = self._rank.traced.passes[slot.traced]
+            traced = self._rank.traced.phases[slot.traced]
             if traced.phase is PhaseName.BACKWARD:
                 for dtype, element in dtypes.items():
                     self._pieces.append(
-                        Piece(
+                        Allocation(
                             REDUCE_BUCKET_ELEMENTS * element,
                             (i, traced.start - 0.75),
                             (i, traced.end - 0.25),
@@ -307,14 +317,14 @@ class DataParallel:
         for each in self.parameters.values():
             self._end_when_ready(each.gradients)
 
-    def _gradient_shares(self) -> Iterator[Piece]:
+    def _gradient_shares(self) -> Iterator[Allocation]:
         for each in self.parameters.values():
             for gradient in each.gradients:
                 if gradient.micro:
                     continue
                 wide = self._layout.precision is Precision.BF16_MASTER
                 element = FP32_BYTES if wide else each.element_bytes
-                yield Piece(
+                yield Allocation(
                     self._shared(each.numel * element, each, stays=gradient is each.gradients[0]),
                     self.ready(gradient),
                     gradient.dies,
@@ -327,42 +337,48 @@ class DataParallel:
     def _offload(self) -> None:
         layout = self._layout
         kept = []
-        for piece in self._pieces:
-            kind = kind_of(piece)
-            category = piece.category or kind
+        for allocation in self._pieces:
+            kind = kind_of(allocation)
+            category = allocation.category or kind
             if "optimizer" in layout.offload and (
                 category in (Category.OPTIMIZER_STATE, OwnerKind.OPTIMIZER_STATE)
-                or self._is_optimizers(piece)
+                or self._is_optimizers(allocation)
             ):
-                if not self._is_optimizers(piece) and piece.dies is None:
-                    self._host.optimizer_state += piece.nbytes
+                if not self._is_optimizers(allocation) and allocation.dies is None:
+                    self._host.optimizer_state += allocation.nbytes
                 continue
             if "parameters" in layout.offload and kind is OwnerKind.PARAMETER:
-                self._host.parameters += piece.nbytes
-                self._host.pinned += piece.nbytes
+                self._host.parameters += allocation.nbytes
+                self._host.pinned += allocation.nbytes
                 continue
-            kept.append(piece)
+            kept.append(allocation)
         if "optimizer" in layout.offload:
             self._offload_gradients(kept)
         self._pieces = kept
 
-    def _offload_gradients(self, kept: list[Piece]) -> None:
+    def _offload_gradients(self, kept: list[Allocation]) -> None:
         """The optimizer on the host reads gradients there: they leave the device when complete."""
         on_host: dict[str, int] = {}
-        for piece in kept:
-            is_gradient = Category.GRADIENT in (piece.category, kind_of(piece))
-            if is_gradient and (piece.dies is None or self._lives_into_optimizer(piece)):
-                name = piece.what if piece.storage is None else self.parameter_of(piece)
-                on_host[name] = max(on_host.get(name, 0), piece.nbytes)
-                moved = self.ready(piece) if piece.storage is not None else _after(piece.born)
-                piece.dies = max(_after(piece.born), moved)
+        for allocation in kept:
+            is_gradient = Category.GRADIENT in (allocation.category, kind_of(allocation))
+            if is_gradient and (allocation.dies is None or self._lives_into_optimizer(allocation)):
+                name = (
+                    allocation.what if allocation.storage is None else self.parameter_of(allocation)
+                )
+                on_host[name] = max(on_host.get(name, 0), allocation.nbytes)
+                moved = (
+                    self.ready(allocation)
+                    if allocation.storage is not None
+                    else _after(allocation.born)
+                )
+                allocation.dies = max(_after(allocation.born), moved)
         self._host.gradients = sum(on_host.values())
         self._host.pinned += self._host.gradients
 
-    def _lives_into_optimizer(self, piece: Piece) -> bool:
-        assert piece.dies is not None
-        slot = self._rank.slots[piece.dies[0]]
-        return self._rank.traced.passes[slot.traced].phase is PhaseName.OPTIMIZER
+    def _lives_into_optimizer(self, allocation: Allocation) -> bool:
+        assert allocation.dies is not None
+        slot = self._rank.slots[allocation.dies[0]]
+        return self._rank.traced.phases[slot.traced].phase is PhaseName.OPTIMIZER
 
 
 def _fullest(parameters: Iterable[ParameterOnRank], count: int) -> set[str]:

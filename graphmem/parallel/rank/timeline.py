@@ -1,4 +1,4 @@
-"""Replay a rank's pieces through the caching allocator: its peak, and what is alive when."""
+"""Replay a rank's allocations through the caching allocator: its peak, and what is alive when."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from graphmem.allocator import Block, CachingAllocator
 from graphmem.graph import PhaseName
-from graphmem.parallel.pieces import Piece
-from graphmem.parallel.rank import Moment, Rank
+from graphmem.parallel.rank.allocations import Allocation
+from graphmem.parallel.rank.rank import Moment, Rank
 
 ROUNDING = "rounding"
 
@@ -34,22 +34,24 @@ class RankTimeline:
     after: tuple[int, ...]
 
 
-def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> RankTimeline:
-    """Allocate and free a rank's pieces in order.
+def replay(
+    rank: Rank, allocations: Sequence[Allocation], allocator: CachingAllocator
+) -> RankTimeline:
+    """Allocate and free in the order of the schedule.
 
     Args:
-        rank: whose pieces they are.
-        pieces: in any order.
+        rank: whose allocations they are.
+        allocations: in any order.
         allocator: an empty one.
     """
-    events = _events(pieces)
+    events = _events(allocations)
     blocks: dict[int, Block] = {}
     peak, at, at_event = 0, (0, 0.0), -1
     reserved = 0
     after = [0] * len(rank.slots)
     for i, (moment, born, number) in enumerate(events):
         if born:
-            blocks[number] = allocator.malloc(pieces[number].nbytes)
+            blocks[number] = allocator.malloc(allocations[number].nbytes)
         else:
             allocator.free(blocks.pop(number))
         stats = allocator.statistics
@@ -58,9 +60,9 @@ def replay(rank: Rank, pieces: Sequence[Piece], allocator: CachingAllocator) -> 
         if stats.allocated_bytes.current > peak:
             peak, at, at_event = stats.allocated_bytes.current, moment, i
     categories = _Categories(rank)
-    at_peak = categories.sums([pieces[n] for n in _alive_after(events, at_event)], at)
+    at_peak = categories.sums([allocations[n] for n in _alive_after(events, at_event)], at)
     rounding = peak - sum(at_peak.values())
-    most = _most(rank, pieces, events, categories)
+    most = _most(rank, allocations, events, categories)
     for category, nbytes in at_peak.items():
         most[category] = max(most.get(category, 0), nbytes)
     return RankTimeline(
@@ -79,15 +81,21 @@ def _filled(after: Sequence[int]) -> Iterator[int]:
 _Event = tuple[Moment, bool, int]
 
 
-def _events(pieces: Sequence[Piece]) -> list[_Event]:
+def _events(allocations: Sequence[Allocation]) -> list[_Event]:
     """Births and deaths in order; of those at one moment deaths come first."""
     found: list[_Event] = []
-    for number, piece in enumerate(pieces):
-        if not piece.nbytes:
+    for number, allocation in enumerate(allocations):
+        if not allocation.nbytes:
             continue
-        found.append((piece.born, True, number))
-        if piece.dies is not None:
-            found.append((max(piece.dies, (piece.born[0], piece.born[1] + 1e-3)), False, number))
+        found.append((allocation.born, True, number))
+        if allocation.dies is not None:
+            found.append(
+                (
+                    max(allocation.dies, (allocation.born[0], allocation.born[1] + 1e-3)),
+                    False,
+                    number,
+                )
+            )
     return sorted(found, key=lambda event: (event[0], event[1]))
 
 
@@ -102,7 +110,7 @@ def _alive_after(events: Sequence[_Event], index: int) -> list[int]:
 
 
 def _most(
-    rank: Rank, pieces: Sequence[Piece], events: Sequence[_Event], categories: _Categories
+    rank: Rank, allocations: Sequence[Allocation], events: Sequence[_Event], categories: _Categories
 ) -> dict[str, int]:
     most: dict[str, int] = {}
     alive: dict[int, None] = {}
@@ -111,7 +119,9 @@ def _most(
         if moment[0] != slot:
             slot = moment[0]
             if rank.in_last_step(slot):
-                sums = categories.sums([pieces[each] for each in alive], (slot, moment[1] - 0.5))
+                sums = categories.sums(
+                    [allocations[each] for each in alive], (slot, moment[1] - 0.5)
+                )
                 for category, nbytes in sums.items():
                     most[category] = max(most.get(category, 0), nbytes)
         if born:
@@ -122,7 +132,7 @@ def _most(
 
 
 class _Categories:
-    """What pieces are for at a moment.
+    """What allocations are for at a moment.
 
     A micro-batch that waits between its forward and its backward pass is as its forward pass left
     it, whatever the rank does meanwhile.
@@ -132,22 +142,22 @@ class _Categories:
         self._rank = rank
         self._ticks = [tick for tick, _, _ in rank.traced.changes]
 
-    def sums(self, pieces: Iterable[Piece], moment: Moment) -> dict[str, int]:
+    def sums(self, allocations: Iterable[Allocation], moment: Moment) -> dict[str, int]:
         found: dict[str, int] = {}
-        for piece in pieces:
-            category = self._of(piece, moment)
-            found[category] = found.get(category, 0) + piece.nbytes
+        for allocation in allocations:
+            category = self._of(allocation, moment)
+            found[category] = found.get(category, 0) + allocation.nbytes
         return found
 
-    def _of(self, piece: Piece, moment: Moment) -> str:
-        if piece.category is not None:
-            return str(piece.category)
-        assert piece.storage is not None
-        return str(piece.storage.category_at(self._tick(self._place(piece, moment))))
+    def _of(self, allocation: Allocation, moment: Moment) -> str:
+        if allocation.category is not None:
+            return str(allocation.category)
+        assert allocation.storage is not None
+        return str(allocation.storage.category_at(self._tick(self._place(allocation, moment))))
 
-    def _place(self, piece: Piece, moment: Moment) -> float:
+    def _place(self, allocation: Allocation, moment: Moment) -> float:
         rank = self._rank
-        born = piece.born[0]
+        born = allocation.born[0]
         turn = rank.slots[born].turn
         if turn is None or born == moment[0]:
             return moment[1]
@@ -157,7 +167,7 @@ class _Categories:
         waits = back is not None and moment[0] < back
         return rank.end_of(born if waits or back is None else back) - 0.5
 
-    def _tick(self, place: float) -> int:
-        """The tick when a place is over; between two places, that of the one before."""
-        whole = min(max(int(place), 0), len(self._ticks) - 1)
+    def _tick(self, event: float) -> int:
+        """The tick of an event; between two events, that of the earlier."""
+        whole = min(max(int(event), 0), len(self._ticks) - 1)
         return self._ticks[whole]

@@ -1,13 +1,13 @@
 """A pipeline stage's step as arrays, so that a layout's peak is a few sums: for the search.
 
-A sketch is made once for each way of cutting the model into stages, from the pieces of one
+An estimate is made once for each way of cutting the model into stages, from the allocations of one
 micro-batch in the last traced step. What storages of equal sizes and equal axes have in common is
 computed once: their *group*. A layout gives each group its bytes; the peak is the largest partial
 sum.
 
 Where it is less than the replay of `planner`: blocks are rounded to 512 bytes and otherwise not
 modelled, so neither are reserved bytes; of `micro_batches` only the number in flight counts; FSDP's
-buffers are three times the largest unit besides the root; ZeRO-1's shares are even. The search
+buffers are three times the largest unit other than the root; ZeRO-1's shares are even. The search
 replays what it shows.
 """
 
@@ -20,17 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graphmem.graph import OwnerKind, PhaseName, Storage
-from graphmem.parallel.axes import Axis
-from graphmem.parallel.data_parallel import REDUCE_BUCKET_ELEMENTS, kind_of
-from graphmem.parallel.dimensions import Dimensions
-from graphmem.parallel.fsdp import ROOT
+from graphmem.parallel.axes.axis import Axis
+from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
-from graphmem.parallel.parameters import FP32_BYTES
-from graphmem.parallel.pieces import Piece
-from graphmem.parallel.rank import Moment, Rank
-from graphmem.parallel.schedule import in_flight
-from graphmem.parallel.shares import Shares
-from graphmem.parallel.traffic import ring_all_reduce, ring_gather
+from graphmem.parallel.rank.allocations import Allocation
+from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.rank.schedule import in_flight
+from graphmem.parallel.sharding.data_parallel import REDUCE_BUCKET_ELEMENTS, kind_of
+from graphmem.parallel.sharding.fsdp import ROOT
+from graphmem.parallel.sharding.parameters import FP32_BYTES
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
+from graphmem.parallel.sharding.traffic import ring_all_reduce, ring_gather
 
 Bytes = NDArray[np.int64]
 _BLOCK = 512
@@ -44,7 +44,9 @@ class Groups:
         representatives: one storage of each.
     """
 
-    def __init__(self, dimensions: Dimensions, shares: Shares, storages: Sequence[Storage]) -> None:
+    def __init__(
+        self, dimensions: Dimensions, shares: ShardSizes, storages: Sequence[Storage]
+    ) -> None:
         self._names = _atom_names(dimensions)
         self.of_storage: dict[int, int] = {}
         self.representatives: list[Storage] = []
@@ -74,7 +76,7 @@ class Groups:
             return root.size, whole.size, self._named(whole)
         return root.size
 
-    def nbytes(self, shares: Shares) -> Bytes:
+    def nbytes(self, shares: ShardSizes) -> Bytes:
         """The bytes of each group under a layout."""
         return np.array([shares.nbytes(each) for each in self.representatives], dtype=np.int64)
 
@@ -100,45 +102,45 @@ class Events:
     Attributes:
         signs: 1 for a birth, -1 for a death.
         groups: of each.
-        standing: how many of the first are what is there before the step begins.
-        turned: how many there are until the forward pass ends.
+        before_step: how many events come before the step begins.
+        forward_end: how many there are until the forward pass ends.
     """
 
     signs: Bytes
     groups: Bytes
-    standing: int
-    turned: int
+    before_step: int
+    forward_end: int
 
     def held(self, blocks: Bytes) -> tuple[int, int, int]:
-        """What stands, what waits for the backward pass besides, and the most at once."""
+        """Bytes held before the step, extra bytes held until backward, and the peak."""
         sums = np.cumsum(self.signs * blocks[self.groups])
         if not len(sums):
             return 0, 0, 0
-        stands = int(sums[self.standing - 1]) if self.standing else 0
-        turned = int(sums[self.turned - 1]) if self.turned else 0
-        return stands, turned - stands, int(sums.max())
+        stands = int(sums[self.before_step - 1]) if self.before_step else 0
+        forward_end = int(sums[self.forward_end - 1]) if self.forward_end else 0
+        return stands, forward_end - stands, int(sums.max())
 
 
-class Sketch:
+class StageEstimate:
     """One stage.
 
     Args:
         rank: a pipeline rank of one micro-batch.
         groups: of the trace.
-        pieces: of the rank, before data-parallel sharding.
+        allocations: of the rank, before data-parallel sharding.
     """
 
-    def __init__(self, rank: Rank, groups: Groups, pieces: Sequence[Piece]) -> None:
+    def __init__(self, rank: Rank, groups: Groups, allocations: Sequence[Allocation]) -> None:
         self._number = rank.rank
         self._groups = groups
-        of_kind: dict[OwnerKind | None, list[Piece]] = {}
-        for piece in pieces:
-            of_kind.setdefault(kind_of(piece), []).append(piece)
+        of_kind: dict[OwnerKind | None, list[Allocation]] = {}
+        for allocation in allocations:
+            of_kind.setdefault(kind_of(allocation), []).append(allocation)
         parameters = of_kind.get(OwnerKind.PARAMETER, [])
         gradients = [
-            piece
-            for piece in of_kind.get(OwnerKind.GRADIENT, [])
-            if rank.in_last_step(piece.born[0])
+            allocation
+            for allocation in of_kind.get(OwnerKind.GRADIENT, [])
+            if rank.in_last_step(allocation.born[0])
         ]
         trained = {rank.of_parameter[p.storage.id] for p in gradients if p.storage is not None}
         self._weights = self._groups_of(parameters)
@@ -168,8 +170,8 @@ class Sketch:
     def _numbers(self, storages: Iterable[int]) -> Bytes:
         return np.array([self._groups.of_storage[each] for each in storages], dtype=np.int64)
 
-    def _groups_of(self, pieces: Iterable[Piece]) -> Bytes:
-        return self._numbers(p.storage.id for p in pieces if p.storage is not None)
+    def _groups_of(self, allocations: Iterable[Allocation]) -> Bytes:
+        return self._numbers(p.storage.id for p in allocations if p.storage is not None)
 
     # Memory -------------------------------------------------------------------------------------
 
@@ -261,39 +263,41 @@ def traffic_of_weights(layout: Layout, parameters: int, gradients: int, ranks: i
     return times * ring_gather(gradients, ranks) + gathers * ring_gather(parameters, ranks)
 
 
-def _handed_over(rank: Rank, gradient: Piece) -> Moment:
+def _handed_over(rank: Rank, gradient: Allocation) -> Moment:
     assert gradient.storage is not None
     return gradient.born[0], rank.handed_over(gradient.storage) - 0.5
 
 
-def _events(rank: Rank, groups: Groups, pieces: Iterable[Piece], *phases: PhaseName) -> Events:
-    """The events of the last step's slots of some phases; what stands before comes first."""
+def _events(
+    rank: Rank, groups: Groups, allocations: Iterable[Allocation], *phases: PhaseName
+) -> Events:
+    """The events of the last step's slots of some phases; those before the step come first."""
     slots = [
         i
         for i, slot in enumerate(rank.slots)
-        if rank.in_last_step(i) and rank.traced.passes[slot.traced].phase in phases
+        if rank.in_last_step(i) and rank.traced.phases[slot.traced].phase in phases
     ]
     if not slots:
         return Events(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     begins, ends = (slots[0], -np.inf), (slots[-1], np.inf)
     found: list[tuple[Moment, int, int]] = []
-    for piece in pieces:
-        dies = ends if piece.dies is None else piece.dies
-        if piece.storage is None or dies < begins or piece.born > ends:
+    for allocation in allocations:
+        dies = ends if allocation.dies is None else allocation.dies
+        if allocation.storage is None or dies < begins or allocation.born > ends:
             continue
-        group = groups.of_storage[piece.storage.id]
-        found.append((max(piece.born, begins), 1, group))
+        group = groups.of_storage[allocation.storage.id]
+        found.append((max(allocation.born, begins), 1, group))
         if dies < ends:
             found.append((dies, -1, group))
     found.sort(key=lambda event: event[0])
-    standing = sum(event[0] == begins for event in found)
+    before_step = sum(event[0] == begins for event in found)
     forward = [
-        i for i in slots if rank.traced.passes[rank.slots[i].traced].phase is PhaseName.FORWARD
+        i for i in slots if rank.traced.phases[rank.slots[i].traced].phase is PhaseName.FORWARD
     ]
-    turned = sum(event[0] <= (forward[-1], np.inf) for event in found) if forward else 0
+    forward_end = sum(event[0] <= (forward[-1], np.inf) for event in found) if forward else 0
     return Events(
         np.array([event[1] for event in found], dtype=np.int64),
         np.array([event[2] for event in found], dtype=np.int64),
-        standing,
-        turned,
+        before_step,
+        forward_end,
     )

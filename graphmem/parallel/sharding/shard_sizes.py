@@ -1,8 +1,8 @@
-"""What a layout leaves of each storage on one rank, by its axes.
+"""How large each storage is on one rank of a layout, by its axes.
 
 Clauses:
-  (1) tensor parallelism divides the divisible atoms of every storage (`columns`); a share that
-      does not divide evenly is filled up where the column pads, else the layout is refused;
+  (1) tensor parallelism divides the divisible atoms of every storage (`tensor_parallel`); a share
+      that does not divide evenly is padded where the column pads, else the layout is refused;
   (2) the batch axis is cut into micro-batches, the sequence axis over the context-parallel ranks,
       on every storage that is no parameter, buffer, gradient or optimizer state;
   (3) an axis that occurs twice in a storage is divided once, at its first place: attention's scores
@@ -24,17 +24,17 @@ from functools import cached_property
 
 from graphmem.errors import InputError
 from graphmem.graph import StepGraph, Storage
-from graphmem.parallel.attention import Part
-from graphmem.parallel.axes import Axis
-from graphmem.parallel.columns import Column
-from graphmem.parallel.dimensions import Dimensions
-from graphmem.parallel.experts import MODEL_KINDS, count_experts, expert_of, is_of_model
+from graphmem.parallel.axes.attention import Part
+from graphmem.parallel.axes.axis import Axis
+from graphmem.parallel.axes.dimensions import Dimensions
+from graphmem.parallel.axes.experts import MODEL_KINDS, count_experts, expert_of, is_of_model
+from graphmem.parallel.axes.tensor_parallel import Column
 from graphmem.parallel.layout import Layout, nearest_divisor
 
 _NORM_STATISTICS = re.compile(r"aten\.(native_layer_norm|_fused_rms_norm)")
 
 
-class Shares:
+class ShardSizes:
     """Says for each storage what one rank holds of it, before data-parallel sharding.
 
     Raises:

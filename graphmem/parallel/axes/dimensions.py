@@ -1,6 +1,6 @@
 """What the axes of a traced step are: batch, positions, and those that tensor parallelism divides.
 
-The rules of `operators` are applied to every operation of the forward and the backward passes.
+The rules of `axis_rules` are applied to every operation of the forward and the backward passes.
 
 Clauses:
   (1) the *batch* axis is the first one of the first input; the *sequence* axis is the one over
@@ -9,7 +9,7 @@ Clauses:
   (2) an axis that an operator normalises or reduces over in the forward pass stays *whole*, except
       the classes of a cross entropy (Megatron-LM computes that one in parts,
       megatron/core/tensor_parallel/cross_entropy.py);
-  (3) what tensor parallelism divides of the rest is chosen by `columns`.
+  (3) what tensor parallelism divides of the rest is chosen by `tensor_parallel`.
 
 Not covered: convolutions and recurrent layers are left whole by tensor parallelism.
 """
@@ -24,20 +24,20 @@ from typing import Any
 from torch.fx import Node
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
-from graphmem.parallel.attention import BatchedProduct, Part, find_written_out
-from graphmem.parallel.axes import Axis, unify
-from graphmem.parallel.call import Call
-from graphmem.parallel.columns import Column, Product, choose_columns
-from graphmem.parallel.experts import (
+from graphmem.parallel.axes.attention import BatchedProduct, Part, find_written_out
+from graphmem.parallel.axes.axis import Axis, unify
+from graphmem.parallel.axes.axis_rules import relate
+from graphmem.parallel.axes.device_copies import find_device_copies
+from graphmem.parallel.axes.experts import (
     Exchange,
     count_experts,
     expert_of,
     find_exchanges,
     may_be_stacked,
 )
-from graphmem.parallel.homes import find_homes
-from graphmem.parallel.operands import Axes, Learned, equate, fresh
-from graphmem.parallel.operators import relate
+from graphmem.parallel.axes.recorded_op import RecordedOp
+from graphmem.parallel.axes.rule_interface import Axes, AxisFacts, equate, new_axes
+from graphmem.parallel.axes.tensor_parallel import Column, Product, choose_split_axes
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...], int]
 _CASTS = frozenset({"aten._to_copy.default", "aten.t.default", "aten.detach.default"})
@@ -113,9 +113,9 @@ class _Finder:
         self._axes: dict[tuple[Node, int], Axes] = {}
         self._seen: dict[_Key, Axes] = {}
         self._by_name: dict[str, Axes] = {}
-        self._homes = find_homes(graph)
+        self._homes = find_device_copies(graph)
         self._weights: dict[int, str] = {}
-        self._learned = Learned()
+        self._learned = AxisFacts()
         self._classes: list[Axis] = []
         self._lookups: list[tuple[str, Axis]] = []
         self._batches: set[str] = set()
@@ -149,7 +149,7 @@ class _Finder:
         if storage_id in found:
             return found[storage_id]
         storage = self._graph.storages[storage_id]
-        axes = found[storage_id] = fresh(storage.shape)
+        axes = found[storage_id] = new_axes(storage.shape)
         owner = storage.owned_as(OwnerKind.PARAMETER)
         if owner is not None:
             self._by_name.setdefault(owner.name, axes)
@@ -167,11 +167,11 @@ class _Finder:
                 unify(mine, theirs)
 
     def _relate(self, op: Op, forward: bool) -> None:
-        call = Call(op, self._axes_of)
-        learned = self._learned if forward else Learned()
+        call = RecordedOp(op, self._axes_of)
+        facts = self._learned if forward else AxisFacts()
         name = op.target.rpartition(".")[0]
         self._found.reads[op.index] = self._storages_of(op.node.all_input_nodes)
-        results = relate(name, call, learned)
+        results = relate(name, call, facts)
         for i, (output, axes) in enumerate(zip(op.outputs, results, strict=True)):
             if output.storage in op.births:
                 self._found.of_storage.setdefault(output.storage, axes)
@@ -219,7 +219,7 @@ class _Finder:
             if name is not None and output.storage is not None:
                 yield output.storage, name
 
-    def _note(self, op: Op, name: str, call: Call) -> None:
+    def _note(self, op: Op, name: str, call: RecordedOp) -> None:
         if name == "aten._log_softmax":
             self._classes.append(self._learned.whole.pop())
         elif name == "aten.embedding":
@@ -243,9 +243,9 @@ class _Finder:
     def _note_product(self, op: Op) -> None:
         nodes = [arg for arg in op.node.args if isinstance(arg, Node)]
         one, other = nodes[:2] if op.target == "aten.linear.default" else nodes[-2:]
-        name, turned = self._weight_of(other), False
+        name, forward_end = self._weight_of(other), False
         if name is None:
-            name, turned = self._weight_of(one), True
+            name, forward_end = self._weight_of(one), True
         if name is None:
             if op.target in _BATCHED:
                 self._learned.queries.append(self._axes_of(one)[-2])
@@ -256,7 +256,7 @@ class _Finder:
         if op.target == "aten.linear.default":
             sums_over, makes = right[1], right[0]
         else:
-            sums_over, makes = (left[-1], left[-2]) if turned else (right[-2], right[-1])
+            sums_over, makes = (left[-1], left[-2]) if forward_end else (right[-2], right[-1])
         self._found.products.append(Product(op.index, name, sums_over, makes))
 
     def _remember(self, output: TensorOut, axes: Axes) -> Axes:
@@ -277,15 +277,15 @@ class _Finder:
         return known
 
     def _axes_of(self, node: Node) -> Axes:
-        place = (node, 0)
+        key = (node, 0)
         if node.op == "call_function" and "op" not in node.meta:
-            place = (node.args[0], node.args[1])  # type: ignore[assignment] # a getitem's
-        if place not in self._axes:
+            key = (node.args[0], node.args[1])  # type: ignore[assignment] # a getitem's
+        if key not in self._axes:
             tensor = self._described(node)
             shape = () if tensor is None else tensor.shape
-            axes = fresh(shape)
-            self._axes[place] = axes if tensor is None else self._remember(tensor, axes)
-        return self._axes[place]
+            axes = new_axes(shape)
+            self._axes[key] = axes if tensor is None else self._remember(tensor, axes)
+        return self._axes[key]
 
     def _weight_of(self, node: Any) -> str | None:
         tensor = self._described(node) if isinstance(node, Node) else None
@@ -366,7 +366,7 @@ class _Finder:
             for each in found.products
             if self._graph.modules.get(self._graph.ops[each.op].module) in _RECURRENT
         }
-        chosen = choose_columns(
+        chosen = choose_split_axes(
             found.products, self._learned, self._classes, self._lookups, recurrent
         )
         found.columns, found.rows, found.whole = chosen.columns, chosen.rows, chosen.whole

@@ -1,7 +1,7 @@
 """When a storage of the trace is born on a rank, and when it dies there.
 
 Clauses:
-  (1) with one stage and one micro-batch every storage is born and dead at its own places: the trace
+  (1) with one stage and one micro-batch every storage is born and dead at its own events: the trace
       itself;
   (2) micro-batches repeat the forward and backward passes. A gradient that is already there is
       added to: of a later micro-batch it dies when it has been added (AccumulateGrad). What lives
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from graphmem.graph import Owner, OwnerKind, PhaseName, Storage
-from graphmem.parallel.rank import WALKED, Moment, Rank
+from graphmem.parallel.rank.rank import WALKED, Moment, Rank
 
 Lifetime = tuple[Moment, Moment | None]
 """Birth and death; no death where it outlives the trace."""
@@ -33,7 +33,7 @@ class Lifetimes:
         self._traced = rank.traced
 
     def of(self, storage: Storage, chunk: int, micro: int) -> Lifetime | None:
-        """Of a storage as one of the rank's chunks has it for a micro-batch; None: it has not."""
+        """Lifetime of a storage in one chunk and micro-batch; None if it never exists there."""
         if self._rank.layout.pipeline * self._rank.layout.interleave == 1:
             return self._whole_lifetime(storage, micro)
         return self._lifetime_on_stage(storage, chunk, micro)
@@ -41,9 +41,9 @@ class Lifetimes:
     def _whole_lifetime(self, storage: Storage, micro: int) -> Lifetime:
         """Clause (2)."""
         traced = self._traced
-        place = traced.birth[storage.id]
-        born_in = traced.pass_at(place)
-        born = self._rank.moment(born_in, 0, micro, place)
+        event = traced.birth[storage.id]
+        born_in = traced.phase_at(event)
+        born = self._rank.moment(born_in, 0, micro, event)
         if micro == self._rank.layout.micro_batches - 1 and not storage.owned_as(
             OwnerKind.GRADIENT
         ):
@@ -57,16 +57,16 @@ class Lifetimes:
         """When a gradient of a later micro-batch has been added to the first one's."""
         if storage.owned_as(OwnerKind.GRADIENT) is None or not micro:
             return None
-        place = self._rank.handed_over(storage)
-        return self._rank.moment(self._traced.pass_at(place), 0, micro, place - 0.5)
+        event = self._rank.handed_over(storage)
+        return self._rank.moment(self._traced.phase_at(event), 0, micro, event - 0.5)
 
     def _last_death(self, storage: Storage, micro: int) -> Moment | None:
         traced = self._traced
-        born_in = traced.passes[traced.pass_at(traced.birth[storage.id])]
+        born_in = traced.phases[traced.phase_at(traced.birth[storage.id])]
         death = traced.death.get(storage.id)
         is_last = micro == self._rank.layout.micro_batches - 1
-        index = None if death is None else traced.pass_at(death)
-        dies_in = None if index is None else traced.passes[index]
+        index = None if death is None else traced.phase_at(death)
+        dies_in = None if index is None else traced.phases[index]
         if dies_in is not None and index is not None and death is not None:
             if dies_in.step == born_in.step and dies_in.phase in WALKED:
                 return self._rank.moment(index, 0, micro, death)
@@ -75,22 +75,22 @@ class Lifetimes:
         elif is_last or storage.owned_as(OwnerKind.GRADIENT):
             return None
         forward = traced.by_phase[born_in.step, PhaseName.FORWARD]
-        place: float = traced.passes[forward].start
+        event: float = traced.phases[forward].start
         if dies_in is not None and death is not None and dies_in.phase is PhaseName.FORWARD:
-            place += death - dies_in.start
-        return self._rank.moment(forward, 0, micro + 1, place)
+            event += death - dies_in.start
+        return self._rank.moment(forward, 0, micro + 1, event)
 
     def _lifetime_on_stage(self, storage: Storage, chunk: int, micro: int) -> Lifetime | None:
         """Clause (3)."""
         traced = self._traced
-        place = traced.birth[storage.id]
-        born_in = traced.pass_at(place)
+        event = traced.birth[storage.id]
+        born_in = traced.phase_at(event)
         is_maker = storage.op is not None and self._rank.chunk_of_op[storage.op] == chunk
         readers = self._rank.readers.get(storage.id, ())
         read_in = sorted({index for index, reader in readers if reader == chunk})
         arrives_in = next((index for index in read_in if index >= born_in), None)
         if is_maker and not (storage.owned_as(OwnerKind.INPUT) and not read_in):
-            born = self._rank.moment(born_in, chunk, micro, place)
+            born = self._rank.moment(born_in, chunk, micro, event)
         elif arrives_in is not None:
             born = self._rank.moment(
                 arrives_in, chunk, micro, self._rank.part(arrives_in, chunk)[0] - 0.25
@@ -108,22 +108,22 @@ class Lifetimes:
         return None if death is None else self._rank.first_moment(death)
 
     def _added_on_stage(self, storage: Storage, chunk: int, micro: int) -> Moment:
-        place = self._rank.handed_over(storage)
-        return self._rank.moment(self._traced.pass_at(place), chunk, micro, place - 0.5)
+        event = self._rank.handed_over(storage)
+        return self._rank.moment(self._traced.phase_at(event), chunk, micro, event - 0.5)
 
     def _released(self, owner: Owner, chunk: int, micro: int) -> Moment | None:
         """When an owner lets go as far as a chunk is concerned; None where it never holds."""
         traced = self._traced
-        end = len(traced.changes) if owner.end is None else self._rank.place_at(owner.end)
+        end = len(traced.changes) if owner.end is None else self._rank.event_at(owner.end)
         if owner.kind is OwnerKind.SAVED_TENSOR:
             if self._saver.get(id(owner), chunk) != chunk:
                 return None
-            index = traced.pass_at(end)
-            if traced.passes[index].phase in WALKED:
+            index = traced.phase_at(end)
+            if traced.phases[index].phase in WALKED:
                 return self._rank.moment(index, chunk, micro, end)
-        start = self._rank.place_at(owner.start)
-        index = traced.pass_at(min(start, len(traced.changes) - 1))
-        if traced.passes[index].phase not in WALKED:
+        start = self._rank.event_at(owner.start)
+        index = traced.phase_at(min(start, len(traced.changes) - 1))
+        if traced.phases[index].phase not in WALKED:
             return None
         first, last = self._rank.part(index, chunk)
         if start >= last or end <= first:

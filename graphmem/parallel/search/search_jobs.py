@@ -14,14 +14,14 @@ from graphmem.analysis import Request
 from graphmem.gate.jobs import dask_executor, undisturbed
 from graphmem.json_text import json_text
 from graphmem.parallel.schema import Search
-from graphmem.parallel.search import Searcher, Wanted, search
+from graphmem.parallel.search.search import Searcher, Wanted, search
 from graphmem.parallel.tracing import planner_for
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Hunt:
+class SearchJob:
     """A search of one target.
 
     Attributes:
@@ -39,7 +39,7 @@ class Hunt:
     top: int
 
 
-def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
+def run_job(job: SearchJob, progress: Progress = lambda message: None) -> Search:
     """Trace a target and search its layouts.
 
     Where nothing is said about checkpoints, a second trace checkpoints every block.
@@ -48,30 +48,26 @@ def perform(hunt: Hunt, progress: Progress = lambda message: None) -> Search:
         InputError: the target cannot be traced, or has no experts to split as asked for.
     """
     with undisturbed():
-        return _perform(hunt, progress)
+        return _run_job(job, progress)
 
 
-def _perform(hunt: Hunt, progress: Progress) -> Search:
-    precision = hunt.wanted.base.precision
-    name, planner = planner_for(
-        hunt.target, hunt.request, precision, hunt.blocks, progress=progress
-    )
-    planner.check_experts(hunt.wanted.base)
-    given = hunt.request.changes.checkpoint
+def _run_job(job: SearchJob, progress: Progress) -> Search:
+    precision = job.wanted.base.precision
+    name, planner = planner_for(job.target, job.request, precision, job.blocks, progress=progress)
+    planner.check_experts(job.wanted.base)
+    given = job.request.changes.checkpoint
     searchers = [Searcher(planner, given)]
     if not given and planner.blocks.count > 1:
         pattern = (f"{planner.blocks.name}.[0-9]*",)
-        changes = replace(hunt.request.changes, checkpoint=pattern)
-        request = replace(hunt.request, changes=changes)
-        _, other = planner_for(hunt.target, request, precision, hunt.blocks, progress=progress)
+        changes = replace(job.request.changes, checkpoint=pattern)
+        request = replace(job.request, changes=changes)
+        _, other = planner_for(job.target, request, precision, job.blocks, progress=progress)
         searchers.append(Searcher(other, pattern))
-    return search(
-        name, searchers, hunt.gpus, hunt.wanted, by=hunt.by, top=hunt.top, progress=progress
-    )
+    return search(name, searchers, job.gpus, job.wanted, by=job.by, top=job.top, progress=progress)
 
 
-def run_hunts(
-    hunts: Sequence[Hunt], dask: str | None, progress: Progress = lambda message: None
+def run_jobs(
+    jobs: Sequence[SearchJob], dask: str | None, progress: Progress = lambda message: None
 ) -> list[Search]:
     """Search every target, here or on the workers of a Dask cluster.
 
@@ -79,9 +75,9 @@ def run_hunts(
         InputError: a target cannot be traced, or no scheduler answers at the address.
     """
     if dask is None:
-        return [perform(hunt, progress) for hunt in hunts]
+        return [run_job(job, progress) for job in jobs]
     with dask_executor(dask) as executor:
-        futures: list[Future[Search]] = [executor.submit(perform, hunt) for hunt in hunts]
+        futures: list[Future[Search]] = [executor.submit(run_job, job) for job in jobs]
         return [future.result() for future in futures]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from graphmem.parallel.pieces import Piece
+from graphmem.parallel.rank.allocations import Allocation
 
 FP32_BYTES = 4
 BYTES_OF = {
@@ -25,20 +25,20 @@ class ParameterOnRank:
     Attributes:
         shape: after tensor parallelism.
         ranks: over how many it is shared.
-        gradients: the pieces of its gradients.
+        gradients: the allocations of its gradients.
     """
 
     name: str
-    piece: Piece
+    allocation: Allocation
     shape: tuple[int, ...]
     ranks: int
-    gradients: list[Piece] = field(default_factory=list)
+    gradients: list[Allocation] = field(default_factory=list)
 
     @property
     def element_bytes(self) -> int:
         """Of the parameter as traced."""
-        assert self.piece.storage is not None
-        return BYTES_OF.get(self.piece.storage.dtype, FP32_BYTES)
+        assert self.allocation.storage is not None
+        return BYTES_OF.get(self.allocation.storage.dtype, FP32_BYTES)
 
     @property
     def numel(self) -> int:

@@ -1,4 +1,4 @@
-"""What tensor parallelism divides.
+"""Which axes tensor parallelism splits.
 
 Clauses:
   (1) going through the products with a weight in forward order: where the axis that is summed over
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from graphmem.parallel.axes import Axis
-from graphmem.parallel.operands import Learned
+from graphmem.parallel.axes.axis import Axis
+from graphmem.parallel.axes.rule_interface import AxisFacts
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Choice:
     whole: set[Axis] = field(default_factory=set)
 
 
-def choose_columns(
+def choose_split_axes(
     products: Sequence[Product],
-    learned: Learned,
+    facts: AxisFacts,
     classes: Sequence[Axis],
     lookups: Sequence[tuple[str, Axis]],
     undivided: Container[int],
@@ -87,13 +87,13 @@ def choose_columns(
 
     Args:
         products: with weights, in forward order.
-        learned: what operators tell.
+        facts: reported by the operators.
         classes: axes of the classes of a cross entropy.
         lookups: embeddings that an input looks up: the parameter, and the axis of its rows.
         undivided: operations whose weights nobody divides, as those of recurrent layers.
     """
-    chosen = Choice(whole=_atoms(learned.whole))
-    batched, of_loss = _atoms(learned.batched), _atoms(classes)
+    chosen = Choice(whole=_atoms(facts.whole))
+    batched, of_loss = _atoms(facts.batched), _atoms(classes)
     divided: set[Axis] = set()
     if lookups:
         table, rows = max(lookups, key=lambda lookup: lookup[1].size)

@@ -22,16 +22,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphmem.graph import Op
-from graphmem.parallel.attention import Part
-from graphmem.parallel.dimensions import Dimensions
-from graphmem.parallel.pieces import Piece
-from graphmem.parallel.rank import Rank
-from graphmem.parallel.shares import Shares
+from graphmem.parallel.axes.attention import Part
+from graphmem.parallel.axes.dimensions import Dimensions
+from graphmem.parallel.rank.allocations import Allocation
+from graphmem.parallel.rank.rank import Rank
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.report.categories import COMMUNICATION
 
 
-def buffers(rank: Rank, dimensions: Dimensions, shares: Shares) -> Iterator[Piece]:
-    """The pieces that collectives add to a rank's own.
+def buffers(rank: Rank, dimensions: Dimensions, shares: ShardSizes) -> Iterator[Allocation]:
+    """The allocations that collectives add to a rank's own.
 
     Args:
         rank: whose they are.
@@ -57,7 +57,7 @@ def buffers(rank: Rank, dimensions: Dimensions, shares: Shares) -> Iterator[Piec
                     yield from _during(rank, rank.graph.ops[index], nbytes, what)
 
 
-def _gathered_along_sequence(op: Op, dimensions: Dimensions, shares: Shares) -> int:
+def _gathered_along_sequence(op: Op, dimensions: Dimensions, shares: ShardSizes) -> int:
     """Clause (2)."""
     touched = dict.fromkeys((*dimensions.reads.get(op.index, ()), *op.births))
     if not any(shares.is_divided(each) for each in touched):
@@ -65,21 +65,21 @@ def _gathered_along_sequence(op: Op, dimensions: Dimensions, shares: Shares) -> 
     return sum(shares.gathered(each) for each in touched if shares.is_along_sequence(each))
 
 
-def _all_positions(keys: tuple[Part, ...], rank: Rank, shares: Shares) -> int:
+def _all_positions(keys: tuple[Part, ...], rank: Rank, shares: ShardSizes) -> int:
     """Clause (3)."""
     return rank.layout.context * sum(map(shares.part, keys))
 
 
-def _during(rank: Rank, op: Op, nbytes: int, what: str) -> Iterator[Piece]:
+def _during(rank: Rank, op: Op, nbytes: int, what: str) -> Iterator[Allocation]:
     if not nbytes:
         return
-    place = rank.traced.place_of(op)
-    ends = max((rank.traced.birth[each] for each in op.births), default=place)
+    event = rank.traced.event_of(op)
+    ends = max((rank.traced.birth[each] for each in op.births), default=event)
     for chunk in rank.chunks_of(op):
         for micro in range(rank.layout.micro_batches):
-            yield Piece(
+            yield Allocation(
                 nbytes,
-                rank.moment(op.phase, chunk, micro, place - 0.3),
+                rank.moment(op.phase, chunk, micro, event - 0.3),
                 rank.moment(op.phase, chunk, micro, ends + 0.3),
                 what,
                 category=COMMUNICATION,

@@ -2,7 +2,7 @@
 
 A dimension of a tensor is an axis. Operators say which axes are equal (a residual addition: those
 of both operands), which one is a product of others (`view`: 768 channels are 12 heads of 64) and
-which one is put together of parts (`cat`). What was learned is kept in a union-find, so that an
+which one is put together of parts (`cat`). The facts are kept in a union-find, so that an
 axis that runs through the whole model is one axis, and two axes of equal size that have nothing to
 do with each other stay two. Nothing is concluded from sizes alone.
 
@@ -130,7 +130,7 @@ def _knows_more(one: Axis, other: Axis) -> bool:
 
 def _refine_both(one: Axis, other: Axis) -> bool:
     """Two products of the same size are cut until their factors have the same sizes."""
-    made = take([other], [factor.size for factor in one.factors])
+    made = regroup([other], [factor.size for factor in one.factors])
     if made is None:
         return False
     for mine, theirs in zip(one.factors, made, strict=True):
@@ -139,7 +139,7 @@ def _refine_both(one: Axis, other: Axis) -> bool:
     return True
 
 
-def take(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis] | None:
+def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis] | None:
     """Regroup axes, as `view` does: an axis for each size, of the same atoms in the same order.
 
     Atoms are cut where a size asks for it. None where atoms and sizes do not fit.

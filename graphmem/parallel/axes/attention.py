@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from graphmem.parallel.axes import Axis
-from graphmem.parallel.operands import Axes
+from graphmem.parallel.axes.axis import Axis
+from graphmem.parallel.axes.rule_interface import Axes
 
 _SCORES = 2
 

@@ -1,4 +1,4 @@
-"""Where parameters and buffers went that were made before they came to the device."""
+"""The storages on the device of parameters and buffers that were created on the host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch.fx import Node
 from graphmem.graph import PhaseName, StepGraph
 
 
-def find_homes(graph: StepGraph) -> dict[Node, int]:
-    """By the node that made a tensor, the storage that it has on the device.
+def find_device_copies(graph: StepGraph) -> dict[Node, int]:
+    """For each node that made a tensor, the tensor's storage on the device.
 
     Parameters and buffers keep their identity, and so the node that made them, while
     `model.to(device)` gives them another storage.
     """
-    homes: dict[Node, int] = {}
+    copies: dict[Node, int] = {}
     chains: list[tuple[Node, int]] = []
     for op in graph.ops:
         if graph.phases[op.phase].name is PhaseName.SETUP and op.outputs:
@@ -22,10 +22,10 @@ def find_homes(graph: StepGraph) -> dict[Node, int]:
                 chains.append((node.args[0], storage))
     while chains:
         for node, storage in chains:
-            homes.setdefault(node, storage)
+            copies.setdefault(node, storage)
         chains = [
             (node.args[0], storage)
             for node, storage in chains
             if node.args and isinstance(node.args[0], Node)
         ]
-    return homes
+    return copies

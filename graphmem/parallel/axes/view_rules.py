@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graphmem.parallel.axes import Axis, cut_into_parts, take, unify
-from graphmem.parallel.operands import Axes, Learned, Named, Rule, equate, first, fresh, sizes
+from graphmem.parallel.axes.axis import Axis, cut_into_parts, regroup, unify
+from graphmem.parallel.axes.rule_interface import (
+    Axes,
+    AxisFacts,
+    OpView,
+    Rule,
+    equate,
+    first,
+    new_axes,
+    sizes,
+)
 
 
 def broadcasts(axes: Axes, shape: Sequence[int]) -> bool:
@@ -18,7 +27,7 @@ def broadcasts(axes: Axes, shape: Sequence[int]) -> bool:
 
 def broadcast(arguments: Sequence[Axes], shape: Sequence[int]) -> Axes:
     """For each dimension the first argument's axis that has its size."""
-    result = list(fresh(shape))
+    result = list(new_axes(shape))
     for axes in reversed(arguments):
         if not broadcasts(axes, shape):
             continue
@@ -28,13 +37,13 @@ def broadcast(arguments: Sequence[Axes], shape: Sequence[int]) -> Axes:
     return tuple(result)
 
 
-def _view(call: Named, learned: Learned) -> list[Axes]:
+def _view(call: OpView, facts: AxisFacts) -> list[Axes]:
     (shape,) = call.shapes
-    made = take(first(call), shape)
-    return [fresh(shape) if made is None else tuple(made)]
+    made = regroup(first(call), shape)
+    return [new_axes(shape) if made is None else tuple(made)]
 
 
-def _transpose(call: Named, learned: Learned) -> list[Axes]:
+def _transpose(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes = list(first(call))
     if len(axes) >= 2:
         one, other = call.value("dim0"), call.value("dim1")
@@ -42,23 +51,23 @@ def _transpose(call: Named, learned: Learned) -> list[Axes]:
     return [tuple(axes)]
 
 
-def _t(call: Named, learned: Learned) -> list[Axes]:
+def _t(call: OpView, facts: AxisFacts) -> list[Axes]:
     return [first(call)[::-1]]
 
 
-def _permute(call: Named, learned: Learned) -> list[Axes]:
+def _permute(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes = first(call)
     return [tuple(axes[dim] for dim in call.value("dims"))]
 
 
-def _squeeze(call: Named, learned: Learned) -> list[Axes]:
+def _squeeze(call: OpView, facts: AxisFacts) -> list[Axes]:
     """What has a size of 1 carries no information, so the others match in order."""
     left = [axis for axis in first(call) if axis.size != 1]
     (shape,) = call.shapes
     return [tuple(Axis(1) if size == 1 or not left else left.pop(0) for size in shape)]
 
 
-def _expand(call: Named, learned: Learned) -> list[Axes]:
+def _expand(call: OpView, facts: AxisFacts) -> list[Axes]:
     return [broadcast([first(call)], call.shapes[0])]
 
 
@@ -67,13 +76,13 @@ def _without(axes: Axes, dim: int) -> Axes:
     return axes[:dim] + axes[dim + 1 :]
 
 
-def _select(call: Named, learned: Learned) -> list[Axes]:
+def _select(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, dim = first(call), call.value("dim")
     cut_into_parts(axes[dim], axes[dim].size)
     return [_without(axes, dim)]
 
 
-def _unbind(call: Named, learned: Learned) -> list[Axes]:
+def _unbind(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, dim = first(call), call.value("dim")
     axis = axes[dim]
     if not axis.atoms():
@@ -83,7 +92,7 @@ def _unbind(call: Named, learned: Learned) -> list[Axes]:
     return [_without(axes, dim)] * len(call.shapes)
 
 
-def _slice(call: Named, learned: Learned) -> list[Axes]:
+def _slice(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, dim = list(first(call)), call.value("dim") or 0
     size = call.shapes[0][dim]
     if size != axes[dim].size:
@@ -91,11 +100,11 @@ def _slice(call: Named, learned: Learned) -> list[Axes]:
     return [tuple(axes)]
 
 
-def _split(call: Named, learned: Learned) -> list[Axes]:
+def _split(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, dim = first(call), call.value("dim") or 0
     dim %= len(axes)
     lengths = [shape[dim] for shape in call.shapes]
-    return [(*axes[:dim], piece, *axes[dim + 1 :]) for piece in _pieces(axes[dim], lengths)]
+    return [(*axes[:dim], part, *axes[dim + 1 :]) for part in _pieces(axes[dim], lengths)]
 
 
 def _pieces(axis: Axis, lengths: Sequence[int]) -> list[Axis]:
@@ -103,31 +112,31 @@ def _pieces(axis: Axis, lengths: Sequence[int]) -> list[Axis]:
         return [axis]
     if len(set(lengths)) == 1:
         return [cut_into_parts(axis, len(lengths))] * len(lengths)
-    pieces = list(map(Axis, lengths))
-    unify(axis, Axis(axis.size, parts=pieces))
-    return list(axis.root.parts) if len(axis.root.parts) == len(lengths) else pieces
+    allocations = list(map(Axis, lengths))
+    unify(axis, Axis(axis.size, parts=allocations))
+    return list(axis.root.parts) if len(axis.root.parts) == len(lengths) else allocations
 
 
-def _cat(call: Named, learned: Learned) -> list[Axes]:
+def _cat(call: OpView, facts: AxisFacts) -> list[Axes]:
     given = [axes for axes in call.lists("tensors") if axes]
     dim = (call.value("dim") or 0) % len(given[0])
     for axes in given[1:]:
         equate(axes[:dim], given[0][:dim])
         equate(axes[dim + 1 :], given[0][dim + 1 :])
-    pieces = [axes[dim] for axes in given]
-    size = sum(piece.size for piece in pieces)
-    if len(pieces) == 1:
-        joined = pieces[0]
-    elif len({piece.size for piece in pieces}) == 1:
-        for piece in pieces[1:]:
-            unify(piece, pieces[0])
-        joined = Axis(size, (Axis(len(pieces), counts_parts=True), pieces[0]))
+    allocations = [axes[dim] for axes in given]
+    size = sum(allocation.size for allocation in allocations)
+    if len(allocations) == 1:
+        joined = allocations[0]
+    elif len({allocation.size for allocation in allocations}) == 1:
+        for allocation in allocations[1:]:
+            unify(allocation, allocations[0])
+        joined = Axis(size, (Axis(len(allocations), counts_parts=True), allocations[0]))
     else:
-        joined = Axis(size, parts=pieces)
+        joined = Axis(size, parts=allocations)
     return [(*given[0][:dim], joined, *given[0][dim + 1 :])]
 
 
-def _stack(call: Named, learned: Learned) -> list[Axes]:
+def _stack(call: OpView, facts: AxisFacts) -> list[Axes]:
     given = [axes for axes in call.lists("tensors") if axes is not None]
     dim = (call.value("dim") or 0) % (len(given[0]) + 1)
     for axes in given[1:]:

@@ -27,10 +27,10 @@ from collections.abc import Iterator
 
 from graphmem.graph import OwnerKind
 from graphmem.parallel.layout import Layout, Precision, Sharding
-from graphmem.parallel.parameters import BYTES_OF, FP32_BYTES
-from graphmem.parallel.rank import Rank
+from graphmem.parallel.rank.rank import Rank
 from graphmem.parallel.schema import Traffic
-from graphmem.parallel.shares import Shares
+from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
 
 
 def ring_all_reduce(nbytes: int, ranks: int) -> int:
@@ -43,7 +43,7 @@ def ring_gather(nbytes: int, ranks: int) -> int:
     return (ranks - 1) * nbytes // ranks
 
 
-def traffic_of(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+def traffic_of(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     """What a pipeline rank sends in one step."""
     yield from _of_data_parallelism(rank, shares)
     yield from _of_tensor_parallelism(rank, shares)
@@ -52,7 +52,7 @@ def traffic_of(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     yield from _of_pipeline(rank, shares)
 
 
-def _of_data_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+def _of_data_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     """Experts are reduced and gathered among their own replicas, which are fewer."""
     layout = rank.layout
     sums: dict[str, list[int]] = {}
@@ -94,7 +94,7 @@ def _of_replicas(
     yield Traffic(f"parameters{whose}", "all-gather", ranks, sent, formula)
 
 
-def _of_expert_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+def _of_expert_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     layout = rank.layout
     ranks = layout.expert
     if ranks == 1:
@@ -110,7 +110,7 @@ def _of_expert_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     )
 
 
-def _of_tensor_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+def _of_tensor_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     layout = rank.layout
     ranks = layout.tensor
     if ranks == 1:
@@ -128,12 +128,12 @@ def _of_tensor_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     )
 
 
-def _whole(rank: Rank, shares: Shares, op: int) -> int:
+def _whole(rank: Rank, shares: ShardSizes, op: int) -> int:
     """Bytes of what a product divided by rows makes, before it is split along the sequence."""
     return sum(shares.gathered(born) for born in rank.graph.ops[op].births)
 
 
-def _of_context_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+def _of_context_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     layout = rank.layout
     ranks = layout.context
     if ranks == 1:
@@ -150,7 +150,7 @@ def _of_context_parallelism(rank: Rank, shares: Shares) -> Iterator[Traffic]:
     )
 
 
-def _of_pipeline(rank: Rank, shares: Shares) -> Iterator[Traffic]:
+def _of_pipeline(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
     layout: Layout = rank.layout
     if layout.pipeline == 1:
         return

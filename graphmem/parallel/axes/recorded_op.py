@@ -11,12 +11,12 @@ import torch
 from torch.fx import Node
 
 from graphmem.graph import Op
-from graphmem.parallel.operands import Axes
+from graphmem.parallel.axes.rule_interface import Axes
 
 
 @dataclass(frozen=True)
-class Call:
-    """An operation's arguments, as the rules of `operators` see them."""
+class RecordedOp:
+    """An operation's arguments, as `axis_rules` sees them."""
 
     op: Op
     axes_of: Any

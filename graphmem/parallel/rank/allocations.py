@@ -1,7 +1,7 @@
 """What one rank allocates in the course of the trace, before data-parallel sharding.
 
-A *piece* is one allocation of one rank: a storage of the trace, as many bytes as the rank's share
-of it, once for each micro-batch.
+For a storage of the trace that is as many bytes as the rank's share of it, once for each
+micro-batch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from graphmem.graph import OwnerKind, Storage
-from graphmem.parallel.lifetimes import Lifetimes
-from graphmem.parallel.rank import WALKED, Moment, Rank
+from graphmem.parallel.rank.lifetimes import Lifetimes
+from graphmem.parallel.rank.rank import WALKED, Moment, Rank
 
 
 @dataclass(slots=True)
-class Piece:
+class Allocation:
     """One allocation of a rank.
 
     Attributes:
@@ -36,8 +36,8 @@ class Piece:
     micro: int = 0
 
 
-def pieces_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[Piece]:
-    """Every piece, in no order.
+def allocations_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[Allocation]:
+    """Every allocation, in no order.
 
     Args:
         rank: whose they are.
@@ -47,32 +47,32 @@ def pieces_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[Piece]:
     for storage in rank.traced.storages.values():
         size = nbytes(storage)
         if size:
-            yield from _pieces_of_storage(rank, lifetimes, storage, size)
+            yield from _allocations_of_storage(rank, lifetimes, storage, size)
 
 
-def _pieces_of_storage(
+def _allocations_of_storage(
     rank: Rank, lifetimes: Lifetimes, storage: Storage, size: int
-) -> Iterator[Piece]:
+) -> Iterator[Allocation]:
     birth = rank.traced.birth[storage.id]
-    born_in = rank.traced.pass_at(birth)
+    born_in = rank.traced.phase_at(birth)
     what = name_of(storage)
-    walked = rank.traced.passes[born_in].phase in WALKED
+    walked = rank.traced.phases[born_in].phase in WALKED
     if rank.is_whole or not walked:
         if rank.layout.pipeline > 1 and not rank.holds_model_part(storage):
             return
         death = rank.traced.death.get(storage.id)
         dies = None if death is None else rank.first_moment(death)
-        yield Piece(size, rank.first_moment(birth), dies, what, storage)
+        yield Allocation(size, rank.first_moment(birth), dies, what, storage)
     elif _is_kept_workspace(storage):
         born = rank.first_of_phase(born_in)
         if born is not None:
-            yield Piece(size, born, None, what, storage)
+            yield Allocation(size, born, None, what, storage)
     else:
         for chunk in rank.mine:
             for micro in range(rank.layout.micro_batches):
                 lifetime = lifetimes.of(storage, chunk, micro)
                 if lifetime is not None:
-                    yield Piece(size, *lifetime, what, storage, micro=micro)
+                    yield Allocation(size, *lifetime, what, storage, micro=micro)
 
 
 def name_of(storage: Storage) -> str:

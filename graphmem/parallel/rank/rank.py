@@ -1,7 +1,7 @@
-"""One pipeline rank: its stretches of time, what runs in them, and what of the model it has.
+"""One pipeline rank: its slots of time, what runs in them, and its part of the model.
 
-A *slot* is a pass of the trace (setup, a turn of the schedule, an optimizer step) as this rank runs
-it; a *moment* is a slot and a place of the trace in it.
+A *slot* is a phase of the trace (setup, a turn of the schedule, an optimizer step) as this rank
+runs it; a *moment* is a slot and an event of the trace in it.
 
 Parameters, their gradients and optimizer state are on every stage that reads the parameter; tied
 weights are on several.
@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage
-from graphmem.parallel.attention import Part
-from graphmem.parallel.dimensions import Dimensions, parameter_of
+from graphmem.parallel.axes.attention import Part
+from graphmem.parallel.axes.dimensions import Dimensions, parameter_of
 from graphmem.parallel.layout import Layout
-from graphmem.parallel.schedule import Turn, turns
-from graphmem.parallel.stages import Stages
-from graphmem.parallel.traced import Blocks, TracedPasses
+from graphmem.parallel.rank.blocks import Blocks
+from graphmem.parallel.rank.phases import TracedPhases
+from graphmem.parallel.rank.schedule import Turn, turns
+from graphmem.parallel.rank.stages import Stages
 
 Moment = tuple[int, float]
-"""A slot of the rank, and a place of the trace in it; fractions are between places."""
+"""A slot of the rank, and an event of the trace in it; fractions are between events."""
 
 WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 """The phases that go through the model, once for each micro-batch."""
@@ -57,7 +58,7 @@ class Rank:
 
     def __init__(
         self,
-        traced: TracedPasses,
+        traced: TracedPhases,
         dimensions: Dimensions,
         layout: Layout,
         blocks: Blocks,
@@ -85,7 +86,7 @@ class Rank:
         self._slot_of = {(slot.traced, slot.turn): i for i, slot in enumerate(self.slots)}
 
     def _make_slots(self) -> Iterator[Slot]:
-        for i, each in enumerate(self.traced.passes):
+        for i, each in enumerate(self.traced.phases):
             if self.is_whole or each.phase not in WALKED:
                 yield Slot(i)
             elif each.phase is PhaseName.FORWARD:
@@ -94,12 +95,12 @@ class Rank:
 
     # Moments ------------------------------------------------------------------------------------
 
-    def first_moment(self, place: int) -> Moment:
-        """When a place of the trace first comes by on this rank."""
-        index = self.traced.pass_at(place)
+    def first_moment(self, event: int) -> Moment:
+        """When an event of the trace first happens on this rank."""
+        index = self.traced.phase_at(event)
         if (index, None) in self._slot_of:
-            return self._slot_of[index, None], place
-        return next(i for i, slot in enumerate(self.slots) if slot.traced == index), place
+            return self._slot_of[index, None], event
+        return next(i for i, slot in enumerate(self.slots) if slot.traced == index), event
 
     def first_of_phase(self, index: int) -> Moment | None:
         """When the rank's first turn in a pass of the trace begins, if it has one."""
@@ -117,16 +118,16 @@ class Rank:
         chunk = self.chunk_of_op[op.index]
         return (chunk,) if chunk in self.mine else ()
 
-    def moment(self, index: int, chunk: int, micro: int, place: float) -> Moment:
-        """A place of a pass, when a micro-batch goes through one of the rank's chunks."""
+    def moment(self, index: int, chunk: int, micro: int, event: float) -> Moment:
+        """An event of a phase, when a micro-batch goes through one of the rank's chunks."""
         if (index, None) in self._slot_of:
-            return self._slot_of[index, None], place
-        turn = Turn(self.traced.passes[index].phase, self.mine.index(chunk), micro)
-        return self._slot_of[index, turn], place
+            return self._slot_of[index, None], event
+        turn = Turn(self.traced.phases[index].phase, self.mine.index(chunk), micro)
+        return self._slot_of[index, turn], event
 
     def part(self, index: int, chunk: int) -> tuple[int, int]:
-        """The places of a pass in which a chunk runs: its first, and the one behind its last."""
-        each = self.traced.passes[index]
+        """The events of a phase in which a chunk runs: its first, and the one after its last."""
+        each = self.traced.phases[index]
         if each.phase not in WALKED or self.layout.pipeline * self.layout.interleave == 1:
             return each.start, each.end
         return self._parts[index, chunk]
@@ -138,10 +139,10 @@ class Rank:
         for op in self.graph.ops:
             if self.graph.phases[op.phase].name in WALKED:
                 chunks = firsts.setdefault(op.phase, {})
-                chunks.setdefault(self.chunk_of_op[op.index], self.traced.place_of(op))
+                chunks.setdefault(self.chunk_of_op[op.index], self.traced.event_of(op))
         found = {}
         for index, chunks in firsts.items():
-            each = self.traced.passes[index]
+            each = self.traced.phases[index]
             order = sorted(chunks, key=chunks.__getitem__)
             starts = [each.start, *(chunks[chunk] for chunk in order[1:])]
             ends = [*starts[1:], each.end]
@@ -154,12 +155,12 @@ class Rank:
         return found
 
     def span(self, slot: int, unit: str) -> tuple[int, int] | None:
-        """The places of a slot in which a wrapped module runs; of the root, all of the slot.
+        """The events of a slot in which a wrapped module runs; of the root, all of the slot.
 
         None where the slot does not run it.
         """
         each = self.slots[slot]
-        traced = self.traced.passes[each.traced]
+        traced = self.traced.phases[each.traced]
         part = traced.start, traced.end
         if each.turn is not None:
             part = self.part(each.traced, self._chunk(each.turn))
@@ -179,7 +180,7 @@ class Rank:
 
     @cached_property
     def _unit_spans(self) -> dict[tuple[int, str], tuple[int, int]]:
-        """By pass and unit, the place of its first operation and of the one behind its last.
+        """By phase and unit, the event of its first operation and of the one after its last.
 
         Operations outside of any module, such as autograd's sums, belong to what ran before.
         """
@@ -190,23 +191,23 @@ class Rank:
         for op, following in zip(ops, [*ops[1:], None], strict=True):
             running = self._units_around(op.module) if op.module else running
             if following is None or following.phase != op.phase:
-                end = self.traced.passes[op.phase].end
+                end = self.traced.phases[op.phase].end
             else:
-                end = self.traced.place_of(following)
+                end = self.traced.event_of(following)
             for unit in running:
-                firsts.setdefault((op.phase, unit), self.traced.place_of(op))
+                firsts.setdefault((op.phase, unit), self.traced.event_of(op))
                 lasts[op.phase, unit] = end
         return {key: (first, lasts[key]) for key, first in firsts.items()}
 
     def end_of(self, slot: int) -> int:
-        """The place behind a slot's last."""
+        """The event after a slot's last."""
         span = self.span(slot, "")
         assert span is not None
         return span[1]
 
     def in_last_step(self, slot: int) -> bool:
         """Whether a slot belongs to the last traced step."""
-        return self.traced.passes[self.slots[slot].traced].step == self.graph.steps - 1
+        return self.traced.phases[self.slots[slot].traced].step == self.graph.steps - 1
 
     def backward_of(self, slot: int) -> int | None:
         """The slot in which a forward slot's micro-batch comes back."""
@@ -218,7 +219,7 @@ class Rank:
 
     def _partner(self, slot: int, phase: PhaseName) -> int | None:
         each = self.slots[slot]
-        step = self.traced.passes[each.traced].step
+        step = self.traced.phases[each.traced].step
         index = self.traced.by_phase.get((step, phase))
         if index is None:
             return None
@@ -226,7 +227,7 @@ class Rank:
         return self._slot_of.get((index, turn))
 
     def handed_over(self, gradient: Storage) -> int:
-        """The place at which a gradient is complete and its parameter takes it."""
+        """The event at which a gradient is complete and its parameter takes it."""
         return self._handed_over.get(gradient.id, self.traced.birth[gradient.id] + 1)
 
     @cached_property
@@ -234,19 +235,19 @@ class Rank:
         """`AccumulateGrad` takes a gradient by `detach`, or copies it into a new storage."""
         taken = [op for op in self.graph.ops if op.autograd_node == _ACCUMULATE]
         return {
-            output.storage: self.traced.place_after(op.tick)
+            output.storage: self.traced.event_after(op.tick)
             for op in taken
             for output in op.outputs
             if output.storage is not None
         }
 
-    def place_at(self, tick: int) -> int:
-        """The place of the first change at a tick or after it."""
+    def event_at(self, tick: int) -> int:
+        """The first event at a tick or after it."""
         return bisect_left(self.traced.changes, tick, key=lambda change: change[0])
 
     @cached_property
     def readers(self) -> Mapping[int, list[tuple[int, int]]]:
-        """By storage, the passes and chunks whose operations read it."""
+        """By storage, the phases and chunks whose operations read it."""
         found: dict[int, list[tuple[int, int]]] = {}
         for index, storages in self._reads.items():
             op = self.graph.ops[index]
@@ -331,7 +332,7 @@ class Rank:
         return any(chunk in self.mine for chunk in self._chunks_of_parameter.get(parameter, (0,)))
 
     def _phase_of(self, storage: Storage) -> PhaseName:
-        return self.traced.passes[self.traced.pass_at(self.traced.birth[storage.id])].phase
+        return self.traced.phases[self.traced.phase_at(self.traced.birth[storage.id])].phase
 
     @cached_property
     def _chunks_of_parameter(self) -> Mapping[str, set[int]]:

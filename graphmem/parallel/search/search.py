@@ -1,7 +1,7 @@
 """Find the layouts of a number of GPUs under which a step fits.
 
-Every way of splitting is sketched (`sketch`), hundreds in a second; what is shown is then replayed
-through the allocator like any other plan.
+Every way of splitting is estimated (`stage_estimate`), hundreds in a second; those that are shown
+are then replayed through the allocator like any other plan.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from itertools import product
 from graphmem.errors import InputError
 from graphmem.parallel.describe import layout_info
 from graphmem.parallel.layout import Layout, Sharding, check_degrees
-from graphmem.parallel.pieces import pieces_of
 from graphmem.parallel.planner import Planner, RankPlan
-from graphmem.parallel.rank import Rank
+from graphmem.parallel.rank.allocations import allocations_of
+from graphmem.parallel.rank.rank import Rank
 from graphmem.parallel.schema import Candidate, Search
-from graphmem.parallel.shares import Shares
-from graphmem.parallel.sketch import Groups, Sketch
+from graphmem.parallel.search.stage_estimate import Groups, StageEstimate
+from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.version import __version__
 
 Progress = Callable[[str], None]
 _NOTE = (
     "the layouts shown were replayed through the allocator, as `graphmem plan` does; the others "
-    "were sketched, blocks rounded to 512 bytes"
+    "were estimated, blocks rounded to 512 bytes"
 )
 
 
@@ -58,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Found:
-    """A layout with the sketch's figures for its fullest and its busiest stage."""
+    """A layout with the estimates for its fullest and its busiest stage."""
 
     layout: Layout
     checkpoint: tuple[str, ...]
@@ -77,49 +77,49 @@ class Searcher:
     def __init__(self, planner: Planner, checkpoint: tuple[str, ...] = ()) -> None:
         self.planner = planner
         self.checkpoint = checkpoint
-        self._sketches: dict[tuple[int, int], list[Sketch]] = {}
+        self._estimates: dict[tuple[int, int], list[StageEstimate]] = {}
 
     @cached_property
     def _groups(self) -> Groups:
-        shares = Shares(self.planner.graph, self.planner.dimensions, Layout())
+        shares = ShardSizes(self.planner.graph, self.planner.dimensions, Layout())
         storages = list(self.planner.traced.storages.values())
         return Groups(self.planner.dimensions, shares, storages)
 
     def look_at(self, layout: Layout) -> Found:
-        """The sketch of a layout.
+        """The estimate of a layout.
 
         Raises:
             InputError: it cannot be.
         """
         check_degrees(layout, layout.ranks)
-        shares = Shares(self.planner.graph, self.planner.dimensions, layout)
+        shares = ShardSizes(self.planner.graph, self.planner.dimensions, layout)
         nbytes = self._groups.nbytes(shares)
-        sketches = self._stages(layout)
+        estimates = self._stages(layout)
         return Found(
             layout,
             self.checkpoint,
-            max(sketch.peak(layout, nbytes) for sketch in sketches),
-            max(sketch.traffic(layout, nbytes) for sketch in sketches),
+            max(estimate.peak(layout, nbytes) for estimate in estimates),
+            max(estimate.traffic(layout, nbytes) for estimate in estimates),
         )
 
-    def _stages(self, layout: Layout) -> list[Sketch]:
+    def _stages(self, layout: Layout) -> list[StageEstimate]:
         key = layout.pipeline, layout.interleave
-        if key not in self._sketches:
+        if key not in self._estimates:
             one = Layout(
                 pipeline=layout.pipeline,
                 interleave=layout.interleave,
                 micro_batches=layout.pipeline if layout.interleave > 1 else 1,
             )
-            self._sketches[key] = list(self._sketch(replace(one, stages=layout.stages)))
-        return self._sketches[key]
+            self._estimates[key] = list(self._sketch(replace(one, stages=layout.stages)))
+        return self._estimates[key]
 
-    def _sketch(self, layout: Layout) -> Iterator[Sketch]:
+    def _sketch(self, layout: Layout) -> Iterator[StageEstimate]:
         planner = self.planner
         stages = planner.stages(layout)
         for number in range(layout.pipeline):
             rank = Rank(planner.traced, planner.dimensions, layout, planner.blocks, stages, number)
-            pieces = list(pieces_of(rank, lambda storage: storage.nbytes))
-            yield Sketch(rank, self._groups, pieces)
+            allocations = list(allocations_of(rank, lambda storage: storage.nbytes))
+            yield StageEstimate(rank, self._groups, allocations)
 
     def layouts(self, gpus: int, wanted: Wanted) -> Iterator[Layout]:
         """Every layout of so many GPUs that is wanted; some of them cannot be."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from graphmem.errors import InputError
 from graphmem.parallel.layout import Layout
-from graphmem.parallel.traced import Blocks
+from graphmem.parallel.rank.blocks import Blocks
 
 
 @dataclass(frozen=True)

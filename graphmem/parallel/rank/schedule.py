@@ -1,4 +1,4 @@
-"""In which order one pipeline rank runs its forward and backward passes.
+"""The order in which one pipeline rank runs its forward and backward passes.
 
 Sources: GPipe (arXiv:1811.06965), 1F1B as `forward_backward_pipelining_without_interleaving` and
 the interleaved schedule as `forward_backward_pipelining_with_interleaving` of Megatron-LM

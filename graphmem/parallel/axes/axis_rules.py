@@ -18,23 +18,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graphmem.parallel.axes import Axis, unify
-from graphmem.parallel.operands import Axes, Learned, Named, Rule, equate, first, fresh, sizes
-from graphmem.parallel.rearranging import REARRANGED, broadcast, broadcasts
+from graphmem.parallel.axes.axis import Axis, unify
+from graphmem.parallel.axes.rule_interface import (
+    Axes,
+    AxisFacts,
+    OpView,
+    Rule,
+    equate,
+    first,
+    new_axes,
+    sizes,
+)
+from graphmem.parallel.axes.view_rules import REARRANGED, broadcast, broadcasts
 
 
-def relate(name: str, call: Named, learned: Learned) -> list[Axes]:
+def relate(name: str, call: OpView, facts: AxisFacts) -> list[Axes]:
     """The axes of an operation's results.
 
     Args:
         name: such as `aten.mm`.
         call: its arguments and the shapes of its results.
-        learned: grows by what the operator tells.
+        facts: grows by what the operator tells.
     """
     rule = RULES.get(name, _alike)
-    made = rule(call, learned)
+    made = rule(call, facts)
     return [
-        _fitting(made[i], shape) if i < len(made) else fresh(shape)
+        _fitting(made[i], shape) if i < len(made) else new_axes(shape)
         for i, shape in enumerate(call.shapes)
     ]
 
@@ -42,13 +51,13 @@ def relate(name: str, call: Named, learned: Learned) -> list[Axes]:
 def _fitting(axes: Axes, shape: Sequence[int]) -> Axes:
     """The axes where they have the sizes that the trace saw, else new ones."""
     if len(axes) != len(shape):
-        return fresh(shape)
+        return new_axes(shape)
     return tuple(
         axis if axis.size == size else Axis(size) for axis, size in zip(axes, shape, strict=True)
     )
 
 
-def _alike(call: Named, learned: Learned) -> list[Axes]:
+def _alike(call: OpView, facts: AxisFacts) -> list[Axes]:
     arguments = call.tensors()
     results = []
     for shape in call.shapes:
@@ -62,33 +71,33 @@ def _alike(call: Named, learned: Learned) -> list[Axes]:
     return results
 
 
-def _product(one: Axes, other: Axes, learned: Learned) -> Axes:
+def _product(one: Axes, other: Axes, facts: AxisFacts) -> Axes:
     unify(one[-1], other[-2])
     for mine, theirs in zip(one[:-2], other[:-2], strict=True):
         unify(mine, theirs)
-        learned.batched.append(mine)
+        facts.batched.append(mine)
     return (*one[:-1], other[-1])
 
 
-def _mm(call: Named, learned: Learned) -> list[Axes]:
+def _mm(call: OpView, facts: AxisFacts) -> list[Axes]:
     one, other, *_ = call.tensors()
-    return [_product(one, other, learned)]
+    return [_product(one, other, facts)]
 
 
-def _addmm(call: Named, learned: Learned) -> list[Axes]:
+def _addmm(call: OpView, facts: AxisFacts) -> list[Axes]:
     bias, one, other, *_ = call.tensors()
-    result = _product(one, other, learned)
+    result = _product(one, other, facts)
     equate(bias, result)
     return [result]
 
 
-def _mv(call: Named, learned: Learned) -> list[Axes]:
+def _mv(call: OpView, facts: AxisFacts) -> list[Axes]:
     matrix, vector, *_ = call.tensors()
     unify(matrix[1], vector[0])
     return [(matrix[0],)]
 
 
-def _linear(call: Named, learned: Learned) -> list[Axes]:
+def _linear(call: OpView, facts: AxisFacts) -> list[Axes]:
     one, weight, *bias = call.tensors()
     unify(one[-1], weight[-1])
     for axes in bias:
@@ -96,23 +105,23 @@ def _linear(call: Named, learned: Learned) -> list[Axes]:
     return [(*one[:-1], weight[0])]
 
 
-def _embedding(call: Named, learned: Learned) -> list[Axes]:
+def _embedding(call: OpView, facts: AxisFacts) -> list[Axes]:
     weight, indices, *_ = call.tensors()
     return [(*indices, weight[1])]
 
 
-def _embedding_backward(call: Named, learned: Learned) -> list[Axes]:
+def _embedding_backward(call: OpView, facts: AxisFacts) -> list[Axes]:
     gradient, *_ = call.tensors()
     rows, _ = call.shapes[0]
     return [(Axis(rows), gradient[-1])]
 
 
-def _reduce(call: Named, learned: Learned) -> list[Axes]:
+def _reduce(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes = first(call)
     dims = call.value("dim")
     dims = range(len(axes)) if dims is None or dims == [] else dims
     dims = {dim % len(axes) for dim in ([dims] if isinstance(dims, int) else dims)} if axes else ()
-    learned.whole += [axes[dim] for dim in dims]
+    facts.whole += [axes[dim] for dim in dims]
     if call.shapes and len(call.shapes[0]) == len(axes):
         kept = tuple(Axis(1) if dim in dims else axis for dim, axis in enumerate(axes))
     else:
@@ -120,88 +129,88 @@ def _reduce(call: Named, learned: Learned) -> list[Axes]:
     return [kept] * len(call.shapes)
 
 
-def _softmax(call: Named, learned: Learned) -> list[Axes]:
+def _softmax(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes = first(call)
     if axes:
-        learned.whole.append(axes[call.value("dim")])
+        facts.whole.append(axes[call.value("dim")])
     return [axes]
 
 
-def _norm(call: Named, learned: Learned) -> list[Axes]:
+def _norm(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, *others = call.tensors()
     count = len(call.value("normalized_shape"))
-    learned.whole += axes[len(axes) - count :]
+    facts.whole += axes[len(axes) - count :]
     for other in others:
         equate(other, axes)
     leading = axes[: len(axes) - count] + tuple(Axis(1) for _ in range(count))
     return [axes, *([leading] * (len(call.shapes) - 1))]
 
 
-def _attention(call: Named, learned: Learned) -> list[Axes]:
+def _attention(call: OpView, facts: AxisFacts) -> list[Axes]:
     query, key, value = (call.axes(name) or () for name in ("query", "key", "value"))
     unify(key[2], value[2])
     unify(query[3], key[3])
     for tensor in (key, value):
         for dim in (0, 1):
             unify(tensor[dim], query[dim])
-    learned.batched += [query[1], key[1]]
-    learned.queries.append(query[2])
+    facts.batched += [query[1], key[1]]
+    facts.queries.append(query[2])
     per_row = (*query[:3], Axis(1))
-    others = (per_row[: len(s)] if len(s) >= 3 else fresh(s) for s in call.shapes[1:])
+    others = (per_row[: len(s)] if len(s) >= 3 else new_axes(s) for s in call.shapes[1:])
     return [(*query[:3], value[3]), *others]
 
 
-def _attention_backward(call: Named, learned: Learned) -> list[Axes]:
+def _attention_backward(call: OpView, facts: AxisFacts) -> list[Axes]:
     return [call.axes(name) or () for name in ("query", "key", "value")]
 
 
-def _convolution(call: Named, learned: Learned) -> list[Axes]:
+def _convolution(call: OpView, facts: AxisFacts) -> list[Axes]:
     one, weight, *_ = call.tensors()
     if call.value("groups") == 1 and not call.value("transposed"):
         unify(one[1], weight[1])
-    return [(one[0], weight[0], *fresh(call.shapes[0][2:]))]
+    return [(one[0], weight[0], *new_axes(call.shapes[0][2:]))]
 
 
-def _class_loss(call: Named, learned: Learned) -> list[Axes]:
+def _class_loss(call: OpView, facts: AxisFacts) -> list[Axes]:
     """Scores of shape (rows, classes), and a target for each row."""
     *_, scores = sorted(call.tensors(), key=len)
     for axes in call.tensors():
         if len(axes) == 1 and axes[0].size == scores[0].size:
             unify(axes[0], scores[0])
-    return [scores if len(shape) == len(scores) else fresh(shape) for shape in call.shapes]
+    return [scores if len(shape) == len(scores) else new_axes(shape) for shape in call.shapes]
 
 
-def _loss(call: Named, learned: Learned) -> list[Axes]:
+def _loss(call: OpView, facts: AxisFacts) -> list[Axes]:
     """What is compared has one shape."""
     first, *others = call.tensors()
     for axes in others:
         equate(axes, first)
-    return [first if len(shape) == len(first) else fresh(shape) for shape in call.shapes]
+    return [first if len(shape) == len(first) else new_axes(shape) for shape in call.shapes]
 
 
-def _pool(call: Named, learned: Learned) -> list[Axes]:
+def _pool(call: OpView, facts: AxisFacts) -> list[Axes]:
     """Only the last two dimensions change."""
     axes = first(call)
-    return [axes[:-2] + fresh(shape[-2:]) for shape in call.shapes]
+    return [axes[:-2] + new_axes(shape[-2:]) for shape in call.shapes]
 
 
-def _index(call: Named, learned: Learned) -> list[Axes]:
+def _index(call: OpView, facts: AxisFacts) -> list[Axes]:
     """`x[rows]`: the rows' own axes, and what the index does not touch."""
     axes, rows = first(call), call.lists("indices")
     (shape,) = call.shapes
     kept = axes[len(rows) :]
     leading = shape[: len(shape) - len(kept)]
     picked = [each for each in rows if each is not None]
-    return [(broadcast(picked, leading) if len(picked) == len(rows) else fresh(leading)) + kept]
+    return [(broadcast(picked, leading) if len(picked) == len(rows) else new_axes(leading)) + kept]
 
 
-def _index_select(call: Named, learned: Learned) -> list[Axes]:
+def _index_select(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, rows = call.tensors()
     dim = call.value("dim") % len(axes)
     return [(*axes[:dim], *rows, *axes[dim + 1 :])]
 
 
-def _index_add(call: Named, learned: Learned) -> list[Axes]:
+def _index_add(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, source, dim = first(call), call.axes("source") or (), call.value("dim")
     for other in range(len(source)):
         if other != dim % len(axes):
@@ -209,24 +218,24 @@ def _index_add(call: Named, learned: Learned) -> list[Axes]:
     return [axes]
 
 
-def _index_put(call: Named, learned: Learned) -> list[Axes]:
+def _index_put(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes, values = first(call), call.axes("values") or ()
     kept = axes[len(call.value("indices")) :]
     equate(values[len(values) - len(kept) :], kept)
     return [axes]
 
 
-def _nonzero(call: Named, learned: Learned) -> list[Axes]:
+def _nonzero(call: OpView, facts: AxisFacts) -> list[Axes]:
     """How many there are goes with how many are asked: experts with balanced routing."""
     axes, (shape,) = first(call), call.shapes
-    return [(Axis(shape[0], drawn_from=axes[0]), Axis(shape[1]))] if axes else [fresh(shape)]
+    return [(Axis(shape[0], drawn_from=axes[0]), Axis(shape[1]))] if axes else [new_axes(shape)]
 
 
-def _last_changes(call: Named, learned: Learned) -> list[Axes]:
+def _last_changes(call: OpView, facts: AxisFacts) -> list[Axes]:
     axes = first(call)
     dim = call.value("dim")
     dim = (-1 if dim is None else dim) % len(axes)
-    learned.whole.append(axes[dim])
+    facts.whole.append(axes[dim])
     return [(*axes[:dim], Axis(shape[dim]), *axes[dim + 1 :]) for shape in call.shapes]
 
 

@@ -1,4 +1,4 @@
-"""What the rules of operators see of an operation, and what they tell besides its results' axes."""
+"""What rules of operators see of an operation, and what they report beyond its results' axes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from graphmem.parallel.axes import Axis, unify
+from graphmem.parallel.axes.axis import Axis, unify
 
 Axes = tuple[Axis, ...]
 
 
-class Named(Protocol):
+class OpView(Protocol):
     """An operation's arguments, as rules see them."""
 
     @property
@@ -32,8 +32,8 @@ class Named(Protocol):
 
 
 @dataclass
-class Learned:
-    """What the operators say about axes besides equality.
+class AxisFacts:
+    """Facts about axes other than which are equal.
 
     Attributes:
         whole: axes over which an operator normalises or reduces in the forward pass.
@@ -46,10 +46,10 @@ class Learned:
     queries: list[Axis] = field(default_factory=list)
 
 
-Rule = Callable[[Named, Learned], list[Axes]]
+Rule = Callable[[OpView, AxisFacts], list[Axes]]
 
 
-def fresh(shape: Sequence[int]) -> Axes:
+def new_axes(shape: Sequence[int]) -> Axes:
     """New axes."""
     return tuple(map(Axis, shape))
 
@@ -61,7 +61,7 @@ def equate(one: Sequence[Axis], other: Sequence[Axis]) -> None:
             unify(mine, theirs)
 
 
-def first(call: Named) -> Axes:
+def first(call: OpView) -> Axes:
     """The axes of the first tensor argument."""
     return call.tensors()[0]
 

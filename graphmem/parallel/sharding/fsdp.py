@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 
 from graphmem.graph import Category, PhaseName
 from graphmem.parallel.layout import Layout, Precision
-from graphmem.parallel.parameters import FP32_BYTES, ParameterOnRank
-from graphmem.parallel.pieces import Piece
-from graphmem.parallel.rank import Moment, Rank
+from graphmem.parallel.rank.allocations import Allocation
+from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.sharding.parameters import FP32_BYTES, ParameterOnRank
 from graphmem.report.categories import COMMUNICATION
 
 ROOT = ""
@@ -81,24 +81,24 @@ def padding(parameters: Iterable[ParameterOnRank], layout: Layout) -> int:
 
 
 def shard_fully(
-    rank: Rank, pieces: Iterable[Piece], parameters: Mapping[str, ParameterOnRank]
-) -> list[Piece]:
-    """The pieces of a rank under `fully_shard`.
+    rank: Rank, allocations: Iterable[Allocation], parameters: Mapping[str, ParameterOnRank]
+) -> list[Allocation]:
+    """The allocations of a rank under `fully_shard`.
 
     Args:
         rank: whose they are.
-        pieces: before; those of parameters and gradients are changed.
+        allocations: before; those of parameters and gradients are changed.
         parameters: of the rank.
     """
-    return _FullySharded(rank, list(pieces), parameters).run()
+    return _FullySharded(rank, list(allocations), parameters).run()
 
 
 class _FullySharded:
     def __init__(
-        self, rank: Rank, pieces: list[Piece], parameters: Mapping[str, ParameterOnRank]
+        self, rank: Rank, allocations: list[Allocation], parameters: Mapping[str, ParameterOnRank]
     ) -> None:
         self._rank = rank
-        self._pieces = pieces
+        self._pieces = allocations
         self._units = self._find_units(parameters)
         self._wide = rank.layout.precision is Precision.BF16_MASTER
 
@@ -109,27 +109,27 @@ class _FullySharded:
             units.setdefault(name, Unit(name)).parameters.append(each)
         return list(units.values())
 
-    def run(self) -> list[Piece]:
+    def run(self) -> list[Allocation]:
         for i, slot in enumerate(self._rank.slots):
-            phase = self._rank.traced.passes[slot.traced].phase
+            phase = self._rank.traced.phases[slot.traced].phase
             if phase is PhaseName.FORWARD:
                 self._pieces += self._forward(i)
             elif phase is PhaseName.BACKWARD:
                 self._pieces += self._backward(i)
         for unit in self._units:
             for each in unit.parameters:
-                each.piece.nbytes = share_bytes(each) * (2 if self._wide else 1)
+                each.allocation.nbytes = share_bytes(each) * (2 if self._wide else 1)
         if self._wide:  # the share is the master copy
-            masters = {id(each.piece) for unit in self._units for each in unit.parameters}
+            masters = {id(each.allocation) for unit in self._units for each in unit.parameters}
             self._pieces = [
-                piece
-                for piece in self._pieces
-                if id(piece) in masters or not self._is_master(piece)
+                allocation
+                for allocation in self._pieces
+                if id(allocation) in masters or not self._is_master(allocation)
             ]
         return self._pieces
 
-    def _is_master(self, piece: Piece) -> bool:
-        return piece.storage is None and piece.category == Category.OPTIMIZER_STATE
+    def _is_master(self, allocation: Allocation) -> bool:
+        return allocation.storage is None and allocation.category == Category.OPTIMIZER_STATE
 
     # Forward ------------------------------------------------------------------------------------
 
@@ -142,16 +142,18 @@ class _FullySharded:
                 found.append((unit, (slot, span[0] - 0.5), (slot, span[1] - 0.2)))
         return sorted(found, key=lambda item: (item[1], item[0].name != ROOT))
 
-    def _forward(self, slot: int) -> Iterator[Piece]:
+    def _forward(self, slot: int) -> Iterator[Allocation]:
         spans = self._spans(slot)
         root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
         for i, (unit, begins, ends) in enumerate(spans):
             is_last = i + 1 == len(spans)
             freed = root_ends if is_last else _later(spans[i + 1][1], 0.02)
-            yield Piece(unit.gathered(), begins, freed, "gathered, flat", category=COMMUNICATION)
+            yield Allocation(
+                unit.gathered(), begins, freed, "gathered, flat", category=COMMUNICATION
+            )
             for each in unit.parameters:
                 dies = self._resharded(unit, slot, ends)
-                yield Piece(
+                yield Allocation(
                     each.ranks * share_bytes(each),
                     _later(begins, 0.03),
                     dies,
@@ -177,14 +179,14 @@ class _FullySharded:
 
     # Backward -----------------------------------------------------------------------------------
 
-    def _backward(self, slot: int) -> Iterator[Piece]:
+    def _backward(self, slot: int) -> Iterator[Allocation]:
         spans = self._spans(slot)
         spans.sort(key=lambda item: item[2])
         root_ends = max((end for _, _, end in spans), default=(slot, 0.0))
         for i, (unit, begins, ends) in enumerate(spans):
             if not self._stays(unit, slot):
                 asked = _later(spans[i - 1][1], 0.1) if i and spans[i - 1][1] < begins else begins
-                yield Piece(
+                yield Allocation(
                     unit.gathered(),
                     asked,
                     _later(begins, 0.05),
@@ -192,7 +194,7 @@ class _FullySharded:
                     category=COMMUNICATION,
                 )
                 for each in unit.parameters:
-                    yield Piece(
+                    yield Allocation(
                         each.ranks * share_bytes(each),
                         _later(begins, 0.03),
                         ends,
@@ -202,7 +204,9 @@ class _FullySharded:
             reduced = spans[i + 1][2] if i + 1 < len(spans) else root_ends
             yield from self._reduced(unit, ends, _later(reduced, 0.01), slot)
 
-    def _reduced(self, unit: Unit, ends: Moment, buffer_ends: Moment, slot: int) -> Iterator[Piece]:
+    def _reduced(
+        self, unit: Unit, ends: Moment, buffer_ends: Moment, slot: int
+    ) -> Iterator[Allocation]:
         """Clauses (4) and (5)."""
         trained = unit.trained()
         if not trained:
@@ -210,7 +214,7 @@ class _FullySharded:
         element_factor = 2 if self._wide else 1
         share = sum(share_bytes(each) for each in trained) * element_factor
         whole = sum(each.ranks * share_bytes(each) for each in trained) * element_factor
-        yield Piece(
+        yield Allocation(
             whole,
             _later(ends, 0.02),
             _later(buffer_ends, 0.0),
@@ -227,7 +231,7 @@ class _FullySharded:
                         lives_until = gradient.dies
                     gradient.dies = max(_later(gradient.born, 0.01), _later(ends, 0.03))
         born = _later(ends, 0.04)
-        yield Piece(
+        yield Allocation(
             share,
             born,
             lives_until if not micro else _later(born, 0.01),

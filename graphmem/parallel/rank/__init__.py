@@ -1,0 +1,1 @@
+"""One pipeline rank: which phases of the trace it runs, and what it allocates in them."""

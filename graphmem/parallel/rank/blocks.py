@@ -1,0 +1,97 @@
+"""The blocks of a model, such as the layers of a decoder, and the operations of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphmem.errors import InputError
+from graphmem.graph import PhaseName, StepGraph
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model that run one after the other, such as the layers of a decoder.
+
+    Attributes:
+        name: of the list that holds them, such as "layers".
+        count: how many there are.
+        of_op: by operation, the block that it belongs to, from -1 (before the first) to `count`
+            (behind the last).
+    """
+
+    name: str
+    count: int
+    of_op: Sequence[int]
+
+    @property
+    def names(self) -> list[str]:
+        """The qualified names of the blocks."""
+        prefix = f"{self.name}." if self.name else ""
+        return [f"{prefix}{number}" for number in range(self.count)]
+
+
+def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:
+    """Find the repeated blocks.
+
+    Of the lists whose children have one class, the longest; of equally long ones the outermost.
+
+    Args:
+        graph: the trace.
+        name: the list to take instead.
+
+    Raises:
+        InputError: there is no list of that name.
+    """
+    lists: dict[str, list[str]] = {}
+    for module in graph.modules:
+        parent, _, last = module.rpartition(".")
+        if last.isdigit():
+            lists.setdefault(parent, []).append(graph.modules[module])
+    if name is not None and name not in lists:
+        raise InputError(
+            f"no list of modules is called {name!r}",
+            hint=f"there are {', '.join(sorted(lists)) or 'none'}",
+        )
+    alike = {each: kinds for each, kinds in lists.items() if len(set(kinds)) == 1}
+    chosen = name or min(
+        alike, key=lambda each: (-len(alike[each]), each.count("."), each), default=None
+    )
+    if chosen is None:
+        return Blocks("", 0, [0] * len(graph.ops))
+    count = len(lists[chosen])
+    return Blocks(chosen, count, _blocks_of_ops(graph, chosen, count))
+
+
+def _blocks_of_ops(graph: StepGraph, name: str, count: int) -> list[int]:
+    """The block of each operation.
+
+    One outside of the blocks belongs to the block that ran last; in front of the first block and
+    behind the last it stands alone.
+    """
+    found: list[int] = []
+    forward, backward = -1, count
+    phase = -1
+    for op in graph.ops:
+        if op.phase != phase:
+            phase = op.phase
+            forward, backward = -1, count
+        own = _block(op.module, name)
+        if graph.phases[op.phase].name is PhaseName.BACKWARD:
+            if own is None and op.forward is not None:
+                own = found[op.forward]
+            backward = own if own is not None else backward
+            found.append(backward)
+        else:
+            leaves = forward == count - 1 and own is None and op.module != ""
+            forward = own if own is not None else count if leaves else forward
+            found.append(forward)
+    return found
+
+
+def _block(module: str, name: str) -> int | None:
+    prefix = f"{name}." if name else ""
+    if not module.startswith(prefix):
+        return None
+    number = module[len(prefix) :].partition(".")[0]
+    return int(number) if number.isdigit() else None

@@ -1,0 +1,96 @@
+"""The trace as phases: setup, and each step's forward, backward and optimizer.
+
+The *events* of `simulate` (births and deaths of storages, in order) are numbered. A phase is a run
+of events. A pipeline stage's part of a forward or backward phase is a run of it, as blocks run one
+after the other.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphmem.errors import InputError
+from graphmem.graph import Op, PhaseName, StepGraph, Storage
+from graphmem.kernel_program import Program
+from graphmem.simulate import changes
+
+
+@dataclass(frozen=True)
+class TracedPhase:
+    """One phase of the trace.
+
+    Attributes:
+        step: of the trace; -1 is the setup.
+        phase: which of them.
+        start, end: its first event, and the one after its last.
+    """
+
+    step: int
+    phase: PhaseName
+    start: int
+    end: int
+
+
+class TracedPhases:
+    """A trace with its events numbered.
+
+    Attributes:
+        graph: the trace.
+        changes: what `simulate` replays, in order.
+        phases: in order; they cover all events.
+        birth, death: events by the storage's id; no death where it outlives the trace.
+        storages: by id, scratch memory of kernels included.
+    """
+
+    def __init__(self, graph: StepGraph, programs: Mapping[int, Program]) -> None:
+        self.graph = graph
+        self.changes = changes(graph, programs)
+        self.birth: dict[int, int] = {}
+        self.death: dict[int, int] = {}
+        self.storages: dict[int, Storage] = {}
+        for event, (_, born, storage) in enumerate(self.changes):
+            (self.birth if born else self.death)[storage.id] = event
+            self.storages[storage.id] = storage
+        self._ticks = [tick for tick, _, _ in self.changes]
+        starts = [self.event_after(phase.start - 1) for phase in graph.phases]
+        ends = [*starts[1:], len(self.changes)]
+        self.phases = [
+            TracedPhase(phase.step, phase.name, start, end)
+            for phase, start, end in zip(graph.phases, starts, ends, strict=True)
+        ]
+        self._starts = starts
+
+    def event_after(self, tick: int) -> int:
+        """The first event after a tick."""
+        return bisect_right(self._ticks, tick)
+
+    def event_of(self, op: Op) -> int:
+        """The first event that an operation causes, or could cause."""
+        return bisect_left(self._ticks, op.tick)
+
+    def phase_at(self, event: int) -> int:
+        """Which phase an event lies in."""
+        index = bisect_right(self._starts, event) - 1
+        while self.phases[index].start == self.phases[index].end:
+            index -= 1
+        return index
+
+    @cached_property
+    def by_phase(self) -> dict[tuple[int, PhaseName], int]:
+        """The pass of each phase of each step, where a step has one forward and one backward."""
+        return {(each.step, each.phase): i for i, each in enumerate(self.phases)}
+
+    def check_one_micro_batch(self) -> None:
+        """See that each step has one forward and one backward pass to be repeated.
+
+        Raises:
+            InputError: it has more, as one that accumulates gradients has.
+        """
+        if len(self.by_phase) != len(self.phases):
+            raise InputError(
+                "the traced step runs several forward passes: it cannot be cut into micro-batches",
+                hint="let build() describe one micro-batch: accumulate=1",
+            )

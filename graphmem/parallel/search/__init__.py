@@ -1,0 +1,1 @@
+"""Find the layouts under which a step fits."""
