@@ -20,9 +20,9 @@ INSTALLED := $(VENV)/.installed
 
 # Allocator, trace, autograd walk, passes, simulation and the house itself: 100 s of one core.
 ENGINE := addresses allocator allocator_properties architecture dispatch engine_rules gpus \
-    kept_lines line_search linear_algebra location memory_report pass_frozen_layers \
+    line_search linear_algebra location memory_report pass_frozen_layers \
     pass_interface pass_output_reuse pass_saved_tensors pipeline recorded_allocator recorder \
-    recurrent runtime_allocator scratch_operators scratch_reductions simulate target \
+    recurrent retaining_lines runtime_allocator scratch_operators scratch_reductions simulate target \
     tensor_kinds torch_releases units workspaces
 
 .PHONY: analyze quick test test-all lint benchmark clean

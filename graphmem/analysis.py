@@ -130,7 +130,7 @@ def analyze(
         >>> report = graphmem.analyze(model, (tokens, targets), gpu="t4", autocast="bf16")
         >>> report.peak.allocated
     """
-    from graphmem.target.objects import check_names, target_of
+    from graphmem.targets.objects import check_names, target_of
 
     check_names("analyze", dict(options), Request, "inputs", "loss", "advice", "progress")
     found = target_of(target, inputs, loss)
@@ -265,7 +265,7 @@ def _traced(
     """The target's name, its step graph, and its batch."""
     from graphmem.caller import turn
     from graphmem.changes.batch import batch_of
-    from graphmem.target import blaming_the_user, load_target
+    from graphmem.targets import blaming_the_user, load_target
     from graphmem.trace import Options, trace
 
     loaded = load_target(target, request.settings)
@@ -300,7 +300,7 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
         InputError: the target cannot be imported.
     """
     from graphmem.caller import put_back, turn
-    from graphmem.target import load_target
+    from graphmem.targets import load_target
     from graphmem.virtual_gpu import virtual_cuda
     from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 

@@ -169,7 +169,7 @@ def fit(
     Example:
         >>> graphmem.fit("model.py:build", gpus=["t4", "a100-40gb"]).cards[0].largest
     """
-    from graphmem.target.objects import check_names
+    from graphmem.targets.objects import check_names
 
     check_names("fit", options, Request, "gpus", "vary", "smallest", "largest", "multiple_of")
     over = Range(vary, smallest, largest, multiple_of)

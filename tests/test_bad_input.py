@@ -11,7 +11,7 @@ import pytest
 
 import graphmem
 from graphmem.errors import InputError
-from graphmem.target import load_target
+from graphmem.targets import load_target
 
 Refused = Callable[..., InputError]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphmem.gate.compare import Cause, Verdict
-from graphmem.gate.formats import words
+from graphmem.gate.formats import messages
 from graphmem.gate.lock import Entry
 from tests.gate_project import Project, Run
 
@@ -103,7 +103,7 @@ def test_what_is_not_listed_is_a_line_of_its_own() -> None:
     cause = Cause("activation", "h.[0-3]", 512, 1536, 4, None, "saved")
     result: Any = SimpleNamespace(verdict=Verdict(entry, entry, [], [cause], rest=-2048))
 
-    assert words.causes(result)[-1] == "-2.0 KiB all else together"
+    assert messages.causes(result)[-1] == "-2.0 KiB all else together"
 
 
 def test_no_formula_of_a_derivative_is_in_the_way(project: Project) -> None:

@@ -25,7 +25,7 @@ from graphmem.graph import Source
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.session import EnoughSteps
 from graphmem.simulate import Moment, Timeline, simulate
-from graphmem.target import load_target
+from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.choices import Choices
 

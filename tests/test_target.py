@@ -18,7 +18,7 @@ from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, StepGraph
-from graphmem.target import Target, load_target
+from graphmem.targets import Target, load_target
 from graphmem.trace import Options, trace
 
 Write = Callable[..., Path]
@@ -98,7 +98,7 @@ def test_a_wrong_file_name_is_answered_without_importing_torch(tmp_path: Path) -
     program = dedent(f"""
         import sys
         from graphmem.errors import InputError
-        from graphmem.target import load_target
+        from graphmem.targets import load_target
         try:
             load_target({str(tmp_path / "missing.py")!r}, {{}})
         except InputError:

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from graphmem.allocator.device import Device
+from graphmem.allocator.device_stats import DeviceStats
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
-from graphmem.allocator.figures import Figures
 from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfMemory
 from graphmem.allocator.pool import EVERYBODYS, Block, Pool, PoolId, Segment, SegmentInfo
 from graphmem.allocator.private_pools import PrivatePools
@@ -23,7 +23,7 @@ from graphmem.allocator.segment_info import segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
 
 
-class CachingAllocator(Figures):
+class CachingAllocator(DeviceStats):
     """One device's caching allocator; its figures are those of `Figures`.
 
     Attributes:

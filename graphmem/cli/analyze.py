@@ -13,7 +13,7 @@ import typer
 from graphmem.advice.commands import command_of
 from graphmem.cli import changes, options
 from graphmem.cli.output import console, hint_at_cards, keep, progress, put_result
-from graphmem.target import RECORD
+from graphmem.targets import RECORD
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis, Request

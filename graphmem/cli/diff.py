@@ -44,8 +44,8 @@ def diff(
     Example: graphmem diff --git main..HEAD model.py:build
     """
     from graphmem.analysis import Request
+    from graphmem.gate.diff_inputs import diff_revisions, diff_two
     from graphmem.gate.formats.differences import DIFF_FORMATS
-    from graphmem.gate.two_sides import diff_revisions, diff_two
 
     request = Request(
         gpu=gpu,

@@ -11,7 +11,7 @@ import typer
 from graphmem.errors import InputError
 from graphmem.files import check_place
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.target import RECORD
+from graphmem.targets import RECORD
 
 Target = Annotated[
     str,

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from graphmem.target import is_record
+from graphmem.targets import is_record
 
 _OF_CHANGES = frozenset({"freeze", "checkpoint", "precision"})
 """Parameters of commands that become `Request.changes`; the others are called as its fields."""

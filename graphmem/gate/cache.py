@@ -28,9 +28,9 @@ import msgspec
 
 from graphmem.errors import InputError
 from graphmem.files import write_bytes, write_text
+from graphmem.gate.dependencies import are_unchanged
 from graphmem.gate.git import tracked_below
 from graphmem.gate.jobs import Job, Outcome
-from graphmem.gate.sources import are_unchanged
 
 FOLDER = ".graphmem_cache"
 _FORMAT = "1"

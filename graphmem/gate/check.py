@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from graphmem.gate.affected import affected_jobs
 from graphmem.gate.cache import Cache
 from graphmem.gate.compare import Verdict, compare
 from graphmem.gate.config import Config, TargetConfig
@@ -25,7 +26,6 @@ from graphmem.gate.jobs import (
 )
 from graphmem.gate.lock import Lock
 from graphmem.gate.processes import local_processes
-from graphmem.gate.reach import reached
 
 SCHEMA = "graphmem.check/1"
 
@@ -124,7 +124,7 @@ def run_check(
     wanted = jobs
     if how.since is not None:
         changed = changed_files(config.root, how.since)
-        wanted = reached(jobs, changed, cache.known_sources)
+        wanted = affected_jobs(jobs, changed, cache.known_sources)
     wanted = [each for job in wanted for each in _with_card(job, chosen[job.name])]
     found = _cached(wanted, cache) if how.cached else {}
     missing = [job for job in wanted if job.name not in found]

@@ -24,7 +24,7 @@ import msgspec
 
 from graphmem.analysis import Request
 from graphmem.errors import GraphmemError, InputError, InternalError
-from graphmem.gate.sources import listening
+from graphmem.gate.dependencies import recording_files_read
 from graphmem.report import Report
 from graphmem.time_limit import time_limit
 
@@ -73,7 +73,7 @@ def perform(job: Job, timeout: float | None = None) -> Outcome:
     options = {each: getattr(job.request, each) for each in Request.__dataclass_fields__}
     with undisturbed(), contextlib.chdir(job.root), contextlib.redirect_stdout(sys.stderr):
         try:
-            with time_limit(timeout), listening() as sources:
+            with time_limit(timeout), recording_files_read() as sources:
                 report = analyze(job.target, **options)
                 digests = sources.digests(job.root)
         except GraphmemError as error:

@@ -24,8 +24,8 @@ from graphmem.live import (
     surroundings,
     torchscript,
 )
-from graphmem.live.machine import LiveMachine
 from graphmem.live.observer import Observer
+from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
 from graphmem.record import Observed, TracedStep
@@ -99,7 +99,7 @@ class VirtualGpu:
         self._session = LiveSession(max_steps)
         self._session.compiles = compiles
         recorder = self._session.recorder
-        self._machine = LiveMachine(self.runtime, self.memory, recorder)
+        self._simulator = OnlineSimulator(self.runtime, self.memory, recorder)
         self._session.reads.choose(Choices.parse(assume))
         self._session.reads.tell = tell
         recorder.assumptions.is_strict = strict
@@ -107,7 +107,7 @@ class VirtualGpu:
         self._session.mode.streams = NodeStreams(self.memory)
         self._session.mode.captures = self.memory.captures
         self.memory.runs_node = lambda: self._session.mode.node is not None
-        self._observer = Observer(self._session, self._machine, tell)
+        self._observer = Observer(self._session, self._simulator, tell)
         self._stack = ExitStack()
         self._was_entered = False
         self._finished = False
@@ -167,7 +167,7 @@ class VirtualGpu:
     def _replacements(self) -> list[Any]:
         session = self._session
         return [
-            *addresses.replacements(session.recorder, self._machine.block_holding),
+            *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *resized_storages.replacements(session.recorder),
             *pool_pointers.replacements(session.recorder, session.fake_mode, self.memory),
@@ -203,7 +203,7 @@ class VirtualGpu:
     @property
     def peak(self) -> int:
         """The most bytes that were allocated so far."""
-        return self._machine.timeline().peak()[0].allocated
+        return self._simulator.timeline().peak()[0].allocated
 
     @property
     def allocated(self) -> int:
@@ -223,7 +223,7 @@ class VirtualGpu:
         """What was captured until now; `graphmem.record.save` keeps it."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
-        observed = Observed(self._machine.timeline(), self._observer.sections(), self._verdict())
+        observed = Observed(self._simulator.timeline(), self._observer.sections(), self._verdict())
         return TracedStep(self._name, self.runtime, graph, observed)
 
     def _verdict(self) -> OnCard | None:
@@ -234,7 +234,7 @@ class VirtualGpu:
             return None
         graph = self._session.recorder.graph
         return verdict_of(
-            self._machine,
+            self._simulator,
             self.memory,
             self.runtime,
             graph,

@@ -20,10 +20,10 @@ import torch
 
 from graphmem.frames import is_program
 from graphmem.graph import Source
-from graphmem.trace.kept_lines import keeping_line
 from graphmem.trace.location import Location
 from graphmem.trace.naming import variables_of
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.retaining_lines import retaining_line
 from graphmem.trace.saved_tensors import SavedTensors
 
 DEPTH = 4
@@ -102,7 +102,7 @@ class _Search:
     def _found(self, storage: int, name: str, file: str, *, through_graph: bool) -> None:
         if storage in self.missing:
             self.missing.discard(storage)
-            self.found[storage] = Held(Holder(name, keeping_line(file, name)), through_graph)
+            self.found[storage] = Held(Holder(name, retaining_line(file, name)), through_graph)
 
 
 def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:

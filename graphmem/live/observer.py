@@ -8,11 +8,11 @@ import torch
 
 from graphmem.graph import Storage
 from graphmem.live.fragmentation import Fragmentation
-from graphmem.live.growth import Growth, Start
 from graphmem.live.holders import Held, holders_of, named_values
-from graphmem.live.machine import LiveMachine
+from graphmem.live.leaks import LeakDetector, Start
+from graphmem.live.online_simulator import OnlineSimulator
+from graphmem.live.out_of_memory import OutOfMemorySection
 from graphmem.live.session import LiveSession
-from graphmem.live.shortage import Shortage
 from graphmem.report.build import GROWTH
 from graphmem.report.reasons import reason_for
 from graphmem.trace.naming import name_model, name_variables
@@ -26,42 +26,43 @@ class Observer:
     """Looks at the device at the beginning of iterations and where a request does not fit."""
 
     def __init__(
-        self, session: LiveSession, machine: LiveMachine, tell: Callable[[str], None]
+        self, session: LiveSession, simulator: OnlineSimulator, tell: Callable[[str], None]
     ) -> None:
         self._tell = tell
         self._next_size_to_tell = MANY_OPERATIONS
         self._session = session
-        self._machine = machine
+        self._simulator = simulator
         graph = session.recorder.graph
-        self._growth = Growth(graph, self._holders_of, self._block_bytes)
+        self._leaks = LeakDetector(graph, self._holders_of, self._block_bytes)
         self._fragmentation = Fragmentation(graph, self._holders_of, self._reason_now)
         session.on_iteration = self._begin_iteration
-        machine.on_refusal = self._refuse
+        simulator.on_refusal = self._refuse
 
     @property
     def grows(self) -> bool:
         """Whether the program keeps more in every iteration."""
-        return bool(self._growth.leaks)
+        return bool(self._leaks.leaks)
 
     def sections(self) -> dict[str, list[str]]:
         """What was seen, as lines of the report by their heading."""
+        refused = OutOfMemorySection(self._simulator.refusals, self._reason_at)
         return {
-            GROWTH: list(self._growth.report_lines()),
+            GROWTH: list(self._leaks.report_lines()),
             "fragmentation": list(self._fragmentation.report_lines()),
-            "out of memory": list(Shortage(self._machine.refusals, self._reason_at).report_lines()),
+            "out of memory": list(refused.report_lines()),
         }
 
     def finish(self) -> None:
         """The program has ended, and its globals are still there."""
         self._name_what_is_there()
-        self._growth.finish([storage for storage, _ in self._machine.alive()])
+        self._leaks.finish([storage for storage, _ in self._simulator.alive()])
         self._look_at_segments()
 
     def _begin_iteration(self, number: int) -> None:
-        alive = self._machine.alive()
+        alive = self._simulator.alive()
         allocated = sum(block.size for _, block in alive)
         start = Start(number, self._session.recorder.tick, allocated)
-        self._growth.begin_iteration(start, [storage for storage, _ in alive])
+        self._leaks.begin_iteration(start, [storage for storage, _ in alive])
         self._look_at_segments()
         self._tell_size(number)
 
@@ -79,7 +80,7 @@ class Observer:
     def _refuse(self) -> None:
         """A request does not fit; the functions that hold memory are still on the stack."""
         self._name_what_is_there()
-        self._growth.refuse([storage for storage, _ in self._machine.alive()])
+        self._leaks.refuse([storage for storage, _ in self._simulator.alive()])
         self._look_at_segments()
 
     def _name_what_is_there(self) -> None:
@@ -91,8 +92,8 @@ class Observer:
         name_variables(recorder, location)
 
     def _look_at_segments(self) -> None:
-        alive = self._machine.alive()
-        segments = self._machine.timeline().segments
+        alive = self._simulator.alive()
+        segments = self._simulator.timeline().segments
         self._fragmentation.look(segments, {block.address: storage for storage, block in alive})
 
     def _holders_of(self, wanted: list[int]) -> dict[int, Held]:
@@ -100,7 +101,7 @@ class Observer:
         return holders_of(wanted, session.recorder, session.saved, session.location)
 
     def _block_bytes(self, storage: Storage) -> int:
-        block = self._machine.block_holding(storage)
+        block = self._simulator.block_holding(storage)
         return 0 if block is None else block.size
 
     def _reason_now(self, storage: Storage) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from graphmem.capacity import capacity_of
 from graphmem.graph import StepGraph
-from graphmem.live.machine import LiveMachine
-from graphmem.live.machine import Refusal as LiveRefusal
+from graphmem.live.online_simulator import OnlineSimulator
+from graphmem.live.online_simulator import Refusal as LiveRefusal
 from graphmem.pipeline import Annotations
 from graphmem.report.build import Held, place_of
 from graphmem.report.memory import HOLDERS_AT_REFUSAL
@@ -20,7 +20,7 @@ from graphmem.virtual_gpu.device_memory import DeviceMemory
 
 
 def verdict_of(
-    machine: LiveMachine,
+    simulator: OnlineSimulator,
     memory: DeviceMemory,
     runtime: Runtime,
     graph: StepGraph,
@@ -31,16 +31,16 @@ def verdict_of(
     """What the card said.
 
     Args:
-        machine: has what was refused.
+        simulator: knows what was refused.
         memory: the device's.
         runtime: the machine.
         graph: what the program did.
         ran_out: whether a refused request ended it.
         grows: whether it keeps more in every iteration, so that no card has room for ever.
     """
-    timeline = machine.timeline()
+    timeline = simulator.timeline()
     context = runtime.context
-    last = machine.refusals[-1] if ran_out and machine.refusals else None
+    last = simulator.refusals[-1] if ran_out and simulator.refusals else None
     reserved = max(moment.reserved for moment in timeline.moments)
     capacity = capacity_of(memory.allocator)
     margin = capacity - reserved if last is None else last.free - last.tried

@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from graphmem.record.file import load, save
 from graphmem.record.step import Observed, TracedStep
-from graphmem.target import is_record
+from graphmem.targets import is_record
 
 __all__ = ["Observed", "TracedStep", "is_record", "load", "save"]

@@ -20,7 +20,7 @@ from graphmem.files import write_bytes
 from graphmem.plain_data import unpacked
 from graphmem.record import rows
 from graphmem.record.step import TracedStep
-from graphmem.target import RECORD
+from graphmem.targets import RECORD
 
 _LEVEL = 6
 _LARGEST = 1 << 29  # bytes of MessagePack: four million operations

@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from graphmem.analysis import Analysis
-from graphmem.render.columns import columns, packed, summary
+from graphmem.render.page_data import columns, packed, summary
 from graphmem.report import answer
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Report

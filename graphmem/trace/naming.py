@@ -14,10 +14,10 @@ import torch
 
 from graphmem.frames import is_program, short_path
 from graphmem.graph import OwnerKind, Source
-from graphmem.trace.kept_lines import keeping_line
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.quantised import parts_of, tensors_beside, tensors_of_objects
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.retaining_lines import retaining_line
 
 MOST_ITEMS = 1000
 
@@ -116,7 +116,7 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
             for suffix, tensor in tensors_held(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None and file is not None and recorder.is_nameless(storage):
-                    source = keeping_line(file, attribute, of_class=kind.__name__)
+                    source = retaining_line(file, attribute, of_class=kind.__name__)
                     name = f"{path or kind.__name__}.{attribute}{suffix}"
                     recorder.name_variable(storage, name, source)
 
@@ -134,7 +134,7 @@ def _name_globals(recorder: Recorder, module: ModuleType) -> None:
         for suffix, tensor in tensors_held(value):
             storage = recorder.storage_of(tensor)
             if storage is not None and recorder.is_nameless(storage):
-                source = keeping_line(str(module.__file__), name)
+                source = retaining_line(str(module.__file__), name)
                 recorder.name_variable(storage, f"{name}{suffix}", source)
 
 

@@ -24,7 +24,7 @@ from graphmem.graph import (
 )
 from graphmem.trace.assumptions import Assumptions
 from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name
-from graphmem.trace.nodes import MadeBy, NodeWriter
+from graphmem.trace.fx_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper

@@ -138,7 +138,7 @@ def library_replacements(
         memory.blas_handle()
         return _BLAS_HANDLE
 
-    def clear_workspaces() -> None:  # the live machine sets the hook later
+    def clear_workspaces() -> None:  # the online simulator sets it later
         memory.clear_blas_workspaces()
 
     runtime = CudaRuntime(memory_info, pinned)

@@ -1,6 +1,6 @@
 """The memory of the virtual GPU: one allocator, fed while the program runs, and who may ask it.
 
-(1) The live machine feeds it: `malloc` at each birth, `free` at each death, in program order. A
+(1) The online simulator feeds it: `malloc` at each birth, `free` at each death, in program order. A
 death is applied when the next operation ends; `expect_free` remembers where it happened.
 (2) Whoever asks calls `settled()` first: the hook `settle` brings the allocator up to date, then
 the allocator is handed out.
@@ -78,18 +78,18 @@ class DeviceMemory:
     Attributes:
         gpu: the card.
         allocator: PyTorch's, as the card's driver would see it.
-        settle: set by the live machine; applies what the program did so far to the allocator.
-        block_of: set by the live machine; the block that holds a tensor, or None.
-        blas_handle: set by the live machine; the program asks for this thread's cuBLAS handle,
+        settle: set by the online simulator; applies what the program did so far to the allocator.
+        block_of: set by the online simulator; the block that holds a tensor, or None.
+        blas_handle: set by the online simulator; the program asks for this thread's cuBLAS handle,
             which takes a workspace if it has none (`getCurrentCUDABlasHandle`).
-        clear_blas_workspaces: set by the live machine; every workspace is given back
+        clear_blas_workspaces: set by the online simulator; every workspace is given back
             (`clearCublasWorkspaces`).
-        keep: set by the live machine; bytes that a library keeps until the function that it returns
-            is called.
+        keep: set by the online simulator; bytes that a library keeps until the function that it
+            returns is called.
         on_random_numbers: called when an operation draws random numbers.
-        runs_node: set by the live machine; whether this is autograd's own thread on a card.
+        runs_node: set by the online simulator; whether this is autograd's own thread on a card.
         captures: of CUDA graphs.
-        first_settings: set by the live machine; what the environment says when memory is first
+        first_settings: set by the online simulator; what the environment says when memory is first
             asked for, which is when PyTorch reads it. None: the allocator has its settings.
         clock: the time of the device.
         history: what is recorded of it.
@@ -133,7 +133,7 @@ class DeviceMemory:
         self.settle()
         return self.allocator
 
-    # What the live machine tells -----------------------------------------------------------------
+    # What the online simulator calls -------------------------------------------------------------
 
     @property
     def thread(self) -> tuple[int, bool]:

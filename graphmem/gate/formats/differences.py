@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from graphmem.gate.diff import Diff, Difference
 from graphmem.gate.formats.markdown import escaped
-from graphmem.gate.formats.words import signed
+from graphmem.gate.formats.messages import signed
 from graphmem.json_text import json_text
 from graphmem.report.schema import Peak
 from graphmem.units import format_bytes, format_exact

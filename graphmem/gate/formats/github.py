@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from graphmem.gate.check import Check, Result
-from graphmem.gate.formats import words
+from graphmem.gate.formats import messages
 from graphmem.gate.formats.places import place_of
 
 _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -19,19 +19,19 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 def as_github(check: Check) -> str:
     """One annotation for each finding, at the line of its first cause, and for each error."""
     lines = [line for result in check.results for line in _annotations(result)]
-    lines.append(_command("notice", "graphmem", words.summary(check)))
+    lines.append(_command("notice", "graphmem", messages.summary(check)))
     return "".join(f"{line}\n" for line in lines)
 
 
 def _annotations(result: Result) -> Iterator[str]:
     place = place_of(result)
     if result.failure is not None:
-        yield _command("error", "graphmem cannot analyse", words.failure(result), place)
+        yield _command("error", "graphmem cannot analyse", messages.failure(result), place)
     if result.verdict is None:
         return
-    causes = words.causes(result)
+    causes = messages.causes(result)
     for finding in result.verdict.findings:
-        text = "\n".join((words.finding(result, finding), *causes))
+        text = "\n".join((messages.finding(result, finding), *causes))
         yield _command("error", f"graphmem {finding.rule}", text, place)
     if causes and not result.verdict.findings:
         text = "\n".join((f"{result.name} grew within its limits", *causes))

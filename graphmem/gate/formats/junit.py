@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from graphmem.gate.check import Check, Result
-from graphmem.gate.formats import words
+from graphmem.gate.formats import messages
 
 
 def as_junit(check: Check) -> str:
@@ -29,7 +29,7 @@ def as_junit(check: Check) -> str:
 def _add_case(suite: ET.Element, result: Result) -> None:
     case = ET.SubElement(suite, "testcase", name=result.name, classname=result.target, time="0")
     if result.failure is not None:
-        error = ET.SubElement(case, "error", message=words.failure(result), type="error")
+        error = ET.SubElement(case, "error", message=messages.failure(result), type="error")
         error.text = result.failure.user_traceback
     if result.status == "unreached":
         ET.SubElement(case, "skipped", message="the change cannot reach it")
@@ -37,10 +37,12 @@ def _add_case(suite: ET.Element, result: Result) -> None:
     if verdict is None:
         return
     if verdict.findings:
-        messages = [words.finding(result, finding) for finding in verdict.findings]
+        lines = [messages.finding(result, finding) for finding in verdict.findings]
         rule = verdict.findings[0].rule
-        failure = ET.SubElement(case, "failure", message=messages[0], type=rule)
-        failure.text = "\n".join((*messages, *words.causes(result)))
+        failure = ET.SubElement(case, "failure", message=lines[0], type=rule)
+        failure.text = "\n".join((*lines, *messages.causes(result)))
         return
     output = ET.SubElement(case, "system-out")
-    output.text = f"{verdict.after.allocated} bytes, {words.change(verdict.before, verdict.after)}"
+    output.text = (
+        f"{verdict.after.allocated} bytes, {messages.change(verdict.before, verdict.after)}"
+    )

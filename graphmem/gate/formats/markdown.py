@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from graphmem.gate.check import Check, Result
-from graphmem.gate.formats import words
+from graphmem.gate.formats import messages
 from graphmem.units import format_bytes
 
 _SIGNS = {"failed": "❌", "error": "💥", "larger": "⚠️", "smaller": "✅", "new": "🆕"}
@@ -15,12 +15,12 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 def as_markdown(check: Check) -> str:
     """The outcome as GitHub's Markdown."""
-    lines = ["### GPU memory", "", words.summary(check), ""]
+    lines = ["### GPU memory", "", messages.summary(check), ""]
     lines += ["| target | baseline | now | change | |", "| --- | ---: | ---: | ---: | --- |"]
     lines += map(_row, check.results)
     for result in check.results:
         lines += _details(result)
-    advice = words.advice(check)
+    advice = messages.advice(check)
     if advice:
         lines += ["", f"{advice[0].upper()}{advice[1:]}."]
     return "".join(f"{line}\n" for line in lines)
@@ -34,26 +34,26 @@ def _row(result: Result) -> str:
         before = verdict.before
         cells[0] = "-" if before is None else format_bytes(before.allocated)
         cells[1] = format_bytes(verdict.after.allocated)
-        cells[2] = words.change(before, verdict.after)
+        cells[2] = messages.change(before, verdict.after)
     return f"| {' | '.join((escaped(result.name), *map(escaped, cells), status))} |"
 
 
 def _details(result: Result) -> Iterator[str]:
     if result.failure is not None:
-        yield from ("", f"**{escaped(words.failure(result))}**")
-    card_note = words.card_note(result)
+        yield from ("", f"**{escaped(messages.failure(result))}**")
+    card_note = messages.card_note(result)
     if card_note:
         yield from ("", f"Note: {escaped(card_note)}")
     if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
         return
     yield from ("", f"#### {escaped(result.name)}", "")
     for finding in result.verdict.findings:
-        yield f"**{escaped(words.finding(result, finding))}**  "
-    note = words.baseline_note(result)
+        yield f"**{escaped(messages.finding(result, finding))}**  "
+    note = messages.baseline_note(result)
     if note:
         yield f"Note: {escaped(note)}"
     yield ""
-    for line in words.causes(result):
+    for line in messages.causes(result):
         yield f"- {escaped(line)}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from graphmem.gate.check import Check, Result
-from graphmem.gate.formats import words
+from graphmem.gate.formats import messages
 from graphmem.gate.formats.places import place_of
 from graphmem.version import __version__
 
@@ -39,12 +39,12 @@ def as_sarif(check: Check) -> str:
 
 def _results(result: Result) -> Iterator[dict[str, Any]]:
     if result.failure is not None:
-        yield _result(result, "analysis", words.failure(result))
+        yield _result(result, "analysis", messages.failure(result))
     if result.verdict is None:
         return
-    causes = words.causes(result)
+    causes = messages.causes(result)
     for finding in result.verdict.findings:
-        text = "\n".join((words.finding(result, finding), *causes))
+        text = "\n".join((messages.finding(result, finding), *causes))
         yield _result(result, finding.rule, text)
 
 

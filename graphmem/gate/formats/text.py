@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.gate.check import Check, Result
-from graphmem.gate.formats import words
+from graphmem.gate.formats import messages
 from graphmem.plain_text import plain_text
 from graphmem.units import format_bytes
 
@@ -31,8 +31,8 @@ def print_check(check: Check, console: Console) -> None:
         for line in _details(result):
             console.print(line, soft_wrap=True)
     console.print()
-    console.print(words.summary(check))
-    advice = words.advice(check)
+    console.print(messages.summary(check))
+    advice = messages.advice(check)
     if advice:
         console.print(Text.assemble(("hint: ", "bold"), advice), soft_wrap=True)
 
@@ -55,27 +55,27 @@ def _sizes(result: Result) -> tuple[str, str, str]:
         return "-", "-", "-"
     before = "-" if verdict.before is None else format_bytes(verdict.before.allocated)
     after = format_bytes(verdict.after.allocated)
-    return before, after, words.change(verdict.before, verdict.after)
+    return before, after, messages.change(verdict.before, verdict.after)
 
 
 def _details(result: Result) -> Iterator[Text]:
     if result.failure is not None:
         yield Text()
-        yield Text.assemble(("error: ", "bold red"), words.failure(result))
+        yield Text.assemble(("error: ", "bold red"), messages.failure(result))
         if result.failure.user_traceback:
             yield Text(result.failure.user_traceback.rstrip())
-    card_note = words.card_note(result)
+    card_note = messages.card_note(result)
     if card_note:
         yield Text(f"note: {card_note}")
     if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
         return
     yield Text()
     for finding in result.verdict.findings:
-        yield Text.assemble(("failed: ", "bold red"), words.finding(result, finding))
+        yield Text.assemble(("failed: ", "bold red"), messages.finding(result, finding))
     if not result.verdict.findings:
         yield Text(f"{result.name} grew within its limits")
-    note = words.baseline_note(result)
+    note = messages.baseline_note(result)
     if note:
         yield Text(f"  note: {note}")
-    for line in words.causes(result):
+    for line in messages.causes(result):
         yield Text(f"  {line}")

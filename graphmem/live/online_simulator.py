@@ -54,7 +54,7 @@ class Refusal:
     free: int
 
 
-class LiveMachine:
+class OnlineSimulator:
     """Keeps a device's memory up to date with what a recorder writes.
 
     Attributes:

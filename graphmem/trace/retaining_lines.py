@@ -22,7 +22,7 @@ Matches = Callable[[ast.AST, str], bool]
 _ADDING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefault", "update"})
 
 
-def keeping_line(file: str, name: str, *, of_class: str | None = None) -> Source | None:
+def retaining_line(file: str, name: str, *, of_class: str | None = None) -> Source | None:
     """Where a global, or an attribute of a class, is added to or assigned; None if nowhere.
 
     Args:

@@ -29,8 +29,8 @@ from typing import Any, TypeGuard
 
 from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
-from graphmem.target.modules import DottedModule, PythonFile, function_of, importing_from
-from graphmem.target.settings import arguments_for, defaults_of
+from graphmem.targets.modules import DottedModule, PythonFile, function_of, importing_from
+from graphmem.targets.settings import arguments_for, defaults_of
 from graphmem.training_step import TrainingStep
 from graphmem.user_errors import blaming_the_user, user_error
 
@@ -153,7 +153,7 @@ def _exported_target(
             f"{location} is an exported program: --set {next(iter(settings))}=… cannot reach it",
             hint="name the file that it was exported from",
         )
-    from graphmem.target.exported import load_exported
+    from graphmem.targets.exported import load_exported
 
     return Target(text, None, load_exported(location))
 
@@ -177,7 +177,7 @@ def _find_function(source: PythonFile | DottedModule, name: str) -> Callable[...
 @acts_for_the_program
 def _call(build: Callable[..., Any], name: str, settings: Mapping[str, str]) -> TrainingStep:
     """Call the user's function, and take what it returns."""
-    from graphmem.target.returned import step_from
+    from graphmem.targets.returned import step_from
 
     arguments = arguments_for(build, name, settings)
     with blaming_the_user(f"{name}()"):

@@ -1,4 +1,4 @@
-"""Which files an analysis depends on: heard while it runs, not guessed from its imports.
+"""The files that an analysis depends on: recorded while it runs, not guessed from its imports.
 
 Clauses:
   (1) Python modules that were executed or are loaded, from anywhere but installed packages, the
@@ -27,8 +27,8 @@ _NO_SOURCES = {".git", ".graphmem_cache", "__pycache__"}
 
 
 @dataclass
-class Sources:
-    """The files that were heard of."""
+class FilesRead:
+    """The files that were executed or opened."""
 
     executed: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
@@ -45,18 +45,18 @@ class Sources:
         }
 
 
-_listener: Sources | None = None
+_listener: FilesRead | None = None
 _is_listening = False
 
 
 @contextmanager
-def listening() -> Iterator[Sources]:
-    """Hear of every file that is executed or opened meanwhile."""
+def recording_files_read() -> Iterator[FilesRead]:
+    """Record every file that is executed or opened in this context."""
     global _listener, _is_listening  # noqa: PLW0603 - a hook of the interpreter cannot be removed
     if not _is_listening:
         sys.addaudithook(_hear)
         _is_listening = True
-    _listener = sources = Sources()
+    _listener = sources = FilesRead()
     try:
         yield sources
     finally:

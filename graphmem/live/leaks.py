@@ -1,4 +1,4 @@
-"""What a program keeps from iteration to iteration, and what keeps it.
+"""Leaks: what a program keeps from iteration to iteration, and what keeps it.
 
 A storage is *kept* by iteration k if it was born in an iteration from the second on, is alive when
 another begins at least two iterations later, and is neither parameter, buffer, gradient nor
@@ -67,8 +67,8 @@ class Leak:
     through_graph: bool
 
 
-class Growth:
-    """Looks at the beginning of each iteration; also the annotation that tells what was found."""
+class LeakDetector:
+    """Looks at the device when an iteration begins; also the annotation that reports the leaks."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The reports that `graphmem diff` compares: of targets, of saved files, of two git revisions.
 
-A saved file is a report (`analyze --format json`), or a step (`--save`), whose report is made anew.
+A saved file is a report (`analyze --format json`), or a step (`--save`), which is reported again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphmem.gate.git import revisions_of, worktree
 from graphmem.gate.jobs import Job, Outcome
 from graphmem.record import load
 from graphmem.report import Report
-from graphmem.target import RECORD, is_record
+from graphmem.targets import RECORD, is_record
 
 _SAVED = (".json", RECORD)
 

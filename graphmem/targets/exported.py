@@ -19,8 +19,8 @@ import torch
 from torch.export import ExportedProgram
 
 from graphmem.errors import InputError
-from graphmem.target.modules import existing_file
-from graphmem.target.returned import step_from
+from graphmem.targets.modules import existing_file
+from graphmem.targets.returned import step_from
 from graphmem.training_step import TrainingStep
 
 aten = torch.ops.aten

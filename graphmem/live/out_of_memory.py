@@ -1,4 +1,4 @@
-"""What did not fit: the operation that asked, and who held the memory then."""
+"""Requests that did not fit: the operation that asked, and who held the memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphmem.graph import Storage
-from graphmem.live.machine import Refusal
+from graphmem.live.online_simulator import Refusal
 from graphmem.units import format_bytes
 
 _LISTED = 5
@@ -14,8 +14,8 @@ _TOLD = 3
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """The annotation that tells of requests that did not fit.
+class OutOfMemorySection:
+    """The section of the report on requests that did not fit.
 
     Attributes:
         refusals: in order.

@@ -112,7 +112,7 @@ def advice(check: Check) -> str | None:
 
 
 def baseline_note(result: Result) -> str | None:
-    """Said where the baseline comes from another torch or is for another card."""
+    """Note for a baseline from another torch or for another card."""
     verdict = result.verdict
     if verdict is None or verdict.before is None:
         return None
@@ -125,7 +125,7 @@ def baseline_note(result: Result) -> str | None:
 
 
 def card_note(result: Result) -> str | None:
-    """Said where the step fits on its card by a hair."""
+    """Note for a step that barely fits."""
     card = result.verdict and result.verdict.on_card
     if not card or not card.fits or not (card.within_estimate or card.cache_emptied):
         return None

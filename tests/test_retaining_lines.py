@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphmem.trace.kept_lines import keeping_line
+from graphmem.trace.retaining_lines import retaining_line
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_global_is_named_where_it_grows_else_where_it_is_made(
     file = tmp_path / "model.py"
     file.write_text(text)
 
-    source = keeping_line(str(file), "kept")
+    source = retaining_line(str(file), "kept")
 
     assert source is not None
     assert source.line == line
@@ -37,10 +37,10 @@ def test_an_attribute_is_that_of_its_class_alone(tmp_path: Path) -> None:
         "class B:\n    def f(self, x):\n        self.kept = x\n"
     )
 
-    lines = [keeping_line(str(file), "kept", of_class=name) for name in ("A", "B", "C")]
+    lines = [retaining_line(str(file), "kept", of_class=name) for name in ("A", "B", "C")]
 
     assert [source and source.line for source in lines] == [3, 6, None]
 
 
 def test_a_file_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
-    assert keeping_line(str(tmp_path / "missing.py"), "kept") is None
+    assert retaining_line(str(tmp_path / "missing.py"), "kept") is None

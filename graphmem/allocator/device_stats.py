@@ -6,7 +6,7 @@ from graphmem.allocator.pool import Pool
 from graphmem.allocator.statistics import Stat, Statistics, flat_stats
 
 
-class Figures:
+class DeviceStats:
     """The figures of one device's allocator.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""Which targets a change can reach, for `--since`.
+"""The targets that a change can affect, for `--since`.
 
 Clauses:
-  (1) a change of the configuration, the baseline or the requirements reaches every target;
-  (2) any other file reaches the targets whose analyses have read it, as the cache knows, and
+  (1) a change of the configuration, the baseline or the requirements affects every target;
+  (2) any other file affects the targets whose analyses have read it, as the cache knows, and
       those whose imports lead to it, as their source says.
 
 Not covered: a data file that a target reads, before its first analysis on this machine; imports
@@ -20,12 +20,12 @@ from graphmem.gate.jobs import Job
 _FOR_ALL = ("graphmem.toml", "graphmem.lock", "pyproject.toml", "uv.lock", "poetry.lock")
 
 
-def reached(
+def affected_jobs(
     jobs: Iterable[Job],
     changed: frozenset[str],
     known_sources: Callable[[Job], frozenset[str]],
 ) -> list[Job]:
-    """The jobs that a change of these files can reach."""
+    """The jobs that a change of these files can affect."""
     if any(_concerns_all(name) for name in changed):
         return list(jobs)
     return [job for job in jobs if changed & (known_sources(job) | imported(job))]
