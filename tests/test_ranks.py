@@ -21,7 +21,10 @@ Run = Callable[..., Outcome]
 ROOT = Path(__file__).parent.parent
 RANKS = ROOT / "fixtures" / "ranks"
 RECORDED = ROOT / "fixtures" / "cuda" / "ranks"
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHED = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
+)
 
 
 @pytest.fixture
@@ -43,34 +46,40 @@ class TestRecordedRanks:
     """Two iterations of each script; the recordings have four."""
 
     @pytest.mark.parametrize(
-        ("name", "script"),
+        ("name", "rank", "script"),
         [
-            ("ddp", "ddp.py"),
-            ("ddp_bucket_view", "ddp.py --gradient-as-bucket-view"),
-            ("ddp_find_unused", "ddp.py --find-unused"),
-            ("ddp_static_graph", "ddp.py --static-graph --gradient-as-bucket-view"),
-            ("fsdp2", "fsdp2.py"),
-            ("fsdp2_checkpoint", "fsdp2.py --checkpoint --meta"),
-            ("fsdp1", "fsdp1.py"),
-            ("tp", "tensor_parallel.py"),
-            ("zero", "zero_optimizer.py"),
+            ("ddp", 1, "ddp.py"),
+            ("ddp_bf16_hook", 0, "ddp.py --bf16-hook --autocast"),
+            ("ddp_bucket_view", 0, "ddp.py --gradient-as-bucket-view"),
+            ("ddp_find_unused", 0, "ddp.py --find-unused"),
+            ("ddp_static_graph", 0, "ddp.py --static-graph --gradient-as-bucket-view"),
+            ("fsdp2", 1, "fsdp2.py"),
+            ("fsdp2_checkpoint", 0, "fsdp2.py --checkpoint --meta"),
+            ("fsdp1", 1, "fsdp1.py"),
+            ("tp", 1, "tensor_parallel.py"),
+            ("zero", 1, "zero_optimizer.py"),
         ],
     )
     def test_a_rank_allocates_what_it_did_on_the_card(
-        self, run: Run, tmp_path: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        run: Run,
+        tmp_path: Path,
+        name: str,
+        rank: int,
+        script: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
         target, *arguments = script.split()
         record = [ROOT / "tools" / "record_cuda.py", "-o", tmp_path / name, RANKS / target]
-        options = ["--nproc-per-node", "2", "--gpu", "h100-80gb", "--torch", "2.11"]
+        options = ["--nproc-per-node", "2", "--rank", str(rank), "--torch", "2.11"]
 
-        done = run(*options, *record, *arguments, "--steps", "2")
+        done = run("--gpu", "h100-80gb", *options, *record, *arguments, "--steps", "2")
 
         assert done.exit_code == 0, done.stderr
-        found = allocations(json.loads((tmp_path / f"{name}.rank0.events.json").read_text()))
-        recorded = json.loads(
-            gzip.decompress((RECORDED / f"{name}.rank0.events.json.gz").read_bytes())
-        )
+        made = f"{name}.rank{rank}.events.json"
+        found = allocations(json.loads((tmp_path / made).read_text()))
+        recorded = json.loads(gzip.decompress((RECORDED / f"{made}.gz").read_bytes()))
         expected = allocations(recorded)
         if name == "fsdp2_checkpoint":  # PyTorch's fake tensors look for the card: `empty(1)`
             assert expected.pop(0) == 4
@@ -146,7 +155,7 @@ class TestWorlds:
 
         done = run("--nproc-per-node", "8", "--nnodes", "2", "--rank", "9", script)
 
-        assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n0 1\n")
+        assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n1 1\n")
 
     def test_a_communicator_takes_its_part_of_the_card(self, run: Run, tmp_path: Path) -> None:
         """902 MiB for the first, 388 for the second: graphmem/gpus/nccl.py."""
@@ -295,6 +304,125 @@ class TestWorlds:
         assert done.stdout == ""
 
 
+class TestCards:
+    """A rank sees the cards of its node and works on its own, as under torchrun."""
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> Callable[..., Path]:
+        def write(*lines: str) -> Path:
+            path = tmp_path / "script.py"
+            path.write_text("\n".join(["import torch", "import torch.distributed as dist", *lines]))
+            return path
+
+        return write
+
+    def test_each_works_on_the_card_of_its_local_rank(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        path = script(
+            "print(torch.cuda.device_count(), torch.accelerator.device_count())",
+            "torch.cuda.set_device(3)",
+            "held = [torch.empty(256, device='cuda'), torch.empty(256).cuda(), torch.ones(256)]",
+            "held += [held[2].to('cuda'), torch.nn.Linear(256, 1, bias=False).cuda().weight]",
+            "print(*(tensor.device for tensor in held))",
+            "print([torch.cuda.memory_allocated(card) for card in (0, 3)])",
+            "print(torch.cuda.current_stream().device, torch.Generator('cuda').device)",
+        )
+
+        done = run("--nproc-per-node", "4", "--nnodes", "2", "--rank", "7", path)
+
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "4 4",
+            "cuda:3 cuda:3 cpu cuda:3 cuda:3",
+            "[0, 4096]",  # four of 1,024 bytes
+            "cuda:3 cuda:3",
+        ]
+
+    def test_a_device_mesh_chooses_the_card(self, run: Run, script: Callable[..., Path]) -> None:
+        path = script(
+            "from torch.distributed.device_mesh import init_device_mesh",
+            "init_device_mesh('cuda', (2,))",
+            "print(torch.cuda.current_device(), torch.empty(1, device='cuda').device)",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", path)
+
+        assert (done.exit_code, done.stdout) == (0, "1 cuda:1\n")
+
+    def test_a_tensor_on_the_card_of_another_rank_is_refused(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        done = run("--nproc-per-node", "2", "--rank", "1", script("torch.empty(1, device='cuda')"))
+
+        assert done.exit_code == 2
+        assert "this rank works on cuda:1, and a tensor goes to cuda:0" in done.stderr
+        assert "script.py:3" in done.stderr
+
+    def test_a_card_that_the_node_lacks_is_the_drivers_error(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        done = run("--nproc-per-node", "2", script("torch.cuda.set_device(2)"))
+
+        assert done.exit_code == 1
+        assert "CUDA error: invalid device ordinal" in done.stderr
+
+    @pytest.mark.parametrize(
+        "environment",
+        [
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+            },
+            {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"},
+        ],
+        ids=["torchrun", "mpirun", "srun"],
+    )
+    @pytest.mark.parametrize(("visible", "expected"), [(None, "5 8 1 4"), ("2", "5 8 1 1")])
+    def test_launchers_are_understood(
+        self,
+        run: Run,
+        script: Callable[..., Path],
+        monkeypatch: pytest.MonkeyPatch,
+        environment: dict[str, str],
+        visible: str | None,
+        expected: str,
+    ) -> None:
+        """Rank 5 of two nodes of four; a launcher may let each rank see one card alone."""
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        path = script(
+            "import os",
+            "dist.init_process_group('nccl')",
+            "local = os.environ['LOCAL_RANK']",
+            "print(dist.get_rank(), dist.get_world_size(), local, torch.cuda.device_count())",
+        )
+
+        done = run(path)
+
+        assert (done.exit_code, done.stdout) == (0, f"{expected}\n")
+
+    def test_the_cards_that_a_shell_names_are_real_ones(
+        self, run: Run, script: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+        done = run("--nproc-per-node", "8", script("print(torch.cuda.device_count())"))
+
+        assert (done.exit_code, done.stdout) == (0, "8\n")
+
+    def test_nccl_is_there(self, run: Run, script: Callable[..., Path]) -> None:
+        path = script("print(dist.is_nccl_available(), torch.cuda.nccl.version() >= (2, 10))")
+
+        done = run("--nproc-per-node", "2", path)
+
+        assert (done.exit_code, done.stdout) == (0, "True True\n")
+
+
 class TestSeveralRanks:
     """Rank r holds r + 1 MiB, and the last one fails."""
 
@@ -304,7 +432,7 @@ class TestSeveralRanks:
         path.write_text(
             "import os, torch\n"
             "rank = int(os.environ['RANK'])\n"
-            "held = torch.empty(rank + 1, 1 << 18, device='cuda')\n"
+            "held = torch.empty(rank + 1, 1 << 18, device=f'cuda:{rank}')\n"
             "print('rank', rank)\n"
             "assert rank < 2, 'the last one'\n"
         )

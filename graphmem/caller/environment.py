@@ -8,15 +8,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables while the context is open, and then what was there before."""
+def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Have these variables while the context is open, and then what was there before.
+
+    None: the variable is not set.
+    """
     before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    _set(wanted)
     try:
         yield
     finally:
-        for name, text in before.items():
-            if text is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = text
+        _set(before)
+
+
+def _set(wanted: Mapping[str, str | None]) -> None:
+    for name, text in wanted.items():
+        if text is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = text

@@ -131,18 +131,18 @@ def run(
     def tell(line: str) -> None:
         stderr.print(f"graphmem: {line}", markup=False, style="dim")
 
-    device = VirtualGpu(
-        gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=assume or (),
-        strict=strict,
-        compiles=not no_compile,
-        max_steps=max_steps,
-        tell=tell,
-        name=" ".join(["-m", script] if is_module else [script]),
-    )
     with worlds[0].launched(variables(again, program)) if worlds else nullcontext():
+        device = VirtualGpu(
+            gpu,
+            torch=torch,
+            env=options.pairs(env, "--env"),
+            assume=assume or (),
+            strict=strict,
+            compiles=not no_compile,
+            max_steps=max_steps,
+            tell=tell,
+            name=" ".join(["-m", script] if is_module else [script]),
+        )
         ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
 from torch import OutOfMemoryError
+from torch import device as torch_device
 
 from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
@@ -35,6 +37,7 @@ from graphmem.units import format_bytes
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
@@ -93,10 +96,11 @@ class VirtualGpu:
         """
         runtime = runtime_of(Request(gpu=gpu, torch=torch))
         self.runtime = replace(runtime, env=ProcessEnvironment(env or {}))
-        self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator())
+        devices = Devices.of(os.environ)
+        self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator(), devices)
         self.memory.first_settings = lambda: self.runtime.allocator_settings
         self._name = name or self.runtime.gpu.name
-        self._session = LiveSession(max_steps)
+        self._session = LiveSession(torch_device("cuda", devices.own), max_steps)
         self._session.compiles = compiles
         recorder = self._session.recorder
         self._simulator = OnlineSimulator(self.runtime, self.memory, recorder)
@@ -138,7 +142,7 @@ class VirtualGpu:
             stack.enter_context(turn("a virtual GPU"))
             belongings = stack.enter_context(put_back(all_values=False))
             session.mode.belongings = belongings
-            device = virtual_cuda(
+            card = virtual_cuda(
                 self.runtime.gpu,
                 self.runtime.release,
                 session.fake_mode,
@@ -148,8 +152,9 @@ class VirtualGpu:
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(torchscript.unfused())
-            stack.enter_context(session.watching(device, outermost))
+            stack.enter_context(session.watching(card, outermost))
             self._stack = stack.pop_all()
+        self.memory.devices.is_initialized = False  # what was set up here is not the program's
         VirtualGpu._present = self
         return self
 
@@ -171,7 +176,7 @@ class VirtualGpu:
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *resized_storages.replacements(session.recorder),
             *pool_pointers.replacements(session.recorder, session.fake_mode, self.memory),
-            *surroundings.replacements(session.recorder, session.reads.known),
+            *surroundings.replacements(session.recorder, session.reads.known, self.memory.devices),
             *torchscript.replacements(session.reads.scripted),
         ]
 

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.errors import InputError
 from graphmem.graph import Op
 from graphmem.trace.data_dependent import DataDependentMode
+from graphmem.trace.operands import tensors_of
+from graphmem.trace.refused_operators import at
 from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
@@ -58,7 +61,22 @@ class LiveMode(DataDependentMode):
     def _record(self, *args: Any) -> Op:
         op = super()._record(*args)
         self.streams.note(op)
+        if any(each.storage is None for each in op.outputs):
+            self._check_card(args[3])
         return op
+
+    def _check_card(self, result: Any) -> None:
+        """A rank's tensors lie on its own card; the memory of the others is not followed."""
+        own = self._recorder.device
+        for tensor in tensors_of((result,)):
+            device = tensor.fake_device if isinstance(tensor, FakeTensor) else own
+            if device.type == own.type and device != own:
+                raise InputError(
+                    f"this rank works on {own}, and a tensor goes to {device}"
+                    f"{at(self._location.place())}",
+                    hint="call torch.cuda.set_device(LOCAL_RANK) before the first tensor; "
+                    "RANK, WORLD_SIZE and CUDA_VISIBLE_DEVICES=0 give a rank one card, cuda:0",
+                )
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._spare(func, args, kwargs)

@@ -41,8 +41,8 @@ class LiveSession(Session):
     mode: LiveMode
     knows_memory = True
 
-    def __init__(self, max_steps: int | None) -> None:
-        super().__init__(torch.device("cuda:0"), mode=LiveMode)
+    def __init__(self, device: torch.device, max_steps: int | None) -> None:
+        super().__init__(device, mode=LiveMode)
         self.on_iteration: Callable[[int], object] = lambda number: None
         self._max_steps = max_steps
         self._is_complete = True

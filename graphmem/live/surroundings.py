@@ -26,19 +26,20 @@ from graphmem.errors import InputError
 from graphmem.live.mode import LiveMode
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.patching import Replacement
 
 _forking: list[bool] = []
 
 
-def replacements(recorder: Recorder, known: KnownValues) -> list[Replacement]:
+def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """The attributes to replace."""
     _watch_forks()
     found: list[Replacement] = _shared_memory()
     if torch.distributed.is_available():
         found += [
             (sys, "excepthook", sys.excepthook),  # put back: a process group sets its own
-            *ranks.replacements(recorder, known),
+            *ranks.replacements(recorder, known, devices),
         ]
     return found
 

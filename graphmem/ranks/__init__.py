@@ -16,19 +16,22 @@ import torch.distributed
 from graphmem.ranks.messages import Messages
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.patching import Replacement
 
 __all__ = ["groups_taken_down", "replacements"]
 
 
-def replacements(recorder: Recorder, known: KnownValues) -> list[Replacement]:
+def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
-    from graphmem.ranks import ddp, dtensor, fsdp2, init  # a build may lack what they import
+    # a build may lack what they import
+    from graphmem.ranks import ddp, dtensor, fsdp2, init, nccl
 
     mail = _Mail(known)
     _open.append(mail.messages)
     return [
-        *init.replacements(recorder, mail),
+        *nccl.replacements(),
+        *init.replacements(recorder, mail, devices),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
         *fsdp2.replacements(recorder),

@@ -3,7 +3,8 @@
 Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
   (1) `allgather` into a list of equal tensors gathers into one flat tensor, from which they are
       copied; `reduce_scatter` of such a list copies it into one first (`newLikeFlat`);
-  (2) a barrier reduces one float, which its work holds;
+  (2) a barrier reduces one float, which its work holds; it is on the rank's card where the program
+      names no device (`guessDeviceIdForRank`);
   (3) everything else works in the memory that it is given;
   (4) a work holds what it was given until it is waited for. Where nobody waits, as where only a
       future of it is taken, a thread that looks ten times a second lets it go at a later
@@ -98,19 +99,28 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     Methods have PyTorch's names and arguments; those of 2.13 go by both of theirs.
     """
 
-    def __init__(self, rank: int, size: int, mail: Mail, joined: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        mail: Mail,
+        card: torch.device,
+        joined: Callable[[], object],
+    ) -> None:
         """A group of a size.
 
         Args:
             rank: which of its ranks runs.
             size: how many there are.
             mail: brings other ranks what this one sends by value.
+            card: the one that this rank works on.
             joined: called at the first collective on the card, when NCCL makes a communicator
                 (`ProcessGroupNCCL::initNCCLComm`).
         """
         super().__init__(rank, size)
         self._joined: Callable[[], object] | None = joined
         self._mail = mail
+        self._card = card
         self._rank = rank
         self._size = size
         self._shelves: list[tuple[int, list[Any]]] = []
@@ -178,7 +188,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """All ranks meet (clause 2)."""
         if not torch.cuda.is_available():
             return self._begun([])
-        return self._begun([], [torch.zeros(1, device="cuda")])
+        return self._begun([], [torch.zeros(1, device=self._card)])
 
     def monitored_barrier(self, *args: Any, **options: Any) -> None:
         """All ranks meet."""

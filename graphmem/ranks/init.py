@@ -15,22 +15,26 @@ from functools import partial
 from typing import Any
 
 import torch.distributed
-from torch.distributed import c10d_logger, distributed_c10d
+from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 
 from graphmem.ranks.group import LoneGroup, Mail
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.patching import Replacement
 
 _PATIENCE = timedelta(seconds=1)
 _HashStore: Any = vars(torch.distributed)["HashStore"]
 
 
-def replacements(recorder: Recorder, mail: Mail) -> list[Replacement]:
+def replacements(recorder: Recorder, mail: Mail, devices: Devices) -> list[Replacement]:
     """The attributes to replace; the recorder is told what is assumed."""
+    cuda = _Cuda(devices)
+    handle = device_mesh._get_device_handle
     backend: Any = distributed_c10d.Backend
+    card = torch.device("cuda", devices.own)
     plugin = backend._plugins["FAKE"]._replace(
-        creator_fn=partial(_make_group, recorder, mail), extended_api=True
+        creator_fn=partial(_make_group, recorder, mail, card), extended_api=True
     )
     helper = distributed_c10d._new_process_group_helper
 
@@ -49,14 +53,38 @@ def replacements(recorder: Recorder, mail: Mail) -> list[Replacement]:
         (backend, "_plugins", {**backend._plugins, "FAKE": plugin}),
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
+        (
+            device_mesh,
+            "_get_device_handle",
+            lambda device_type="cuda": cuda if device_type == "cuda" else handle(device_type),
+        ),
         # what fails is logged with NCCL's version, which a build for the CPU has not
         (c10d_logger, "_get_msg_dict", lambda *args, **options: {}),
     ]
 
 
-def _make_group(recorder: Recorder, mail: Mail, options: Any, backend_options: Any) -> LoneGroup:
+class _Cuda:
+    """`torch.cuda` for device meshes, which choose the device where CUDA is not initialized yet.
+
+    For everybody else it is from the beginning (graphmem/virtual_gpu/cuda_api.py).
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+
+    def is_initialized(self) -> bool:
+        """Whether the program has used the card."""
+        return self._devices.is_initialized
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cuda, name)
+
+
+def _make_group(
+    recorder: Recorder, mail: Mail, card: torch.device, options: Any, backend_options: Any
+) -> LoneGroup:
     joined = recorder.on_communicator if options.group_size > 1 else _nothing
-    return LoneGroup(options.group_rank, options.group_size, mail, joined)
+    return LoneGroup(options.group_rank, options.group_size, mail, card, joined)
 
 
 def _nothing() -> None:

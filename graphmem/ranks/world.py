@@ -41,14 +41,26 @@ class World:
     def of(cls, environment: Mapping[str, str]) -> Self | None:
         """The world that a launcher wrote into the environment; None where none did.
 
+        torchrun's variables, which accelerate and DeepSpeed set as well, come before those of
+        Open MPI and of SLURM. A job of one SLURM task is none.
+
         Raises:
             InputError: it is not a number, or no such rank.
         """
-        if "WORLD_SIZE" not in environment and "RANK" not in environment:
-            return None
-        size = _number(environment, "WORLD_SIZE", 1)
-        per_node = _number(environment, "LOCAL_WORLD_SIZE", size)
-        return cls(size, _number(environment, "RANK", 0), per_node)
+        if "WORLD_SIZE" in environment or "RANK" in environment:
+            return cls._named(environment, "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE")
+        if "OMPI_COMM_WORLD_RANK" in environment:
+            of_mpi = [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE")]
+            return cls._named(environment, *of_mpi)
+        if "SLURM_PROCID" in environment and _number(environment, "SLURM_NTASKS", 1) > 1:
+            names = "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE"
+            return cls._named(environment, *names)
+        return None
+
+    @classmethod
+    def _named(cls, environment: Mapping[str, str], size: str, rank: str, per_node: str) -> Self:
+        count = _number(environment, size, 1)
+        return cls(count, _number(environment, rank, 0), _number(environment, per_node, count))
 
     @classmethod
     def chosen(
@@ -72,15 +84,12 @@ class World:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py).
-
-        But for LOCAL_RANK: a rank sees one card, as where CUDA_VISIBLE_DEVICES names one.
-        """
-        node = self.rank // self.per_node
+        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+        node, local_rank = divmod(self.rank, self.per_node)
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
-            "LOCAL_RANK": "0",
+            "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(self.per_node),
             "GROUP_RANK": str(node),
             "GROUP_WORLD_SIZE": str(-(-self.size // self.per_node)),
@@ -93,8 +102,10 @@ class World:
         """Let the process look like this rank, with more variables, while the context is open."""
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         given = {name: os.environ.get(name, text) for name, text in rendezvous.items()}
-        wanted = self.variables | given | dict(more)
-        with environment(wanted):
+        # A launcher may give each rank one card; without one it is the shell that names real cards.
+        is_launched = World.of(os.environ) is not None
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_launched else None
+        with environment({**self.variables, **given, "CUDA_VISIBLE_DEVICES": visible, **more}):
             yield
 
 

@@ -163,7 +163,7 @@ class Session:
         """What answers a program that asks for compilation."""
         if not self.compiles:
             return replaced(eagerly.replacements(self.reads.eager))
-        unwatched = Unwatched(self.mode, self._hooks, self.fake_mode)
+        unwatched = Unwatched(self.mode, self._hooks, self.fake_mode, self.recorder.device)
         knows_memory = self.knows_memory
         compilation = Compilation(self.recorder, unwatched, self.reads, knows_memory=knows_memory)
         self.location.compiled = compilation.origins.at

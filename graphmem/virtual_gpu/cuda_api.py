@@ -30,7 +30,7 @@ from graphmem.virtual_gpu.cuda_graphs import graph_replacements
 from graphmem.virtual_gpu.cuda_libraries import library_replacements, refused_pools
 from graphmem.virtual_gpu.data_parallel import data_parallel_replacements
 from graphmem.virtual_gpu.device_memory import DeviceMemory
-from graphmem.virtual_gpu.devices import check_device, device_replacements
+from graphmem.virtual_gpu.devices import Devices, device_replacements
 from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
 from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
 from graphmem.virtual_gpu.memory_pools import PoolHandles, pool_replacements
@@ -61,10 +61,11 @@ def replacements(
     """
     # `with torch.device(…)` knows the factories by identity, and keeps those of its first use.
     _device_constructors()
-    bindings = unanswered_bindings(gpu) if memory is None else memory_bindings(memory)
+    is_live = memory is not None
+    memory = memory or DeviceMemory(gpu, CachingAllocator())
+    bindings = memory_bindings(memory) if is_live else unanswered_bindings(gpu)
     release = torch_release or parse_release(torch.__version__)
-    if memory is None:
-        memory = DeviceMemory(gpu, CachingAllocator())
+    if not is_live:
         pools = refused_pools()
     else:
         handles = PoolHandles()
@@ -74,18 +75,18 @@ def replacements(
         ]
     pinned = PinnedMemory()
     return [
-        *device_replacements(gpu, release),
+        *device_replacements(gpu, release, memory.devices),
         *((torch._C, name, function) for name, function in bindings.items()),
         *stream_replacements(memory),
         *pools,
-        *random_replacements(),
+        *random_replacements(memory.devices),
         *pinned.replacements(),
         *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),
         *legacy_type_replacements(),
         *profiler_replacements(),
-        *data_parallel_replacements(),
+        *data_parallel_replacements(memory.devices),
         *_what_switches_itself_off(),
-        *_devices_by_number(pinned),
+        *_devices_by_number(pinned, memory.devices),
         (FakeTensor, "__format__", _format),
         # It makes a tensor on the device: up to 2.11 wherever `torch.cuda.is_available()` says yes.
         (fake_tensor, "init_gpu_context", lambda device: None),
@@ -115,14 +116,20 @@ def foreach_of_fake_tensors() -> list[Replacement]:
     ]
 
 
-def _devices_by_number(pinned: PinnedMemory) -> list[Replacement]:
+def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replacement]:
     """PyTorch resolves the number of a device with the accelerator's help."""
     parse_to = torch._C._nn._parse_to
-    factories = {name: _pinning(getattr(torch, name), pinned) for name in FACTORIES}
+    factories = {name: _pinning(getattr(torch, name), pinned, devices) for name in FACTORIES}
+
+    def to_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        index = None if device is None else _index_of(device)
+        index = devices.current if index is None else index
+        return tensor.to(torch.device("cuda", index), *args, **kwargs)
+
     return [
-        (torch.Tensor, "cuda", _tensor_cuda),
-        (torch.Tensor, "to", _with_device(torch.Tensor.to, positions=(1,))),
-        (torch._C._nn, "_parse_to", _with_device(parse_to, positions=(0,))),
+        (torch.Tensor, "cuda", to_cuda),
+        (torch.Tensor, "to", _with_device(torch.Tensor.to, devices, positions=(1,))),
+        (torch._C._nn, "_parse_to", _with_device(parse_to, devices, positions=(0,))),
         *((torch, name, factory) for name, factory in factories.items()),
         *_originals_for_torchscript(),
     ]
@@ -151,26 +158,22 @@ def _originals_for_torchscript() -> list[Replacement]:
     ]
 
 
-def _tensor_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-    return tensor.to(torch.device("cuda", _index_of(device)), *args, **kwargs)
+def _index_of(device: Any) -> int | None:
+    return device if isinstance(device, int) else torch.device(device).index
 
 
-def _index_of(device: Any) -> int:
-    if device is None:
-        return 0
-    return device if isinstance(device, int) else (torch.device(device).index or 0)
-
-
-def _with_device(function: Any, positions: tuple[int, ...] = ()) -> Callable[..., Any]:
+def _with_device(
+    function: Any, devices: Devices, positions: tuple[int, ...] = ()
+) -> Callable[..., Any]:
     """Let a device be given by its number, and be one that there is."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
-            kwargs["device"] = _resolved(kwargs["device"])
+            kwargs["device"] = _resolved(kwargs["device"], devices)
         for position in positions:
             if len(args) > position and type(args[position]) in _DEVICE_TYPES:
-                device = _resolved(args[position])
+                device = _resolved(args[position], devices)
                 args = (*args[:position], device, *args[position + 1 :])
         return function(*args, **kwargs)
 
@@ -178,21 +181,26 @@ def _with_device(function: Any, positions: tuple[int, ...] = ()) -> Callable[...
 
 
 _DEVICE_TYPES = (int, str, torch.device)
+_THE_CURRENT_ONE = torch.device("cuda")
 
 
-def _resolved(device: Any) -> Any:
+def _resolved(device: Any, devices: Devices) -> Any:
     if type(device) is int:
         device = torch.device("cuda", device)
     elif type(device) is str:
         device = torch.device(device)
-    if type(device) is torch.device and device.type == "cuda" and device.index:
-        check_device(device.index)
+    if type(device) is torch.device and device.type == "cuda":
+        if device == _THE_CURRENT_ONE and devices.current:
+            # C++ asks the device guard, which knows of the first device alone
+            # (aten/src/ATen/native/TensorConversions.cpp, `ensure_has_index`)
+            device = torch.device("cuda", devices.current)
+        devices.check(device.index or 0)
     return device
 
 
-def _pinning(function: Any, pinned: PinnedMemory) -> Callable[..., Any]:
+def _pinning(function: Any, pinned: PinnedMemory, devices: Devices) -> Callable[..., Any]:
     """Let a factory make page-locked memory, for which a CPU build has no allocator."""
-    with_device = _with_device(function)
+    with_device = _with_device(function, devices)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`torch.nn.DataParallel` with the one device that there is: its inputs are copied there.
+"""`torch.nn.DataParallel` on the one device of the process: its inputs are copied there.
 
 `Scatter` copies what lies on the CPU in a background stream of its own, whose memory comes from
 segments of that stream, and records the current stream as a user (torch/nn/parallel/_functions.py;
@@ -10,29 +10,36 @@ Not covered: gathering gradients of inputs on the CPU.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel import _functions
 
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.patching import Replacement
 
 
-def data_parallel_replacements() -> list[Replacement]:
+def data_parallel_replacements(devices: Devices) -> list[Replacement]:
     """The methods to replace."""
+    device = torch.device("cuda", devices.own)
     return [
-        (_functions.Scatter, "forward", staticmethod(_scatter)),
+        (_functions.Scatter, "forward", staticmethod(partial(_scatter, device))),
         (_functions, "_streams", None),
     ]
 
 
 def _scatter(
-    ctx: Any, target_gpus: Any, chunk_sizes: Any, dim: int, tensor: torch.Tensor
+    device: torch.device,
+    ctx: Any,
+    target_gpus: Any,
+    chunk_sizes: Any,
+    dim: int,
+    tensor: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    device = torch.device("cuda", 0)
     ctx.dim = dim
-    ctx.input_device = 0 if tensor.device.type == "cuda" else -1
-    if ctx.input_device == 0:
+    ctx.input_device = device.index if tensor.device.type == "cuda" else -1
+    if ctx.input_device == device.index:
         return (tensor.view_as(tensor),)
     background = _functions._get_stream(device)
     with torch.cuda.stream(background):

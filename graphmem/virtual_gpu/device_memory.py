@@ -31,6 +31,7 @@ from graphmem.allocator import (
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.device_clock import DeviceClock
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.memory_history import MemoryHistory, Stack
 from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
@@ -78,6 +79,7 @@ class DeviceMemory:
     Attributes:
         gpu: the card.
         allocator: PyTorch's, as the card's driver would see it.
+        devices: the cards that the process sees; this is the memory of its own.
         settle: set by the online simulator; applies what the program did so far to the allocator.
         block_of: set by the online simulator; the block that holds a tensor, or None.
         blas_handle: set by the online simulator; the program asks for this thread's cuBLAS handle,
@@ -96,9 +98,12 @@ class DeviceMemory:
         conf: the text of the settings that hold (PYTORCH_CUDA_ALLOC_CONF).
     """
 
-    def __init__(self, gpu: Gpu, allocator: CachingAllocator) -> None:
+    def __init__(
+        self, gpu: Gpu, allocator: CachingAllocator, devices: Devices | None = None
+    ) -> None:
         self.gpu = gpu
         self.allocator = allocator
+        self.devices = devices or Devices()
         self.settle: Callable[[], None] = _nothing
         self.block_of: Callable[[torch.Tensor], Block | None] = _no_block
         self.blas_handle: Callable[[], None] = _nothing

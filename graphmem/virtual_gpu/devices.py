@@ -1,13 +1,18 @@
-"""Which devices there are: one, and asking for another is the error that a card's driver gives.
+"""Which devices there are, and which one the process works on.
 
 The functions of torch/csrc/cuda/Module.cpp and torch/csrc/DeviceAccelerator.cpp on which
-torch/cuda/__init__.py and torch/accelerator/__init__.py stand.
+torch/cuda/__init__.py and torch/accelerator/__init__.py stand. A device that is not there is the
+error that a card's driver gives.
+
+A rank sees all cards of its node and works on its own. The memory of the others belongs to ranks
+that do not run: a tensor on one of them is refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,8 +21,6 @@ import torch
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.device_properties import DeviceProperties
 from graphmem.virtual_gpu.patching import Replacement
-
-_DEVICE = 0
 
 # The CUDA that the wheel of a release on PyPI is built with, and what it has kernels for: read in
 # the wheel of 2.13.0, else RELEASE.md and .ci/manywheel/build_cuda.sh of the releases.
@@ -31,32 +34,105 @@ _CUDA_OF_RELEASE: tuple[tuple[tuple[int, int], str, str], ...] = (
 )
 
 
-def device_replacements(gpu: Gpu, torch_release: tuple[int, int]) -> list[Replacement]:
+class _Current(threading.local):
+    """Each thread has its own (`cudaGetDevice`)."""
+
+    index = 0
+
+
+class Devices:
+    """The cards that a process sees.
+
+    Attributes:
+        count: how many there are.
+        own: the one that it works on, by its index.
+        is_initialized: whether the program has used CUDA (`torch.cuda.is_initialized`).
+    """
+
+    def __init__(self, count: int = 1, own: int = 0) -> None:
+        self.count = count
+        self.own = own
+        self.is_initialized = False
+        self._current = _Current()
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Devices:
+        """The cards of a rank: those of its node, or those that CUDA_VISIBLE_DEVICES names."""
+        count = len(_visible(environment)) or int(environment.get("LOCAL_WORLD_SIZE") or 1)
+        return cls(count, min(int(environment.get("LOCAL_RANK") or 0), count - 1))
+
+    @property
+    def current(self) -> int:
+        """The device of the calling thread."""
+        self.is_initialized = True
+        return self._current.index
+
+    def check(self, index: int) -> None:
+        """`cudaSetDevice`, but for its effect.
+
+        Raises:
+            torch.AcceleratorError: there is no such device.
+        """
+        self.is_initialized = True
+        if index >= self.count:
+            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal\n{_help()}\n")
+
+    def set(self, index: int) -> None:
+        """`cudaSetDevice`; a negative index is nobody's (`THCPModule_setDevice_wrap`)."""
+        if index >= 0:
+            self.check(index)
+            self._current.index = index
+
+    def exchange(self, index: int) -> int:
+        """Make a device the current one, and return the one before; -1: leave it."""
+        if index < 0:
+            return -1
+        before = self.current
+        self.set(index)
+        return before
+
+    def can_access_peer(self, device: int, peer: int) -> bool:
+        """Cards of a node reach each other; none is a peer of itself (`get_p2p_access`)."""
+        self.check(device)
+        self.check(peer)
+        return device != peer
+
+
+def _visible(environment: Mapping[str, str]) -> list[str]:
+    return [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
+
+def device_replacements(
+    gpu: Gpu, torch_release: tuple[int, int], devices: Devices
+) -> list[Replacement]:
     """The functions about devices to replace."""
     properties = DeviceProperties(gpu)
+    # torch._dynamo tells functions apart by identity
+    # (`TorchInGraphFunctionVariable._get_handlers`).
+    exchange_device, maybe_exchange_device = partial(devices.exchange), partial(devices.exchange)
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_init": _nothing,
         "_cuda_isInBadFork": lambda: False,
-        "_cuda_hasPrimaryContext": lambda device: device == _DEVICE,
-        "_cuda_getDeviceCount": lambda: 1,
-        "_cuda_getDevice": lambda: _DEVICE,
-        "_cuda_setDevice": check_device,
-        "_cuda_exchangeDevice": _exchange_device,
-        "_cuda_maybeExchangeDevice": _maybe_exchange_device,
-        "_cuda_canDeviceAccessPeer": _can_access_peer,
+        "_cuda_hasPrimaryContext": lambda device: device == devices.own,
+        "_cuda_getDeviceCount": lambda: devices.count,
+        "_cuda_getDevice": lambda: devices.current,
+        "_cuda_setDevice": devices.set,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
+        "_cuda_canDeviceAccessPeer": devices.can_access_peer,
         "_cuda_ipc_collect": _nothing,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_get_accelerator": lambda check=False: torch.device("cuda"),
-        "_accelerator_getDeviceIndex": lambda: _DEVICE,
-        "_accelerator_setDeviceIndex": check_device,
-        "_accelerator_exchangeDevice": _exchange_index,
-        "_accelerator_maybeExchangeDevice": _maybe_exchange_index,
+        "_accelerator_getDeviceIndex": lambda: devices.current,
+        "_accelerator_setDeviceIndex": devices.set,
+        "_accelerator_exchangeDevice": partial(devices.exchange),
+        "_accelerator_maybeExchangeDevice": partial(devices.exchange),
     }
     cuda = torch.cuda
     return [
         *((torch._C, name, function) for name, function in functions.items()),
-        (cuda, "_exchange_device", _exchange_device),
-        (cuda, "_maybe_exchange_device", _maybe_exchange_device),
+        (cuda, "_exchange_device", exchange_device),
+        (cuda, "_maybe_exchange_device", maybe_exchange_device),
         (cuda, "_get_device_properties", lambda device: properties),
         (cuda, "_CudaDeviceProperties", DeviceProperties),
         (cuda, "_is_in_bad_fork", lambda: False),
@@ -65,16 +141,6 @@ def device_replacements(gpu: Gpu, torch_release: tuple[int, int]) -> list[Replac
         (cuda, "_initialized", True),
         *_build_of(torch_release),
     ]
-
-
-def check_device(index: int) -> None:
-    """`cudaSetDevice`.
-
-    Raises:
-        torch.AcceleratorError: there is no such device.
-    """
-    if index > _DEVICE:
-        raise torch.AcceleratorError(f"CUDA error: invalid device ordinal\n{_help()}\n")
 
 
 _OUT_OF_RANGE = "GPU device may be out of range, do you have enough GPUs?"
@@ -91,27 +157,6 @@ def _help() -> str:
     is_blocking = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"
     lines = [_OUT_OF_RANGE, *([] if is_blocking else [_ASYNCHRONOUS]), _ASSERTIONS]
     return "\n".join(lines)
-
-
-def _exchange(index: int) -> int:
-    if index < 0:
-        return -1
-    check_device(index)
-    return _DEVICE
-
-
-# torch._dynamo tells functions apart by identity (`TorchInGraphFunctionVariable._get_handlers`).
-_exchange_device = partial(_exchange)
-_maybe_exchange_device = partial(_exchange)
-_exchange_index = partial(_exchange)
-_maybe_exchange_index = partial(_exchange)
-
-
-def _can_access_peer(device: int, peer: int) -> bool:
-    """A device is no peer of itself; errors are those of `get_p2p_access`."""
-    for index in (device, peer):
-        check_device(index)
-    return False
 
 
 def _build_of(torch_release: tuple[int, int]) -> list[Replacement]:

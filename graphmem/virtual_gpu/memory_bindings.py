@@ -101,10 +101,16 @@ class _Bindings:
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
 
+    def _of(self, device: int) -> CachingAllocator:
+        """The allocator of a device (`assertValidDevice`): this process leaves the others empty."""
+        devices = self._memory.devices
+        if not 0 <= device < devices.count:
+            raise RuntimeError(f"Invalid device argument {device}: did you call init?")
+        return self._memory.settled() if device == devices.own else CachingAllocator()
+
     def stats(self, device: int) -> dict[str, Any]:
         """`getDeviceStats`, nested as torch/csrc/cuda/Module.cpp lays it out."""
-        _check(device)
-        allocator = self._memory.settled()
+        allocator = self._of(device)
         return {
             "num_alloc_retries": allocator.num_alloc_retries,
             "num_ooms": allocator.num_ooms,
@@ -124,25 +130,23 @@ class _Bindings:
         }
 
     def reset_peak(self, device: int) -> None:
-        _check(device)
-        self._memory.settled().reset_peak()
+        self._of(device).reset_peak()
 
     def reset_accumulated(self, device: int) -> None:
-        _check(device)
-        self._memory.settled().reset_accumulated()
+        self._of(device).reset_accumulated()
 
     def info(self, device: int) -> tuple[int, int]:
-        """Free and total bytes, as cudaMemGetInfo."""
-        _check(device)
+        """Free and total bytes, as cudaMemGetInfo; every rank fills its card as this one does."""
+        self._of(device)
         card = self._memory.settled().device
         return card.free_bytes or 0, card.total_bytes or 0
 
     def set_fraction(self, fraction: float, device: int) -> None:
-        _check(device)
-        self._memory.limit(fraction)
+        if self._of(device) is self._memory.allocator:
+            self._memory.limit(fraction)
 
     def fraction(self, device: int) -> float:
-        _check(device)
+        self._of(device)
         return self._memory.fraction
 
     def set_metadata(self, metadata: str) -> None:
@@ -246,12 +250,6 @@ class _RawMemory:
             device = self._memory.settled().device
             device.give_back(size)
             device.vacate(address)
-
-
-def _check(device: int) -> None:
-    """`assertValidDevice`."""
-    if device != 0:
-        raise RuntimeError(f"Invalid device argument {device}: did you call init?")
 
 
 def _counted_since(difference: Difference, name: str, value: Any) -> dict[str, Any]:

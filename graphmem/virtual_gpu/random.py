@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from graphmem.graph import Op
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.patching import Replacement
 
 _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
@@ -26,11 +27,12 @@ _TorchGenerator: Any = torch.Generator
 _TorchMeta: Any = type(torch.Generator)
 
 
-def random_replacements() -> list[Replacement]:
+def random_replacements(devices: Devices) -> list[Replacement]:
     """The generators to replace."""
+    generators = tuple(CudaGenerator(index) for index in range(devices.count))
     return [
         (torch, "Generator", Generator),
-        (torch.cuda, "default_generators", (CudaGenerator(),)),
+        (torch.cuda, "default_generators", generators),
     ]
 
 
@@ -52,9 +54,12 @@ class _AnyGenerator(_TorchMeta):  # type: ignore[misc]
 
     def __call__(self, device: Any = "cpu") -> Any:
         if self is not Generator:
-            return super().__call__()
+            return super().__call__(device)
         if torch.device(device).type == "cuda":
-            return CudaGenerator()
+            is_current = torch.device(device) == torch.device("cuda")
+            return CudaGenerator(
+                torch.cuda.current_device() if is_current else torch.device(device).index
+            )
         return _TorchGenerator(device)
 
     def __instancecheck__(self, instance: Any) -> bool:
@@ -70,14 +75,23 @@ class Generator(_TorchGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
 class CudaGenerator(Generator):
     """The generator of the virtual GPU; to C++ it is one of the CPU, which draws nothing."""
 
-    device = torch.device("cuda", 0)
-
     _numbers = itertools.count()
 
-    def __init__(self) -> None:
+    def __new__(cls, index: int) -> CudaGenerator:
+        """To C++ it is of the CPU."""
+        return cast(CudaGenerator, _TorchGenerator.__new__(cls, "cpu"))
+
+    def __init__(self, index: int) -> None:
+        """Of a device."""
+        self._index = index
         self._seed, self._offset = _DEFAULT_SEED, 0
         self.state_number = next(self._numbers)
         """Which state it has: two generators may share one (`graphsafe_get_state`)."""
+
+    @property
+    def device(self) -> torch.device:
+        """Whose numbers it would draw."""
+        return torch.device("cuda", self._index)
 
     def manual_seed(self, seed: int) -> CudaGenerator:
         """Set the seed, and the offset to 0."""
@@ -121,13 +135,13 @@ class CudaGenerator(Generator):
 
     def clone_state(self) -> CudaGenerator:
         """Another generator in the same state."""
-        other = CudaGenerator()
+        other = CudaGenerator(self._index)
         other._seed, other._offset = self._seed, self._offset
         return other
 
     def graphsafe_get_state(self) -> CudaGenerator:
         """Another generator with this one's state."""
-        return CudaGenerator().graphsafe_set_state(self)
+        return CudaGenerator(self._index).graphsafe_set_state(self)
 
     def graphsafe_set_state(self, other: CudaGenerator) -> CudaGenerator:
         """Take over the state of another generator."""

@@ -84,13 +84,14 @@ def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
     clock, captures = memory.clock, memory.captures
 
     def packed(handle: int) -> tuple[int, int, int]:
-        return handle, 0, _CUDA
+        return handle, memory.devices.own, _CUDA
 
     def set_current(stream_id: int = 0, device_index: int = 0, device_type: int = _CUDA) -> None:
         memory.current_stream = stream_id
 
     def current(device: int = 0) -> Any:
-        return own.Stream(stream_id=memory.current_stream, device_index=0, device_type=_CUDA)
+        index = memory.devices.own
+        return own.Stream(stream_id=memory.current_stream, device_index=index, device_type=_CUDA)
 
     def synchronize() -> None:
         captures.check_idle()
@@ -162,7 +163,8 @@ class CudaStreamBase(GenericStream):
         if not (handle or device_index or device_type):
             pool = max(0, min(-priority, _PRIORITIES - 1))
             handle = next(cls.numbers[pool]) << 5 | (pool + 1) << 1 | 1  # `makeStreamId`
-        return _TorchStream.__new__(cls, stream_id=handle, device_index=0, device_type=_CUDA)
+        index = cls.memory.devices.own
+        return _TorchStream.__new__(cls, stream_id=handle, device_index=index, device_type=_CUDA)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._before: list[int] = []
@@ -219,7 +221,6 @@ class CudaEventBase(GenericEvent):
 
     memory: DeviceMemory
     handles: Any
-    device = torch.device("cuda", 0)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """To C++ it is an event of the CPU, on which nothing waits."""
@@ -231,6 +232,11 @@ class CudaEventBase(GenericEvent):
         self._recorded_at = 0.0
         self._capture: object | None = None
         self.cuda_event = 0
+
+    @property
+    def device(self) -> torch.device:
+        """That of the process."""
+        return torch.device("cuda", self.memory.devices.own)
 
     @property
     def event_id(self) -> int:

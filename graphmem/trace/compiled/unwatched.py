@@ -41,7 +41,11 @@ class Unwatched:
     """Steps aside for the compiler, and comes back."""
 
     def __init__(
-        self, mode: TorchDispatchMode, hooks: NodeHooks, fake_mode: FakeTensorMode
+        self,
+        mode: TorchDispatchMode,
+        hooks: NodeHooks,
+        fake_mode: FakeTensorMode,
+        device: torch.device,
     ) -> None:
         """What is to step aside.
 
@@ -49,10 +53,11 @@ class Unwatched:
             mode: records what the program does.
             hooks: those of autograd's nodes, which the compiler's own nodes may have as well.
             fake_mode: the mode of the program's tensors.
+            device: where they are.
         """
         self._mode = mode
         self._is_open = False
-        nobodys = Recorder(torch.device("cuda:0"))
+        nobodys = Recorder(device)
         # The tensors of a compiler's trace are wrappers, which the engine never sums in place.
         rules = GradientRules(nobodys, subclass_like=True)
         saved = SavedTensors(nobodys, fake_mode)

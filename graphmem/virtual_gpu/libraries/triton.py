@@ -39,12 +39,12 @@ class VirtualDriver:
         return target("cuda", self._architecture, _WARP)
 
     def get_active_torch_device(self) -> torch.device:
-        """The one device there is."""
-        return torch.device("cuda", 0)
+        """The device of the process."""
+        return torch.device("cuda", self.get_current_device())
 
     def get_current_device(self) -> int:
         """Its number."""
-        return 0
+        return torch.cuda.current_device()
 
     def get_current_stream(self, device: int | None = None) -> int:
         """A stream's address; kernels that do nothing have no use for it."""

@@ -1,0 +1,52 @@
+"""NCCL as programs find it, which a build of PyTorch for the CPU lacks.
+
+Programs ask whether it is there and for its version, as DistributedDataParallel does before it
+takes a hook for bfloat16 (`_check_comm_hook`, torch/nn/parallel/distributed.py).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+from torch.distributed import distributed_c10d
+
+from graphmem.torch_releases import installed_release
+from graphmem.virtual_gpu.patching import Replacement
+
+_TIMEOUT = timedelta(minutes=10)  # kProcessGroupNCCLDefaultTimeout (ProcessGroupNCCL.hpp)
+
+# What the wheel of a release on PyPI requires (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`); 2.13's was
+# not read.
+_NCCL_OF_RELEASE: tuple[tuple[tuple[int, int], tuple[int, int, int]], ...] = (
+    ((2, 14), (2, 30, 7)),
+    ((2, 12), (2, 29, 7)),
+    ((2, 11), (2, 28, 9)),
+    ((0, 0), (2, 27, 5)),
+)
+
+
+class ProcessGroupNCCL:
+    """A class that no group is of."""
+
+    class Options:
+        """Settings of a communicator, which change nothing here."""
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+
+
+def replacements() -> list[Replacement]:
+    """The attributes to replace; a CUDA build has its own."""
+    if distributed_c10d.is_nccl_available():
+        return []
+    release = installed_release()
+    major, minor, patch = next(found for since, found in _NCCL_OF_RELEASE if release >= since)
+    return [
+        (distributed_c10d, "_NCCL_AVAILABLE", True),
+        (distributed_c10d, "ProcessGroupNCCL", ProcessGroupNCCL),
+        (torch.distributed, "ProcessGroupNCCL", ProcessGroupNCCL),
+        (distributed_c10d, "default_pg_nccl_timeout", _TIMEOUT),
+        (torch._C, "_nccl_version", lambda: major << 32 | minor << 16 | patch),
+        (torch._C, "_nccl_version_suffix", lambda: b""),
+    ]
