@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 from graphmem.gate.check import Check, Result
 from graphmem.gate.compare import compare
-from graphmem.gate.config import TargetConfig
+from graphmem.gate.config import TargetConfig, read_table
 from graphmem.gate.diff import diff_reports
 from graphmem.gate.formats import FORMATS
 from graphmem.gate.formats.differences import DIFF_FORMATS
@@ -95,7 +95,7 @@ Make = Callable[..., Report]
 def test_limits_of_what_is_measured(
     report: Make, limits: dict[str, object], rules: list[str]
 ) -> None:
-    config = TargetConfig.model_validate({"target": "a.py", **limits})
+    config = read_table({"target": "a.py", **limits}, TargetConfig)
     made = report(holder("h.0", 8), holder("h.1", 8), holder("head", 8, "temporary"))
 
     assert [each.rule for each in compare(config, None, made).findings] == rules
@@ -125,7 +125,7 @@ def test_a_step_that_wants_more_than_the_card_has_fits_once_the_cache_is_emptied
     report: Make,
 ) -> None:
     """24 MiB at the peak are more than the 20 MiB of the card: the replay alone decides."""
-    config = TargetConfig.model_validate({"target": "a.py", "fits": "h100"})
+    config = read_table({"target": "a.py", "fits": "h100"}, TargetConfig)
     on_card = verdict_on_card(cache_emptied=1)
 
     verdict = compare(config, None, report(holder("head", 24)), on_card)
@@ -137,7 +137,7 @@ def test_a_step_that_wants_more_than_the_card_has_fits_once_the_cache_is_emptied
 
 
 def test_a_step_that_does_not_fit_is_told_by_the_request_that_is_refused(report: Make) -> None:
-    config = TargetConfig.model_validate({"target": "a.py", "fits": "h100"})
+    config = read_table({"target": "a.py", "fits": "h100"}, TargetConfig)
     on_card = verdict_on_card(fits=False, margin=-4 * MIB, refused=REFUSED, within_estimate=True)
 
     verdict = compare(config, None, report(holder("head", 24)), on_card)
@@ -168,7 +168,7 @@ def test_a_step_that_does_not_fit_is_told_by_the_request_that_is_refused(report:
 def test_limits_of_what_is_added(
     report: Make, increase: dict[str, object] | None, rules: list[str]
 ) -> None:
-    config = TargetConfig.model_validate({"target": "a.py", **(increase or {})})
+    config = read_table({"target": "a.py", **(increase or {})}, TargetConfig)
     before = entry_of(report(holder("h.0", 4), holder("h.1", 4)))
 
     verdict = compare(config, before, report(holder("h.0", 6), holder("h.1", 6)))

@@ -19,18 +19,19 @@ Clauses:
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+import msgspec
 
 from graphmem.analysis import Request
 from graphmem.errors import InputError
-from graphmem.gate.limits import CATEGORY_OF, Growth, Increase, Limits, Size
+from graphmem.gate.limits import CATEGORY_OF, Increase, Limits, size_of
 from graphmem.gate.toml_lines import line_of
 from graphmem.gpus import DEFAULT_GPU, find_gpu, label_of
 
@@ -39,47 +40,34 @@ _PYPROJECT = "pyproject.toml"
 _TABLE = ("tool", "graphmem")
 
 
-def _gpu(name: str) -> str:
-    try:
-        return label_of(find_gpu(name))
-    except InputError as error:
-        raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from error
+Autocast = Literal["fp16", "bf16", "none"]
+Grads = Literal["keep", "none"]
+_CHOICES = {"autocast": get_args(Autocast), "grads": get_args(Grads)}
 
 
-def _text(value: Any) -> str:
-    """An argument as `--set` gives it; lists of TOML are written as Python's."""
-    return value if isinstance(value, str) else str(value)
-
-
-GpuName = Annotated[str, AfterValidator(_gpu)]
-Text = Annotated[str, BeforeValidator(_text)]
-
-
-class _Options(BaseModel):
+class _Options(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What a target may say, and `[defaults]` for all of them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gpu: GpuName = DEFAULT_GPU
+    gpu: str = DEFAULT_GPU
     torch: str | None = None
-    env: dict[str, Text] = Field(default_factory=dict)
-    autocast: Literal["fp16", "bf16", "none"] | None = None
+    env: dict[str, str] = {}
+    autocast: Autocast | None = None
     optimizer: str | None = None
-    grads: Literal["keep", "none"] = "none"
-    steps: int = Field(default=3, ge=1)
+    grads: Grads = "none"
+    steps: Annotated[int, msgspec.Meta(ge=1)] = 3
     inference: bool = False
 
-    max_allocated: Limits[Size] = Limits[Size]()
-    max_reserved: Size | None = None
-    fits: GpuName | None = None
-    max_increase: Limits[Growth] = Limits[Growth](allocated=Increase("0 B"))
+    max_allocated: Limits[int] = Limits[int]()
+    max_reserved: int | None = None
+    fits: str | None = None
+    max_increase: Limits[Increase] = Limits[Increase](allocated=Increase("0 B"))
 
 
-class TargetConfig(_Options):
+class TargetConfig(_Options, frozen=True, kw_only=True):
     """One named target: what is analysed, how, and its limits."""
 
     target: str
-    set: dict[str, Text] = Field(default_factory=dict)
+    set: dict[str, str] = {}
 
     def request(self) -> Request:
         """The options of `graphmem analyze`."""
@@ -96,11 +84,9 @@ class TargetConfig(_Options):
         )
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    defaults: _Options = _Options()
-    targets: dict[str, TargetConfig] = Field(default_factory=dict)
+class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    defaults: dict[str, Any] = {}
+    targets: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -175,62 +161,133 @@ def load_config(path: Path) -> Config:
     prefix = _TABLE if path.name == _PYPROJECT else ()
     for key in prefix:
         table = table.get(key, {})
-    defaults = table.get("defaults")
-    merged = dict(table)
+    file = _converted(table, _File, (), path.name, text, prefix)
+    _converted(file.defaults, _Options, ("defaults",), path.name, text, prefix)
+    targets = {
+        name: _converted(
+            {**file.defaults, **target}, TargetConfig, ("targets", name), path.name, text, prefix
+        )
+        for name, target in file.targets.items()
+    }
+    gpu = file.defaults.get("gpu")
+    return Config(path, targets, None if gpu is None else _gpu(gpu))
+
+
+Kind = TypeVar("Kind")
+
+
+def read_table(table: dict[str, Any], kind: type[Kind]) -> Kind:
+    """A table of the file, as what it says.
+
+    Raises:
+        msgspec.ValidationError: something in it is unknown or unfit.
+    """
+    plain = {}
+    for key, value in table.items():
+        try:
+            plain[key] = _READ[key](value) if key in _READ else value
+        except ValueError as error:
+            raise msgspec.ValidationError(f"{error} - at `$.{key}`") from error
+    return msgspec.convert(plain, kind, dec_hook=lambda custom, value: custom.read(value))
+
+
+def _gpu(name: Any) -> str:
     try:
-        if isinstance(defaults, dict):
-            _Options.model_validate(defaults)
-            merged["targets"] = _with_defaults(table.get("targets", {}), defaults)
-        file = _File.model_validate(merged)
-    except ValidationError as error:
-        in_defaults = ("defaults",) if error.title == _Options.__name__ else ()
-        raise _explained(error, path.name, text, prefix, in_defaults) from error
-    named = "gpu" in file.defaults.model_fields_set
-    return Config(path, file.targets, file.defaults.gpu if named else None)
+        return label_of(find_gpu(str(name)))
+    except InputError as error:
+        raise ValueError(f"{error}; {error.hint}" if error.hint else str(error)) from error
 
 
-def _with_defaults(targets: Any, defaults: dict[str, Any]) -> Any:
-    if not isinstance(targets, dict):
-        return targets
+def _texts(table: Any) -> Any:
+    """Arguments as `--set` gives them; lists of TOML are written as Python's."""
+    return {key: str(each) for key, each in table.items()} if isinstance(table, dict) else table
+
+
+def _table(value: Any) -> Any:
+    """`max_increase = "1%"` is short for `max_increase.allocated = "1%"`."""
+    return value if isinstance(value, dict) else {"allocated": value}
+
+
+def _sizes(value: Any) -> Any:
     return {
-        name: {**defaults, **target} if isinstance(target, dict) else target
-        for name, target in targets.items()
+        key: _sizes(each) if isinstance(each, dict) else size_of(each)
+        for key, each in _table(value).items()
     }
 
 
-def _explained(
-    error: ValidationError,
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "gpu": _gpu,
+    "fits": _gpu,
+    "env": _texts,
+    "set": _texts,
+    "max_allocated": _sizes,
+    "max_increase": _table,
+    "max_reserved": size_of,
+}
+"""How values are read that TOML has no type for."""
+
+
+def _converted(
+    table: dict[str, Any],
+    kind: type[Kind],
+    keys: tuple[str, ...],
     file: str,
     text: str,
     prefix: tuple[str, ...],
+) -> Kind:
+    """A table at these keys of the file; `prefix` leads to where graphmem's own begin.
+
+    Raises:
+        InputError: something in it is unknown or unfit.
+    """
+    try:
+        return read_table(table, kind)
+    except msgspec.ValidationError as error:
+        raise _explained(error, keys, file, text, prefix) from error
+
+
+_AT = re.compile(r" - at `\$\.?(.*)`$")
+_ANY_KEY = re.compile(r"\[\.{3}\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
+
+
+def _explained(
+    error: msgspec.ValidationError,
     table: tuple[str, ...],
+    file: str,
+    text: str,
+    prefix: tuple[str, ...],
 ) -> InputError:
-    """The first thing that is wrong, by line."""
-    problems = []
-    for each in error.errors():
-        keys = (*table, *(str(key) for key in each["loc"]))
-        problems.append((line_of(text, (*prefix, *keys)), keys, each))
-    line, keys, problem = min(problems, key=lambda found: found[0])
-    place = f"{file}:{line}"
-    if problem["type"] == "extra_forbidden":
-        known = _known_keys(keys[:-1])
-        return InputError(f"{place}: unknown key {keys[-1]!r}", hint=_nearest(keys[-1], known))
-    if problem["type"] == "missing":
-        return InputError(f"{place}: {'.'.join(keys[:-1])} has no {keys[-1]!r}")
-    reason = problem["msg"].removeprefix("Value error, ")
+    """What is wrong, with its line."""
+    message = str(error)
+    at = _AT.search(message)
+    inner = _ANY_KEY.sub("", at[1]).split(".") if at else []
+    keys = (*table, *inner)
+    reason = _AT.sub("", message)
+    if reason.startswith("Invalid enum value"):
+        reason += f", known are {', '.join(_CHOICES[keys[-1]])}"
+    unknown, missing = _UNKNOWN.match(reason), _MISSING.match(reason)
+    if unknown:
+        name = unknown[1]
+        place = f"{file}:{line_of(text, (*prefix, *keys, name))}"
+        return InputError(f"{place}: unknown key {name!r}", hint=_nearest(name, _known_keys(keys)))
+    place = f"{file}:{line_of(text, (*prefix, *keys))}"
+    if missing:
+        return InputError(f"{place}: {'.'.join(keys)} has no {missing[1]!r}")
     return InputError(f"{place}: {'.'.join(keys)}: {reason[:1].lower()}{reason[1:]}")
 
 
 def _known_keys(table: Sequence[str]) -> list[str]:
     match table:
         case ():
-            return list(_File.model_fields)
+            return list(_File.__struct_fields__)
         case (*_, "max_allocated" | "max_increase"):
             return ["allocated", *CATEGORY_OF, "modules"]
         case ("defaults",):
-            return list(_Options.model_fields)
+            return list(_Options.__struct_fields__)
         case _:
-            return list(TargetConfig.model_fields)
+            return list(TargetConfig.__struct_fields__)
 
 
 def _nearest(name: str, known: list[str]) -> str:

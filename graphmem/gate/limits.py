@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+import msgspec
 
 from graphmem.errors import InputError
 from graphmem.units import format_bytes, parse_bytes
@@ -33,20 +32,12 @@ CATEGORY_OF: Mapping[str, str] = MappingProxyType(
 """The report's category for each key of a table of limits."""
 
 
-@dataclass(frozen=True)
-class Increase:
-    """What may be added to a baseline: a part of it, or bytes."""
+def size_of(value: Any) -> int:
+    """Bytes, as TOML has them: "22 GiB", or a number.
 
-    text: str
-    share: Fraction = Fraction(0)
-    nbytes: int = 0
-
-    def allowed(self, before: int) -> int:
-        """The most bytes that `before` may become."""
-        return before + int(before * self.share) + self.nbytes
-
-
-def _bytes(value: Any) -> int:
+    Raises:
+        ValueError: it is no size.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError(f'{value!r} is no size: write it like "22 GiB"')
     try:
@@ -55,27 +46,52 @@ def _bytes(value: Any) -> int:
         raise ValueError(f"{error}: {error.hint}") from error
 
 
-def _increase(value: Any) -> Increase:
-    if isinstance(value, Increase):
-        return value
-    percentage = _PERCENTAGE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if percentage:
-        return Increase(value, share=Fraction(percentage[1]) / 100)
-    nbytes = _bytes(value)
-    return Increase(format_bytes(nbytes), nbytes=nbytes)
+class Increase:
+    """What may be added to a baseline: a share of it, or bytes; `text` is how it was written.
 
+    It is no dataclass, because msgspec would read those by itself, from a table.
+    """
 
-Size = Annotated[int, BeforeValidator(_bytes)]
-Growth = Annotated[Increase, BeforeValidator(_increase)]
+    __slots__ = ("nbytes", "share", "text")
+
+    def __init__(self, text: str, share: Fraction = Fraction(0), nbytes: int = 0) -> None:
+        self.text = text
+        self.share = share
+        self.nbytes = nbytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Increase) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    @property
+    def _parts(self) -> tuple[str, Fraction, int]:
+        return self.text, self.share, self.nbytes
+
+    def allowed(self, before: int) -> int:
+        """The most bytes that `before` may become."""
+        return before + int(before * self.share) + self.nbytes
+
+    @classmethod
+    def read(cls, value: Any) -> Increase:
+        """An increase as TOML has it.
+
+        Raises:
+            ValueError: it is none.
+        """
+        percentage = _PERCENTAGE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if percentage:
+            return cls(value, share=Fraction(percentage[1]) / 100)
+        nbytes = size_of(value)
+        return cls(format_bytes(nbytes), nbytes=nbytes)
 
 
 L = TypeVar("L")
 
 
-class Limits(BaseModel, Generic[L]):
+class Limits(msgspec.Struct, Generic[L], forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Limits of one kind: of all that is allocated, of categories, of modules by pattern."""
-
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True)
 
     allocated: L | None = None
     parameters: L | None = None
@@ -87,13 +103,7 @@ class Limits(BaseModel, Generic[L]):
     inputs: L | None = None
     temporaries: L | None = None
     workspaces: L | None = None
-    modules: dict[str, L] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _for_all_alone(cls, value: Any) -> Any:
-        """`max_increase = "1%"` is short for `max_increase.allocated = "1%"`."""
-        return value if isinstance(value, (dict, cls)) else {"allocated": value}
+    modules: dict[str, L] = {}
 
     def by_category(self) -> Iterator[tuple[str, str, L]]:
         """Every limit of a category: its key here, the report's name, the limit."""
