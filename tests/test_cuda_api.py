@@ -567,6 +567,11 @@ class TestDevices:
         assert torch.cuda.get_device_capability() == (8, 0)
         assert torch.cuda.is_bf16_supported()
 
+    def test_nccl_is_there_as_in_pytorchs_wheels(self) -> None:
+        """torchtune's recipes ask for it before they train in bf16 (`verify_bf16_support`)."""
+        assert torch.distributed.is_nccl_available()
+        assert torch.cuda.nccl.version() >= (2, 10)
+
     def test_what_surrounds_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop()) == (0, 0)
         with torch.cuda.profiler.profile():
