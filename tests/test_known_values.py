@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.trace import Options, trace
+from graphmem.trace.loop_tests import while_loop_around
 
 Program = Callable[[torch.device], Any]
 
@@ -322,6 +324,15 @@ TEN_THOUSAND_ROUNDS = {"flags of texts that grow", "a list of tokens"}
 def marked(name: str) -> Any:
     is_slow = name in TEN_THOUSAND_ROUNDS
     return pytest.param(LOOPS[name], marks=[pytest.mark.slow] * is_slow, id=name)
+
+
+def test_a_long_for_loop_is_no_while_loop() -> None:
+    """A jump over more than 255 instructions is extended: it leads to before the loop's head."""
+    lines = "".join(f"    total = total + {number} * number\n" for number in range(60))
+    code = compile(f"for number in range(9):\n    total = 0\n{lines}", "long.py", "exec")
+    offsets = [each.offset for each in dis.get_instructions(code)]
+
+    assert all(while_loop_around(code, offset) is None for offset in offsets)
 
 
 @pytest.mark.parametrize("loop", map(marked, LOOPS))

@@ -125,6 +125,40 @@ def test_what_a_parameter_keeps_beside_itself_has_a_name() -> None:
     }
 
 
+def test_a_parameter_that_quantises_itself_in_place_is_on_the_card_in_analyze(
+    tmp_path: Path,
+) -> None:
+    """`Params4bit.to` assigns its own `.data` and returns itself."""
+    (tmp_path / "model.py").write_text(
+        """
+import torch
+
+class InPlace(torch.nn.Parameter):
+    def __new__(cls, data):
+        return torch.Tensor._make_subclass(cls, data, False)
+
+    def to(self, *args, **options):
+        self.data = self.data.to("cuda").to(torch.int8)
+        return self
+
+class Layer(torch.nn.Linear):
+    def forward(self, data):
+        return data @ self.weight.float()
+
+def build():
+    layer = Layer(64, 64, bias=False)
+    layer.weight = InPlace(layer.weight.data)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), layer), torch.ones(8, 64)
+"""
+    )
+
+    report = graphmem.analyze(f"{tmp_path}/model.py:build", gpu="t4")
+
+    assert ("the parameter 1.weight, packed by Layer", 64 * 64) in {
+        (each.reason, each.bytes) for each in report.at_peak.holders
+    }
+
+
 @needs("bitsandbytes")
 def test_a_weight_of_four_bits_that_is_made_whole_is_named_with_its_statistics() -> None:
     """NF4, nested: an absmax of one byte a block of 64, whose absmax are floats a block of 256."""

@@ -107,8 +107,10 @@ def _loops_of(code: CodeType) -> tuple[tuple[int, int, bool], ...]:
     """First and last instruction of each loop, and whether it is a `for` loop."""
     names: dict[int, str] = {}
     last: dict[int, int] = {}
+    before: list[int] = []  # a long loop is jumped back to where its FOR_ITER is extended
     for instruction in dis.get_instructions(code):
-        names[instruction.offset] = instruction.opname
+        names |= dict.fromkeys([*before, instruction.offset], instruction.opname)
+        before = [*before, instruction.offset] if instruction.opname == "EXTENDED_ARG" else []
         if "JUMP_BACKWARD" in instruction.opname and "INTERRUPT" not in instruction.opname:
             last[instruction.argval] = instruction.offset
     return tuple((head, end, names[head] == "FOR_ITER") for head, end in last.items())

@@ -40,6 +40,8 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         if _are_alike(tensor, new):
             before.before_data(tensor)
             data.__set__(tensor, new)
+            if isinstance(tensor, FakeTensor) and isinstance(new, FakeTensor):
+                tensor.fake_device = new.fake_device
             return
         other = _like(tensor, new.detach())
         before.before_becoming(tensor, other)
@@ -150,8 +152,6 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
         become(parameter, torch.nn.Parameter(moved, requires_grad=parameter.requires_grad))
     else:
         parameter.data = moved
-    if isinstance(parameter, FakeTensor) and isinstance(moved, FakeTensor):
-        parameter.fake_device = moved.fake_device
     if gradient is not None:
         parameter.grad = gradient
 
