@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.advice.commands import command_of
-from graphmem.cli import changes, options
+from graphmem.cli import options
 from graphmem.cli.output import console, hint_at_cards, keep, progress, put_result
+from graphmem.cli.request import takes_request
 from graphmem.targets import RECORD
 
 if TYPE_CHECKING:
@@ -20,24 +21,14 @@ if TYPE_CHECKING:
     from graphmem.report import Report
 
 
+@takes_request(
+    "settings gpu torch env assume strict compile autocast optimizer grads steps "
+    "inference freeze checkpoint activation batch"
+)
 def analyze(
     target: options.Target,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    assume: options.Assume = None,
-    strict: options.Strict = False,
-    compile: options.Compile = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
-    inference: options.Inference = False,
-    freeze: options.Freeze = None,
-    checkpoint: changes.Checkpoint = None,
-    activation: changes.Activation = None,
-    batch: changes.Batch = None,
+    *,
+    request: Request,
     timeout: options.Timeout = None,
     output_format: options.Format = "text",
     output: options.Output = None,
@@ -62,25 +53,10 @@ def analyze(
 
     Example: graphmem analyze model.py:build --set batch=8 --gpu h100 --autocast bf16
     """
-    from graphmem.analysis import Request, run_analysis
+    from graphmem.analysis import run_analysis
     from graphmem.time_limit import time_limit
 
-    request = Request(
-        gpu=gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=tuple(assume or ()),
-        strict=strict,
-        compile=compile,
-        worst_routing=True,
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        steps=steps,
-        inference=inference,
-        settings=options.pairs(settings, "--set"),
-        changes=changes.changes_of(freeze, checkpoint, activation, batch),
-    )
+    request = replace(request, worst_routing=True)
     with progress() as report_progress, time_limit(timeout):
         analysis = run_analysis(target, request, report_progress)
     wants = _Wants(output_format, output, verbose, brief, advice)
@@ -90,7 +66,7 @@ def analyze(
             analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
         keep(analysis, html, save, report_progress)
     put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
-    if isinstance(gpu, options.AssumedCard):
+    if isinstance(request.gpu, options.AssumedCard):
         hint_at_cards(analysis.report.runtime.title)
 
 

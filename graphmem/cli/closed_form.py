@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import progress, put
+from graphmem.cli.request import takes_request
 from graphmem.errors import InputError
+
+if TYPE_CHECKING:
+    from graphmem.analysis import Request
+
 
 Symbols = Annotated[
     str,
@@ -53,6 +58,7 @@ Names = Annotated[
 ]
 
 
+@takes_request("settings gpu torch env autocast optimizer grads steps inference freeze")
 def closed_form(
     target: options.Target,
     symbols: Symbols,
@@ -60,16 +66,8 @@ def closed_form(
     sizes: Sizes = None,
     check: Check = None,
     names: Names = None,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
-    inference: options.Inference = False,
-    freeze: options.Freeze = None,
+    *,
+    request: Request,
     output_format: Annotated[
         Literal["text", "json", "latex", "python"],
         typer.Option("--format", help="For people, for machines, for a paper, for a program."),
@@ -84,7 +82,6 @@ def closed_form(
 
     Example: graphmem closed-form fixtures/gpt2.py:build --symbols batch=B,seq=T
     """
-    from graphmem.changes import Changes
     from graphmem.symbolic import closed_form as find_closed_form
     from graphmem.symbolic.formats import FORMATS
 
@@ -99,16 +96,7 @@ def closed_form(
             check=_sizes(check) if check else None,
             names=constants,
             progress=report_progress,
-            gpu=gpu,
-            torch=torch,
-            env=options.pairs(env, "--env"),
-            autocast=autocast,
-            optimizer=optimizer,
-            grads=grads,
-            steps=steps,
-            inference=inference,
-            settings=options.pairs(settings, "--set"),
-            changes=Changes(freeze=tuple(freeze or ())),
+            **vars(request),
         )
     text = FORMATS[output_format](form)
     put(text, output)

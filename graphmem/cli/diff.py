@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import put
+from graphmem.cli.request import takes_request
 from graphmem.errors import InputError
 
+if TYPE_CHECKING:
+    from graphmem.analysis import Request
 
+
+@takes_request("settings gpu autocast optimizer steps")
 def diff(
     sides: Annotated[
         list[str] | None,
@@ -26,11 +31,8 @@ def diff(
         str | None,
         typer.Option("--git", metavar="BASE..HEAD", help="Compare two revisions, as main..HEAD."),
     ] = None,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    steps: options.Steps = options.DEFAULT_STEPS,
+    *,
+    request: Request,
     output_format: Annotated[
         Literal["text", "json", "markdown"],
         typer.Option("--format", help="For people, programs, pull requests."),
@@ -43,17 +45,9 @@ def diff(
 
     Example: graphmem diff --git main..HEAD model.py:build
     """
-    from graphmem.analysis import Request
     from graphmem.gate.diff_inputs import diff_revisions, diff_two
     from graphmem.gate.formats.differences import DIFF_FORMATS
 
-    request = Request(
-        gpu=gpu,
-        autocast=autocast,
-        optimizer=optimizer,
-        steps=steps,
-        settings=options.pairs(settings, "--set"),
-    )
     if git is not None:
         diffs = diff_revisions(git, sides or (), request)
     elif sides is not None and len(sides) == 2:

@@ -10,15 +10,18 @@ import typer
 from graphmem.advice.commands import command_of
 from graphmem.cli import options
 from graphmem.cli.output import console, progress
+from graphmem.cli.request import takes_request
 from graphmem.units import format_bytes, format_exact
 
 if TYPE_CHECKING:
     from graphmem.advice.candidates import Advice, Candidate
     from graphmem.advice.subjects import Explained
+    from graphmem.analysis import Request
 
 SHOWN = 20
 
 
+@takes_request("settings gpu torch env assume autocast optimizer grads steps freeze", steps=2)
 def explain(
     target: options.Target,
     name: Annotated[
@@ -29,16 +32,8 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    assume: options.Assume = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = 2,
-    freeze: options.Freeze = None,
+    *,
+    request: Request,
 ) -> None:
     """Explain why a module, line or tensor is in memory, and what would free it.
 
@@ -50,22 +45,9 @@ def explain(
     """
     from graphmem.advice.candidates import advise, candidates
     from graphmem.advice.subjects import explain_subject
-    from graphmem.analysis import Request, run_analysis
-    from graphmem.changes import Changes
+    from graphmem.analysis import run_analysis
     from graphmem.record import is_record
 
-    request = Request(
-        gpu=gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=tuple(assume or ()),
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        steps=steps,
-        settings=options.pairs(settings, "--set"),
-        changes=Changes(freeze=tuple(freeze or ())),
-    )
     with progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)
         peak = analysis.report.peak.allocated

@@ -10,18 +10,20 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import progress, put_result
+from graphmem.cli.request import takes_request
 from graphmem.fitting import BATCH, DEFAULT_LARGEST, Range, find_fit
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from graphmem.analysis import Request
     from graphmem.fitting import CardFit, Fit, Probe
 
 
+@takes_request("settings torch env assume autocast optimizer grads steps inference freeze")
 def fit(
     target: options.Target,
-    settings: options.Settings = None,
     gpus: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,15 +52,8 @@ def fit(
     multiple_of: Annotated[
         int, typer.Option("--multiple-of", metavar="N", help="Try multiples of N only.")
     ] = 1,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    assume: options.Assume = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
-    inference: options.Inference = False,
-    freeze: options.Freeze = None,
+    *,
+    request: Request,
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
@@ -70,21 +65,6 @@ def fit(
 
     Example: graphmem fit model.py:build --gpu t4 --gpu a100-40gb --vary batch_size
     """
-    from graphmem.analysis import Request
-    from graphmem.changes import Changes
-
-    request = Request(
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=tuple(assume or ()),
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        steps=steps,
-        inference=inference,
-        settings=options.pairs(settings, "--set"),
-        changes=Changes(freeze=tuple(freeze or ())),
-    )
     cards = gpus or [options.card_of_the_project() or options.DEFAULT_GPU_NAME]
     over = Range(vary, smallest, largest, multiple_of)
     with progress() as report_progress:

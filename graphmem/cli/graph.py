@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from graphmem.cli import options
 from graphmem.cli.output import progress, put
+from graphmem.cli.request import takes_request
+
+if TYPE_CHECKING:
+    from graphmem.analysis import Request
 
 
+@takes_request("settings gpu assume autocast optimizer grads steps inference", steps=1)
 def graph(
     target: options.Target,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    assume: options.Assume = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = 1,
-    inference: options.Inference = False,
+    *,
+    request: Request,
     output: options.Output = None,
 ) -> None:
     """Print the step graph: every ATen operation in execution order, one line each.
@@ -23,18 +24,8 @@ def graph(
     A line is: name = operation, its outputs as dtype[shape] with the bytes of a new storage and
     the storage's number, the module, the source line, and the autograd node.
     """
-    from graphmem.analysis import Request, traced_step
+    from graphmem.analysis import traced_step
 
-    request = Request(
-        gpu=gpu,
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        assume=tuple(assume or ()),
-        steps=steps,
-        inference=inference,
-        settings=options.pairs(settings, "--set"),
-    )
     with progress() as report_progress:
         step = traced_step(target, request, report_progress)
     text = "".join(f"{line}\n" for line in step.graph.lines())

@@ -10,11 +10,13 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import progress, put_result
+from graphmem.cli.request import takes_request
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from graphmem.analysis import Request
     from graphmem.parallel import Sharding
     from graphmem.parallel.search.search_jobs import SearchJob
 
@@ -22,20 +24,14 @@ DOES_NOT_FIT = 1
 SHOWN = 10
 
 
+@takes_request("settings gpu torch env assume autocast optimizer grads steps checkpoint")
 def plan(
     target: options.Target,
     gpus: Annotated[
         int, typer.Option("--gpus", min=1, metavar="N", help="How many of the card there are.")
     ] = 1,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    assume: options.Assume = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
+    *,
+    request: Request,
     dp: Annotated[
         int | None,
         typer.Option(
@@ -149,12 +145,6 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, as 'h.*'; repeatable."
-        ),
-    ] = None,
     precision: Annotated[
         Literal["as-traced", "bf16-master"],
         typer.Option(
@@ -224,8 +214,6 @@ def plan(
     Example: graphmem plan fixtures/llama.py:build --gpu h100 --gpus 64
     --tp 8 --pp 2 --zero 1 --set batch=8 --micro-batches 8
     """
-    from graphmem.analysis import Request
-    from graphmem.changes import Changes
     from graphmem.parallel import Layout, Precision, Schedule
     from graphmem.parallel.describe import describe
     from graphmem.parallel.layout import check_degrees
@@ -251,18 +239,6 @@ def plan(
         precision=Precision(precision),
         offload=_offloaded(offload),
         stages=_numbers(stages),
-    )
-    request = Request(
-        gpu=gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=tuple(assume or ()),
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        steps=steps,
-        settings=options.pairs(settings, "--set"),
-        changes=Changes(checkpoint=tuple(checkpoint or ())),
     )
     put = partial(put_result, output_format, output)
     if search:

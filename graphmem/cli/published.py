@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,11 +10,14 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import progress, put_result
+from graphmem.cli.request import takes_request
 
 if TYPE_CHECKING:
+    from graphmem.analysis import Request
     from graphmem.formulas.terms import Term
 
 
+@takes_request("settings torch env autocast optimizer grads steps")
 def published(
     target: Annotated[
         str | None,
@@ -58,7 +62,8 @@ def published(
         list[str] | None,
         typer.Option("--only", metavar="FORMULA", help="One formula, as nanogpt-peak; repeatable."),
     ] = None,
-    settings: options.Settings = None,
+    *,
+    request: Request,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -69,12 +74,6 @@ def published(
             show_default=False,
         ),
     ] = None,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
@@ -101,18 +100,9 @@ def published(
     if target is None:
         sheet = formulas_for(terms, chosen)
     else:
-        from graphmem.analysis import Request, run_analysis
+        from graphmem.analysis import run_analysis
 
-        request = Request(
-            gpu=gpu or options.DEFAULT_GPU_NAME,
-            torch=torch,
-            env=options.pairs(env, "--env"),
-            autocast=autocast,
-            optimizer=optimizer,
-            grads=grads,
-            steps=steps,
-            settings=options.pairs(settings, "--set"),
-        )
+        request = replace(request, gpu=gpu or options.DEFAULT_GPU_NAME)
         with progress() as report_progress:
             sheet = formulas_of(run_analysis(target, request, report_progress), terms, chosen)
     put_result(output_format, output, sheet.to_json, partial(print_sheet, sheet), FILE_WIDTH)

@@ -9,9 +9,11 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import progress, write_bytes
+from graphmem.cli.request import takes_request
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
+    from graphmem.analysis import Request
     from graphmem.report import Report
 
 Output = Annotated[
@@ -52,20 +54,12 @@ Compare = Annotated[
 Table = Annotated[Literal["timeline", "holders"], typer.Option("--table", help="Table: which one.")]
 
 
+@takes_request("settings gpu torch env assume autocast optimizer grads steps inference freeze")
 def render(
     target: options.Target,
     output: Output,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    assume: options.Assume = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
-    inference: options.Inference = False,
-    freeze: options.Freeze = None,
+    *,
+    request: Request,
     plot: Plot = "liveness",
     depth: Depth = None,
     expand: Expand = None,
@@ -78,8 +72,7 @@ def render(
 
     Example: graphmem render fixtures/gpt2.py:build -o gpt2.html
     """
-    from graphmem.analysis import Request, run_analysis
-    from graphmem.changes import Changes
+    from graphmem.analysis import run_analysis
     from graphmem.graph import PhaseName
     from graphmem.render.files import Choices, renderer_for
     from graphmem.render.liveness import View
@@ -87,19 +80,6 @@ def render(
     view = View(depth, tuple(expand or ()), PhaseName(phase) if phase else None, around)
     other = _report(compare) if compare else None
     draw = renderer_for(output.name, Choices(plot, table, view, other))
-    request = Request(
-        gpu=gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=tuple(assume or ()),
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        steps=steps,
-        inference=inference,
-        settings=options.pairs(settings, "--set"),
-        changes=Changes(freeze=tuple(freeze or ())),
-    )
     with progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)
         report_progress("drawing")

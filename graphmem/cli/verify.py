@@ -11,6 +11,7 @@ import typer
 
 from graphmem.cli import options
 from graphmem.cli.output import progress, put, write_text
+from graphmem.cli.request import takes_request
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _DIFFERS = 1
 
 
+@takes_request("settings gpu torch env autocast optimizer grads steps inference")
 def verify(
     files: Annotated[
         list[Path] | None,
@@ -75,15 +77,8 @@ def verify(
             help="A folder of case files, or one of them.  [default: fixtures/cases]",
         ),
     ] = None,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    autocast: options.Autocast = None,
-    optimizer: options.Optimizer = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
-    inference: options.Inference = False,
+    *,
+    request: Request,
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
@@ -101,17 +96,6 @@ def verify(
         return _verify_allocator(files or [], writer)
     if suite:
         return _verify_suite(cases, recordings, writer)
-    request = Request(
-        gpu=gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        autocast=autocast,
-        optimizer=optimizer,
-        grads=grads,
-        steps=steps,
-        inference=inference,
-        settings=options.pairs(settings, "--set"),
-    )
     if target is None:
         if (start, request) != ("setup", Request()):
             raise InputError(

@@ -9,23 +9,21 @@ import typer
 
 from graphmem.cli import changes, options
 from graphmem.cli.output import console, progress
+from graphmem.cli.request import takes_request
 from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from graphmem.advice import Comparison
+    from graphmem.analysis import Request
 
 
+@takes_request("settings gpu torch env assume grads steps")
 def whatif(
     target: options.Target,
-    settings: options.Settings = None,
-    gpu: options.GpuName = options.DEFAULT_GPU_NAME,
-    torch: options.TorchVersion = None,
-    env: options.Environment = None,
-    assume: options.Assume = None,
-    grads: options.Grads = "none",
-    steps: options.Steps = options.DEFAULT_STEPS,
+    *,
+    request: Request,
     autocast: options.Autocast = None,
     optimizer: options.Optimizer = None,
     compile: options.Compile = None,
@@ -46,30 +44,21 @@ def whatif(
     Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu --batch 16
     """
     from graphmem.advice import Comparison
-    from graphmem.analysis import Request, run_analysis
+    from graphmem.analysis import run_analysis
 
     if dtype is not None and autocast not in (None, "none"):
         raise InputError(f"--dtype {dtype} is without autocast", hint="leave one of both out")
-    before = Request(
-        gpu=gpu,
-        torch=torch,
-        env=options.pairs(env, "--env"),
-        assume=tuple(assume or ()),
-        grads=grads,
-        steps=steps,
-        settings=options.pairs(settings, "--set"),
-    )
     after = replace(
-        before,
+        request,
         autocast=autocast,
         optimizer=optimizer,
         compile=compile,
         changes=changes.changes_of(freeze, checkpoint, activation, batch, dtype),
     )
-    if after == before:
+    if after == request:
         raise InputError("nothing to change", hint="name a change, such as --autocast bf16")
     with progress() as report_progress:
-        reports = [run_analysis(target, each, report_progress).report for each in (before, after)]
+        reports = [run_analysis(target, each, report_progress).report for each in (request, after)]
     comparison = Comparison(*reports)
     if output_format == "json":
         typer.echo(comparison.to_json(), nl=False)
