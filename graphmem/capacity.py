@@ -94,7 +94,7 @@ def replay(found: Iterable[Move], allocator: CachingAllocator) -> Replay:
             simulator.apply(tick, born, storage)
         except OutOfMemory as error:
             assert storage is not None  # emptying the cache asks for nothing
-            if _can_do_without(storage):
+            if can_do_without(storage):
                 without.add(storage.id)
                 continue
             refused = Refused(tick, storage, error)
@@ -102,7 +102,7 @@ def replay(found: Iterable[Move], allocator: CachingAllocator) -> Replay:
     return Replay(simulator.finish(), allocator.num_alloc_retries, refused, len(without))
 
 
-def _can_do_without(storage: Storage) -> bool:
+def can_do_without(storage: Storage) -> bool:
     """Whether cuDNN tries another plan (aten/src/ATen/native/cudnn/Conv_v8.cpp, `try_plans`)."""
     owner = storage.owned_as(OwnerKind.WORKSPACE)
     return owner is not None and owner.name == CONVOLUTION_WORKSPACE

@@ -1,37 +1,50 @@
 """The largest batch, or value of any argument of `build`, with which a step fits on a card.
 
-Each probe is a whole analysis, so its verdict is exact. The search:
-  (1) the smallest value is probed, then twice as much until a step runs out or `largest` is met;
-  (2) between the last that fits and the first that does not, the next value is by turns where a
-      straight line through the reserved bytes of both meets the capacity, and the middle;
-  (3) the answer fits and the next value does not; the one before and the second after are probed as
-      well.
+Each probe is a whole analysis, so its verdict is exact. `graphmem/border.py` says which are made.
+The answer fits and the next value does not; the one before and the second after are probed as well
+unless two traces tell that they are as expected.
 Values are multiples of one number, so "next" is the next multiple.
 That all smaller values fit too is assumed; a probe that says otherwise is named in `surprises`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphmem.analysis import Progress, Request, run_analysis, target_defaults
+from graphmem.analysis import (
+    Analysis,
+    Progress,
+    Request,
+    run_analysis,
+    runtime_of,
+    target_defaults,
+)
+from graphmem.border import Border, Tried, Values
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu, label_of
 from graphmem.json_text import json_text
+from graphmem.other_sizes import Sizes, sizes_of
+from graphmem.pipeline import run_passes
 
 if TYPE_CHECKING:
+    from graphmem.record import TracedStep
     from graphmem.report import Report
     from graphmem.report.schema import MemoryInfo
 
 SCHEMA = "graphmem.fit/1"
 BATCH = "the first dimension of the inputs"
 DEFAULT_LARGEST = 65_536
+_STEPS = 2
 _MULTIPLES = "--multiple-of tries only values that build() takes, --max ends the search before"
+
+
+_Steps: TypeAlias = "deque[tuple[int, TracedStep]]"
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -187,7 +200,10 @@ def find_fit(
     _check(request, over)
     names = list(dict.fromkeys(label_of(find_gpu(name)) for name in gpus))
     _check_target(target, request, over)
-    searches = [_Search(target, replace(request, gpu=name), over, progress) for name in names]
+    steps: _Steps = deque(maxlen=_STEPS)
+    searches = [
+        _Search(target, replace(request, gpu=name), over, progress, steps) for name in names
+    ]
     cards = [search.run() for search in searches]
     report = searches[0].any_report
     return Fit(
@@ -226,25 +242,31 @@ def _check_target(target: str | Callable[..., Any], request: Request, over: Rang
 
 @dataclass
 class _Search:
-    """The probes on one card."""
+    """The probes on one card.
+
+    Attributes:
+        steps: the last that were traced with their values, for whichever card: they tell the next
+            search where to begin.
+    """
 
     target: str | Callable[..., Any]
     request: Request
     over: Range
     progress: Progress
+    steps: _Steps
     reports: dict[int, Report] = field(default_factory=dict)
+    sizes: dict[int, Sizes] = field(default_factory=dict)
 
     @property
     def any_report(self) -> Report:
         return next(iter(self.reports.values()))
 
     def run(self) -> CardFit:
-        largest, refused = self._boundary()
+        border = self._border()
+        border.find()
+        largest, refused = border.low, border.high
         if largest is not None:
-            unit = self.over.multiple_of
-            for neighbour in (largest - unit, largest + 2 * unit):
-                if self.over.has(neighbour):
-                    self._memory(neighbour)
+            self._look_around(border, largest)
         report = self.any_report
         card = self._memory(next(iter(self.reports))).on_card
         return CardFit(
@@ -264,51 +286,45 @@ class _Search:
             surprises=list(surprises(probes, largest, self.over.name)),
         )
 
-    def _boundary(self) -> tuple[int | None, int | None]:
-        """The largest that fits and the next; None where there is no such value."""
-        over = self.over
-        low, high = None, over.first
-        while self._fits(high):
-            low = high
-            if low == over.last:
-                return low, None
-            high = min(2 * low, over.last)
-        if low is None:
-            return None, high
-        by_line = True
-        while high - low > over.multiple_of:
-            middle = self._on_the_line(low, high) if by_line else over.rounded((low + high) // 2)
-            by_line = not by_line
-            low, high = (middle, high) if self._fits(middle) else (low, middle)
-        return low, high
+    def _border(self) -> Border:
+        runtime = runtime_of(self.request)
+        others = {
+            value: sizes_of(step.graph, run_passes(step.graph, runtime))
+            for value, step in self.steps
+        }
+        values = Values(self.over.first, self.over.last, self.over.multiple_of)
+        return Border(values, self._tried, runtime, others)
 
-    def _on_the_line(self, low: int, high: int) -> int:
-        """Where reserved bytes meet the capacity if they grow evenly, between both."""
-        least, most = (self._memory(value) for value in (low, high))
-        growth = most.reserved - least.reserved
-        share = (least.on_card.capacity - least.reserved) / growth if growth > 0 else 0.5
+    def _look_around(self, border: Border, largest: int) -> None:
+        """See that what is near the answer is as expected."""
         unit = self.over.multiple_of
-        met = self.over.rounded(low + int(share * (high - low)))
-        return min(max(met, low + unit), high - unit)
+        for neighbour in (largest - unit, largest + 2 * unit):
+            is_expected = border.foretells(neighbour) is (neighbour < largest)
+            if self.over.has(neighbour) and not is_expected:
+                self._memory(neighbour)
 
-    def _fits(self, value: int) -> bool:
-        return self._memory(value).on_card.fits
+    def _tried(self, value: int) -> Tried:
+        self._memory(value)
+        return Tried.of(self.reports[value], self.sizes.get(value))
 
     def _memory(self, value: int) -> MemoryInfo:
         if value not in self.reports:
-            self.reports[value] = self._analyse(value)
+            analysis = self._analyse(value)
+            self.reports[value] = analysis.report
+            self.sizes[value] = sizes_of(analysis.graph, analysis.annotations)
+            self.steps.append((value, analysis.step))
         memory = self.reports[value].memory
         assert memory is not None
         return memory
 
-    def _analyse(self, value: int) -> Report:
+    def _analyse(self, value: int) -> Analysis:
         what = f"{self.over.name}={value} on {self.request.gpu}"
         try:
             return run_analysis(
                 self.target,
                 self._request(value),
                 lambda message: self.progress(f"{what}: {message}"),
-            ).report
+            )
         except InputError as error:
             if not self.reports and self._fails_without(error):
                 raise

@@ -52,7 +52,8 @@ def card() -> CardFit:
 
 def test_the_batch_that_fits_by_arithmetic(card: CardFit) -> None:
     assert LARGEST == T4_BYTES // (512 * MIB) == card.largest
-    assert [probe.value for probe in card.probes] == [1, 2, 4, 8, 16, 27, 28, 29, 30, 32]
+    assert [probe.value for probe in card.probes][-2:] == [LARGEST, LARGEST + 1]
+    assert len(card.probes) <= 4
 
 
 def test_the_next_batch_is_refused_its_output(card: CardFit) -> None:
@@ -111,7 +112,8 @@ class Fake:
             memory.on_card, fits=reserved <= self.capacity, capacity=self.capacity
         )
         memory = msgspec.structs.replace(memory, reserved=reserved, on_card=on_card)
-        return SimpleNamespace(report=msgspec.structs.replace(self.report, memory=memory))
+        report = msgspec.structs.replace(self.report, memory=memory)
+        return SimpleNamespace(report=report, graph=None, annotations=None, step=None)
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,7 @@ def report() -> Report:
 def search(fake: Fake, largest: int = fitting.DEFAULT_LARGEST, unit: int = 1) -> CardFit:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fitting, "run_analysis", fake)
+        patched.setattr(fitting, "sizes_of", lambda graph, annotations: None)
         return graphmem.fit(relu, gpus=["t4"], largest=largest, multiple_of=unit).cards[0]
 
 

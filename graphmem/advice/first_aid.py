@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.advice.candidates import Candidate, candidates
 from graphmem.advice.commands import command_of
-from graphmem.advice.largest_batch import Search
+from graphmem.border import Border, Tried, Values
 from graphmem.errors import InputError
 from graphmem.graph import Category
+from graphmem.other_sizes import sizes_of
 from graphmem.report.schema import AdviceInfo, BatchInfo, ChangeInfo
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ AFFORDABLE = 60_000
 SHOWN = 3
 _TRIED = 4
 _BATCHES = 5
+_LARGEST = 2**32
 
 
 def first_aid(
@@ -93,15 +95,27 @@ class _FirstAid:
             self._leave_out("the largest batch", "fit")
             return None
         try:
-            found = Search(size, self._analysis.report, self._with_batch).run(tries)
+            border = self._border(size, tries)
         except InputError:  # this model takes no other batch
             return None
-        command = self._command("analyze", self._batch_request(found.fits)) if found.fits else None
-        return BatchInfo(size, found.fits, found.fails, command)
+        fits = border.low or 0
+        command = self._command("analyze", self._batch_request(fits)) if fits else None
+        return BatchInfo(size, fits, border.high, command)
 
-    def _with_batch(self, size: int) -> Report:
+    def _border(self, size: int, tries: int) -> Border:
+        """The largest batch that fits, from the one that was analysed."""
+        runtime = self._analysis.step.runtime
+        border = Border(Values(1, _LARGEST), self._with_batch, runtime, tries=tries)
+        border.know(size, _tried(self._analysis))
+        border.find()
+        return border
+
+    def _with_batch(self, size: int) -> Tried:
+        from graphmem.analysis import run_analysis
+
         self._progress(f"trying a batch of {size:,}")
-        return self._run(self._batch_request(size))
+        self._traces -= 1
+        return _tried(run_analysis(self._target, self._batch_request(size)))
 
     def _batch_request(self, size: int) -> Request:
         changes = replace(self._request.changes, batch=None, batch_size=size)
@@ -153,3 +167,7 @@ class _FirstAid:
             card.margin,
             self._command("analyze", candidate.request),
         )
+
+
+def _tried(analysis: Analysis) -> Tried:
+    return Tried.of(analysis.report, sizes_of(analysis.graph, analysis.annotations))

@@ -1,0 +1,129 @@
+"""Whether a step of another size would fit, from traces of two sizes, or of one.
+
+Clauses:
+  (1) two traces are alike where they allocate and free the same storages in the same order;
+  (2) each storage's bytes are taken for a line through both sizes, and the changes are replayed on
+      the card with the bytes that the line gives;
+  (3) of one trace, bytes that a large prime factor of its size divides are taken to grow with it:
+      a batch of 38 is in what 19 divides, and no width of a model is.
+
+It is a guess: what is rounded, or changes its kernel, is on no line. Who asks traces what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphmem.allocator import Block, OutOfMemory
+from graphmem.capacity import can_do_without
+from graphmem.graph import StepGraph
+from graphmem.pipeline import Annotations
+from graphmem.runtime import Runtime
+from graphmem.simulate import moves
+
+_EMPTIES = -1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one trace allocates and frees.
+
+    Attributes:
+        order: for each change the number of the storage, by birth; the second time it is freed.
+            `_EMPTIES` where the program empties the cache.
+        nbytes: of each storage.
+        dispensable: the numbers of storages that the step can do without.
+    """
+
+    order: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    dispensable: frozenset[int]
+
+
+def sizes_of(graph: StepGraph, annotations: Annotations) -> Sizes:
+    """What a trace allocates and frees."""
+    from graphmem.annotations import KERNEL_MEMORY
+
+    numbers: dict[int, int] = {}
+    order: list[int] = []
+    nbytes: list[int] = []
+    dispensable: set[int] = set()
+    for _, born, storage in moves(graph, annotations.of(KERNEL_MEMORY).programs):
+        if storage is None:
+            order.append(_EMPTIES)
+            continue
+        if born:
+            numbers[storage.id] = len(nbytes)
+            nbytes.append(storage.nbytes)
+            if can_do_without(storage):
+                dispensable.add(numbers[storage.id])
+        order.append(numbers[storage.id])
+    return Sizes(tuple(order), tuple(nbytes), frozenset(dispensable))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Two sizes of one step, and so all sizes."""
+
+    first: int
+    sizes: Sizes
+    second: int
+    other: Sizes
+
+    @classmethod
+    def through(cls, known: dict[int, Sizes]) -> Line | None:
+        """Through the two largest sizes that are alike, or None."""
+        values = sorted(known, reverse=True)
+        for second in values:
+            for first in values[values.index(second) + 1 :]:
+                if known[first].order == known[second].order:
+                    return cls(first, known[first], second, known[second])
+        return None
+
+    @classmethod
+    def alone(cls, value: int, sizes: Sizes) -> Line | None:
+        """Through nothing and a size, by clause (3); None where it has no large prime factor."""
+        prime = large_prime_of(value)
+        if prime is None:
+            return None
+        twice = tuple(2 * each if each % prime == 0 else each for each in sizes.nbytes)
+        return cls(value, sizes, 2 * value, Sizes(sizes.order, twice, sizes.dispensable))
+
+    def fits(self, value: int, runtime: Runtime) -> bool:
+        """Whether the step would fit on the runtime's card."""
+        allocator = runtime.new_allocator()
+        nbytes = self.nbytes(value)
+        blocks: dict[int, Block | None] = {}
+        for number in self.sizes.order:
+            if number == _EMPTIES:
+                allocator.empty_cache()
+            elif number in blocks:
+                block = blocks.pop(number)
+                if block is not None:
+                    allocator.free(block)
+            else:
+                try:
+                    blocks[number] = allocator.malloc(nbytes[number])
+                except OutOfMemory:
+                    if number not in self.sizes.dispensable:
+                        return False
+                    blocks[number] = None
+        return True
+
+    def nbytes(self, value: int) -> list[int]:
+        """Of each storage."""
+        above, apart = value - self.first, self.second - self.first
+        pairs = zip(self.sizes.nbytes, self.other.nbytes, strict=True)
+        return [max(1, low + (high - low) * above // apart) for low, high in pairs]
+
+
+def large_prime_of(value: int) -> int | None:
+    """The largest prime factor of a number, where hardly any dimension of a model has it."""
+    rest = value
+    for small in (2, 3, 5, 7):
+        while rest % small == 0:
+            rest //= small
+    factor = 11
+    while factor * factor <= rest:
+        rest, factor = (rest // factor, factor) if rest % factor == 0 else (rest, factor + 2)
+    return rest if rest > 1 else None
