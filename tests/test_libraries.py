@@ -159,6 +159,38 @@ def build():
     }
 
 
+def test_an_unpack_hook_may_hook_the_node_that_runs() -> None:
+    """torchtune frees an offloaded tensor after the node that unpacked it."""
+    ran: list[str] = []
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        node = torch._C._current_autograd_node()
+        node.register_hook(lambda outputs, inputs: ran.append(node.name()))
+        return tensor
+
+    with graphmem.virtual_gpu("t4"):
+        data = torch.ones(8, 8, device="cuda", requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+            loss = data.exp().sum()
+        assert torch._C._current_autograd_node() is None
+        loss.backward()
+
+    assert ran == ["ExpBackward0"]
+
+
+def test_tensors_swap_although_something_refers_to_them_weakly() -> None:
+    """torchtune's `FrozenNF4Linear` swaps its weight for the packed one."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        layer = torch.nn.Linear(256, 256, bias=False, device="cuda")
+        weight = layer.weight
+        packed = torch.zeros(256, 128, dtype=torch.uint8, device="cuda")
+        torch.utils.swap_tensors(weight, torch.nn.Parameter(packed, requires_grad=False))
+        del packed
+        assert layer.weight is weight
+        assert (weight.dtype, tuple(weight.shape)) == (torch.uint8, (256, 128))
+        assert gpu.allocated == 256 * 128
+
+
 @needs("bitsandbytes")
 def test_a_weight_of_four_bits_that_is_made_whole_is_named_with_its_statistics() -> None:
     """NF4, nested: an absmax of one byte a block of 64, whose absmax are floats a block of 256."""

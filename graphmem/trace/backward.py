@@ -58,6 +58,7 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.tasks: list[GraphTask] = []
+        self.nodes: list[Node] = []
 
 
 class Observer(Protocol):
@@ -113,6 +114,7 @@ class Backward:
             (variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", begin_and_make_grads),
             (torch._C, "_current_graph_task_id", self._current_task_id),
+            (torch._C, "_current_autograd_node", self._current_node),
             (torch._C._autograd, "_get_current_graph_task_keep_graph", self._keeps_graph),
             (torch._C, "_will_engine_execute_node", self._will_execute),
             (BackwardCFunction, "maybe_clear_saved_tensors", self._clear_saved),
@@ -206,6 +208,10 @@ class Backward:
     def _current_task_id(self) -> int:
         return self._tasks[-1].id if self._tasks else -1
 
+    def _current_node(self) -> Node | None:
+        """The node that runs, to whose hooks an unpack hook may add (`get_current_node`)."""
+        return self._of_thread.nodes[-1] if self._of_thread.nodes else None
+
     def _keeps_graph(self) -> bool:
         """`get_current_graph_task_keep_graph`, which says True where none runs."""
         return not self._tasks or self._tasks[-1].keep_graph
@@ -256,8 +262,13 @@ class Backward:
                 task.ready.push(self._order.rank_of(node), node)
 
     def _evaluate(self, task: GraphTask, node: Node) -> None:
-        with self._order.running(node):
-            self._run(task, node)
+        running = self._of_thread.nodes
+        running.append(node)
+        try:
+            with self._order.running(node):
+                self._run(task, node)
+        finally:
+            running.pop()
 
     def _run(self, task: GraphTask, node: Node) -> None:
         inputs = task.buffers.pop(node)

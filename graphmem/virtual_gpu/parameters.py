@@ -47,7 +47,13 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         before.before_becoming(tensor, other)
         become(tensor, other)
 
+    def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
+        """`torch.utils.swap_tensors`, which weak references forbid; fake tensors have some."""
+        before.before_becoming(tensor, other)
+        become(tensor, other)
+
     return [
+        (torch.utils, "swap_tensors", swap),
         (torch.Tensor, "data", property(data.__get__, assign)),
         (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
         (torch.nn.Module, "_apply", _apply),

@@ -13,6 +13,7 @@ in has all those functions, and they do nothing. Two give something back:
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import logging
 import mmap
 import sys
@@ -27,6 +28,7 @@ from graphmem.virtual_gpu.libraries.imports import executed_by
 from graphmem.virtual_gpu.patching import replaced
 
 _LOADER = "bitsandbytes.cextension"
+_SETUP = "bitsandbytes.cuda_setup.main"
 _KERNELS = "bitsandbytes.backends.cuda.ops"
 _CONTEXT = 1  # any address but null
 
@@ -59,12 +61,20 @@ def _execute(module: ModuleType) -> None:
     logger = logging.getLogger(_LOADER)  # an error there says that there is none
     was_silent, logger.disabled = logger.disabled, True
     try:
+        _set_up_before()
         with replaced([(ctypes.cdll, "LoadLibrary", _load_none)]):
             loader.exec_module(module)
     finally:
         logger.disabled = was_silent
     _LIBRARY.find_cpu_library(module)
     module.lib = _LIBRARY  # type: ignore[attr-defined]
+
+
+def _set_up_before() -> None:
+    """Up to 0.42, the module takes a library that another one has found."""
+    if importlib.util.find_spec(_SETUP.rpartition(".")[0]) is not None:
+        setup = import_module(_SETUP).CUDASetup.get_instance()
+        setup.lib, setup.initialized = _LIBRARY, True
 
 
 def _load_none(name: str) -> ctypes.CDLL:
@@ -108,8 +118,8 @@ class NativeLibrary:
 
     def find_cpu_library(self, loader: ModuleType) -> None:
         """Load the library of the CPU that lies in the package."""
-        suffix: str = vars(loader)["DYNAMIC_LIBRARY_SUFFIX"]
-        path = Path(vars(loader)["PACKAGE_DIR"]) / f"libbitsandbytes_cpu{suffix}"
+        suffix: str = vars(loader).get("DYNAMIC_LIBRARY_SUFFIX", ".so")
+        path = Path(str(loader.__file__)).with_name(f"libbitsandbytes_cpu{suffix}")
         if path.exists():
             self._cpu = ctypes.cdll.LoadLibrary(str(path))
 
