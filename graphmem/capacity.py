@@ -17,10 +17,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from graphmem.allocator import CachingAllocator, OutOfMemory
+from graphmem.events import Birth, CacheEmptied, Event
 from graphmem.graph import OwnerKind, Storage
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE
 from graphmem.runtime import Runtime
-from graphmem.simulate import Move, Simulator, Timeline
+from graphmem.simulate import Simulator, Timeline
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Verdict:
         is_certain: whether it is the same for a card that has less room, or more.
         capacity_bytes: what the allocator can have.
         margin_bytes: what is left where the most is reserved; negative where the step does not fit:
-            how much more than the capacity it would reserve where there is no end of memory.
+            how much more than the capacity it would reserve with unlimited memory.
     """
 
     replay: Replay
@@ -82,22 +83,22 @@ class Verdict:
         return self.replay.refused is None
 
 
-def replay(found: Iterable[Move], allocator: CachingAllocator) -> Replay:
-    """Apply moves to an allocator until it runs out of memory."""
+def replay(found: Iterable[Event], allocator: CachingAllocator) -> Replay:
+    """Apply events to an allocator until it runs out of memory."""
     simulator = Simulator(allocator)
     refused = None
     without: set[int] = set()
-    for tick, born, storage in found:
-        if storage is not None and storage.id in without:
+    for event in found:
+        if not isinstance(event, CacheEmptied) and event.storage.id in without:
             continue
         try:
-            simulator.apply(tick, born, storage)
+            simulator.apply(event)
         except OutOfMemory as error:
-            assert storage is not None  # emptying the cache asks for nothing
-            if can_do_without(storage):
-                without.add(storage.id)
+            assert isinstance(event, Birth)  # nothing else asks for memory
+            if can_do_without(event.storage):
+                without.add(event.storage.id)
                 continue
-            refused = Refused(tick, storage, error)
+            refused = Refused(event.tick, event.storage, error)
             break
     return Replay(simulator.finish(), allocator.num_alloc_retries, refused, len(without))
 
@@ -108,13 +109,13 @@ def can_do_without(storage: Storage) -> bool:
     return owner is not None and owner.name == CONVOLUTION_WORKSPACE
 
 
-def judge(found: Sequence[Move], runtime: Runtime, unbounded: Timeline) -> Verdict:
+def judge(found: Sequence[Event], runtime: Runtime, unbounded: Timeline) -> Verdict:
     """Replay a step on the runtime's card.
 
     Args:
-        found: the moves of the step.
+        found: the events of the step.
         runtime: the card, the version of torch, the environment.
-        unbounded: the same moves where there is no end of memory.
+        unbounded: the same events with unlimited memory.
     """
     whole = Replay(unbounded)
     gpu, context = runtime.gpu, runtime.context

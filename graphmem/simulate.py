@@ -6,13 +6,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Protocol
 
 from graphmem.allocator import Block, CachingAllocator, SegmentInfo
+from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent
 from graphmem.graph import Op, StepGraph, Storage
 from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
 
+_TICK = itemgetter(0)
 _NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
 
 
@@ -116,34 +119,35 @@ class Simulator:
         self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
         self._alive: dict[int, tuple[Storage, Block]] = {}
 
-    def apply(self, tick: int, born: bool, storage: Storage | None) -> None:
-        """Allocate a storage that is born at `tick`, or free one that dies then.
-
-        Without a storage, give back what nobody uses, as `torch.cuda.empty_cache()` does.
+    def apply(self, event: Event) -> None:
+        """Allocate a storage, free one, or give back what nobody uses.
 
         Raises:
             OutOfMemory: the device is full; nothing is noted then. (Or what `memory` makes of it.)
         """
         timeline = self.timeline
-        if storage is None:
-            self._empty_cache(tick)
-            return
-        if born:
+        if isinstance(event, Birth):
+            storage = event.storage
             block = self._memory.malloc(storage.nbytes)
             self._alive[storage.id] = storage, block
             timeline.block_bytes[storage.id] = block.size
             timeline.addresses[storage.id] = block.address
-        else:
-            _, block = self._alive.pop(storage.id)
+            self._note(event.tick, storage, None)
+        elif isinstance(event, Death):
+            _, block = self._alive.pop(event.storage.id)
             self._memory.free(block)
-        self._note(tick, storage if born else None, None if born else storage)
+            self._note(event.tick, None, event.storage)
+        else:
+            self._empty_cache(event.tick)
 
     def _empty_cache(self, tick: int) -> None:
         given_back: list[tuple[str, int, int]] = []
         listener = self.allocator.on_event
         self.allocator.on_event = lambda *event: given_back.append(event[:3])
-        self.allocator.empty_cache()
-        self.allocator.on_event = listener
+        try:
+            self.allocator.empty_cache()
+        finally:
+            self.allocator.on_event = listener
         self.timeline.given_back[len(self.timeline.moments)] = given_back
         self._note(tick, None, None)
 
@@ -185,45 +189,39 @@ def simulate(
     Args:
         graph: storages off its device are left out.
         programs: by the index of the operation, as the pass `kernel_memory` found them.
-        allocator: an empty one; default: PyTorch's settings and no end of memory.
+        allocator: an empty one; default: PyTorch's settings and unlimited memory.
 
     Raises:
         OutOfMemory: the allocator's device is too small.
     """
     simulator = Simulator(allocator or CachingAllocator())
-    for tick, born, storage in moves(graph, programs):
-        simulator.apply(tick, born, storage)
+    for event in all_events(graph, programs):
+        simulator.apply(event)
     return simulator.finish()
 
 
-Change = tuple[int, bool, Storage]
-"""A tick, whether the storage is born then (else it dies), the storage."""
-
-Move = Change | tuple[int, bool, None]
-"""A change, or without a storage the moment at which the cache is emptied."""
-
-
-def moves(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Move]:
+def all_events(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Event]:
     """What `simulate` replays, in its order; each makes one moment of the timeline."""
-    emptied: list[Move] = [(tick, False, None) for tick in graph.emptied]
-    return sorted([*changes(graph, programs), *emptied], key=lambda move: move[0])
+    return sorted([*life_events(graph, programs), *map(CacheEmptied, graph.emptied)], key=_TICK)
 
 
-def changes(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Change]:
-    """The births and deaths of storages, in the order in which they come.
+def life_events(
+    graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS
+) -> list[LifeEvent]:
+    """The births and deaths of storages, in order.
 
     An operation with a program allocates its outputs as the program says, all at one tick; no
-    other change falls on that tick, so sorting by tick keeps a program's steps together.
+    other event falls on that tick, so sorting by tick keeps a program's steps together.
     """
-    return changes_of(graph.storages, graph, programs, count(len(graph.storages)))
+    return life_events_of(graph.storages, graph, programs, count(len(graph.storages)))
 
 
-def changes_of(
+def life_events_of(
     storages: Iterable[Storage],
     graph: StepGraph,
     programs: Mapping[int, Program],
     numbers: Iterator[int],
-) -> list[Change]:
+) -> list[LifeEvent]:
     """The births and deaths of some storages, and what the programs of some operations do.
 
     Args:
@@ -233,32 +231,34 @@ def changes_of(
         numbers: the ids of the storages of scratch memory.
     """
     found = [
-        change
+        event
         for index, program in programs.items()
-        for change in _steps(graph.ops[index], program, graph, numbers)
+        for event in _steps(graph.ops[index], program, graph, numbers)
     ]
     in_programs = {born for index in programs for born in graph.ops[index].births}
     for storage in storages:
         if not _counts(storage, graph):
             continue
         if storage.id not in in_programs:
-            found.append((storage.birth, True, storage))
+            found.append(Birth(storage.birth, storage))
         death = storage.death
         if death is not None:
-            found.append((death, False, storage))
-    return sorted(found, key=lambda change: change[0])
+            found.append(Death(death, storage))
+    return sorted(found, key=_TICK)
 
 
-def _steps(op: Op, program: Program, graph: StepGraph, numbers: Iterator[int]) -> Iterator[Change]:
+def _steps(
+    op: Op, program: Program, graph: StepGraph, numbers: Iterator[int]
+) -> Iterator[LifeEvent]:
     scratch = storages_of(op, program, graph, numbers)
     tick = tick_of(op, graph)
     for step in program:
         if isinstance(step, Output):
             storage = graph.storages[op.births[step.birth]]
             if _counts(storage, graph):
-                yield tick, True, storage
+                yield Birth(tick, storage)
         elif step.scratch in scratch:
-            yield tick, isinstance(step, Take), scratch[step.scratch]
+            yield (Birth if isinstance(step, Take) else Death)(tick, scratch[step.scratch])
 
 
 def _counts(storage: Storage, graph: StepGraph) -> bool:

@@ -14,6 +14,7 @@ from graphmem import Report, TrainingStep
 from graphmem.allocator import BlockInfo, SegmentInfo
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.capacity import Verdict, judge, replay
+from graphmem.events import Birth, Death, LifeEvent
 from graphmem.gpus import Gpu
 from graphmem.graph import Owner, OwnerKind, Storage
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE
@@ -22,7 +23,6 @@ from graphmem.report.memory import fragmentation_of, pools_of
 from graphmem.report.schema import Fragmentation, PoolInfo
 from graphmem.report.text import report_as_text
 from graphmem.runtime import Runtime
-from graphmem.simulate import Change
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -65,21 +65,21 @@ def test_pools_by_hand() -> None:
     ] == pools_of(SEGMENTS)
 
 
-def changes_of(*sizes: int) -> list[Change]:
+def events_of(*sizes: int) -> list[LifeEvent]:
     """Storages of so many bytes, one after the other; a negative size frees the one before."""
-    changes: list[Change] = []
+    events: list[LifeEvent] = []
     for tick, size in enumerate(sizes, start=1):
         if size < 0:
-            changes.append((tick, False, changes[-1][2]))
+            events.append(Death(tick, events[-1].storage))
         else:
-            changes.append((tick, True, Storage(tick, size, tick, None, (size,), "uint8", "cuda")))
-    return changes
+            events.append(Birth(tick, Storage(tick, size, tick, None, (size,), "uint8", "cuda")))
+    return events
 
 
-def verdict_on(changes: list[Change], gpu: Gpu = TINY, **env: str) -> Verdict:
+def verdict_on(events: list[LifeEvent], gpu: Gpu = TINY, **env: str) -> Verdict:
     runtime = Runtime(gpu, "2.13.0", env)
-    unbounded = replay(changes, runtime.new_allocator(bounded=False))
-    return judge(changes, runtime, unbounded.timeline)
+    unbounded = replay(events, runtime.new_allocator(bounded=False))
+    return judge(events, runtime, unbounded.timeline)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def verdict_on(changes: list[Change], gpu: Gpu = TINY, **env: str) -> Verdict:
 def test_a_verdict_within_the_uncertainty_of_the_context_says_so(
     mib: int, fits: bool, is_certain: bool
 ) -> None:
-    verdict = verdict_on(changes_of(mib * MIB))
+    verdict = verdict_on(events_of(mib * MIB))
 
     assert (fits, is_certain) == (verdict.fits, verdict.is_certain)
     assert (CAPACITY, (600 - mib) * MIB) == (verdict.capacity_bytes, verdict.margin_bytes)
@@ -106,26 +106,26 @@ def test_a_verdict_that_another_driver_would_change_says_so() -> None:
     """462 MiB fit beside the largest context, into 472; not where a driver leaves 20 less."""
     other_drivers = replace(TINY, other_memory_bytes=(TINY.memory_bytes - 20 * MIB,))
 
-    assert verdict_on(changes_of(462 * MIB)).is_certain
-    assert not verdict_on(changes_of(462 * MIB), other_drivers).is_certain
+    assert verdict_on(events_of(462 * MIB)).is_certain
+    assert not verdict_on(events_of(462 * MIB), other_drivers).is_certain
 
 
 def test_a_verdict_that_a_driver_with_more_room_would_change_says_so() -> None:
     """740 MiB are too much beside the smallest context, for 728; not where 20 more are left."""
     other_drivers = replace(TINY, other_memory_bytes=(TINY.memory_bytes + 20 * MIB,))
 
-    assert verdict_on(changes_of(740 * MIB)).is_certain
-    verdict = verdict_on(changes_of(740 * MIB), other_drivers)
+    assert verdict_on(events_of(740 * MIB)).is_certain
+    verdict = verdict_on(events_of(740 * MIB), other_drivers)
     assert not verdict.is_certain
     assert (verdict.fits, verdict.capacity_bytes) == (False, CAPACITY)
 
 
 def test_a_convolution_goes_on_without_a_workspace_that_is_refused() -> None:
     """cuDNN tries its next plan; what that takes is not known, so the verdict is not certain."""
-    changes = changes_of(400 * MIB, 300 * MIB, -1, 20 * MIB)
+    events = events_of(400 * MIB, 300 * MIB, -1, 20 * MIB)
     owner = Owner(OwnerKind.WORKSPACE, CONVOLUTION_WORKSPACE, 2)
-    changes[1][2].owners.append(owner)
-    verdict = verdict_on(changes)
+    events[1].storage.owners.append(owner)
+    verdict = verdict_on(events)
 
     assert verdict.fits
     assert not verdict.is_certain
@@ -134,7 +134,7 @@ def test_a_convolution_goes_on_without_a_workspace_that_is_refused() -> None:
 
 def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:
     """400 MiB, freed, then 410: without an end 810 are reserved, on the card 410."""
-    verdict = verdict_on(changes_of(400 * MIB, -1, 410 * MIB))
+    verdict = verdict_on(events_of(400 * MIB, -1, 410 * MIB))
 
     assert verdict.fits
     assert verdict.replay.cache_emptied == 1
@@ -143,7 +143,7 @@ def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:
 
 
 def test_the_refused_request_is_told_with_the_state_at_that_moment() -> None:
-    verdict = verdict_on(changes_of(300 * MIB, 11 * MIB, 450 * MIB, 4 * MIB))
+    verdict = verdict_on(events_of(300 * MIB, 11 * MIB, 450 * MIB, 4 * MIB))
 
     refused = verdict.replay.refused
     assert refused is not None
@@ -156,7 +156,7 @@ def test_the_refused_request_is_told_with_the_state_at_that_moment() -> None:
 def test_a_memory_fraction_is_the_capacity() -> None:
     """Half of the 798 MiB of the card: 399."""
     conf = "per_process_memory_fraction:0.5"
-    verdict = verdict_on(changes_of(400 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
+    verdict = verdict_on(events_of(400 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
 
     assert not verdict.fits
     assert verdict.capacity_bytes == 399 * MIB
@@ -165,7 +165,7 @@ def test_a_memory_fraction_is_the_capacity() -> None:
 def test_expandable_segments_need_no_emptied_cache() -> None:
     """The 410 MiB grow the stretch of the freed 400: 420 in pages of 20."""
     conf = "expandable_segments:True"
-    verdict = verdict_on(changes_of(400 * MIB, -1, 410 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
+    verdict = verdict_on(events_of(400 * MIB, -1, 410 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
 
     assert verdict.fits
     assert verdict.replay.cache_emptied == 0

@@ -11,7 +11,8 @@ import pytest
 
 from graphmem.analysis import Request
 from graphmem.errors import InputError
-from graphmem.simulate import changes
+from graphmem.events import Birth
+from graphmem.simulate import life_events
 from graphmem.verify import Comparison, Prediction, compare, predict
 from graphmem.verify.changes import Change, follow_order
 from graphmem.verify.recording_files import read_recorded
@@ -40,8 +41,8 @@ def loop() -> Prediction:
 def rows_of(prediction: Prediction) -> list[Row]:
     """The events of a compact recording of what is predicted: each storage has its own ordinal."""
     return [
-        ["a" if born else "f", storage.nbytes, storage.id]
-        for _, born, storage in changes(prediction.graph, prediction.programs)
+        ["a" if isinstance(event, Birth) else "f", event.storage.nbytes, event.storage.id]
+        for event in life_events(prediction.graph, prediction.programs)
     ]
 
 

@@ -2,7 +2,7 @@
 
 (1) When an operation has been recorded, everything that happened since the last one goes to the
     allocator in order of ticks: deaths, and the operation's births and scratch memory. This is what
-    `simulate` does with a finished graph, a piece at a time, by the same `changes_of`.
+    `simulate` does with a finished graph, a piece at a time, by the same `life_events_of`.
 (2) The recorder notes which storages were born or lost an owner, so a piece costs no more than what
     happened in it.
 (3) A request that does not fit is the operation's error. What the operation had taken until then
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import torch
 
 from graphmem.allocator import Block, OutOfMemory
+from graphmem.events import Death, LifeEvent
 from graphmem.graph import Op, Owner, OwnerKind, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
-from graphmem.simulate import Change, Simulator, Timeline, changes_of
+from graphmem.simulate import Simulator, Timeline, life_events_of
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.random import draws_random_numbers
@@ -99,7 +100,7 @@ class OnlineSimulator:
 
     def settle(self) -> None:
         """Apply what happened since the last operation."""
-        self._apply(self._changes({}), None)
+        self._apply(self._events({}), None)
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that holds a tensor; None for one that is empty or elsewhere."""
@@ -159,7 +160,7 @@ class OnlineSimulator:
     def _advance(self, op: Op) -> None:
         thread = thread_of(self._graph, op)
         program = self._rules.program_of(op, self._on_stream(thread))
-        self._apply(self._changes({} if program is None else {op.index: program}), op)
+        self._apply(self._events({} if program is None else {op.index: program}), op)
         if self._memory.captures.are_underway and draws_random_numbers(op):
             self._memory.on_random_numbers()
 
@@ -168,13 +169,13 @@ class OnlineSimulator:
         stream = self._memory.current_stream
         return f"{thread}, stream {stream:#x}" if stream else thread
 
-    def _changes(self, programs: dict[int, Program]) -> list[Change]:
+    def _events(self, programs: dict[int, Program]) -> list[LifeEvent]:
         known = len(self._changed)  # the collector may add more at any moment
         changed = {each.id: each for each in self._changed[:known]}
         del self._changed[:known]
-        return changes_of(changed.values(), self._graph, programs, self._scratch_ids)
+        return life_events_of(changed.values(), self._graph, programs, self._scratch_ids)
 
-    def _apply(self, changes: list[Change], op: Op | None) -> None:
+    def _apply(self, events: list[LifeEvent], op: Op | None) -> None:
         """Send to the allocator what it does not know yet.
 
         Raises:
@@ -183,17 +184,17 @@ class OnlineSimulator:
         before, self._settled = self._settled, self._recorder.tick
         taken: list[Storage] = []
         refused: torch.OutOfMemoryError | None = None
-        for tick, born, storage in changes:
-            if not born:
-                if self._simulator.block_of(storage) is not None:
-                    self._simulator.apply(tick, False, storage)
-            elif tick > before and refused is None:
+        for event in events:
+            if isinstance(event, Death):
+                if self._simulator.block_of(event.storage) is not None:
+                    self._simulator.apply(event)
+            elif event.tick > before and refused is None:
                 try:
-                    self._simulator.apply(tick, True, storage)
+                    self._simulator.apply(event)
                 except torch.OutOfMemoryError as error:
                     refused = error
                 else:
-                    taken.append(storage)
+                    taken.append(event.storage)
         if refused is not None:
             moment = len(self._simulator.timeline.moments) - 1
             if not any(map(_is_workspace, taken)):
@@ -227,7 +228,7 @@ class OnlineSimulator:
     def _give_back(self, taken: list[Storage]) -> None:
         for storage in reversed(taken):
             if self._simulator.block_of(storage) is not None and not _is_workspace(storage):
-                self._simulator.apply(self._settled, False, storage)
+                self._simulator.apply(Death(self._settled, storage))
 
 
 def _is_workspace(storage: Storage) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from graphmem.allocator.segment_info import torch_snapshot
 from graphmem.analysis import Analysis
-from graphmem.graph import StepGraph, Storage
+from graphmem.graph import StepGraph
 from graphmem.render.lifetimes import Lifetime, Reasons, lifetimes
 
 Frame = dict[str, str | int]
@@ -63,12 +63,10 @@ def _frame(file: str, name: str, line: int = 0) -> Frame:
 
 def _segments(analysis: Analysis, frames: dict[int, list[Frame]]) -> list[dict[str, Any]]:
     timeline = analysis.timeline
-    alive: dict[int, Storage] = {}
-    for born, died in zip(timeline.births, timeline.deaths, strict=True):
-        if born is not None:
-            alive[timeline.addresses[born.id]] = born
-        elif died is not None:
-            del alive[timeline.addresses[died.id]]
+    alive = {
+        timeline.addresses[storage.id]: storage
+        for storage in timeline.alive_at(timeline.moments[-1])
+    }
     segments: list[dict[str, Any]] = torch_snapshot(timeline.segments)
     for segment in segments:
         for block in segment["blocks"]:

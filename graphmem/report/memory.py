@@ -12,7 +12,7 @@ from graphmem.pipeline import Annotations
 from graphmem.report.build import Held, place_of
 from graphmem.report.schema import Fragmentation, MemoryInfo, OnCard, PoolInfo, Refusal
 from graphmem.runtime import Runtime
-from graphmem.simulate import Timeline, moves
+from graphmem.simulate import Timeline, all_events
 
 HOLDERS_AT_REFUSAL = 5
 
@@ -26,10 +26,10 @@ def memory_info(
         runtime: the machine.
         graph: what the trace found.
         annotations: what the passes found.
-        timeline: the bytes, where there is no end of memory.
+        timeline: the bytes with unlimited memory.
     """
     programs = annotations.of(KERNEL_MEMORY).programs
-    found = moves(graph, programs)
+    found = all_events(graph, programs)
     moment, _ = timeline.peak()
     up_to_peak = replay(found[: moment.index], runtime.new_allocator(bounded=False))
     segments = up_to_peak.timeline.segments

@@ -23,9 +23,10 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
+from graphmem import events
+from graphmem.events import LifeEvent
 from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.report.build import module_of
-from graphmem.simulate import Change
 
 Subject = Literal["peak", "saved", "steady", "parameters"]
 """Which bytes: alive at the peak, held by autograd after the forward pass, alive when the last
@@ -179,21 +180,21 @@ def folded(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def place_of(graph: StepGraph, replayed: Sequence[Change], born: Storage) -> Place:
+def place_of(graph: StepGraph, replayed: Sequence[LifeEvent], born: Storage) -> Place:
     """The moment at which the storage `born` is allocated."""
-    births = [storage for _, is_born, storage in replayed if is_born]
+    births = [event.storage for event in replayed if isinstance(event, events.Birth)]
     number = next(i for i, storage in enumerate(births) if storage.id == born.id)
     return _places([_birth_kind(storage, graph) for storage in births])[number]
 
 
 def observe(
-    graph: StepGraph, replayed: Sequence[Change], subject: Subject, place: Place
+    graph: StepGraph, replayed: Sequence[LifeEvent], subject: Subject, place: Place
 ) -> Observed | None:
     """What a trace holds; None where it has no moment like `place`.
 
     Args:
         graph: the trace.
-        replayed: its changes, as `graphmem.simulate.changes` orders them.
+        replayed: its births and deaths, as `graphmem.simulate.life_events` orders them.
         subject: which bytes.
         place: the moment of the peak; other subjects have their own.
     """
@@ -201,11 +202,12 @@ def observe(
         born = _find(graph, replayed, place)
         if born is None:
             return None
-        tick, alive = _alive_after_birth(replayed, born)
+        index = next(i for i, event in enumerate(replayed) if event.storage.id == born.id)
+        tick, alive = replayed[index].tick, _alive(replayed[: index + 1])
     elif subject == "saved":
         tick, alive = _saved(graph)
     else:
-        tick, alive = graph.end, _alive_in_the_end(replayed)
+        tick, alive = graph.end, _alive(replayed)
     if subject == "parameters":
         alive = [each for each in alive if each.owned_as(OwnerKind.PARAMETER)]
     return Observed(
@@ -237,43 +239,27 @@ def _birth_kind(storage: Storage, graph: StepGraph) -> BirthKind:
     return BirthKind(phase.step, phase.name, folded(op.module), op.target, scratch)
 
 
-def _births(graph: StepGraph, replayed: Sequence[Change]) -> Iterator[Birth]:
+def _births(graph: StepGraph, replayed: Sequence[LifeEvent]) -> Iterator[Birth]:
     now = 0
-    for _, is_born, storage in replayed:
+    for event in replayed:
+        storage = event.storage
+        is_born = isinstance(event, events.Birth)
         now += storage.nbytes if is_born else -storage.nbytes
         if is_born:
             yield Birth(_birth_kind(storage, graph), storage.nbytes, now)
 
 
-def _find(graph: StepGraph, replayed: Sequence[Change], place: Place) -> Storage | None:
+def _find(graph: StepGraph, replayed: Sequence[LifeEvent], place: Place) -> Storage | None:
     births = [
-        storage
-        for _, is_born, storage in replayed
-        if is_born and _birth_kind(storage, graph) == place.kind
+        event.storage
+        for event in replayed
+        if isinstance(event, events.Birth) and _birth_kind(event.storage, graph) == place.kind
     ]
     return births[place.number] if -len(births) <= place.number < len(births) else None
 
 
-def _alive_after_birth(replayed: Sequence[Change], last: Storage) -> tuple[int, list[Storage]]:
-    alive: dict[int, Storage] = {}
-    for tick, is_born, storage in replayed:
-        if not is_born:
-            del alive[storage.id]
-            continue
-        alive[storage.id] = storage
-        if storage.id == last.id:
-            return tick, list(alive.values())
-    raise AssertionError("a storage that is born is among the changes")
-
-
-def _alive_in_the_end(replayed: Sequence[Change]) -> list[Storage]:
-    alive = {}
-    for _, is_born, storage in replayed:
-        if is_born:
-            alive[storage.id] = storage
-        else:
-            del alive[storage.id]
-    return list(alive.values())
+def _alive(replayed: Sequence[LifeEvent]) -> list[Storage]:
+    return list(events.alive_after(replayed).values())
 
 
 def _saved(graph: StepGraph) -> tuple[int, list[Storage]]:

@@ -85,12 +85,12 @@ class Traces:
 
     def start(self) -> Own:
         """Analyse the own size."""
-        from graphmem.simulate import changes, simulate
+        from graphmem.simulate import life_events, simulate
 
         self.defaults = target_defaults(self.target, self.request)
         sizes = own_sizes(self.defaults, self.request, self.keys)
         name, graph, programs = self._trace(sizes)
-        replayed = changes(graph, programs)
+        replayed = life_events(graph, programs)
         timeline = simulate(graph, programs)
         _, born = timeline.peak()
         if born is None:
@@ -166,7 +166,7 @@ class Traces:
         return self._known[sizes]
 
     def _observe(self, sizes: Sizes) -> Observed:
-        from graphmem.simulate import changes
+        from graphmem.simulate import life_events
 
         try:
             name, graph, programs = self._trace(sizes)
@@ -175,7 +175,7 @@ class Traces:
                 f"at {self.named(sizes)}: {error}",
                 hint=error.hint or "give sizes that build() takes with --sizes KEY=N,N,…",
             ) from error
-        found = observe(graph, changes(graph, programs), self.subject, self._place)
+        found = observe(graph, life_events(graph, programs), self.subject, self._place)
         if found is None:
             raise NoFitError(f"{name} has no moment like the peak at {self.named(sizes)}")
         return found

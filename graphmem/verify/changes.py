@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from graphmem.errors import InputError
+from graphmem.events import Birth, LifeEvent
 from graphmem.graph import Op, OwnerKind, StepGraph, Storage
 from graphmem.recordings import Event, Frame, Recording
 
@@ -141,13 +142,12 @@ def _at(frame: Frame) -> str:
     return f"{file}:{frame.line} {frame.function}"
 
 
-def predicted_changes(
-    changes: Sequence[tuple[int, bool, Storage]], graph: StepGraph
-) -> list[Change]:
-    """The events of `simulate.changes`, or a part of them, in the common form."""
+def predicted_changes(events: Sequence[LifeEvent], graph: StepGraph) -> list[Change]:
+    """The events of `simulate.life_events`, or a part of them, in the common form."""
     ordinals: dict[int, int] = {}
     found = []
-    for _, born, storage in changes:
+    for event in events:
+        storage, born = event.storage, isinstance(event, Birth)
         if born:
             ordinals[storage.id] = len(ordinals)
         found.append(

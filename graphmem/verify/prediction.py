@@ -12,10 +12,11 @@ from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, Memo
 from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver
 from graphmem.analysis import Request, traced_step
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.graph import StepGraph, Storage
+from graphmem.events import LifeEvent
+from graphmem.graph import StepGraph
 from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
-from graphmem.simulate import Timeline, changes, simulate
+from graphmem.simulate import Timeline, life_events, simulate
 from graphmem.verify.changes import Change, predicted_changes
 from graphmem.verify.figures import Figures
 from graphmem.verify.window import Start
@@ -42,7 +43,7 @@ class Prediction:
     def changes(self, start: Start) -> list[Change]:
         """The events from `start` on."""
         first = self._first_change(start)
-        return predicted_changes(self._changes[first:], self.graph)
+        return predicted_changes(self._events[first:], self.graph)
 
     def figures(self, start: Start, last: Start | None = None) -> Figures:
         """The bytes from `start` on, when all before has been replayed as well.
@@ -76,8 +77,8 @@ class Prediction:
         return None
 
     @cached_property
-    def _changes(self) -> list[tuple[int, bool, Storage]]:
-        return changes(self.graph, self.programs)
+    def _events(self) -> list[LifeEvent]:
+        return life_events(self.graph, self.programs)
 
     @cached_property
     def _timeline(self) -> Timeline:
@@ -89,7 +90,7 @@ class Prediction:
 
     def _first_change(self, start: Start) -> int:
         before = start.tick_in(self.graph) - 1
-        return bisect_right(self._changes, before, key=lambda change: change[0])
+        return bisect_right(self._events, before, key=lambda event: event.tick)
 
 
 def predict(

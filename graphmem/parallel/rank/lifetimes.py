@@ -114,7 +114,7 @@ class Lifetimes:
     def _released(self, owner: Owner, chunk: int, micro: int) -> Moment | None:
         """When an owner lets go as far as a chunk is concerned; None where it never holds."""
         traced = self._traced
-        end = len(traced.changes) if owner.end is None else self._rank.event_at(owner.end)
+        end = len(traced.events) if owner.end is None else self._rank.event_at(owner.end)
         if owner.kind is OwnerKind.SAVED_TENSOR:
             if self._saver.get(id(owner), chunk) != chunk:
                 return None
@@ -122,7 +122,7 @@ class Lifetimes:
             if traced.phases[index].phase in WALKED:
                 return self._rank.moment(index, chunk, micro, end)
         start = self._rank.event_at(owner.start)
-        index = traced.phase_at(min(start, len(traced.changes) - 1))
+        index = traced.phase_at(min(start, len(traced.events) - 1))
         if traced.phases[index].phase not in WALKED:
             return None
         first, last = self._rank.part(index, chunk)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from graphmem.errors import InputError
+from graphmem.events import Birth, LifeEvent
 from graphmem.graph import Op, PhaseName, StepGraph, Storage
 from graphmem.kernel_program import Program
-from graphmem.simulate import changes
+from graphmem.simulate import life_events
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class TracedPhases:
 
     Attributes:
         graph: the trace.
-        changes: what `simulate` replays, in order.
+        events: births and deaths of storages, in order.
         phases: in order; they cover all events.
         birth, death: events by the storage's id; no death where it outlives the trace.
         storages: by id, scratch memory of kernels included.
@@ -47,16 +48,17 @@ class TracedPhases:
 
     def __init__(self, graph: StepGraph, programs: Mapping[int, Program]) -> None:
         self.graph = graph
-        self.changes = changes(graph, programs)
+        self.events: list[LifeEvent] = life_events(graph, programs)
         self.birth: dict[int, int] = {}
         self.death: dict[int, int] = {}
         self.storages: dict[int, Storage] = {}
-        for event, (_, born, storage) in enumerate(self.changes):
-            (self.birth if born else self.death)[storage.id] = event
-            self.storages[storage.id] = storage
-        self._ticks = [tick for tick, _, _ in self.changes]
+        for number, event in enumerate(self.events):
+            lives = self.birth if isinstance(event, Birth) else self.death
+            lives[event.storage.id] = number
+            self.storages[event.storage.id] = event.storage
+        self._ticks = [event.tick for event in self.events]
         starts = [self.event_after(phase.start - 1) for phase in graph.phases]
-        ends = [*starts[1:], len(self.changes)]
+        ends = [*starts[1:], len(self.events)]
         self.phases = [
             TracedPhase(phase.step, phase.name, start, end)
             for phase, start, end in zip(graph.phases, starts, ends, strict=True)

@@ -243,7 +243,7 @@ class Rank:
 
     def event_at(self, tick: int) -> int:
         """The first event at a tick or after it."""
-        return bisect_left(self.traced.changes, tick, key=lambda change: change[0])
+        return bisect_left(self.traced.events, tick, key=lambda event: event.tick)
 
     @cached_property
     def readers(self) -> Mapping[int, list[tuple[int, int]]]:

@@ -140,7 +140,7 @@ class _Categories:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._ticks = [tick for tick, _, _ in rank.traced.changes]
+        self._ticks = [event.tick for event in rank.traced.events]
 
     def sums(self, allocations: Iterable[Allocation], moment: Moment) -> dict[str, int]:
         found: dict[str, int] = {}
