@@ -6,6 +6,8 @@ Exit codes are a promise to scripts: 0 fine, 1 the gate or a verification failed
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class GraphmemError(Exception):
     """Base of every error that graphmem raises on purpose.
@@ -26,6 +28,16 @@ class GraphmemError(Exception):
         self.user_traceback = user_traceback
         if hint is not None:
             self.add_note(f"hint: {hint}")  # where Python prints it, as in a notebook
+
+    def __reduce__(self) -> Any:
+        """To another process goes what was said, not the fields that it was made of."""
+        return _said_before, (type(self), self.args), self.__dict__
+
+
+def _said_before(kind: type[GraphmemError], args: tuple[str, ...]) -> GraphmemError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class InputError(GraphmemError):

@@ -15,6 +15,8 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
+from graphmem.errors import InputError
+
 V = TypeVar("V", bound=Hashable)
 
 _NUMBER = re.compile(r"0|[1-9]\d*")
@@ -28,6 +30,12 @@ def fold(values: Mapping[str, V]) -> dict[str, V]:
     for position in reversed(range(depth)):
         folded = _fold_at(position, folded)
     return {".".join(parts): folded[parts] for parts in sorted(folded, key=_order)}
+
+
+def no_module(pattern: str, outermost: Iterable[str]) -> InputError:
+    """The error of a pattern that no module's name fits; equal layers are listed as one."""
+    names = ", ".join(fold(dict.fromkeys(outermost, "")))
+    return InputError(f"no module is called {pattern!r}", hint=f"the outermost are {names}")
 
 
 def unfold(values: Mapping[str, V]) -> dict[str, V]:

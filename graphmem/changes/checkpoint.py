@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from graphmem.errors import InputError
+from graphmem.layer_ranges import no_module
 
 
 def checkpoint_modules(model: torch.nn.Module, pattern: str) -> None:
@@ -30,8 +30,7 @@ def checkpoint_modules(model: torch.nn.Module, pattern: str) -> None:
             found.append(name)
             module.forward = partial(_checkpointed, module.forward)
     if not found:
-        names = ", ".join(name for name, _ in model.named_children())
-        raise InputError(f"no module is called {pattern!r}", hint=f"the outermost are {names}")
+        raise no_module(pattern, (name for name, _ in model.named_children()))
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

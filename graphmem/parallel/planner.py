@@ -10,6 +10,7 @@ from functools import cached_property
 from graphmem.errors import InputError
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.kernel_program import Program
+from graphmem.layer_ranges import no_module
 from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
 from graphmem.parallel.rank.allocations import allocations_of
@@ -175,9 +176,5 @@ def _wrapped(graph: StepGraph, patterns: Sequence[str]) -> Iterator[str]:
     for pattern in patterns:
         found = [name for name in graph.modules if name and fnmatchcase(name, pattern)]
         if not found:
-            raise InputError(
-                f"no module is called {pattern!r}",
-                hint="the outermost are "
-                + ", ".join(name for name in graph.modules if name and "." not in name),
-            )
+            raise no_module(pattern, (name for name in graph.modules if name and "." not in name))
         yield from found

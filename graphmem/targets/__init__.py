@@ -27,8 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
+from graphmem.targets import messages
 from graphmem.targets.modules import DottedModule, PythonFile, function_of, importing_from
 from graphmem.targets.settings import arguments_for, defaults_of
 from graphmem.training_step import TrainingStep
@@ -106,16 +106,13 @@ def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -
     try:
         return _find(target, settings)
     except OSError as error:
-        raise InputError(f"cannot read {target}: {error.strerror}") from error
+        raise messages.UnreadableFileError(target, error.strerror) from error
 
 
 def _find(text: str, settings: Mapping[str, str]) -> Target:
     location, function = _split(text)
     if is_record(location):
-        raise InputError(
-            f"{text} is a saved step: it has no build() that could be called again",
-            hint="name the code that it was saved from",
-        )
+        raise messages.SavedStepNotBuiltError(text)
     if Path(location).suffix == _EXPORTED:
         return _exported_target(text, location, function, settings)
     is_path = _is_path(location)
@@ -131,9 +128,7 @@ def _split(text: str) -> tuple[str, str]:
     if not colon or "/" in function or "\\" in function:
         location, function = text, ""
     if not location.strip():
-        raise InputError(
-            f"{text!r} names no file", hint="write it as model.py:build, or package.module:build"
-        )
+        raise messages.NoFileNamedError(text)
     return location, function
 
 
@@ -147,12 +142,9 @@ def _exported_target(
     text: str, location: str, function: str, settings: Mapping[str, str]
 ) -> Target:
     if function:
-        raise InputError(f"{location} is an exported program: it has no function {function!r}")
+        raise messages.ExportedFunctionError(location, function)
     if settings:
-        raise InputError(
-            f"{location} is an exported program: --set {next(iter(settings))}=… cannot reach it",
-            hint="name the file that it was exported from",
-        )
+        raise messages.ExportedSettingError(location, next(iter(settings)))
     from graphmem.targets.exported import load_exported
 
     return Target(text, None, load_exported(location))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from graphmem.errors import InputError
+from graphmem.targets import messages
 from graphmem.targets.modules import existing_file
 from graphmem.targets.returned import step_from
 from graphmem.training_step import TrainingStep
@@ -39,16 +39,11 @@ def load_exported(name: str) -> Callable[[], TrainingStep]:
         program = torch.export.load(path)
     except Exception as error:
         summary, *_ = str(error).splitlines() or [""]
-        raise InputError(
-            f"{name} cannot be read as an exported program: {type(error).__name__}: {summary}",
-            hint="write it with torch.export.save(torch.export.export(model, inputs), path)",
-        ) from error
+        raise messages.NoExportedProgramError(name, type(error).__name__, summary) from error
     finally:
         log.disabled = was_disabled
     if program.example_inputs is None:
-        raise InputError(
-            f"{name} holds no example inputs", hint="export the model again, with its inputs"
-        )
+        raise messages.NoExampleInputsError(name)
     return partial(_make_step, program, name)
 
 

@@ -9,16 +9,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from graphmem.errors import InputError
 from graphmem.frames import INSTALLED
+from graphmem.targets import messages
 from graphmem.user_errors import user_error
 
-_LISTED = 5
 _MAKING_NAMES = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """Where a file asks for one of these, its names are not all in its code."""
 _KEPT = sys.stdlib_module_names | {"__main__", "graphmem"}
@@ -41,9 +39,7 @@ class PythonFile:
         """
         path = existing_file(name).resolve()
         if path.suffix != ".py":
-            raise InputError(
-                f"{name} is not a Python file", hint="a target is a .py file, a module or a .pt2"
-            )
+            raise messages.NotPythonError(name)
         try:
             return cls(name, path, compile(path.read_bytes(), path, "exec", dont_inherit=True))
         except (SyntaxError, ValueError) as error:  # ValueError: null bytes
@@ -68,7 +64,7 @@ class PythonFile:
             for each in self.code.co_consts
             if isinstance(each, CodeType) and each.co_name in names
         ]
-        raise _no_function(function, self.name, functions)
+        raise messages.NoFunctionError(function, self.name, functions)
 
     def load(self) -> ModuleType:
         """Run the file as a module of its name, so that a sibling that imports it finds it."""
@@ -102,19 +98,10 @@ class DottedModule:
             missing = error.name if isinstance(error, ModuleNotFoundError) else self.name
             if missing is None or not f"{self.name}.".startswith(f"{missing}."):
                 raise
-            raise self._not_found() from error
+            raise messages.NoSuchModuleError(self.name, _names_in(self.folder)) from error
         if module.__file__ is None:
-            raise InputError(
-                f"{self.name} is a folder, not a module", hint=f"name a file in it: {self._files()}"
-            )
+            raise messages.FolderError(self.name, "module", self._files())
         return module
-
-    def _not_found(self) -> InputError:
-        near = get_close_matches(f"{self.name}.py", _names_in(self.folder))
-        return InputError(
-            f"there is no file and no module {self.name!r}",
-            hint=f"did you mean {near[0]}?" if near else None,
-        )
 
     def _files(self) -> str:
         names = [name for name in _names_in(self.folder / self.name) if name.endswith(".py")]
@@ -129,18 +116,10 @@ def existing_file(name: str) -> Path:
     """
     path = Path(name)
     if path.is_dir():
-        raise InputError(f"{name} is a folder, not a file", hint="name a file in it")
+        raise messages.FolderError(name, "file")
     if path.exists():
         return path
-    near = get_close_matches(path.name, _names_in(path.parent))
-    raise InputError(
-        f"no such file: {name}",
-        hint=f"did you mean {path.parent / near[0]}?" if near else _missing_folder(path.parent),
-    )
-
-
-def _missing_folder(folder: Path) -> str | None:
-    return None if folder.is_dir() else f"there is no folder {folder}"
+    raise messages.NoSuchFileError(name, path, _names_in(path.parent))
 
 
 def _names_in(folder: Path) -> list[str]:
@@ -159,16 +138,13 @@ def function_of(module: ModuleType, name: str, place: str) -> Callable[..., Any]
     import torch
 
     if not hasattr(module, name):
-        raise _no_function(name, place, _functions(module))
+        raise messages.NoFunctionError(name, place, _functions(module))
     found = getattr(module, name)
     is_class = isinstance(found, type)
     if isinstance(found, torch.nn.Module) or (is_class and issubclass(found, torch.nn.Module)):
-        raise InputError(
-            f"{name!r} in {place} is a model, not a function",
-            hint="name a function that returns it together with its inputs",
-        )
+        raise messages.ModelNotFunctionError(name, place)
     if not callable(found):
-        raise InputError(f"{name!r} in {place} is no function but of type {type(found).__name__}")
+        raise messages.NotCallableError(name, place, type(found).__name__)
     function: Callable[..., Any] = found
     return function
 
@@ -179,16 +155,6 @@ def _functions(module: ModuleType) -> list[str]:
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
-
-
-def _no_function(name: str, place: str, functions: list[str]) -> InputError:
-    """Which function may have been meant, or that the file is a script."""
-    near = get_close_matches(name, functions)
-    listed = ", ".join(functions[:_LISTED]) + (", …" if len(functions) > _LISTED else "")
-    has = f"it has {listed}" if functions else "it has no function at all"
-    script = f"; `graphmem run {place}` runs a script as it stands" * place.endswith(".py")
-    hint = f"did you mean {near[0]}?" if near else f"{has}{script}"
-    return InputError(f"no function {name!r} in {place}", hint=hint)
 
 
 @contextmanager

@@ -16,14 +16,10 @@ from typing import Any
 
 import torch
 
-from graphmem.errors import InputError
+from graphmem.targets import messages
 from graphmem.trace.loop import optimizer_named
 from graphmem.training_step import TrainingStep
 
-ACCEPTED = (
-    "return model, (model, inputs), (model, inputs, loss_fn) or a graphmem.TrainingStep; "
-    "the model is a torch.nn.Module"
-)
 DEFAULT_OPTIMIZER = "adamw"
 
 
@@ -50,33 +46,27 @@ def _as_step(returned: Any, name: str) -> TrainingStep:
     is_tuple = isinstance(returned, tuple) and len(returned) in (2, 3)
     parts = returned if is_tuple else (returned,)
     if not isinstance(parts[0], torch.nn.Module):
-        raise InputError(f"{name}() returned {_describe(returned)}", hint=ACCEPTED)
+        raise messages.WrongReturnError(name, returned)
     return TrainingStep(*parts)
 
 
 def _check(step: TrainingStep, name: str) -> None:
     """Refuse a training step whose parts cannot be what they are said to be."""
     if step.step is None and step.model is None:
-        raise InputError(f"{name}() returned a TrainingStep without a model or a step")
+        raise messages.EmptyStepError(name)
     if step.model is not None and not isinstance(step.model, torch.nn.Module):
-        raise _wrong_part(step.model, "model", "a torch.nn.Module", name)
+        raise messages.WrongPartError(name, "model", step.model, "a torch.nn.Module")
     for part, value in (("loss", step.loss), ("step", step.step)):
         if value is not None and not callable(value):
-            raise _wrong_part(value, part, "a function", name)
+            raise messages.WrongPartError(name, part, value, "a function")
     optimizer = step.optimizer
     made = optimizer is None or isinstance(optimizer, torch.optim.Optimizer)
     if not made and not callable(optimizer):
         expected = "a torch.optim.Optimizer, or a function that makes one"
-        raise _wrong_part(optimizer, "optimizer", expected, name)
+        raise messages.WrongPartError(name, "optimizer", optimizer, expected)
     accumulate: Any = step.accumulate
     if not isinstance(accumulate, int) or accumulate < 1:
-        raise InputError(f"{name}() asks for accumulate={accumulate!r}; it is a number from 1 on")
-
-
-def _wrong_part(value: Any, part: str, expected: str, name: str) -> InputError:
-    return InputError(
-        f"{name}() returned {_describe(value)} as the {part}", hint=f"the {part} is {expected}"
-    )
+        raise messages.WrongAccumulateError(name, accumulate)
 
 
 def _no_inputs(model: torch.nn.Module | None, name: str) -> tuple[()]:
@@ -89,18 +79,5 @@ def _no_inputs(model: torch.nn.Module | None, name: str) -> tuple[()]:
         and parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     ]
     if needed:
-        raise InputError(
-            f"{name}() returned a model without inputs, and its forward needs {', '.join(needed)}",
-            hint="return (model, inputs)",
-        )
+        raise messages.NoInputsError(name, needed)
     return ()
-
-
-def _describe(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if isinstance(value, tuple):
-        return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
-    return f"a value of type {type(value).__name__}"

@@ -20,11 +20,10 @@ import types
 import typing
 from collections import abc
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from inspect import Parameter
 from typing import Annotated, Any, Literal, Union
 
-from graphmem.errors import InputError
+from graphmem.targets import messages
 
 _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -63,7 +62,7 @@ def arguments_for(
     for key, text in settings.items():
         parameter = takes.get(key, others)
         if parameter is None:
-            raise _unknown(key, name, list(takes))
+            raise messages.UnknownParameterError(name, key, list(takes))
         arguments[key] = _read(key, text, parameter.annotation, name)
     _refuse_missing(parameters, arguments, name)
     return arguments
@@ -90,14 +89,6 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
             return {}
 
 
-def _unknown(key: str, name: str, known: list[str]) -> InputError:
-    near = get_close_matches(key, known, n=1)
-    listed = f"it takes {', '.join(known)}" if known else "it takes none"
-    return InputError(
-        f"{name}() has no parameter {key!r}", hint=f"did you mean {near[0]}?" if near else listed
-    )
-
-
 def _refuse_missing(
     parameters: Mapping[str, Parameter], arguments: Mapping[str, Any], name: str
 ) -> None:
@@ -109,10 +100,7 @@ def _refuse_missing(
         and key not in arguments
     ]
     if missing:
-        raise InputError(
-            f"{name}() needs a value for {', '.join(missing)}",
-            hint=f"give it with --set {missing[0]}=…, or a default in the function",
-        )
+        raise messages.MissingParameterError(name, missing)
 
 
 def _read(key: str, text: str, annotation: Any, name: str) -> Any:
@@ -120,7 +108,7 @@ def _read(key: str, text: str, annotation: Any, name: str) -> Any:
         return _parse(text.strip(), annotation)
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
         kind = inspect.formatannotation(annotation)
-        raise InputError(f"parameter {key!r} of {name}() takes {kind}, not {text!r}") from error
+        raise messages.WrongSettingError(name, key, kind, text) from error
 
 
 def _parse(text: str, annotation: Any) -> Any:
