@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from graphmem.allocator import Block, OutOfMemory
 from graphmem.capacity import can_do_without
+from graphmem.events import Birth, CacheEmptied
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
 from graphmem.runtime import Runtime
-from graphmem.simulate import moves
+from graphmem.simulate import all_events
 
 _EMPTIES = -1
 
@@ -48,11 +49,12 @@ def sizes_of(graph: StepGraph, annotations: Annotations) -> Sizes:
     order: list[int] = []
     nbytes: list[int] = []
     dispensable: set[int] = set()
-    for _, born, storage in moves(graph, annotations.of(KERNEL_MEMORY).programs):
-        if storage is None:
+    for event in all_events(graph, annotations.of(KERNEL_MEMORY).programs):
+        if isinstance(event, CacheEmptied):
             order.append(_EMPTIES)
             continue
-        if born:
+        storage = event.storage
+        if isinstance(event, Birth):
             numbers[storage.id] = len(nbytes)
             nbytes.append(storage.nbytes)
             if can_do_without(storage):
