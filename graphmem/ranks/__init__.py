@@ -25,7 +25,7 @@ __all__ = ["groups_taken_down", "replacements"]
 def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
     # a build may lack what they import
-    from graphmem.ranks import ddp, dtensor, fsdp2, init, nccl
+    from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, nccl, objects
 
     mail = _Mail(known)
     _open.append(mail.messages)
@@ -34,7 +34,9 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
         *init.replacements(recorder, mail, devices),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
+        *fsdp1.replacements(),
         *fsdp2.replacements(recorder),
+        *objects.replacements(mail),
     ]
 
 
@@ -52,16 +54,18 @@ class _Mail:
         source, other = _ranks_of(group, group.rank(), destination)
         self.messages.send(source, other, values)
 
-    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], None]:
+    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
         """This rank will want the values of a tensor, when it calls what is returned."""
         other, this = _ranks_of(group, source, group.rank())
         message = self.messages.next(other, this)
 
-        def arrive() -> None:
+        def arrive() -> bool:
             values = self.messages.receive(message, other, this)
-            if values is not None and len(values) == tensor.numel():
-                with torch.no_grad():
-                    tensor.copy_(torch.tensor(values, dtype=tensor.dtype).view(tensor.shape))
+            if values is None or len(values) != tensor.numel():
+                return False
+            with torch.no_grad():
+                tensor.copy_(torch.tensor(values, dtype=tensor.dtype).view(tensor.shape))
+            return True
 
         return arrive
 

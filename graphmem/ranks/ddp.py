@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ class SilentLogger:
 
     def __init__(self, reducer: Reducer) -> None:
         pass
+
+    def _get_ddp_logging_data(self) -> Any:
+        return SimpleNamespace(strs_map={}, ints_map={})
 
     def __getattr__(self, name: str) -> Any:
         return _ignore

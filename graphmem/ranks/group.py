@@ -39,8 +39,11 @@ class Mail(Protocol):
     def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
         """This rank sends a tensor."""
 
-    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], None]:
-        """This rank will want the values of a tensor, when it calls what is returned."""
+    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
+        """This rank will want the values of a tensor, when it calls what is returned.
+
+        The call says whether somebody knows them.
+        """
 
 
 _Work: Any = c10d.Work
@@ -55,7 +58,7 @@ class DoneWork(_Work):  # type: ignore[misc]
         self._result = list(result)
         self._held = held
         self._future: Any = None
-        self.arrivals: list[Callable[[], None]] = []
+        self.arrivals: list[Callable[[], object]] = []
 
     def wait(self, timeout: Any = None) -> bool:
         """Let go of what was given; what other ranks sent by value is there."""

@@ -35,6 +35,7 @@ class Messages:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
+        self._world = World.of(os.environ)  # programs may unset the variables
         self._folder: Path | None = None
         self._numbers: Counter[tuple[int, int]] = Counter()
         self._kept: list[tuple[str, str]] = []
@@ -82,9 +83,8 @@ class Messages:
     def close(self) -> None:
         """End what was started, and say that this rank has ended."""
         if self._folder is not None:
-            world = World.of(os.environ)
-            if world is not None and self._folder.is_dir():
-                _write(self._folder / f"{world.rank}.ended", "")
+            if self._world is not None and self._folder.is_dir():
+                _write(self._folder / f"{self._world.rank}.ended", "")
         self._stack.close()
 
     def _place(self, rank: int) -> Path:

@@ -173,6 +173,19 @@ INNER_NAMES = (
         "process groups",
         _RANKS,
     ),
+    Names("torch.distributed.distributed_c10d", "broadcast scatter", "objects of one rank", _RANKS),
+    Names(
+        "torch.distributed.fsdp._init_utils",
+        "_init_device_handle _get_device_from_device_id",
+        "FullyShardedDataParallel given a card's number",
+        _RANKS,
+    ),
+    Names(
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "_init_device_handle",
+        "FullyShardedDataParallel given a card's number",
+        _RANKS,
+    ),
     Names("torch.distributed.c10d_logger", "_get_msg_dict", "collectives that fail", _RANKS),
     Names("torch.distributed.distributed_c10d", "_world", "process groups", _RANKS),
     Names(

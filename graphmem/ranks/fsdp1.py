@@ -1,0 +1,36 @@
+"""FullyShardedDataParallel given the number of a card.
+
+It makes a device of it by `torch.device(number)`, which asks C++ for an accelerator; a build of
+PyTorch for the CPU has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import _init_utils, fully_sharded_data_parallel
+
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements() -> list[Replacement]:
+    """The functions to replace."""
+    init_handle: Callable[..., Any] = fully_sharded_data_parallel._init_device_handle
+    get_device: Callable[..., Any] = _init_utils._get_device_from_device_id
+
+    def init_device_handle(state: Any, module: Any, ignored: Any, device_id: Any) -> Any:
+        return init_handle(state, module, ignored, _named(device_id))
+
+    def get_device_from_device_id(device_id: Any, *args: Any, **options: Any) -> Any:
+        return get_device(_named(device_id), *args, **options)
+
+    return [
+        (fully_sharded_data_parallel, "_init_device_handle", init_device_handle),
+        (_init_utils, "_get_device_from_device_id", get_device_from_device_id),
+    ]
+
+
+def _named(device_id: Any) -> Any:
+    return torch.device("cuda", device_id) if isinstance(device_id, int) else device_id

@@ -1,0 +1,53 @@
+"""Objects that one rank sends to all, which have to be that rank's own.
+
+`broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths by
+`broadcast` and `scatter` of the same module, which nobody else reaches there: the tensors of
+programs come by `torch.distributed`. A rank that receives has nothing that resembles them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from graphmem.errors import InputError
+from graphmem.ranks.group import Mail
+from graphmem.virtual_gpu.patching import Replacement
+
+
+def replacements(mail: Mail) -> list[Replacement]:
+    """The functions to replace."""
+    broadcast, scatter = distributed_c10d.broadcast, distributed_c10d.scatter
+
+    def broadcast_values(tensor: torch.Tensor, *, group_src: int, group: Any) -> None:
+        broadcast(tensor, group_src=group_src, group=group)
+        sent = [tensor] * group.size() if group.rank() == group_src else None
+        _exchange(mail, group, group_src, sent, tensor)
+
+    def scatter_values(
+        tensor: torch.Tensor, scatter_list: Any = None, *, group_src: int, group: Any
+    ) -> None:
+        scatter(tensor, scatter_list, group_src=group_src, group=group)
+        _exchange(mail, group, group_src, scatter_list, tensor)
+
+    return [
+        (distributed_c10d, "broadcast", broadcast_values),
+        (distributed_c10d, "scatter", scatter_values),
+    ]
+
+
+def _exchange(
+    mail: Mail, group: Any, source: int, sent: list[torch.Tensor] | None, received: torch.Tensor
+) -> None:
+    rank = group.rank()
+    if sent is not None:
+        for other in range(group.size()):
+            if other != rank:
+                mail.send(group, other, sent[other])
+    elif not mail.expect(group, source, received)():
+        raise InputError(
+            f"rank {rank} waits for an object of rank {source}, which does not run",
+            hint="`graphmem run --nproc-per-node N script.py` runs it for an iteration",
+        )
