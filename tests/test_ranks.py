@@ -200,6 +200,7 @@ class TestWorlds:
         script = self.script(
             tmp_path,
             "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(dist.get_rank())",
             "found = [{'shape': (2, 3), 'rank': dist.get_rank()}]",
             "if dist.get_rank() == 0: dist.send_object_list(found, dst=1)",
             "else: dist.recv_object_list(found, src=0); print(found)",
@@ -214,6 +215,7 @@ class TestWorlds:
         script = self.script(
             tmp_path,
             "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(dist.get_rank())",
             "dist.recv_object_list([None], src=1 - dist.get_rank())",
         )
 
@@ -414,6 +416,43 @@ class TestCards:
         done = run("--nproc-per-node", "8", script("print(torch.cuda.device_count())"))
 
         assert (done.exit_code, done.stdout) == (0, "8\n")
+
+    @pytest.mark.parametrize("rank", [0, 2])
+    def test_objects_of_one_rank_reach_the_others(
+        self, run: Run, script: Callable[..., Path], rank: int
+    ) -> None:
+        """Rank 2 has nothing that resembles them: ranks 0 and 1 run for it."""
+        path = script(
+            "dist.init_process_group('nccl')",
+            "rank = dist.get_rank()",
+            "torch.cuda.set_device(rank)",
+            "sent = ['a', {1: 2}] if rank == 0 else [None, None]",
+            "dist.broadcast_object_list(sent, src=0)",
+            "got = [None]",
+            "parts = [f'for {each}' for each in range(3)] if rank == 1 else None",
+            "dist.scatter_object_list(got, parts, src=1)",
+            "print(sent, got)",
+        )
+
+        done = run("--nproc-per-node", "3", "--rank", str(rank), path)
+
+        assert (done.exit_code, done.stdout) == (0, f"['a', {{1: 2}}] ['for {rank}']\n")
+
+    def test_fsdp_takes_the_number_of_a_card(self, run: Run, script: Callable[..., Path]) -> None:
+        """As Lightning gives it; DDP has statistics, which it asks for as well."""
+        path = script(
+            "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP",
+            "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(1)",
+            "model = FSDP(torch.nn.Linear(256, 256, bias=False), device_id=1)",
+            "print(sum(each.numel() for each in model.parameters()))",
+            "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1).cuda(), [1])",
+            "print(net._get_ddp_logging_data())",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", path)
+
+        assert (done.exit_code, done.stdout) == (0, "32768\n{}\n"), done.stderr
 
     def test_nccl_is_there(self, run: Run, script: Callable[..., Path]) -> None:
         path = script("print(dist.is_nccl_available(), torch.cuda.nccl.version() >= (2, 10))")

@@ -25,12 +25,11 @@ __all__ = ["groups_taken_down", "replacements"]
 def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
     # a build may lack what they import
-    from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, nccl, objects
+    from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, objects
 
     mail = _Mail(known)
     _open.append(mail.messages)
     return [
-        *nccl.replacements(),
         *init.replacements(recorder, mail, devices),
         *ddp.replacements(recorder),
         *dtensor.replacements(),

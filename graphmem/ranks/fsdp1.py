@@ -17,7 +17,7 @@ from graphmem.virtual_gpu.patching import Replacement
 
 def replacements() -> list[Replacement]:
     """The functions to replace."""
-    init_handle: Callable[..., Any] = fully_sharded_data_parallel._init_device_handle
+    init_handle: Callable[..., Any] = _init_utils._init_device_handle
     get_device: Callable[..., Any] = _init_utils._get_device_from_device_id
 
     def init_device_handle(state: Any, module: Any, ignored: Any, device_id: Any) -> Any:

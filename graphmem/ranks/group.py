@@ -100,6 +100,10 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     """The ranks of a group, seen from the one that runs.
 
     Methods have PyTorch's names and arguments; those of 2.13 go by both of theirs.
+
+    Attributes:
+        device_types: what the backends that the program asked for serve: NCCL leaves out the CPU.
+            Objects travel by a tensor on one of these (`_get_object_coll_device`).
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._card = card
         self._rank = rank
         self._size = size
+        self.device_types: list[torch.device] = []
         self._shelves: list[tuple[int, list[Any]]] = []
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
@@ -153,6 +158,10 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802 - its name in C++
         """As errors name it."""
         return "graphmem"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self.device_types
 
     @property
     def pg_name(self) -> str:
@@ -189,7 +198,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def barrier(self, opts: Any = None) -> DoneWork:
         """All ranks meet (clause 2)."""
-        if not torch.cuda.is_available():
+        if getattr(opts, "device", None) == torch.device("cpu"):
             return self._begun([])
         return self._begun([], [torch.zeros(1, device=self._card)])
 

@@ -95,7 +95,9 @@ def _rename(group: Any, asked: Any) -> None:
     world = distributed_c10d._world
     backend = distributed_c10d.Backend(asked)
     world.pg_map[group] = (backend, world.pg_map[group][1])
-    world.pg_backend_config[group] = str(distributed_c10d.BackendConfig(backend))
+    config = distributed_c10d.BackendConfig(backend)
+    world.pg_backend_config[group] = str(config)
+    group.device_types = [torch.device(name) for name in config.get_device_backend_map()]
 
 
 def _rendezvous(

@@ -82,9 +82,8 @@ class Messages:
 
     def close(self) -> None:
         """End what was started, and say that this rank has ended."""
-        if self._folder is not None:
-            if self._world is not None and self._folder.is_dir():
-                _write(self._folder / f"{self._world.rank}.ended", "")
+        if self._folder is not None and self._world is not None and self._folder.is_dir():
+            _write(self._folder / f"{self._world.rank}.ended", "")
         self._stack.close()
 
     def _place(self, rank: int) -> Path:

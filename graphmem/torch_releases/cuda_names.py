@@ -124,8 +124,7 @@ CUDA_NAMES = (
         _C,
         "_cuda_getCurrentBlasHandle _cuda_clearCublasWorkspaces _cuda_get_cudnn_benchmark_limit "
         "_cuda_set_cudnn_benchmark_limit _cuda_get_sync_debug_mode _cuda_set_sync_debug_mode "
-        "_cuda_customAllocator _cuda_changeCurrentAllocator _cudart "
-        "_nccl_version _nccl_version_suffix",
+        "_cuda_customAllocator _cuda_changeCurrentAllocator _cudart",
         "libraries around the driver",
         _PROGRAM,
         build=Build.CUDA,

@@ -159,7 +159,6 @@ INNER_NAMES = (
     Names("torch.nn.parallel._functions", "_streams _get_stream Scatter", "DataParallel", "it"),
     Names("torch.nn.parallel._functions.Scatter", "forward", "DataParallel", "it"),
     # torch.distributed
-    Names("torch.distributed", "is_nccl_available", "whether NCCL is there", "it"),
     Names(
         "torch.distributed",
         "Reducer Logger _verify_params_across_processes _register_comm_hook "

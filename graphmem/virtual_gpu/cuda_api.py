@@ -34,6 +34,7 @@ from graphmem.virtual_gpu.devices import Devices, device_replacements
 from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
 from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
 from graphmem.virtual_gpu.memory_pools import PoolHandles, pool_replacements
+from graphmem.virtual_gpu.nccl import nccl_replacements
 from graphmem.virtual_gpu.patching import Replacement, original_of
 from graphmem.virtual_gpu.pinned_memory import PinnedMemory
 from graphmem.virtual_gpu.profiling import profiler_replacements
@@ -82,6 +83,7 @@ def replacements(
         *random_replacements(memory.devices),
         *pinned.replacements(),
         *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),
+        *nccl_replacements(release),
         *legacy_type_replacements(),
         *profiler_replacements(),
         *data_parallel_replacements(memory.devices),

@@ -4,8 +4,7 @@ Handles are addresses. Asking for cuBLAS's makes it, and its workspace.
 Ranges of NVTX are counted and seen by nobody. CUDA graphs, memory pools and pluggable allocators
 are refused: what they do with memory is not modelled.
 
-NCCL is there, in the version of PyTorch's wheels: scripts ask for it before they use bf16. Not
-covered: its own functions (`torch.cuda.nccl`), which no script calls any more.
+Not covered: NCCL's own functions (`torch.cuda.nccl`), which no script calls any more.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, NoReturn
 import torch
 import torch.cuda.graphs
 import torch.cuda.nvtx
-import torch.distributed
 
 from graphmem.errors import InputError
 from graphmem.virtual_gpu.device_memory import DeviceMemory
@@ -27,7 +25,6 @@ from graphmem.virtual_gpu.pinned_memory import PinnedMemory
 
 _BLAS_HANDLE, _SOLVER_HANDLE = 0x6_0000_0000, 0x6_0000_1000
 _BENCHMARK_LIMIT = 10  # at::Context::benchmark_limit_cudnn
-_NCCL_VERSION = 2 << 32 | 29 << 16 | 7  # of 2.13's wheels: nvidia-nccl-cu13==2.29.7
 _ERRORS = {0: "no error", 1: "invalid argument", 2: "out of memory", 101: "invalid device ordinal"}
 
 
@@ -154,8 +151,6 @@ def library_replacements(
         "_cuda_setCublasLtWorkspaceSize": _refusing("a workspace of another size"),
         "_cuda_getCurrentSolverHandle": lambda: _SOLVER_HANDLE,
         **_Settings(memory.gpu.cublas_workspace_bytes(torch.__version__)).functions(),
-        "_nccl_version": lambda: _NCCL_VERSION,
-        "_nccl_version_suffix": lambda: b"",
         "_cuda_customAllocator": _refusing("an allocator of the program's own"),
         "_cuda_changeCurrentAllocator": _refusing("an allocator of the program's own"),
     }
@@ -164,15 +159,7 @@ def library_replacements(
         (torch._C, "_cudart", runtime),
         (torch.cuda, "_cudart", runtime),
         (torch.cuda.nvtx, "_nvtx", Nvtx()),
-        *_nccl(),
     ]
-
-
-def _nccl() -> list[Replacement]:
-    """A build without `torch.distributed` has no such question."""
-    if not torch.distributed.is_available():
-        return []
-    return [(torch.distributed, "is_nccl_available", lambda: True)]
 
 
 def refused_pools() -> list[Replacement]:

@@ -1,7 +1,8 @@
 """NCCL as programs find it, which a build of PyTorch for the CPU lacks.
 
-Programs ask whether it is there and for its version, as DistributedDataParallel does before it
-takes a hook for bfloat16 (`_check_comm_hook`, torch/nn/parallel/distributed.py).
+Programs ask whether it is there and for its version, as torchtune does before it trains in
+bfloat16, and DistributedDataParallel before it takes a hook for it (`_check_comm_hook`,
+torch/nn/parallel/distributed.py).
 """
 
 from __future__ import annotations
@@ -9,15 +10,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch
-from torch.distributed import distributed_c10d
+import torch.distributed
 
-from graphmem.torch_releases import installed_release
 from graphmem.virtual_gpu.patching import Replacement
 
 _TIMEOUT = timedelta(minutes=10)  # kProcessGroupNCCLDefaultTimeout (ProcessGroupNCCL.hpp)
 
-# What the wheel of a release on PyPI requires (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`); 2.13's was
-# not read.
+# What the wheel of a release on PyPI requires (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`).
 _NCCL_OF_RELEASE: tuple[tuple[tuple[int, int], tuple[int, int, int]], ...] = (
     ((2, 14), (2, 30, 7)),
     ((2, 12), (2, 29, 7)),
@@ -36,12 +35,14 @@ class ProcessGroupNCCL:
             self.is_high_priority_stream = is_high_priority_stream
 
 
-def replacements() -> list[Replacement]:
-    """The attributes to replace; a CUDA build has its own."""
-    if distributed_c10d.is_nccl_available():
+def nccl_replacements(torch_release: tuple[int, int]) -> list[Replacement]:
+    """The attributes to replace; a CUDA build has its own, and one without ranks none."""
+    if not torch.distributed.is_available() or torch.distributed.is_nccl_available():
         return []
-    release = installed_release()
-    major, minor, patch = next(found for since, found in _NCCL_OF_RELEASE if release >= since)
+    from torch.distributed import distributed_c10d
+
+    found = (version for since, version in _NCCL_OF_RELEASE if torch_release >= since)
+    major, minor, patch = next(found)
     return [
         (distributed_c10d, "_NCCL_AVAILABLE", True),
         (distributed_c10d, "ProcessGroupNCCL", ProcessGroupNCCL),
