@@ -43,6 +43,16 @@ def run(
     torch: options.TorchVersion = None,
     env: options.Environment = None,
     assume: options.Assume = None,
+    stand_in: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stand-in",
+            metavar="NAME",
+            help="Stand in for a compiled package that is not installed, such as flash_attn. "
+            "Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     strict: options.Strict = False,
     no_compile: options.NoCompile = False,
     max_steps: Annotated[
@@ -113,6 +123,7 @@ def run(
         ("--torch", torch),
         *(("--env", each) for each in env or ()),
         *(("--assume", each) for each in assume or ()),
+        *(("--stand-in", each) for each in stand_in or ()),
         ("--max-steps", max_steps),
         ("--nproc-per-node", per_node),
         ("--nnodes", nodes if nodes > 1 else None),
@@ -137,6 +148,7 @@ def run(
             torch=torch,
             env=options.pairs(env, "--env"),
             assume=assume or (),
+            stand_in=stand_in or (),
             strict=strict,
             compiles=not no_compile,
             max_steps=max_steps,

@@ -41,6 +41,7 @@ from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
+from graphmem.virtual_gpu.stand_ins import find, standing_in
 
 _ENDS = (EnoughSteps, SystemExit)
 """Ends of a program that are no failure of it."""
@@ -72,6 +73,7 @@ class VirtualGpu:
         torch: str | None = None,
         env: Mapping[str, str] | None = None,
         assume: Sequence[str] = (),
+        stand_in: Sequence[str] = (),
         strict: bool = False,
         compiles: bool = True,
         max_steps: int | None = None,
@@ -85,6 +87,7 @@ class VirtualGpu:
             torch: version whose CUDA rules apply; default: the one that is installed.
             env: environment variables that PyTorch reads, in place of those of this process.
             assume: what a program reads off the device, as in `--assume`.
+            stand_in: packages that graphmem stands in for, as in `--stand-in`.
             strict: whatever would be assumed is an `InputError` where it happens.
             compiles: whether `torch.compile` compiles, or what it is given runs eagerly.
             max_steps: iterations after which the program is stopped by `EnoughSteps`.
@@ -92,7 +95,7 @@ class VirtualGpu:
             name: what the report is about; default: the card.
 
         Raises:
-            InputError: the card or an assumption is unknown.
+            InputError: the card, an assumption or a stand-in is unknown.
         """
         runtime = runtime_of(Request(gpu=gpu, torch=torch))
         self.runtime = replace(runtime, env=ProcessEnvironment(env or {}))
@@ -104,6 +107,9 @@ class VirtualGpu:
         self._session.compiles = compiles
         recorder = self._session.recorder
         self._simulator = OnlineSimulator(self.runtime, self.memory, recorder)
+        self._stand_ins = find(stand_in)
+        for each in self._stand_ins:
+            recorder.assume(each.distribution, "a stand-in allocates for it", each.source, None)
         self._session.reads.choose(Choices.parse(assume))
         self._session.reads.tell = tell
         recorder.assumptions.is_strict = strict
@@ -149,6 +155,7 @@ class VirtualGpu:
                 memory=self.memory,
                 before=belongings.tensors,
             )
+            stack.enter_context(standing_in(self._stand_ins, self.runtime.gpu))
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(torchscript.unfused())

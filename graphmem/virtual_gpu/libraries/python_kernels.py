@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-_LIBRARIES = frozenset({"bitsandbytes", "_c10d_functional", "_dtensor"})
+_LIBRARIES = frozenset({"bitsandbytes", "flash_attn", "_c10d_functional", "_dtensor"})
 _KEYS = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
 
 
