@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.gpus import find_gpu
 from graphmem.trace import Options, trace
+from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from tests.test_fixtures import TINY, build
 
@@ -87,3 +88,19 @@ def test_what_the_cache_answers_is_what_the_operation_returns(model: str, gpu: s
         graph = trace(step, gpu=gpu and find_gpu(gpu), options=Options(steps=2))
 
     assert FakeTensorMode.cache_hits - hits > len(graph.ops) / 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_fake_tensor_of_the_cache_is_what_the_constructor_makes(
+    device: str, requires_grad: bool
+) -> None:
+    mode = VirtualFakeMode()
+    ensure_cuda_device_guard()
+    memory = [torch.empty(2, 3, device="meta", requires_grad=requires_grad) for _ in range(2)]
+    made = mode._wrap(memory[0], torch.device(device))
+    constructed = FakeTensor(mode, memory[1], torch.device(device))
+
+    assert vars(made) == vars(constructed)
+    assert torch._C._dispatch_keys(made) == torch._C._dispatch_keys(constructed)
+    assert (made.device, made.requires_grad) == (torch.device(device), requires_grad)

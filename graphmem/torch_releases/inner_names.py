@@ -98,7 +98,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch._subclasses.fake_tensor.FakeTensorMode",
-        "_prep_args_for_hash _dispatch_impl avoid_device_init",
+        "_prep_args_for_hash _dispatch_impl _get_output_tensor_from_cache_entry avoid_device_init",
         "tensors without data",
         _NO_TRACE,
     ),
@@ -113,7 +113,8 @@ INNER_NAMES = (
         "_DisableTorchDispatch DisableTorchFunctionSubclass TensorBase _FunctionBase "
         "_ExcludeDispatchKeyGuard DispatchKey DispatchKeySet "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_find_schema_or_throw "
-        "_only_lift_cpu_tensors _set_only_lift_cpu_tensors parse_schema",
+        "_only_lift_cpu_tensors _set_only_lift_cpu_tensors parse_schema "
+        "_set_throw_on_mutable_data_ptr _set_warn_deprecated_on_mutable_data_ptr",
         "the dispatcher",
         _NO_TRACE,
     ),

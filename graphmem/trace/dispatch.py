@@ -125,7 +125,7 @@ class TraceMode(TorchDispatchMode):
         self._op_of_node: dict[int, Op] = {}
         self._special = _Special(self._own_kernel, self._higher_order)
         self._special |= {
-            torch.ops.prim.device.default: _device_of,
+            _DEVICE: _device_of,
             **dict.fromkeys(_PROFILER, _run_unrecorded),
         }
         if not on_cpu:
@@ -169,6 +169,8 @@ class TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.is_over:
             return func(*args, **kwargs)
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # two of three calls
+            return args[0].fake_device
         if any(map(is_wrapper, types)):
             return NotImplemented  # what it wraps passes here, once its class has taken it apart
         with self._one_at_a_time:
@@ -360,6 +362,9 @@ class TraceMode(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             memory = torch.empty(shape, dtype=dtype, device="meta")
         return FakeTensor(self._fake_mode, memory, device)
+
+
+_DEVICE = torch.ops.prim.device.default
 
 
 @cache

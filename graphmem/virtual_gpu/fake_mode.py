@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any
 
@@ -20,6 +21,8 @@ _TO_COPY = torch.ops.aten._to_copy.default
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
+_WHOLE = frozenset({int})
+_HOST = torch.device("cpu")
 
 
 class _OfThread(threading.local):
@@ -40,6 +43,7 @@ class VirtualFakeMode(FakeTensorMode):
         self._of_thread = _OfThread()
         self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._wrap = _wrapping(self)
 
     def dispatch(
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Any = None
@@ -61,6 +65,34 @@ class VirtualFakeMode(FakeTensorMode):
         result = super()._dispatch_impl(func, types, args, kwargs)
         lay_out = LAYOUTS.get(func)
         return result if lay_out is None else lay_out(func, result, args)
+
+    def _get_output_tensor_from_cache_entry(
+        self, state: Any, entry: Any, key: Any, func: Any, args: Any
+    ) -> Any:
+        """PyTorch's, for what it makes of nearly all entries: a dense tensor, or a view of one."""
+        looks = entry.metadata
+        if looks is None or entry.inplace_idx is not None or not self._is_plainly_made(looks):
+            return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty_strided(
+                looks.shape,
+                looks.stride,
+                dtype=looks.dtype,
+                device="meta",
+                requires_grad=looks.requires_grad,
+            )
+            if func.is_view:
+                storage = args[entry.view_idx].untyped_storage()
+                memory.set_(storage, looks.storage_offset, looks.shape, looks.stride)
+        return self._wrap(memory, looks.device)
+
+    def _is_plainly_made(self, looks: Any) -> bool:
+        return (
+            looks.layout is torch.strided
+            and self.shape_env is None
+            and not (looks.is_conj or looks.is_neg)
+            and set(map(type, looks.shape)) <= _WHOLE
+        )
 
     @property
     def in_kernel_invocation(self) -> bool:
@@ -107,6 +139,40 @@ class VirtualFakeMode(FakeTensorMode):
         return (
             tensor.fake_mode is self and tensor.constant is None and tensor.layout is torch.strided
         )
+
+
+def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], FakeTensor]:
+    """What makes a fake tensor of a tensor without data, as the constructor does.
+
+    That takes longer than all else that answers from the cache: it normalises what it is given and
+    sets each attribute by name. They are what they are in the first fake tensor of the mode.
+    """
+    with torch._C._DisableTorchDispatch():
+        memory = torch.empty(0, device="meta")
+    attributes = dict(vars(FakeTensor(mode, memory, _HOST)))
+    kept = weakref.ref(mode)
+    place = next((name for name, value in attributes.items() if value == _HOST), None)
+    if place is None or attributes.pop("fake_mode", None) is not mode:
+        return lambda memory, device: FakeTensor(kept(), memory, device)
+    is_unsafe = mode._allow_unsafe_data_ptr_access
+    guard = "warn_deprecated" if is_unsafe else "throw"
+    forbid_data = getattr(torch._C, f"_set_{guard}_on_mutable_data_ptr")
+    make = torch.Tensor._make_subclass
+
+    def wrap(memory: torch.Tensor, device: torch.device) -> FakeTensor:
+        tensor: FakeTensor = make(
+            FakeTensor,
+            memory,
+            memory.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
+        )
+        forbid_data(tensor)
+        vars(tensor).update(attributes, fake_mode=kept())
+        vars(tensor)[place] = device
+        return tensor
+
+    return wrap
 
 
 def _looks(tensor: FakeTensor) -> tuple[Any, ...]:
