@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import torch.fx
 
+from graphmem.fx_nodes import op_of
 from graphmem.graph import AutocastState, Op, OwnerKind, PhaseName, StepGraph, Storage
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -133,7 +134,7 @@ def _cast(op: Op, graph: StepGraph) -> Cast:
 def _users(node: torch.fx.Node, graph: StepGraph) -> Iterator[Op]:
     """The forward operations that take a tensor or a view of it."""
     for user in node.users:
-        op: Op | None = user.meta.get("op")
+        op = op_of(user)
         if op is not None and graph.phases[op.phase].name is PhaseName.BACKWARD:
             continue
         if op is None or op.target.startswith(_VIEWS):

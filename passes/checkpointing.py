@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch.fx
 
 from graphmem.annotations import SAVED_TENSORS
+from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -136,14 +137,10 @@ def _inputs(ops: list[Op], indices: set[int]) -> set[int]:
 
 
 def _made_outside(node: torch.fx.Node, indices: set[int]) -> TensorOut | None:
-    made_by: Op | None = node.meta.get("op")
-    if made_by is None:
-        tensor: TensorOut | None = node.meta.get("tensor")
-        makers = [before.meta.get("op") for before in node.all_input_nodes]
-        return None if any(op is not None and op.index in indices for op in makers) else tensor
-    if made_by.index in indices or not made_by.outputs:
-        return None
-    return made_by.outputs[0]
+    made_by = op_of(node)
+    makers = map(op_of, node.all_input_nodes) if made_by is None else [made_by]
+    is_inside = any(op is not None and op.index in indices for op in makers)
+    return None if is_inside else tensor_of(node)
 
 
 CHECKPOINTING = Pass(provides="checkpointing", run=find_checkpointing, requires=("saved_tensors",))

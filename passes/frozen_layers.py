@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch.fx
 
 from graphmem.annotations import SAVED_TENSORS
+from graphmem.fx_nodes import tensor_of
 from graphmem.graph import AutogradNode, Op, OwnerKind, PhaseName, StepGraph, TensorOut
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
@@ -165,19 +166,11 @@ def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:
     schema = op.node.target._schema  # type: ignore[union-attr]
     for argument, value in zip(schema.arguments, op.node.args, strict=False):
         if isinstance(value, torch.fx.Node):
-            described = _described(value)
+            described = tensor_of(value)
             if described is not None:
                 yield argument.name, described
     for position, output in enumerate(op.outputs):
         yield ("result" if len(op.outputs) == 1 else f"result{position}"), output
-
-
-def _described(node: torch.fx.Node) -> TensorOut | None:
-    made_by: Op | None = node.meta.get("op")
-    if made_by is not None:
-        return made_by.outputs[0] if made_by.outputs else None
-    tensor: TensorOut | None = node.meta.get("tensor")
-    return tensor
 
 
 FROZEN_LAYERS = Pass(provides="frozen_layers", run=find_frozen_layers, requires=("saved_tensors",))

@@ -19,6 +19,7 @@ from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING
 
+from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
 
 if TYPE_CHECKING:
@@ -112,12 +113,7 @@ def last_forward(graph: StepGraph) -> list[Op]:
 def operand(op: Op, position: int) -> TensorOut | None:
     """The tensor that an operation was given as an argument."""
     node = op.node.args[position] if position < len(op.node.args) else None
-    meta = getattr(node, "meta", {})
-    if "tensor" in meta:
-        found: TensorOut = meta["tensor"]
-        return found
-    made_by: Op | None = meta.get("op")
-    return made_by.outputs[0] if made_by is not None and made_by.outputs else None
+    return tensor_of(node) if isinstance(node, torch.fx.Node) else None
 
 
 def _attention(graph: StepGraph) -> Iterator[Attention]:
@@ -138,7 +134,7 @@ def _goes_into_product(node: torch.fx.Node) -> bool:
     seen, waiting = set[object](), [node]
     while waiting:
         each = waiting.pop()
-        op: Op | None = each.meta.get("op")
+        op = op_of(each)
         if op is not None and op.target.startswith(_PRODUCTS):
             return True
         if each is node or op is None or op.target.startswith(_PASSING):

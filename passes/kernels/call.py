@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-import torch
 from torch.fx import Node
 
+from graphmem.fx_nodes import argument_of, tensor_of
 from graphmem.graph import Op, TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take, outputs_of
 from graphmem.runtime import Runtime
@@ -64,13 +63,7 @@ class Call:
 
     def value(self, name: str) -> Any:
         """An argument by its name in the operator's schema; None where there is none of it."""
-        node = self.op.node
-        if name in node.kwargs:
-            return node.kwargs[name]
-        position, default = _parameters(node.target).get(name, (None, None))
-        if position is not None and position < len(node.args):
-            return node.args[position]
-        return default
+        return argument_of(self.op.node, name)
 
     def optional(self, name: str) -> TensorOut | None:
         """A tensor argument, or None where none was given.
@@ -95,10 +88,7 @@ class Call:
     def sparse(self, name: str) -> TensorOut | None:
         """A sparse COO argument; None where it is another kind of tensor."""
         value = self.value(name)
-        op = value.meta.get("op") if isinstance(value, Node) else None
-        found: TensorOut | None = op.outputs[0] if op is not None and op.outputs else None
-        if found is None and isinstance(value, Node):
-            found = value.meta.get("tensor")
+        found = tensor_of(value) if isinstance(value, Node) else None
         return None if found is None or found.nonzeros is None else found
 
     def tensors(self, name: str) -> list[TensorOut | None]:
@@ -121,10 +111,7 @@ def described(node: Node) -> TensorOut:
     Raises:
         UnknownOperandError: the graph does not know its sizes, or it is sparse.
     """
-    op = node.meta.get("op")
-    tensor: TensorOut | None = node.meta.get("tensor")
-    if op is not None and op.outputs:
-        tensor = op.outputs[0]
+    tensor = tensor_of(node)
     if tensor is None or len(tensor.stride) != len(tensor.shape):
         raise UnknownOperandError(node.name)
     return tensor
@@ -136,14 +123,3 @@ def during(scratch: Iterable[Scratch], steps: Iterable[Step] = ()) -> Iterator[S
     yield from map(Take, held)
     yield from steps
     yield from map(Free, reversed(held))
-
-
-@cache
-def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
-    """By name, the position and the default of each parameter of an operator."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return {}
-    return {
-        argument.name: (position, argument.default_value)
-        for position, argument in enumerate(target._schema.arguments)
-    }

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph, Storage, TensorOut
 from graphmem.parallel.axes.attention import BatchedProduct, Part, find_written_out
 from graphmem.parallel.axes.axis import Axis, unify
@@ -278,7 +279,7 @@ class _Finder:
 
     def _axes_of(self, node: Node) -> Axes:
         key = (node, 0)
-        if node.op == "call_function" and "op" not in node.meta:
+        if node.op == "call_function" and op_of(node) is None:
             key = (node.args[0], node.args[1])  # type: ignore[assignment] # a getitem's
         if key not in self._axes:
             tensor = self._described(node)
@@ -292,10 +293,7 @@ class _Finder:
         return None if tensor is None else self._weights.get(_storage_or(tensor))
 
     def _described(self, node: Node) -> TensorOut | None:
-        op: Op | None = node.meta.get("op")
-        tensor: TensorOut | None = node.meta.get("tensor")
-        if op is not None and op.outputs:
-            tensor = op.outputs[0]
+        tensor = tensor_of(node)
         if tensor is not None and tensor.storage is None and node in self._homes:
             return replace(tensor, storage=self._homes[node])
         return tensor

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import torch
 from torch.fx import Node
 
+from graphmem.fx_nodes import argument_of
 from graphmem.graph import Op
 from graphmem.parallel.axes.rule_interface import Axes
 
@@ -28,11 +27,7 @@ class RecordedOp:
 
     def value(self, name: str) -> Any:
         """An argument as the node has it, or its default."""
-        node = self.op.node
-        if name in node.kwargs:
-            return node.kwargs[name]
-        position, default = _parameters(node.target).get(name, (len(node.args), None))
-        return node.args[position] if position < len(node.args) else default
+        return argument_of(self.op.node, name)
 
     def axes(self, name: str) -> Axes | None:
         """The axes of a tensor argument, None where there is none."""
@@ -47,13 +42,3 @@ class RecordedOp:
     def tensors(self) -> list[Axes]:
         """The axes of all tensor arguments, in order."""
         return [self.axes_of(node) for node in self.op.node.all_input_nodes]
-
-
-@cache
-def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
-    if not isinstance(target, torch._ops.OpOverload):
-        return {}
-    return {
-        argument.name: (position, argument.default_value)
-        for position, argument in enumerate(target._schema.arguments)
-    }

@@ -1,0 +1,45 @@
+"""What a node of the step graph stands for: its operation, its tensor, its arguments."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphmem.graph import Op, TensorOut
+
+
+def op_of(node: Node) -> Op | None:
+    """The operation of a node; None for an input, and for one of several results."""
+    op: Op | None = node.meta.get("op")
+    return op
+
+
+def tensor_of(node: Node) -> TensorOut | None:
+    """The tensor that a node stands for: of an operation its first result."""
+    op = op_of(node)
+    if op is not None:
+        return op.outputs[0] if op.outputs else None
+    tensor: TensorOut | None = node.meta.get("tensor")
+    return tensor
+
+
+def argument_of(node: Node, name: str) -> Any:
+    """An argument by its name in the operator's schema, or its default; None: there is none."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    position, default = _parameters(node.target).get(name, (len(node.args), None))
+    return node.args[position] if position < len(node.args) else default
+
+
+@cache
+def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
+    """By name, the position and the default of each parameter of an operator."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return {}
+    return {
+        argument.name: (position, argument.default_value)
+        for position, argument in enumerate(target._schema.arguments)
+    }
