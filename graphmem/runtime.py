@@ -142,7 +142,7 @@ class Runtime:
 
         Args:
             bounded: whether the card can be full: what PyTorch can have is its memory less what
-                the context takes. Else there is no end of memory.
+                the context takes. Else memory is unlimited.
             context_bytes: what the context takes; default: the estimate of `context`.
 
         Raises:

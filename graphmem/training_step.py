@@ -24,7 +24,7 @@ class TrainingStep:
         model: the module to train. Modules left on the CPU are moved to the device before the
             first iteration; their parameters keep their identity.
         inputs: what the model is called with: a tensor, a tuple, a dict of keyword arguments, or
-            a callable without arguments that makes one of these anew each iteration. Inputs
+            a callable without arguments that makes new ones for each iteration. Inputs
             on the CPU are moved to the device in every iteration, as a training loop does.
         loss: `loss(output) -> scalar`. Default: the output's own `.loss`, else the sum of it.
             Tensors of the CPU that it closes over, such as labels, are moved with the inputs.

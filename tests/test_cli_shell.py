@@ -101,17 +101,17 @@ def test_the_exit_code_reaches_the_shell() -> None:
         (
             ("gpu",),
             "No such command 'gpu'. Did you mean 'gpus'?",
-            "`graphmem --help` says what it takes",
+            "see `graphmem --help`",
         ),
         (
             ("gpus", "--fromat", "json"),
             "No such option: --fromat (Possible options: --format)",
-            "`graphmem gpus --help` says what it takes",
+            "see `graphmem gpus --help`",
         ),
         (
             ("--debgu", "gpus"),
             "No such option: --debgu (Possible options: --debug)",
-            "`graphmem --help` says what it takes",
+            "see `graphmem --help`",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_an_impossible_value_is_a_usage_error_on_one_line(run_graphmem: Run) -> 
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     error, hint = outcome.stderr.splitlines()
     assert error.startswith("error: Invalid value for '--format'")
-    assert hint == "hint: `graphmem gpus --help` says what it takes"
+    assert hint == "hint: see `graphmem gpus --help`"
 
 
 class GateError(GraphmemError):

@@ -555,7 +555,7 @@ class TestTerms:
         outcome = run_graphmem("published", f"{FIXTURES / 'mlp'}.py:build", "--steps", "2")
 
         assert outcome.exit_code == 0
-        assert "the step has no attention operation, so it is no transformer" in " ".join(
+        assert "the step has no attention operation, so it is not a transformer" in " ".join(
             outcome.stdout.split()
         )
         assert "Estimated memory needed for params" in outcome.stdout

@@ -200,7 +200,7 @@ def test_a_card_says_its_platform_and_is_found_again_by_its_label(written: str) 
 
 
 def test_an_unknown_platform_is_refused() -> None:
-    with pytest.raises(InputError, match="driver=macos is no platform"):
+    with pytest.raises(InputError, match="driver=macos is not a platform"):
         find_gpu("a100,driver=macos")
 
 
@@ -214,9 +214,9 @@ def test_a_listed_card_is_found_by_its_label(gpu: Gpu) -> None:
     [
         ("memory=24GiB,sm=75", "lacks multiprocessors"),
         ("memory=24GiB,sm=75,multiprocessors=72,colour=green", "no field .* 'colour=green'"),
-        ("memory=24GiB,sm=75,multiprocessors=many", "multiprocessors=many is no number"),
-        ("memory=much,sm=75,multiprocessors=72", "memory=much is no card's memory"),
-        ("memory=24GiB,sm=35,multiprocessors=72", "sm=35 is no compute capability"),
+        ("memory=24GiB,sm=75,multiprocessors=many", "multiprocessors=many is not a number"),
+        ("memory=much,sm=75,multiprocessors=72", "memory=much is not a card's memory"),
+        ("memory=24GiB,sm=35,multiprocessors=72", "sm=35 is not a compute capability"),
     ],
 )
 def test_a_description_that_cannot_be_used_says_why(written: str, message: str) -> None:

@@ -295,7 +295,7 @@ def test_a_comparison_needs_a_report(run_graphmem: RunGraphmem, tmp_path: Path) 
     )
 
     assert outcome.exit_code == 2
-    assert "is no report" in outcome.stderr
+    assert "is not a report" in outcome.stderr
 
 
 def test_every_category_has_a_name_and_a_colour() -> None:

@@ -256,7 +256,7 @@ class TestNotPolynomial:
         }
 
     def test_the_rest_is_named(self) -> None:
-        """A square root is no polynomial at any alignment."""
+        """A square root is not a polynomial at any alignment."""
 
         def rooted(batch: int = 100) -> TrainingStep:
             return TrainingStep(
@@ -272,7 +272,7 @@ class TestNotPolynomial:
         assert (line.nbytes, "ExpBackward0" in line.what) == (10 * 5 * FLOAT, True)
         assert form.requested == form.polynomial.at((100,)) + line.nbytes
         assert form.polynomial.terms == {(1,): Fraction(5 * FLOAT)}
-        with pytest.raises(InputError, match="no polynomial"):
+        with pytest.raises(InputError, match="not a polynomial"):
             form.bytes_at(batch=50)
 
 
@@ -393,12 +393,12 @@ class TestCommand:
             (["--symbols", "rate=r"], "rate is 0.5: a symbol stands for a positive whole number"),
             (["--symbols", "unused=u"], "unused changes nothing"),
             (["--symbols", "batch=B,width=B"], "B stands for two things"),
-            (["--symbols", "batch=2"], "'2' is no name for a symbol"),
+            (["--symbols", "batch=2"], "'2' is not a name for a symbol"),
             (["--symbols", ""], "no symbol"),
-            (["--symbols", "batch", "--sizes", "width=3"], "names 'width', which is no symbol"),
+            (["--symbols", "batch", "--sizes", "width=3"], "names 'width', which is not a symbol"),
             (["--symbols", "batch", "--sizes", "batch=3"], "2 sizes (6, 3) are too few"),
             (["--symbols", "batch", "--check", "batch=6"], "batch=6 was used"),
-            (["--symbols", "batch", "--names", "x=d"], "'x' is no positive whole number"),
+            (["--symbols", "batch", "--names", "x=d"], "'x' is not a positive whole number"),
             (["--symbols", "batch", "--set", "batch=0"], "batch is '0'"),
         ],
     )

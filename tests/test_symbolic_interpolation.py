@@ -67,7 +67,7 @@ def test_what_is_absent_at_a_point_is_zero_there() -> None:
 
     fit = interpolate(1, lambda _, place: place, sample)
 
-    assert fit.irregular == {"later"}, "5 everywhere but at 0 is no polynomial of a low power"
+    assert fit.irregular == {"later"}, "5 everywhere but at 0 is not a polynomial of a low power"
 
 
 def test_padding_is_no_polynomial_and_hides_none() -> None:

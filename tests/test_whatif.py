@@ -126,7 +126,7 @@ def test_activations_are_exchanged_as_modules_functions_and_methods() -> None:
     [
         ((), "nothing to change"),
         (("--batch", "much"), "--batch 'much' is not a factor"),
-        (("--batch", "0"), "--batch 0 is no batch"),
+        (("--batch", "0"), "--batch must be at least 1"),
         (("--dtype", "bf16", "--autocast", "fp16"), "--dtype bf16 is without autocast"),
         (("--activation", "gelu=magic"), "cannot replace the activation 'gelu' by 'magic'"),
         (("--checkpoint", "nothing"), "no module is called 'nothing'"),

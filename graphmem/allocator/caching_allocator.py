@@ -46,7 +46,7 @@ class CachingAllocator(DeviceStats):
 
         Args:
             settings: the configuration; default: PyTorch's.
-            capacity_bytes: memory that PyTorch can have on this device; None: no end of it.
+            capacity_bytes: memory that PyTorch can have on this device; None: unlimited.
             device: in place of a capacity, a device that also decides about addresses.
             release: the version of torch in whose words it says that memory ran out.
         """

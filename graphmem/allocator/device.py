@@ -23,7 +23,7 @@ class Device:
         """A device that nothing was taken from yet.
 
         Args:
-            capacity_bytes: what PyTorch's allocator can have; None: no end of it.
+            capacity_bytes: what PyTorch's allocator can have; None: unlimited.
             context_bytes: what the process takes besides (context, kernels, handles of libraries).
             driver: decides the order of addresses.
             first_address: no range lies below it.

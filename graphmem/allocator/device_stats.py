@@ -39,7 +39,7 @@ class DeviceStats:
         self.oversize_segments.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """All counts begin anew (`resetAccumulatedStats`)."""
+        """Reset all counts (`resetAccumulatedStats`)."""
         for statistics in (self.statistics, self.small.statistics, self.large.statistics):
             statistics.reset_accumulated()
         self.oversize_allocations.reset_accumulated()

@@ -93,7 +93,7 @@ class Block:
         return rest
 
     def absorb(self, other: Block) -> None:
-        """Take over the next block, which ends to exist."""
+        """Absorb the next block, which ceases to exist."""
         self.size += other.size
         self.next = other.next
         if self.next is not None:

@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "Guard it in CI": (init, check),
     "Trust it": (verify, gpus, published, closed_form),
 }
-"""By what they are for, in the order of the help."""
+"""The commands by purpose, in the order of the help."""
 
 _START = """\
 Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU. Start here:
@@ -63,7 +63,7 @@ class _Program(typer.core.TyperGroup):
     """The commands, and those of a former name."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by its name of today or of yesterday."""
+        """A command by its current or its former name."""
         name = _RENAMED.get(cmd_name)
         if name is not None:
             typer.echo(f"note: `graphmem {cmd_name}` is now `graphmem {name}`", err=True)

@@ -72,7 +72,7 @@ def analyze(
 
 @dataclass(frozen=True)
 class _Wants:
-    """What the user asked to see."""
+    """The output options."""
 
     output_format: str
     output: Path | None
@@ -81,14 +81,14 @@ class _Wants:
     advice: bool | None
 
     def first_aid(self, report: Report, target: str) -> bool:
-        """Whether to measure what helps; a saved step cannot be traced again."""
+        """Whether to measure changes that help; a saved step cannot be traced again."""
         card = report.on_card
         if target.endswith(RECORD) or card is None or self.advice is False:
             return False
         return bool(self.advice) or not (card.fits or self.brief or self.output_format == "json")
 
     def begin(self, analysis: Analysis, target: str, request: Request) -> Callable[..., None]:
-        """Print the verdict where what helps takes a while; returns what prints the rest."""
+        """Print the verdict first if advice takes a while; return what prints the rest."""
         from graphmem.report.text import print_brief, print_report, print_rest, print_verdict
 
         if self.brief:
@@ -112,7 +112,7 @@ def with_advice(
     *,
     asked: bool,
 ) -> Analysis:
-    """The analysis, its report with what helps; all of it, if somebody asked."""
+    """The analysis with advice in its report; all advice if the user asked for it."""
     from msgspec import structs
 
     from graphmem.advice.first_aid import AFFORDABLE, first_aid

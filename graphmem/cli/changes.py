@@ -41,7 +41,7 @@ def changes_of(
     """What the options say.
 
     Raises:
-        InputError: one of them has another form.
+        InputError: one of them is malformed.
     """
     from graphmem.changes import Changes
 
@@ -62,7 +62,7 @@ def size_of(text: str) -> int:
         InputError: it is 0.
     """
     if not int(text):
-        raise InputError("--batch 0 is no batch", hint="write a size, or a factor as 0.5x")
+        raise InputError("--batch must be at least 1", hint="write a size, or a factor as 0.5x")
     return int(text)
 
 
@@ -70,7 +70,7 @@ def factor_of(text: str) -> float:
     """The factor that `2x`, `0.5x` or `x2` means.
 
     Raises:
-        InputError: the text is none.
+        InputError: the text is not a factor.
     """
     try:
         factor = float(text.strip("xX"))

@@ -57,7 +57,7 @@ def check(
         typer.Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster, not here."),
     ] = None,
     timeout: options.Timeout = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Analyse everything anew.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Analyse everything again.")] = False,
 ) -> None:
     """Check every target against its limits and the baseline, graphmem.lock.
 
@@ -89,7 +89,7 @@ def check(
 
 
 def _baseline(path: Path, update: bool) -> tuple[Lock, bool]:
-    """The baseline, and whether a merge has spoilt it; to be rewritten, that is no error."""
+    """The baseline, and whether a merge has spoilt it, which is fine if it is to be rewritten."""
     from graphmem.gate.lock import Lock, LockConflictError, read_lock
 
     try:
@@ -119,7 +119,7 @@ def _update(path: Path, lock: Lock, outcome: Check, settings: Config, is_lost: b
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr; silent where that is no terminal."""
+    """A progress bar on stderr; silent unless that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     stderr = Console(stderr=True)
     with Progress(

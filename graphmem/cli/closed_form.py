@@ -74,11 +74,11 @@ def closed_form(
     ] = "text",
     output: options.Output = None,
 ) -> None:
-    """Find the memory of your own model as an exact polynomial in its dimensions.
+    """Derive your model's memory as an exact polynomial in its dimensions.
 
     The step is traced at several sizes next to its own, each storage is followed through all of
     them, and the result is held against a size that was not used. It counts requested bytes; the
-    difference to allocated bytes is told for the own size. Exit code 1: the check failed.
+    difference to allocated bytes is told for the model's own size. Exit code 1: the check failed.
 
     Example: graphmem closed-form fixtures/gpt2.py:build --symbols batch=B,seq=T
     """
@@ -128,5 +128,5 @@ def _sizes(text: str) -> dict[str, int]:
 
 def _whole(text: str, option: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{option}: {text!r} is no positive whole number")
+        raise InputError(f"{option}: {text!r} is not a positive whole number")
     return int(text)

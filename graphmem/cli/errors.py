@@ -31,13 +31,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass
 class Settings:
-    """What the command line says for every command."""
+    """Settings that apply to every command."""
 
     debug: bool = False
 
 
 def guarded(run: Callable[[], object], settings: Settings) -> int:
-    """Call `run` and return the exit code that its outcome stands for.
+    """Call `run` and return the exit code for its outcome.
 
     An error prints `error: …`, the user's own traceback where there is one, and `hint: …`; with
     `settings.debug` the whole traceback comes first.
@@ -62,7 +62,7 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
 
 
 def open_missing_streams() -> None:
-    """Send to nowhere what stdout or stderr would get that the caller has closed (`>&-`).
+    """Replace a stdout or stderr that the caller has closed (`>&-`) with the null device.
 
     Python leaves `None` in their place, and the next file that is opened would take their number.
     """
@@ -73,7 +73,7 @@ def open_missing_streams() -> None:
 
 
 def _is_stdout_closed() -> bool:
-    """Whether the code under analysis has closed stdout, so that there is nobody to be told."""
+    """Whether the code under analysis has closed stdout."""
     if sys.stdout.closed:
         return True
     try:
@@ -109,7 +109,7 @@ def _report(error: BaseException, settings: Settings) -> int:
         context: typer.Context | None = getattr(error, "ctx", None)
         command = context.command_path if context else "graphmem"
         message = " ".join(error.format_message().split())
-        _print_message(message, None, f"`{command} --help` says what it takes")
+        _print_message(message, None, f"see `{command} --help`")
         return error.exit_code
     if isinstance(error, OSError) and error.errno in _FULL:
         _discard_stdout()

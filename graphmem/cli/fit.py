@@ -44,10 +44,10 @@ def fit(
         ),
     ] = None,
     smallest: Annotated[
-        int, typer.Option("--min", metavar="N", help="The value to begin with.")
+        int, typer.Option("--min", metavar="N", help="The first value to try.")
     ] = 1,
     largest: Annotated[
-        int, typer.Option("--max", metavar="N", help="The value at which the search ends.")
+        int, typer.Option("--max", metavar="N", help="The largest value to try.")
     ] = DEFAULT_LARGEST,
     multiple_of: Annotated[
         int, typer.Option("--multiple-of", metavar="N", help="Try multiples of N only.")

@@ -29,7 +29,7 @@ Settings = Annotated[
 
 
 class AssumedCard(str):
-    """The name of a card that neither the command nor the project has chosen."""
+    """The default card's name, when neither the command nor the project chose one."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ def card_of_the_project() -> str | None:
 
     try:
         found = find_config(Path.cwd())
-    except InputError:  # a pyproject.toml that does not speak of graphmem
+    except InputError:  # a pyproject.toml without [tool.graphmem]
         return None
     return load_config(found).gpu
 
@@ -150,12 +150,10 @@ Assume = Annotated[
         "are numbers too. Repeatable.",
     ),
 ]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Whatever would be assumed is an error instead.")
-]
+Strict = Annotated[bool, typer.Option("--strict", help="Make every assumption an error.")]
 NoCompile = Annotated[
     bool,
-    typer.Option("--no-compile", help="What torch.compile is given runs eagerly."),
+    typer.Option("--no-compile", help="Run eagerly what torch.compile is given."),
 ]
 Compile = Annotated[
     bool | None,
@@ -179,21 +177,21 @@ Timeout = Annotated[
 
 
 def recorded_at(path: Path | None) -> Path | None:
-    """Where a step is saved, checked before the work.
+    """The path of a saved step, checked before the work starts.
 
     Raises:
         InputError: nothing can be written there, or no command would know the file by its name.
     """
     if path is not None and path.suffix != RECORD:
         raise InputError(
-            f"cannot save a step as {path}: commands know one by {RECORD} at its end",
+            f"cannot save a step as {path}: its name must end in {RECORD}",
             hint=f"--save {path.with_suffix(RECORD)}",
         )
     return writable(path)
 
 
 def writable(path: Path | None) -> Path | None:
-    """The path of a result, checked before the work, which may take minutes.
+    """The path of a result, checked before the work starts, which may take minutes.
 
     Raises:
         InputError: nothing can be written there.
@@ -218,7 +216,7 @@ Save = Annotated[
     typer.Option(
         "--save",
         metavar="FILE.graphmem",
-        help="Keep the step as well: analyze, render, explain, diff, plan, graph and verify take "
+        help="Also save the step: analyze, render, explain, diff, plan, graph and verify take "
         "the file in place of a target.",
         callback=recorded_at,
     ),
@@ -228,7 +226,7 @@ Html = Annotated[
     typer.Option(
         "--html",
         metavar="FILE",
-        help="Write a page with pictures as well.",
+        help="Also write a page with pictures.",
         callback=writable,
     ),
 ]
@@ -241,7 +239,7 @@ Verbose = Annotated[
     typer.Option(
         "-v",
         "--verbose",
-        help="With the derivative formulas that keep tensors alive, and PyTorch's whole message.",
+        help="Show the derivative formulas that keep tensors alive, and PyTorch's full message.",
     ),
 ]
 Brief = Annotated[bool, typer.Option("--brief", help="Three lines: verdict, peak, place.")]

@@ -1,4 +1,4 @@
-"""Where commands write: the terminal with colour and progress, or a file, whole or not at all."""
+"""Output of commands: the terminal with colour and progress, or a file, written atomically."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def put_result(
 def keep(
     analysis: Analysis, html: Path | None, record: Path | None, tell: Callable[[str], None]
 ) -> None:
-    """Write the page and the saved step of an analysis, where somebody asked for them."""
+    """Write the page and the saved step of an analysis, if requested."""
     if html is not None:
         from graphmem.render.page import page
 
@@ -77,7 +77,7 @@ def keep(
 
 
 def hint_at_cards(title: str) -> None:
-    """Say on stderr that nobody has named a card."""
+    """Say on stderr that the card is the default."""
     if sys.stderr.isatty():
         hint = f"hint: for {title}; name yours with --gpu, or in graphmem.toml (`graphmem init`)"
         Console(stderr=True, highlight=False).print(hint, style="dim", markup=False)
@@ -85,7 +85,7 @@ def hint_at_cards(title: str) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is being done; silent where that is no terminal."""
+    """A progress line on stderr; silent unless that is a terminal."""
     stderr = Console(stderr=True)
     if not stderr.is_terminal:
         yield lambda message: None

@@ -28,7 +28,7 @@ SHOWN = 10
 def plan(
     target: options.Target,
     gpus: Annotated[
-        int, typer.Option("--gpus", min=1, metavar="N", help="How many of the card there are.")
+        int, typer.Option("--gpus", min=1, metavar="N", help="The number of GPUs.")
     ] = 1,
     *,
     request: Request,
@@ -112,7 +112,7 @@ def plan(
     ] = None,
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved"],
-        typer.Option("--schedule", help="In which order a pipeline runs its micro-batches."),
+        typer.Option("--schedule", help="The order in which a pipeline runs its micro-batches."),
     ] = "1f1b",
     interleave: Annotated[
         int, typer.Option("--interleave", metavar="N", help="Runs of blocks on each stage.")
@@ -165,7 +165,7 @@ def plan(
         bool,
         typer.Option(
             "--search",
-            help="List layouts that fit; what is given here stays, all else is tried.",
+            help="List layouts that fit; options given here stay fixed, everything else is tried.",
         ),
     ] = False,
     sort: Annotated[
@@ -202,7 +202,7 @@ def plan(
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
-    """Say what each rank holds when a step is split over many GPUs.
+    """Predict what each rank holds when a step is split over many GPUs.
 
     build() describes what one data-parallel replica runs on one device,
     unsplit. The degrees multiply to --gpus: dp x tp x pp x cp. Micro-batches
@@ -295,7 +295,7 @@ def _search(jobs: list[SearchJob], dask: str | None, put: Callable[..., None]) -
 
 
 def _replicas(gpus: int, dp: int | None, model: int) -> int:
-    """`--dp`, or what the other degrees leave; `check_degrees` tells where nothing does."""
+    """`--dp`, else gpus / (tp * pp * cp), at least 1; `check_degrees` rejects a remainder."""
     return max(1, gpus // max(1, model)) if dp is None else dp
 
 

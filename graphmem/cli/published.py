@@ -23,7 +23,7 @@ def published(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="`model.py:build` or `model.pt2`; without it, terms alone are put in.",
+            help="`model.py:build` or `model.pt2`; without it, only the given terms are used.",
             show_default=False,
         ),
     ] = None,
@@ -45,10 +45,10 @@ def published(
         typer.Option("--largest-layer", metavar="N", help="Parameters of the largest module."),
     ] = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N", help="GPUs in all, for DeepSpeed's tables.")
+        str | None, typer.Option("--gpus", metavar="N", help="Total GPUs, for DeepSpeed's tables.")
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option("--nodes", metavar="N", help="Machines that they are in.")
+        str | None, typer.Option("--nodes", metavar="N", help="Number of machines.")
     ] = None,
     example: Annotated[
         str | None,

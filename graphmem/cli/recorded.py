@@ -1,4 +1,4 @@
-"""A saved step in place of a target: options that would have changed its trace are refused."""
+"""A saved step as a target: options that would change its trace are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Command(typer.core.TyperCommand):
         """Run it.
 
         Raises:
-            InputError: the target is a saved step, and an option would have it be another.
+            InputError: the target is a saved step, and an option would change it.
         """
         target = ctx.params.get("target")
         if is_record(target):

@@ -32,7 +32,8 @@ Plot = Annotated[
     typer.Option("--plot", help="Drawing: the liveness graph, or a plain timeline."),
 ]
 Depth = Annotated[
-    int | None, typer.Option("--depth", min=1, help="Drawing: parts of module names that are kept.")
+    int | None,
+    typer.Option("--depth", min=1, help="Drawing: how many parts of module names to keep."),
 ]
 Expand = Annotated[
     list[str] | None,
@@ -42,16 +43,19 @@ Expand = Annotated[
 ]
 Phase = Annotated[
     Literal["forward", "backward", "optimizer"] | None,
-    typer.Option("--phase", help="Drawing: this phase alone."),
+    typer.Option("--phase", help="Drawing: only this phase."),
 ]
 Around = Annotated[
     str | None,
     typer.Option("--around", metavar="peak|OP|MODULE", help="Drawing: the neighbourhood of this."),
 ]
 Compare = Annotated[
-    Path | None, typer.Option("--compare", metavar="REPORT.json", help="Page: beside this report.")
+    Path | None,
+    typer.Option("--compare", metavar="REPORT.json", help="Page: compare with this report."),
 ]
-Table = Annotated[Literal["timeline", "holders"], typer.Option("--table", help="Table: which one.")]
+Table = Annotated[
+    Literal["timeline", "holders"], typer.Option("--table", help="Table: which to write.")
+]
 
 
 @takes_request("settings gpu torch env assume autocast optimizer grads steps inference freeze")
@@ -98,4 +102,4 @@ def _report(path: Path) -> Report:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise InputError(f"{path} is no report: {error}") from error
+        raise InputError(f"{path} is not a report: {error}") from error

@@ -88,7 +88,7 @@ def request_of(
     """What the options say.
 
     Raises:
-        InputError: one of them has another form.
+        InputError: one of them is malformed.
     """
     from graphmem.analysis import Request
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphmem.report import Report
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
-"""What follows the script is the script's own."""
+"""Arguments after the script belong to the script."""
 
 _WIDTH = 100
 _OWN_OPTIONS = ("--gpu", "--assume", "--max-steps", "--html", "--save", "--brief", "--verbose")
@@ -172,7 +172,7 @@ def run(
 
 
 def _spelled(*given: tuple[str, object]) -> list[str]:
-    """Options as a command line has them; those that were not given are left out."""
+    """Options as on the command line; those not given are left out."""
     return [part for name, value in given if value is not None for part in (name, str(value))]
 
 

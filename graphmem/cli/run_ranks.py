@@ -40,7 +40,7 @@ def run_ranks(
         kept: what else was to be written, which only a single rank can.
 
     Raises:
-        InputError: something else was to be written.
+        InputError: another output was requested.
     """
     from graphmem.live.several_ranks import RanksReport, outcomes
 
@@ -69,7 +69,7 @@ def run_ranks(
 
 
 def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:
-    """What a rank that runs alone needs in order to have another one run for an iteration.
+    """What a rank that runs alone needs to let another one run for an iteration.
 
     Args:
         options: of `graphmem run`, as `run_ranks` has them.

@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: what was begun is cleared away, such as files beside their place."""
+"""SIGTERM as Ctrl-C, so that temporary files are removed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
-    """Somebody ended the process by SIGTERM."""
+    """The process got SIGTERM."""
 
 
 @contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Have SIGTERM raise `Terminated`, unless somebody handles it already."""
+    """Have SIGTERM raise `Terminated`, unless the program handles it already."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -107,7 +107,7 @@ def verify(
 
 
 def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite: bool) -> None:
-    """One of the ways to verify, with as many files as it takes."""
+    """Check that one way to verify was chosen, with as many files as it takes."""
     chosen = (target is not None) + allocator + suite
     if chosen > 1 or not (chosen or files):
         raise InputError(
@@ -123,7 +123,7 @@ def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite
 
 
 class _Writer:
-    """Puts a result where the options say."""
+    """Writes a result where the options say."""
 
     def __init__(self, output_format: str, output: Path | None) -> None:
         self.is_json = output_format == "json"

@@ -34,7 +34,9 @@ def whatif(
     dtype: Annotated[
         Literal["fp16", "bf16"] | None,
         typer.Option(
-            "--dtype", help="Weights and inputs in it, without autocast.", show_default=False
+            "--dtype",
+            help="Use this dtype for weights and inputs, without autocast.",
+            show_default=False,
         ),
     ] = None,
     output_format: options.Format = "text",
@@ -47,7 +49,7 @@ def whatif(
     from graphmem.analysis import run_analysis
 
     if dtype is not None and autocast not in (None, "none"):
-        raise InputError(f"--dtype {dtype} is without autocast", hint="leave one of both out")
+        raise InputError(f"--dtype {dtype} is without autocast", hint="leave one of them out")
     after = replace(
         request,
         autocast=autocast,
@@ -67,7 +69,7 @@ def whatif(
 
 
 def as_table(comparison: Comparison) -> Table:
-    """One row a figure: before, after, and the change."""
+    """One row for each figure: before, after, and the change."""
     from rich.table import Table
 
     from graphmem.units import format_bytes

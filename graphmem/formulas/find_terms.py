@@ -33,7 +33,7 @@ from graphmem.report.build import saved_for_backward
 _PRODUCTS = ("aten.mm", "aten.addmm", "aten._addmm_activation")
 
 
-_NO_TRANSFORMER = "the step has no attention operation, so it is no transformer"
+_NO_TRANSFORMER = "the step has no attention operation, so it is not a transformer"
 
 
 class _UnknownError(Exception):

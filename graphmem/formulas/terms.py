@@ -95,7 +95,7 @@ def given_terms(texts: Mapping[str, str]) -> dict[str, Term]:
     """Terms from names or letters and values, such as `{"h": "768", "parameters": "2851e6"}`.
 
     Raises:
-        InputError: a name is none of `LETTERS`, or a value is no whole number above 0.
+        InputError: a name is none of `LETTERS`, or a value is not a whole number above 0.
     """
     terms = (Term(_name_of(key), _whole(key, text), GIVEN) for key, text in texts.items())
     return {term.name: term for term in terms}
@@ -117,7 +117,7 @@ def _whole(key: str, text: str) -> int:
         value = Decimal(0)
     if not value.is_finite() or value <= 0 or value != int(value):
         raise InputError(
-            f"the term {key}={text} is no whole number above 0",
+            f"the term {key}={text} is not a whole number above 0",
             hint="write it as 768, 2_851_000_000 or 2851e6",
         )
     return int(value)

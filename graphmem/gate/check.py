@@ -89,7 +89,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def analysed(self) -> int:
-        """How many targets were analysed anew."""
+        """How many targets were analysed in this run."""
         return sum(not each.is_cached and each.status != "unreached" for each in self.results)
 
     def accepted(self) -> Check:

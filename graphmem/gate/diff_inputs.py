@@ -107,5 +107,6 @@ def _read(path: str) -> Report:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise InputError(
-            f"{path} is no report: {error}", hint="`graphmem analyze --format json -o` writes one"
+            f"{path} is not a report: {error}",
+            hint="`graphmem analyze --format json -o` writes one",
         ) from error

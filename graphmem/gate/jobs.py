@@ -45,7 +45,7 @@ class Job:
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why there is no report; the exit code says whose fault it is."""
+    """Why there is not a report; the exit code says whose fault it is."""
 
     exit_code: int
     message: str

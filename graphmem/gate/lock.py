@@ -121,18 +121,18 @@ def read_lock(path: Path) -> Lock:
     except OSError as error:
         raise InputError(f"cannot read {path.name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path.name} is no baseline: it is not UTF-8") from error
+        raise InputError(f"{path.name} is not a baseline: it is not UTF-8") from error
     conflict = _CONFLICT.search(text)
     if conflict:
         line = text.count("\n", 0, conflict.start()) + 1
         raise LockConflictError(
             f"{path.name}:{line} has a merge conflict",
-            hint="`graphmem check --update` measures the merged code and writes the file anew",
+            hint="`graphmem check --update` measures the merged code and writes the file again",
         )
     try:
         lock = msgspec.toml.decode(text, type=Lock)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{path.name} is no baseline: {error}") from error
+        raise InputError(f"{path.name} is not a baseline: {error}") from error
     if lock.schema != SCHEMA:
         raise InputError(f"{path.name} has the schema {lock.schema!r}, not {SCHEMA!r}")
     return Lock(targets={name: _unfolded(entry) for name, entry in lock.targets.items()})

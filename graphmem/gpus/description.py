@@ -60,7 +60,7 @@ def _capability(text: str) -> tuple[int, int]:
         if capability in MAX_THREADS_PER_MULTIPROCESSOR:
             return capability
     known = ", ".join(f"{major}{minor}" for major, minor in MAX_THREADS_PER_MULTIPROCESSOR)
-    raise InputError(f"sm={text} is no compute capability with rules", hint=f"known are {known}")
+    raise InputError(f"sm={text} is not a compute capability with rules", hint=f"known are {known}")
 
 
 def _memory(text: str) -> int:
@@ -69,12 +69,14 @@ def _memory(text: str) -> int:
     nbytes = 0 if match is None or unit is None else int(float(match[1]) * unit)
     if not 2**28 <= nbytes <= 2**50:
         raise InputError(
-            f"memory={text} is no card's memory", hint="write it like 24GiB or 24220MiB"
+            f"memory={text} is not a card's memory", hint="write it like 24GiB or 24220MiB"
         )
     return nbytes
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
-        raise InputError(f"multiprocessors={text} is no number of them", hint=f"write {_EXAMPLE}")
+        raise InputError(
+            f"multiprocessors={text} is not a number of them", hint=f"write {_EXAMPLE}"
+        )
     return int(text)

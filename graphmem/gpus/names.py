@@ -40,7 +40,9 @@ def _driver_named(name: str) -> Driver:
         return "linux"
     if name == "wddm":
         return "wddm"
-    raise InputError(f"driver={name} is no platform", hint="write linux, or wddm (Windows, WSL 2)")
+    raise InputError(
+        f"driver={name} is not a platform", hint="write linux, or wddm (Windows, WSL 2)"
+    )
 
 
 def _gpu_without_platform(name: str) -> Gpu:

@@ -1,1 +1,1 @@
-"""A virtual GPU that is there while a program runs: every question is answered on the way."""
+"""A virtual GPU for a running program: it answers every question as it comes."""

@@ -1,4 +1,4 @@
-"""Memory that is reserved and free, and cannot be given back, and what stands in its way.
+"""Memory that is reserved and free but cannot be given back, and what pins it.
 
 A segment goes back to the driver when nothing in it is used. Free bytes in a segment where
 something is used are *pinned*: no other process has them, and no request larger than the largest
@@ -18,7 +18,7 @@ from graphmem.live.holders import Held
 from graphmem.units import format_bytes, format_exact
 
 LEAST_BYTES = 2 * (20 << 20)
-"""Less than this is told of nobody: blocks of up to 10 MiB share segments of 20 MiB, of which every
+"""Smaller amounts are not reported: blocks of up to 10 MiB share segments of 20 MiB, of which every
 program has some to spare (c10/cuda/CUDACachingAllocator.h, `kLargeBuffer`)."""
 LEAST_SHARE = 0.1
 _LISTED = 5
@@ -26,7 +26,7 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Pin:
-    """What keeps a segment from going back.
+    """The block that keeps a segment from being given back.
 
     Attributes:
         storages: what is used in it, largest first.
@@ -40,7 +40,7 @@ class Pin:
 
 
 class Fragmentation:
-    """Looks at segments now and then; also the annotation that tells of the worst moment."""
+    """Looks at segments now and then; also the annotation that reports the worst moment."""
 
     def __init__(
         self,

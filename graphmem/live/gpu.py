@@ -44,11 +44,11 @@ from graphmem.virtual_gpu.process_environment import ProcessEnvironment
 from graphmem.virtual_gpu.stand_ins import find, standing_in
 
 _ENDS = (EnoughSteps, SystemExit)
-"""Ends of a program that are no failure of it."""
+"""Ways for a program to end that are not failures."""
 
 
 class VirtualGpu:
-    """One CUDA device that is not there.
+    """A simulated CUDA device.
 
     While it is entered, torch believes in it: operations on its tensors cost no arithmetic and no
     memory, those on the CPU are real, and every question about memory is answered as the card
@@ -188,7 +188,7 @@ class VirtualGpu:
         ]
 
     def finish(self) -> None:
-        """The program has ended: what it holds now, it holds for good."""
+        """The program has ended: what it holds now is never freed."""
         if not self._finished:
             self._finished = True
             self._session.name_what_lives()
@@ -228,18 +228,18 @@ class VirtualGpu:
         return self.memory.settled().statistics.reserved_bytes.current
 
     def analysis(self) -> Analysis:
-        """The report of everything until now, and what it was made of."""
+        """The report so far, and what it was made of."""
         return analysis_of(self.step())
 
     def step(self) -> TracedStep:
-        """What was captured until now; `graphmem.record.save` keeps it."""
+        """The step captured so far; `graphmem.record.save` writes it."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
         observed = Observed(self._simulator.timeline(), self._observer.sections(), self._verdict())
         return TracedStep(self._name, self.runtime, graph, observed)
 
     def _verdict(self) -> OnCard | None:
-        """How the program fared; None where something else than memory ended it."""
+        """The verdict; None if something other than memory ended the program."""
         failure = self._failure
         ran_out = isinstance(failure, OutOfMemoryError)
         if failure is not None and not ran_out and not isinstance(failure, _ENDS):
@@ -255,5 +255,5 @@ class VirtualGpu:
         )
 
     def report(self) -> Report:
-        """What `graphmem.analyze` would say of everything until now."""
+        """The report so far, as `graphmem.analyze` would make it."""
         return self.analysis().report

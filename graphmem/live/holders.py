@@ -1,4 +1,4 @@
-"""Which variable of the program keeps a storage, through containers and through autograd's graph.
+"""The variable that keeps a storage alive, through containers and autograd's graph.
 
 The search starts at what has a name: the variables of the functions that run, the globals of their
 modules, the attributes of models. From there it follows lists, tuples, sets, dicts and the
@@ -57,7 +57,7 @@ class Held:
 def holders_of(
     wanted: Iterable[int], recorder: Recorder, saved: SavedTensors, location: Location
 ) -> dict[int, Held]:
-    """The holder of each storage, by id; without those that nothing with a name reaches."""
+    """The holder of each storage, by id; storages that no name reaches are left out."""
     search = _Search(set(wanted), recorder, saved)
     for name, file, value in named_values(location):
         if not search.missing:
@@ -106,7 +106,7 @@ class _Search:
 
 
 def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
-    """Name, file and value: what outlives its function first."""
+    """Name, file and value of each variable; those that outlive a function first."""
     frames = list(location.user_frames())
     names = ["__main__", *(frame.f_globals.get("__name__", "") for frame in frames)]
     for module in map(_module, dict.fromkeys(names)):

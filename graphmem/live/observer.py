@@ -1,4 +1,4 @@
-"""What is looked at while a program runs, because it is gone afterwards."""
+"""Observations that must be made while a program runs: afterwards the objects are gone."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Observer:
 
     @property
     def grows(self) -> bool:
-        """Whether the program keeps more in every iteration."""
+        """Whether the program leaks."""
         return bool(self._leaks.leaks)
 
     def sections(self) -> dict[str, list[str]]:
-        """What was seen, as lines of the report by their heading."""
+        """The observations, as lines of the report by heading."""
         refused = OutOfMemorySection(self._simulator.refusals, self._reason_at)
         return {
             GROWTH: list(self._leaks.report_lines()),
@@ -67,7 +67,7 @@ class Observer:
         self._tell_size(number)
 
     def _tell_size(self, iteration: int) -> None:
-        """A long run takes memory of this machine for what it records."""
+        """Warn that a long run fills this machine's memory with what it records."""
         count = len(self._session.recorder.graph.ops)
         if count >= self._next_size_to_tell:
             self._next_size_to_tell = 2 * count
@@ -84,7 +84,7 @@ class Observer:
         self._look_at_segments()
 
     def _name_what_is_there(self) -> None:
-        """Also models that were not called yet: one that is too large never will be."""
+        """Name models that were not called yet, too: one that is too large never will be."""
         recorder, location = self._session.recorder, self._session.location
         for _, _, value in named_values(location):
             if isinstance(value, torch.nn.Module):

@@ -56,7 +56,7 @@ class Refusal:
 
 
 class OnlineSimulator:
-    """Keeps a device's memory up to date with what a recorder writes.
+    """Follows a recorder and keeps the device's memory up to date.
 
     Attributes:
         refusals: every request that did not fit.
@@ -131,7 +131,7 @@ class OnlineSimulator:
             self.settle()
 
     def _keep(self, what: str, nbytes: int) -> Callable[[], None]:
-        """Something takes memory; the function that is returned gives it back."""
+        """Take memory for a library; the function that is returned gives it back."""
         storage = self._add_workspace(what, nbytes)
         self._kept.add(storage.id)
         self.settle()
@@ -232,5 +232,5 @@ class OnlineSimulator:
 
 
 def _is_workspace(storage: Storage) -> bool:
-    """Whether it is kept by a library when the operation is over."""
+    """Whether a library keeps it beyond the operation."""
     return storage.id < 0 and storage.death is None

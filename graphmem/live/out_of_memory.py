@@ -52,5 +52,5 @@ class OutOfMemorySection:
 
 
 def _beginning(message: str) -> str:
-    """What was asked for, and what was free: the first sentences of PyTorch's message."""
+    """The request and the free memory: the first sentences of PyTorch's message."""
     return ". ".join(message.removeprefix("CUDA out of memory. ").split(". ")[:2]) + "."

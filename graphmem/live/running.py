@@ -1,4 +1,4 @@
-"""Run a program on a virtual GPU to its end, whatever the end is."""
+"""Run a program on a virtual GPU to its end, however it ends."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _print_error(error: BaseException) -> None:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """What it says before the details, which the traceback has shown."""
+    """The message up to the details, which the traceback has shown."""
     line = next(iter(str(error).splitlines()), "")
     sentence, end, rest = line.partition(". ")
     return sentence + end.strip() if rest else line

@@ -16,12 +16,12 @@ from graphmem.frames import Origin, origin_of
 
 
 class NoSuchProgramError(InputError):
-    """There is nothing to run under that name."""
+    """No script or module has that name."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be run.
+    """A script or module to run.
 
     Attributes:
         name: the path of a script, or the name of a module.
@@ -76,7 +76,7 @@ class Program:
 
 @contextmanager
 def _interpreter_restored() -> Iterator[None]:
-    """Put back what a program finds of the interpreter: its arguments, path and main module."""
+    """Put back the interpreter's arguments, path and main module."""
     argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
     try:
         yield

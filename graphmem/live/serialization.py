@@ -85,7 +85,7 @@ def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:
 
 
 def _without_notes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that must not see what graphmem notes on a tensor."""
+    """A method that must not see graphmem's notes on a tensor."""
 
     def call(tensor: torch.Tensor, *args: Any) -> Any:
         for name in [name for name in vars(tensor) if name.startswith(_NOTES)]:

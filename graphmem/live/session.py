@@ -28,11 +28,11 @@ from graphmem.virtual_gpu.patching import replaced
 
 
 class EnoughSteps(BaseException):
-    """The program has run for as many iterations as were asked for."""
+    """The requested number of iterations has run."""
 
 
 class LiveSession(Session):
-    """Watches a program that nobody took apart.
+    """Watches a whole program and finds its iterations.
 
     Attributes:
         on_iteration: called with the number of each iteration that begins.
@@ -85,7 +85,7 @@ class LiveSession(Session):
             self.recorder.phases.enter_forward()
 
     def _count_forward(self) -> None:
-        """Where nothing trains, as in generation, forward passes are what there is to count."""
+        """Count forward passes: where nothing trains, as in generation, they are the steps."""
         self._forwards += 1
         trains = self._made or self._walked
         if self._max_steps is not None and not trains and self._forwards > self._max_steps:
@@ -118,7 +118,7 @@ class LiveSession(Session):
             self.mode.streams.enter(self.mode.forward_of(node))
 
     def leave_backward(self) -> None:
-        """Without an optimizer, a backward pass is all that there is to an iteration."""
+        """Without an optimizer, a backward pass completes the iteration."""
         super().leave_backward()
         if not self._depth and not self._made:
             self._is_complete = True

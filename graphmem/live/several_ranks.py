@@ -1,4 +1,4 @@
-"""Several ranks of a job, each in a process of its own, as many at once as there are cores."""
+"""Several ranks of a job, each in its own process, one per core at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RankInfo(msgspec.Struct, frozen=True):
 
 
 class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of several ranks.
+    """The results of several ranks.
 
     Attributes:
         fullest, emptiest: the ranks with the highest and the lowest peak of allocated bytes, of
@@ -64,7 +64,7 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank left behind: how it ended, and what it wrote."""
+    """How a rank ended, and what it wrote."""
 
     info: RankInfo
     stdout: str

@@ -1,4 +1,4 @@
-"""What a script may ask of its surroundings that one process with one pretended card has not.
+"""Features that a script may use and a single process with a simulated card cannot provide.
 
 (1) A process group has the ranks that the launcher told of, and this process is one of them
     (`graphmem.ranks`).
@@ -61,8 +61,8 @@ def _shared_memory() -> list[Replacement]:
 
 def _refuse_sending(tensor: FakeTensor) -> NoReturn:
     raise InputError(
-        "the script sends a tensor on the card to another process, and graphmem run is one",
-        hint="let it train in its own process, or send tensors of the CPU",
+        "the script sends a CUDA tensor to another process, and graphmem run has only one",
+        hint="train in the main process, or send CPU tensors",
     )
 
 

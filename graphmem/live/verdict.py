@@ -1,4 +1,4 @@
-"""How a program fared on its card, in the words of a trace's verdict.
+"""A program's verdict, in the form of a trace's.
 
 It does not fit where a refused request ended it. A request that the program got over, as one that
 tries a smaller batch next, counts as the cache that was emptied for it.
@@ -28,7 +28,7 @@ def verdict_of(
     ran_out: bool,
     grows: bool,
 ) -> OnCard:
-    """What the card said.
+    """The verdict of the card.
 
     Args:
         simulator: knows what was refused.

@@ -104,7 +104,7 @@ def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
     if layout.tensor * layout.context * layout.micro_batches > 1:
         yield (
             "a model: the scratch memory of kernels is divided as the kernel's result is; real "
-            "kernels choose theirs anew for the smaller shapes"
+            "kernels choose theirs again for the smaller shapes"
         )
     if layout.sharding_ranks > 1:
         yield from _notes_on_sharding(layout)

@@ -1,7 +1,7 @@
 """A layout: over how many ranks each kind of parallelism splits a training step, and how.
 
 The degrees multiply to the number of ranks: `data * tensor * pipeline * context`. Expert
-parallelism divides the data-parallel ranks anew (Megatron-LM, megatron/core/parallel_state.py), so
+parallelism regroups the data-parallel ranks (Megatron-LM, megatron/core/parallel_state.py), so
 it is no factor of its own.
 """
 

@@ -65,9 +65,9 @@ def _tables(path: Path) -> rows.Tables:
     try:
         head = msgspec.msgpack.decode(data, type=rows.Head)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise InputError(f"{path} is no saved step of graphmem", hint=_AGAIN) from None
+        raise InputError(f"{path} is not a saved step of graphmem", hint=_AGAIN) from None
     if head.format != rows.FORMAT:
-        raise InputError(f"{path} is no saved step of graphmem", hint=_AGAIN)
+        raise InputError(f"{path} is not a saved step of graphmem", hint=_AGAIN)
     _check_version(path, head)
     if sum(map(data.count, _EMPTY)) * _BYTES_OF_AN_EMPTY_ONE > len(data) + 4096:
         raise InputError(f"{path} is a heap of empty arrays", hint=_AGAIN)

@@ -1,4 +1,4 @@
-"""What an analysis found, and how it is told: one `Report`, several ways to write it."""
+"""The result of an analysis: one `Report`, several ways to write it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first lines of a report: does it fit, what ran out and where, the peak, what helps."""
+"""The first lines of a report: whether it fits, what ran out and where, the peak, what helps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def was_used(report: Report) -> bool:
 
 
 def verdict(report: Report, *, verbose: bool = False, more: str = "") -> Iterator[Text | Padding]:
-    """Whether it fits on the card; where it does not, what ran out."""
+    """Whether it fits on the card; if not, what ran out."""
     card = report.on_card
     if card is None:
         return
@@ -85,7 +85,7 @@ def _does_not_fit(
 
 
 def _leaks(report: Report) -> Iterator[Padding]:
-    """What grew until it did not fit."""
+    """The leaks that ended it."""
     for found in report.findings:
         if found.found_by == GROWTH:
             lines = [line for line in found.lines if not line.startswith(" ")]
@@ -120,7 +120,7 @@ def context_in_words(estimate: int, less: int, more: int) -> str:
 
 
 def peak(report: Report) -> Iterator[Text | Padding]:
-    """The most that is allocated, when, where, and how much of the card that is."""
+    """The peak, when and where it occurs, and its share of the card."""
     found, runtime = report.peak, report.runtime
     card = report.on_card
     wanted = report.memory is not None and card is not None and not card.fits
@@ -148,7 +148,7 @@ def peak(report: Report) -> Iterator[Text | Padding]:
 
 
 def advice(report: Report) -> Iterator[Text | Padding]:
-    """What helps: the largest batch, the changes that save most, and how to try them."""
+    """Advice: the largest batch, the changes that save most, and how to try them."""
     found = report.advice
     if found is None:
         return
@@ -171,7 +171,7 @@ def advice(report: Report) -> Iterator[Text | Padding]:
 
 
 def then(change: ChangeInfo) -> str:
-    """What a change makes of the verdict."""
+    """The verdict after a change."""
     if change.fits:
         return f"it fits with {format_bytes(change.margin)} to spare"
     return f"{format_bytes(abs(change.margin))} are still missing"

@@ -1,4 +1,4 @@
-"""Make a report of a step graph and its timeline."""
+"""Build a report from a step graph and its timeline."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GROWTH = "memory that grows"
 
 
 class Ran(NamedTuple):
-    """A program that ran by itself; its card's verdict, where it came to an end of its own."""
+    """A program that ran by itself; its card's verdict, if the program came to its own end."""
 
     on_card: OnCard | None = None
 
@@ -67,14 +67,14 @@ def build_report(
     memory: MemoryInfo | None = None,
     ran: Ran | None = None,
 ) -> Report:
-    """Everything that the report says, from one trace and what the passes found in it.
+    """The report, from one trace and the annotations of the passes.
 
     Args:
         target: its name.
         runtime: the machine.
         graph: what the trace found.
         annotations: what the passes found.
-        timeline: the bytes, where there is no end of memory.
+        timeline: the bytes, with unlimited memory.
         memory: what the allocator and the card say (`report.memory`).
         ran: of a program that ran by itself, how it fared.
     """
@@ -239,7 +239,7 @@ def place_of(graph: StepGraph, tick: int, storage: Storage | None) -> Place:
 
 
 class Held:
-    """The storages that are alive at a moment, each with why."""
+    """The storages alive at a moment, each with the reason."""
 
     def __init__(
         self,

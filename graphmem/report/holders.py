@@ -1,4 +1,4 @@
-"""The holders of a report for people: equal layers as one, and reasons without formulas.
+"""The holders of a report for display: equal layers as one, reasons without formulas.
 
 Holders fold into one line where they have the same size, dtype, shape, category and source line,
 and their modules and reasons differ in numbers only: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`.
@@ -68,7 +68,7 @@ def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[Group
 
 
 def reason_of(holder: Holder, *, verbose: bool = False) -> str:
-    """Why a holder is alive; of what is saved, the nodes, and if verbose their formulas."""
+    """Why a holder is alive; for saved tensors, the nodes, and if verbose their formulas."""
     before, saved, after = holder.reason.partition(_SAVED)
     if verbose or not saved:
         return holder.reason
@@ -95,7 +95,7 @@ def _key(holder: Holder, *, verbose: bool) -> tuple[object, ...]:
 
 
 def _folded(names: Iterable[str]) -> str:
-    """Names that differ in numbers only, as one; where that fails, the first and how many more."""
+    """Names that differ only in numbers, folded into one; else the first, and how many more."""
     folded = list(fold(dict.fromkeys(names, 0)))
     more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
     return folded[0] + more

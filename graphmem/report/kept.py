@@ -1,4 +1,4 @@
-"""What a program that runs by itself keeps from one iteration to the next.
+"""Storages that a program keeps from one iteration to the next.
 
 A storage that autograd or a variable holds is *kept by the script* at a moment if it was born
 before the optimizer's step that ended the last iteration; where there is no optimizer, before the
@@ -31,7 +31,7 @@ class Categories:
         self._kept_before = cache(self._find_kept_before)
 
     def of(self, storage: Storage, tick: int) -> Category:
-        """What the bytes of a storage are for at a moment."""
+        """The category of a storage's bytes at a moment."""
         category = storage.category_at(tick)
         if category not in (Category.ACTIVATION, Category.TEMPORARY) or not self._starts:
             return category

@@ -51,7 +51,7 @@ def pools_of(segments: Sequence[SegmentInfo]) -> list[PoolInfo]:
 
 
 def fragmentation_of(segments: Sequence[SegmentInfo]) -> Fragmentation:
-    """What of the segments holds no tensor's bytes."""
+    """Reserved bytes that hold no tensor."""
     unused = [each for each in segments if not any(block.is_active for block in each.blocks)]
     free_segments = sum(each.size for each in unused)
     active = [block for each in segments for block in each.blocks if block.is_active]

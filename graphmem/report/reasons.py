@@ -110,7 +110,7 @@ def _variable(owner: Owner) -> str:
 
 
 def _in_use(storage: Storage, tick: int, graph: StepGraph) -> str:
-    """For what only Python holds, without a name: what it is by where it was made."""
+    """A description, by origin, of a storage that only an unnamed Python reference holds."""
     op = graph.op_of(storage)
     phase = next((each for each in graph.phases if each.start <= tick <= each.end), None)
     if op is None or phase is None:

@@ -94,7 +94,7 @@ class PoolInfo(msgspec.Struct, frozen=True):
 
 
 class Fragmentation(msgspec.Struct, frozen=True):
-    """What is reserved at the peak and holds no tensor's bytes.
+    """Bytes reserved at the peak that hold no tensor.
 
     Attributes:
         inside_blocks: allocated less requested.
@@ -137,7 +137,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class OnCard(msgspec.Struct, frozen=True):
-    """Whether the step runs on the card, by replaying it with the card's end of memory.
+    """Whether the step runs on the card, replayed within the card's memory.
 
     Attributes:
         fits: whether it does.
@@ -151,7 +151,7 @@ class OnCard(msgspec.Struct, frozen=True):
         memory_spread, memory_surplus: how much less and more of the card other drivers leave.
         allocated, reserved: the highest on the card; up to the refusal where there is one.
         margin: what is left where the most is reserved; negative where the step does not fit: how
-            much more than `capacity` it would reserve where there is no end of memory.
+            much more than `capacity` it would reserve with unlimited memory.
         cache_emptied: how often the driver refused and the cache was given back.
         refused: what does not fit.
         did_without: how many workspaces cuDNN's convolutions could not have.
@@ -177,7 +177,7 @@ class MemoryInfo(msgspec.Struct, frozen=True):
     """The caching allocator's own view.
 
     Attributes:
-        reserved: the highest reserved bytes of the trace, where there is no end of memory.
+        reserved: the highest reserved bytes of the trace, with unlimited memory.
         pools: at the peak of allocated bytes.
         fragmentation: at the peak of allocated bytes.
         on_card: the verdict.
@@ -214,7 +214,7 @@ class StepInfo(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the model and the optimizer keep, requested bytes after the last optimizer step."""
+    """Requested bytes of the model and the optimizer after the last optimizer step."""
 
     parameters: int
     parameter_bytes: int
@@ -224,7 +224,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class AssumptionInfo(msgspec.Struct, frozen=True):
-    """Something that only a real run knows, and what was taken for it."""
+    """Something that only a real run knows, and the value assumed for it."""
 
     what: str
     value: str
@@ -235,7 +235,7 @@ class AssumptionInfo(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """What a pass has to tell, in lines of text."""
+    """A pass's findings, in lines of text."""
 
     found_by: str
     lines: list[str]
@@ -393,6 +393,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Read a report back.
 
         Raises:
-            msgspec.ValidationError: the text is no report of this schema.
+            msgspec.ValidationError: the text is not a report of this schema.
         """
         return msgspec.json.decode(text, type=cls)

@@ -1,4 +1,4 @@
-"""The report for people: the answer and the holders first, then phases, categories, findings."""
+"""The report as text: the answer and the holders first, then phases, categories, findings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def print_report(
 
 
 def print_verdict(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print what `print_report` begins with, while the rest is not known yet."""
+    """Print the beginning of `print_report` while the rest is still being computed."""
     _print(answer.verdict(report, verbose=verbose), console)
 
 
@@ -58,7 +58,7 @@ def print_rest(report: Report, console: Console, *, verbose: bool = False) -> No
 
 
 def print_brief(report: Report, console: Console) -> None:
-    """Print three lines, each as long as it is."""
+    """Print three lines, unwrapped."""
     for line in answer.brief(report):
         console.print(line, soft_wrap=True)
 
@@ -208,7 +208,7 @@ def _bar(category: str, report: Report) -> Text:
 
 
 def _allocator(report: Report) -> Iterator[RenderableType]:
-    """The pools at the peak, and what of them holds no tensor's bytes."""
+    """The pools at the peak, and how much of them holds no tensor."""
     memory = report.memory
     if memory is None:
         return
@@ -264,7 +264,7 @@ def _assumptions(report: Report) -> Iterator[RenderableType]:
 
 
 def _assumption(alike: Sequence[AssumptionInfo]) -> Padding:
-    """One line for what a line of the program reads of many tensors, as in a loop over weights."""
+    """One line for an assumption made for many tensors, as in a loop over weights."""
     first = alike[0]
     more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
     count = sum(each.times for each in alike)

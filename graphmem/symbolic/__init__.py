@@ -2,7 +2,7 @@
 
 The step is traced at several sizes, storages are matched (`observation`), the bytes of each are
 interpolated in rational numbers (`interpolation`), and the result is held against a size that was
-not used (`closed_form`). What is no polynomial is named and kept apart.
+not used (`closed_form`). What is not a polynomial is named and kept apart.
 """
 
 from __future__ import annotations

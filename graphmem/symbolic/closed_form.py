@@ -33,14 +33,14 @@ class ClosedForm:
         sizes: the own size of each symbol.
         lines: every storage that is alive at the moment.
         counting: which symbols count modules.
-        requested: at the own size, as `graphmem analyze` says.
+        requested: at the model's own size, as `graphmem analyze` says.
         allocated: the same with rounding and gaps; None where there is no such figure.
         traced: the sizes that the formula was found from.
         confirmed: those of them at which every storage was as the others predicted.
         check: a size that was not used.
         nodes: the sizes that each symbol may have.
         others: moments that are the peak at other sizes, in words, each with all its bytes.
-        left_out: how many moments have bytes that are no polynomial, and are not among them.
+        left_out: how many moments have bytes that are not polynomials, and are not among them.
         elsewhere: the traced sizes at which the peak is above all of these, and by how many bytes.
         constants: what the arguments of `build` call a whole number.
         names: letters for constants, as the user wants them.
@@ -78,7 +78,7 @@ class ClosedForm:
 
     @property
     def irregular(self) -> list[Line]:
-        """What is no polynomial; its bytes at the own size belong to `requested`."""
+        """What is not a polynomial; its bytes at the model's own size belong to `requested`."""
         return [line for line in self.lines if line.polynomial is None]
 
     @property
@@ -92,10 +92,10 @@ class ClosedForm:
         For a peak, the most of this moment and the others.
 
         Raises:
-            InputError: a symbol is missing or unknown, or a part is no polynomial.
+            InputError: a symbol is missing or unknown, or a part is not a polynomial.
         """
         if self.irregular:
-            raise InputError("a part of the formula is no polynomial: it has no value elsewhere")
+            raise InputError("a part of the formula is not a polynomial: it has no value elsewhere")
         by_letter = {letter: key for key, letter in self.symbols.items()}
         given = {by_letter.get(name, name): size for name, size in sizes.items()}
         if given.keys() != self.symbols.keys():
@@ -173,7 +173,7 @@ def _refuse_letters(symbols: Mapping[str, str], names: Mapping[int, str]) -> Non
     letters = [*symbols.values(), *names.values()]
     for letter in letters:
         if not letter.isidentifier() or iskeyword(letter):
-            raise InputError(f"{letter!r} is no name for a symbol", hint="take a letter")
+            raise InputError(f"{letter!r} is not a name for a symbol", hint="take a letter")
         if letters.count(letter) > 1:
             raise InputError(f"{letter} stands for two things")
 
@@ -185,7 +185,7 @@ def _refuse_unknown(
         for key in given.keys() - symbols.keys():
             near = get_close_matches(key, symbols, n=1)
             raise InputError(
-                f"{option} names {key!r}, which is no symbol",
+                f"{option} names {key!r}, which is not a symbol",
                 hint=f"did you mean {near[0]}?" if near else f"symbols are {', '.join(symbols)}",
             )
 
@@ -199,7 +199,7 @@ def _lines(traces: Traces, own: Own, found: Found) -> Iterator[Line]:
     for sizes in (*found.used, found.check.sizes):
         for held in traces.at(sizes).held:
             key = traces.key_of(held)
-            if key not in matched:  # what the own size does not have at all
+            if key not in matched:  # what the model's own size does not have at all
                 matched[key] = [held]
                 yield _line(traces, found, key, [held], 0)
 

@@ -27,7 +27,7 @@ def as_latex(form: ClosedForm) -> str:
         lines.append(rf"  {sign} && \text{{{label}}} \\")
     if form.irregular:
         nbytes = sum(line.nbytes for line in form.irregular)
-        lines.append(rf"  +{{}}& {nbytes} && \text{{no polynomial; at the own size}} \\")
+        lines.append(rf"  +{{}}& {nbytes} && \text{{no polynomial; at the model's own size}} \\")
     for number, (moment, polynomial) in enumerate(form.others, 2):
         written = notation.polynomial(polynomial)
         lines.append(rf"  M_{{{number}}} ={{}}& {written} && \text{{{_in_latex(moment)}}} \\")
@@ -57,7 +57,7 @@ def _docstring(form: ClosedForm) -> Iterator[str]:
     yield f"At {wording.in_words(form, form.sizes)}: {form.moment}."
     yield from (f"Holds for {each}." for each in wording.conditions(form))
     if form.irregular:
-        yield "What is no polynomial has the bytes that it has at that size."
+        yield "What is not a polynomial has the bytes that it has at that size."
     yield '"""'
 
 

@@ -92,7 +92,7 @@ def _irregular_lines(form: ClosedForm) -> Iterator[str]:
     if not form.irregular:
         return
     nbytes = sum(line.nbytes for line in form.irregular)
-    yield f"        + {format_exact(nbytes)} at the own size that are no polynomial:"
+    yield f"        + {format_exact(nbytes)} at the model's own size that are not polynomials:"
     for line in form.irregular:
         place = f" in {line.module}" if line.module else ""
         yield f"          {line.nbytes:,}  {line.what}{place}"
@@ -145,7 +145,7 @@ def _peak_lines(form: ClosedForm) -> Iterator[str]:
     for moment, polynomial in form.others:
         yield f"   {notation.polynomial(polynomial)}   {moment}"
     if form.left_out:
-        yield f"   not among these: {form.left_out:,} moments whose bytes are no polynomial"
+        yield f"   not among these: {form.left_out:,} moments whose bytes are not a polynomial"
     if any(form.counting):
         yield "   nor the middle ones of repeated modules, only their first and last moments"
     sizes = len({*form.traced, form.check.sizes})

@@ -10,8 +10,8 @@ are chosen on the way:
   (1) an index is sampled when each index one step below it was, and some polynomial had a
       coefficient that is not 0 at all of those;
   (2) so the search ends in points at which nothing new is found: sizes that were predicted;
-  (3) what still changes at the power `HIGHEST + 1` of one symbol is no polynomial: it is irregular
-      and is followed no further.
+  (3) what still changes at the power `HIGHEST + 1` of one symbol is not a polynomial: it is
+      irregular and is followed no further.
 
 Not covered: polynomials of a higher power than `HIGHEST` in one symbol. Attention over the pixels
 of an image has the 4th power of its edge.
@@ -41,7 +41,7 @@ class Fit(Generic[Key]):
     Attributes:
         nodes: the size of a symbol, by its position and the place in its sequence of sizes.
         coefficients: of the basis polynomial of each index that was sampled; 0 is left out.
-        irregular: what is no polynomial.
+        irregular: what is not a polynomial.
     """
 
     nodes: Callable[[int, int], int]

@@ -2,7 +2,7 @@
 
 Clauses:
   (1) polynomials are found from sizes next to the own one (`sizes`, `interpolation`);
-  (2) they are checked at a size that was not used. What is wrong there is no polynomial in those
+  (2) they are checked at a size that was not used. What is wrong there is not a polynomial in those
       sizes: sizes of one alignment are tried, symbol by symbol, where a padded storage is one;
   (3) if that does not help, it is named as no polynomial, and the rest is checked at another size;
   (4) a peak moves with the sizes. The bytes at every other moment are fitted to the same points,
@@ -56,7 +56,7 @@ class Found:
             kind.
         check: of those.
         others: other moments that are the peak at some sizes, and their bytes.
-        left_out: how many moments have bytes that are no polynomial.
+        left_out: how many moments have bytes that are not polynomials.
     """
 
     nodes: tuple[Nodes, ...]
@@ -143,7 +143,7 @@ def _without_differing(
 
 
 def _bytes_without(traces: Traces, own: Own, found: Found) -> int:
-    """Bytes at the own size that have no polynomial."""
+    """Bytes at the model's own size that have no polynomial."""
     values = traces.values(own.sizes)
     return sum(nbytes for key, nbytes in values.items() if not found.is_polynomial(key))
 

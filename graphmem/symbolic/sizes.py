@@ -6,7 +6,7 @@ next to the user's own: there the same kernels run. Clauses:
   (2) steps are tried in this order: 1, one that keeps the alignment of the own size, the same
       downward, the own size itself;
   (3) a step is no good where `build` or the step fails, or the graph has another structure;
-  (4) of the first two good steps, the one with fewer bytes that are no polynomial; a storage
+  (4) of the first two good steps, the one with fewer bytes that are not polynomials; a storage
       padded to multiples of 32 is a polynomial for multiples of 64;
   (5) a storage that is padded may look constant next to an own size that is not aligned. Then the
       check fails, and sizes are chosen again in steps of `ALIGNMENT`.
@@ -128,7 +128,7 @@ class Traces:
         raise _OtherModulesError
 
     def differs_in_structure(self, sizes: Sizes) -> bool:
-        """Whether other modules run at `sizes` than at the own size."""
+        """Whether other modules run at `sizes` than at the model's own size."""
         return not self.at(sizes).has_structure_of(self._own)
 
     def values(self, sizes: Sizes) -> dict[Hashable, int]:
@@ -196,7 +196,7 @@ def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]
     """The size of each keyword: what `--set` says, else its default.
 
     Raises:
-        InputError: it is no positive whole number.
+        InputError: it is not a positive whole number.
     """
     sizes = []
     for key in keys:
@@ -275,7 +275,7 @@ def choose_nodes(
     given: Mapping[str, Sequence[int]],
     aligned: Collection[int] = (),
 ) -> tuple[tuple[Nodes, ...], set[Hashable]]:
-    """For each symbol its sequence of sizes, and what is no polynomial along them.
+    """For each symbol its sequence of sizes, and what is not a polynomial along them.
 
     Args:
         traces: of the target.
@@ -343,7 +343,7 @@ def _choose(
 
 
 def _irregular_alone(traces: Traces, own: Own, axis: int, nodes: Nodes) -> set[Hashable]:
-    """What is no polynomial in one symbol, the others at their own sizes."""
+    """What is not a polynomial in one symbol, the others at their own sizes."""
 
     def sample(index: Index) -> dict[Hashable, int]:
         return traces.followed(moved(own.sizes, axis, nodes.at(index[0])))

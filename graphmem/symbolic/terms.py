@@ -38,7 +38,7 @@ class Line:
 
     Attributes:
         polynomial: its requested bytes; None where they are no polynomial.
-        nbytes: requested bytes at the own size.
+        nbytes: requested bytes at the model's own size.
         itemsize: bytes of one element.
         module: the qualified name, or "".
         what: the owner or the operation that it is known by.
@@ -70,7 +70,7 @@ class Group:
         common: the powers of the symbols that stand before the bracket.
         where: the modules, such as `h.0 … h.11`, or "".
         terms: without `common`, the most bytes first.
-        nbytes: all of it at the own size.
+        nbytes: all of it at the model's own size.
     """
 
     category: Category

@@ -71,7 +71,7 @@ class _CalledWithBoth(torch.nn.Module):
 
 
 def _renew_parameters(model: torch.nn.Module) -> None:
-    """Make every parameter anew, which on the virtual GPU makes it fake.
+    """Recreate every parameter, which on the virtual GPU makes it fake.
 
     Tied parameters are one again: a saved program holds each of them, all in the same memory.
     """

@@ -95,7 +95,7 @@ class NotCallableError(InputError):
     """The name is that of something else."""
 
     def __init__(self, name: str, place: str, kind: str) -> None:
-        super().__init__(f"{name!r} in {place} is no function but of type {kind}")
+        super().__init__(f"{name!r} in {place} is not a function but of type {kind}")
 
 
 class SavedStepNotBuiltError(InputError):

@@ -161,7 +161,7 @@ def _functions(module: ModuleType) -> list[str]:
 def importing_from(folder: Path, program: str) -> Iterator[None]:
     """Let Python import from `folder` first, afresh; the clauses stand in the package's docstring.
 
-    Modules of the standard library, installed ones and graphmem itself are never loaded anew.
+    Modules of the standard library, installed ones and graphmem itself are never reloaded.
     """
     path, argv = list(sys.path), list(sys.argv)
     set_aside = _take_out(
@@ -180,7 +180,7 @@ def importing_from(folder: Path, program: str) -> Iterator[None]:
 
 
 def _homes() -> dict[str, Path]:
-    """The folder in which each top-level module was found, of those that may be loaded anew."""
+    """The folder in which each top-level module was found, of those that may be reloaded."""
     homes = {}
     for top in {name.partition(".")[0] for name in sys.modules} - _KEPT:
         module = sys.modules.get(top)

@@ -45,7 +45,7 @@ class Recorder:
 
     A storage of fake memory (what torch holds) and a `Storage` of the graph (what the GPU would
     hold) are not the same thing: a tensor that only autograd saved has no fake memory at all, and
-    unpacking it makes some anew. `_holders` counts the fake memory that stands for each storage.
+    unpacking it makes new memory. `_holders` counts the fake memory that stands for each storage.
 
     Attributes:
         on_communicator: called when ranks join for their first collective on the device.

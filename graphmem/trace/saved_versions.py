@@ -113,7 +113,7 @@ class SavedVersion:
         return re.sub(r"Backward\d*$", "", node)
 
 
-# A view's node is made anew once its base was written (`VariableHooks::grad_fn`,
+# A view's node is recreated once its base was written (`VariableHooks::grad_fn`,
 # torch/csrc/autograd/variable.cpp), which a write that is noticed here has done.
 _REGENERATED = "AsStridedBackward0"
 

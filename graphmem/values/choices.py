@@ -81,4 +81,6 @@ def _number(text: str, whole: str) -> float:
     try:
         return _WORDS[text.lower()] if text.lower() in _WORDS else float(text)
     except ValueError:
-        raise InputError(f"cannot assume {whole!r}: {text!r} is no number", hint=_GRAMMAR) from None
+        raise InputError(
+            f"cannot assume {whole!r}: {text!r} is not a number", hint=_GRAMMAR
+        ) from None

@@ -113,7 +113,7 @@ class PinnedMemory:
             stat.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """Each count begins anew."""
+        """Reset each count."""
         for stat in self._stats.values():
             stat.reset_accumulated()
 

@@ -333,7 +333,7 @@ class _Finder:
             self._found.attentions |= dict(find_written_out(self._of_activations, sequence))
 
     def _inputs_by_step(self) -> list[list[Storage]]:
-        """Each step moves its inputs anew; those that are there before are the first step's."""
+        """Each step moves its inputs again; those that were there before are the first step's."""
         found: dict[int, list[Storage]] = {}
         for storage in self._graph.storages:
             if storage.shape and storage.owned_as(OwnerKind.INPUT):

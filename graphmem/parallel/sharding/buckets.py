@@ -5,7 +5,7 @@ Clauses (torch/csrc/distributed/c10d/reducer.cpp, torch/nn/parallel/distributed.
       the gradients' dtype (`compute_bucket_assignment_by_size`, `initialize_buckets`);
   (2) at first there is a single bucket for each dtype, whatever its size: where unused parameters
       are not searched, the limit is `sys.maxsize` (`compute_bucket_size_limits`);
-  (3) the second forward pass makes buckets anew, in the order in which gradients became ready, the
+  (3) the second forward pass rebuilds the buckets in the order in which gradients became ready, the
       first with a limit of 1 MiB, the others of 25 MiB (`rebuild_buckets`); the old ones are freed
       before (`initialize_buckets` clears them);
   (4) buckets stay until training ends; `gradient_as_bucket_view` lets the gradients live in them,

@@ -1,7 +1,7 @@
 """Whether what a CUDA graph of compiled code returned is still alive.
 
 torch/_inductor/cudagraph_trees.py asks how often a storage is used. A tensor that autograd saved
-is kept by its record here, and its fake memory is made anew when it is used, so the recorder knows.
+is kept by its record here, and its fake memory is recreated when it is used, so the recorder knows.
 """
 
 from __future__ import annotations
