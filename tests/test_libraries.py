@@ -178,6 +178,23 @@ def test_an_unpack_hook_may_hook_the_node_that_runs() -> None:
     assert ran == ["ExpBackward0"]
 
 
+def test_a_table_of_functions_that_is_filled_on_the_card_is_found_again() -> None:
+    """torchao's tensors look for the function that PyTorch names (`implements_torch_function`)."""
+
+    class Packed(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func in table:
+                return table[func]
+            return super().__torch_function__(func, types, args, kwargs)
+
+    with graphmem.virtual_gpu("t4"):
+        table = {torch.Tensor.to: "to", torch.Tensor.cuda: "cuda", torch.Tensor.half: "half"}
+        packed = torch.ones(4).as_subclass(Packed)
+        assert (packed.to(torch.float16), packed.half()) == ("to", "half")
+        assert torch.Tensor.to in table
+
+
 def test_tensors_swap_although_something_refers_to_them_weakly() -> None:
     """torchtune's `FrozenNF4Linear` swaps its weight for the packed one."""
     with graphmem.virtual_gpu("t4") as gpu:

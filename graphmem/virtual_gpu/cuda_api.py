@@ -35,7 +35,7 @@ from graphmem.virtual_gpu.legacy_types import legacy_type_replacements
 from graphmem.virtual_gpu.memory_bindings import memory_bindings, unanswered_bindings
 from graphmem.virtual_gpu.memory_pools import PoolHandles, pool_replacements
 from graphmem.virtual_gpu.nccl import nccl_replacements
-from graphmem.virtual_gpu.patching import Replacement, original_of
+from graphmem.virtual_gpu.patching import Method, Replacement, original_of
 from graphmem.virtual_gpu.pinned_memory import PinnedMemory
 from graphmem.virtual_gpu.profiling import profiler_replacements
 from graphmem.virtual_gpu.random import random_replacements
@@ -120,7 +120,7 @@ def foreach_of_fake_tensors() -> list[Replacement]:
 
 def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replacement]:
     """PyTorch resolves the number of a device with the accelerator's help."""
-    parse_to = torch._C._nn._parse_to
+    parse_to, to = torch._C._nn._parse_to, torch.Tensor.to
     factories = {name: _pinning(getattr(torch, name), pinned, devices) for name in FACTORIES}
 
     def to_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -129,8 +129,8 @@ def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replaceme
         return tensor.to(torch.device("cuda", index), *args, **kwargs)
 
     return [
-        (torch.Tensor, "cuda", to_cuda),
-        (torch.Tensor, "to", _with_device(torch.Tensor.to, devices, positions=(1,))),
+        (torch.Tensor, "cuda", Method(torch.Tensor.cuda, to_cuda)),
+        (torch.Tensor, "to", Method(to, _with_device(to, devices, positions=(1,)))),
         (torch._C._nn, "_parse_to", _with_device(parse_to, devices, positions=(0,))),
         *((torch, name, factory) for name, factory in factories.items()),
         *_originals_for_torchscript(),

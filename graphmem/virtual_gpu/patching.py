@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from graphmem.caller.turns import uninterrupted
@@ -19,6 +20,32 @@ _open: dict[int, list[Replacement]] = {}
 """What was there before, by the identity of its list: one for each context, the newest last."""
 _functions: dict[int, tuple[Any, Any]] = {}
 """Functions that stand in for others and what was there before, by their identity."""
+
+
+class Method:
+    """A method of tensors that is found where the one is that it stands in for.
+
+    Classes with `__torch_function__` look in tables for the function that C++ names, which is the
+    original; a table that is filled on the virtual card has this in its place.
+    """
+
+    def __init__(self, original: Any, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._original = getattr(original, "_original", original)
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What stands in for the method."""
+        return self._call(*args, **kwargs)
+
+    def __get__(self, tensor: Any, kind: Any = None) -> Any:
+        return self if tensor is None else MethodType(self._call, tensor)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
 
 
 def original_of(value: Any) -> Any:
