@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-import torch
-from torch.fx import Node
+from typing import TYPE_CHECKING, Any
 
 from graphmem.graph import Op, TensorOut
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 
 def op_of(node: Node) -> Op | None:
@@ -37,6 +37,8 @@ def argument_of(node: Node, name: str) -> Any:
 @cache
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
     """By name, the position and the default of each parameter of an operator."""
+    import torch
+
     if not isinstance(target, torch._ops.OpOverload):
         return {}
     return {

@@ -112,8 +112,10 @@ def last_forward(graph: StepGraph) -> list[Op]:
 
 def operand(op: Op, position: int) -> TensorOut | None:
     """The tensor that an operation was given as an argument."""
+    from torch.fx import Node
+
     node = op.node.args[position] if position < len(op.node.args) else None
-    return tensor_of(node) if isinstance(node, torch.fx.Node) else None
+    return tensor_of(node) if isinstance(node, Node) else None
 
 
 def _attention(graph: StepGraph) -> Iterator[Attention]:
