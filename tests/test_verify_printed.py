@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,3 +187,21 @@ def test_every_printed_figure_is_as_its_case_says(case: PrintedCase) -> None:
 
     for row in run_printed(some):
         assert row.error == row.figure.known_error, str(row.figure)
+
+
+def test_cases_side_by_side_print_the_same_bytes(run_graphmem: Run, tmp_path: Path) -> None:
+    """In warm processes, and one after the other in this one."""
+    small = [FIXTURES / f"cases/small_{name}.toml" for name in ("one_forward", "linears")]
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    for each in small:
+        shutil.copy(each, cases)
+    for module in FIXTURES.glob("*.py"):
+        shutil.copy(module, tmp_path)
+    suite = ("verify", "--suite", "--cases", str(cases), "--recordings", str(tmp_path))
+
+    together, alone = (run_graphmem(*suite, "--format", "json", "--jobs", each) for each in "21")
+
+    assert together.exit_code == alone.exit_code == 0
+    assert together.stdout == alone.stdout
+    assert len(json.loads(together.stdout)["printed"]) > 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,6 +79,12 @@ def verify(
             help="A folder of case files, or one of them.  [default: fixtures/cases]",
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", min=1, metavar="N", help="Processes of --suite.  [default: cores]"
+        ),
+    ] = None,
     *,
     request: Request,
     output_format: options.Format = "text",
@@ -95,7 +103,7 @@ def verify(
     if allocator:
         return _verify_allocator(files or [], writer)
     if suite:
-        return _verify_suite(cases, recordings, writer)
+        return _verify_suite(cases, recordings, jobs, writer)
     if target is None:
         if (start, request) != ("setup", Request()):
             raise InputError(
@@ -184,14 +192,19 @@ def _verify_own(files: list[Path], writer: _Writer) -> None:
     _write_suite(lambda progress: run_suite(map(own_case, files), Path(), progress), writer)
 
 
-def _verify_suite(cases: Path | None, recordings: Path | None, writer: _Writer) -> None:
+def _verify_suite(
+    cases: Path | None, recordings: Path | None, jobs: int | None, writer: _Writer
+) -> None:
+    from graphmem.gate.processes import warm_processes
     from graphmem.verify import read_cases, run_suite
     from graphmem.verify.cases import default_cases
     from graphmem.verify.recording_files import default_folder
 
-    found = read_cases(cases or default_cases())
+    found = list(read_cases(cases or default_cases()))
     folder = recordings or default_folder()
-    _write_suite(lambda progress: run_suite(found, folder, progress), writer)
+    processes = min(jobs or len(os.sched_getaffinity(0)), len(found))
+    with warm_processes(processes) if processes > 1 else nullcontext() as executor:
+        _write_suite(lambda progress: run_suite(found, folder, progress, executor), writer)
 
 
 def _write_suite(run: Callable[[Callable[[str], None]], Suite], writer: _Writer) -> None:

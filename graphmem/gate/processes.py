@@ -13,7 +13,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -57,6 +57,21 @@ def local_processes(
         finally:
             processes.stop()
             threads.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def warm_processes(count: int) -> Iterator[Executor]:
+    """Run functions in `count` processes that have analysed something before, and go on to live."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_ANALYSED))
+    with _one_thread_each():
+        executor = ProcessPoolExecutor(
+            count, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)
+        )
+        try:
+            yield executor
+        finally:
+            executor.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)

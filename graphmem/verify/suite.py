@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -77,6 +79,7 @@ def run_suite(
     cases: Iterable[Case],
     recordings: Path,
     progress: Callable[[str], None] = lambda message: None,
+    executor: Executor | None = None,
 ) -> Suite:
     """Compare each case with its recording, or with what was printed.
 
@@ -84,26 +87,37 @@ def run_suite(
         cases: as `read_cases` returns them.
         recordings: the folder of the recordings.
         progress: told what is being done.
+        executor: runs several cases at a time; default: one after the other, in this process.
 
     Raises:
         InputError: nothing was printed and none of the recordings is there, or a case cannot be
             predicted.
     """
-    recorded: list[SuiteRow] = []
-    printed: list[PrintedRow] = []
-    for case in cases:
-        progress(case.name)
-        if isinstance(case, RecordedCase):
-            path = find_recording(recordings, case.recording)
-            recorded.append(SuiteRow(case, None if path is None else _compare(case, path)))
-        elif isinstance(case, PrintedCase):
-            printed += run_printed(case)
+    cases = list(cases)
+    run = partial(rows_of, recordings=recordings)
+    results = map(run, cases) if executor is None else executor.map(run, cases)
+    found: list[SuiteRow | PrintedRow] = []
+    for number, case in enumerate(cases, 1):
+        progress(f"{case.name} ({number} of {len(cases)})")
+        found += next(results)
+    recorded = tuple(row for row in found if isinstance(row, SuiteRow))
+    printed = tuple(row for row in found if isinstance(row, PrintedRow))
     if not printed and all(row.comparison is None for row in recorded):
         raise InputError(
             f"none of the cases' recordings is in {recordings}",
             hint="name their folder with --recordings DIR or GRAPHMEM_RECORDINGS",
         )
-    return Suite(tuple(recorded), tuple(printed))
+    return Suite(recorded, printed)
+
+
+def rows_of(case: Case, recordings: Path) -> list[SuiteRow | PrintedRow]:
+    """What came of one case."""
+    if isinstance(case, PrintedCase):
+        return list(run_printed(case))
+    if not isinstance(case, RecordedCase):
+        return []
+    path = find_recording(recordings, case.recording)
+    return [SuiteRow(case, None if path is None else _compare(case, path))]
 
 
 def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:
