@@ -462,6 +462,55 @@ class TestCards:
         assert (done.exit_code, done.stdout) == (0, "True True\n")
 
 
+class TestSpawned:
+    """`torch.multiprocessing.spawn` of the DDP tutorials: the rank that runs, runs here."""
+
+    SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def main(rank, size):
+    address = "tcp://127.0.0.1:29501"
+    dist.init_process_group("nccl", rank=rank, world_size=size, init_method=address)
+    torch.cuda.set_device(rank)
+    print(rank, dist.get_rank(), dist.get_world_size(), torch.empty(256).cuda().device)
+
+if __name__ == "__main__":
+    size = int(sys.argv[1]) if sys.argv[1:] else torch.cuda.device_count()
+    mp.spawn(main, (size,), nprocs=size)
+"""
+
+    @pytest.mark.parametrize(
+        ("options", "printed"),
+        [
+            (["--nproc-per-node", "3", "--rank", "2"], "2 2 3 cuda:2\n"),
+            (["--nproc-per-node", "3"], "0 0 3 cuda:0\n"),
+            ([], "0 0 1 cuda:0\n"),
+        ],
+    )
+    def test_one_of_them_runs(
+        self, run: Run, tmp_path: Path, options: list[str], printed: str
+    ) -> None:
+        path = tmp_path / "script.py"
+        path.write_text(self.SCRIPT)
+
+        done = run(*options, path)
+
+        assert (done.exit_code, done.stdout) == (0, printed), done.stderr
+
+    def test_more_than_there_are_ranks_is_an_error(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "script.py"
+        path.write_text(self.SCRIPT)
+
+        done = run(path, "4")
+
+        assert done.exit_code == 2
+        assert "the script starts 4 processes, and this node has 1 rank" in done.stderr
+        assert "graphmem run --nproc-per-node 4 --rank 0" in done.stderr
+
+
 class TestSeveralRanks:
     """Rank r holds r + 1 MiB, and the last one fails."""
 

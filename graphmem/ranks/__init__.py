@@ -25,7 +25,7 @@ __all__ = ["groups_taken_down", "replacements"]
 def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """The attributes of `torch.distributed` to replace while a program runs."""
     # a build may lack what they import
-    from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, objects
+    from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, objects, spawned
 
     mail = _Mail(known)
     _open.append(mail.messages)
@@ -36,6 +36,7 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
         *fsdp1.replacements(),
         *fsdp2.replacements(recorder),
         *objects.replacements(mail),
+        *spawned.replacements(),
     ]
 
 

@@ -186,6 +186,8 @@ INNER_NAMES = (
         "FullyShardedDataParallel given a card's number",
         _RANKS,
     ),
+    Names("torch.multiprocessing", "start_processes", "ranks that a script starts", _RANKS),
+    Names("torch.multiprocessing.spawn", "start_processes", "ranks that a script starts", _RANKS),
     Names("torch.distributed.c10d_logger", "_get_msg_dict", "collectives that fail", _RANKS),
     Names("torch.distributed.distributed_c10d", "_world", "process groups", _RANKS),
     Names(

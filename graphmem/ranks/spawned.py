@@ -1,0 +1,66 @@
+"""Ranks that a script starts by `torch.multiprocessing.spawn`: the one that runs, runs here.
+
+A process of its own would have no virtual card. So the function is called in this one, with the
+number of the rank on its node; the others do what it does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.multiprocessing
+
+from graphmem.errors import InputError
+from graphmem.ranks.world import World
+from graphmem.virtual_gpu.patching import Replacement
+
+
+class _Ended:
+    """The context of processes that have all ended."""
+
+    processes: Sequence[Any] = ()
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """They have."""
+        return True
+
+    def pids(self) -> list[int]:
+        """None of them is left."""
+        return []
+
+
+def replacements() -> list[Replacement]:
+    """The functions to replace."""
+    return [
+        (torch.multiprocessing, "start_processes", _start_processes),
+        (sys.modules["torch.multiprocessing.spawn"], "start_processes", _start_processes),
+    ]
+
+
+def _start_processes(
+    fn: Callable[..., object],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    *settings: Any,
+    **more: Any,
+) -> _Ended | None:
+    """Call the function as the rank that runs.
+
+    Raises:
+        InputError: more processes are started than there are ranks on the node.
+    """
+    world = World.of(os.environ) or World(1, 0, 1)
+    if nprocs > world.per_node:
+        raise InputError(
+            f"the script starts {nprocs} processes, and this node has {world.per_node} "
+            f"rank{'s' if world.per_node > 1 else ''}",
+            hint=f"graphmem run --nproc-per-node {nprocs} --rank 0 runs the first of them",
+        )
+    number = world.rank % world.per_node
+    if number < nprocs:
+        fn(number, *args)
+    return None if join else _Ended()
