@@ -374,6 +374,18 @@ class TestMeaningOfEnds:
         assert done.exit_code == exit_code
         assert done.stderr.startswith(stderr)
 
+    @pytest.mark.parametrize(("code", "fits"), [(0, True), (7, False)])
+    def test_a_step_fits_where_the_script_ended_well(
+        self, run: Run, code: int, fits: bool, tmp_path: Path
+    ) -> None:
+        """hydra's `main` catches what fails and exits with 1: who knows what was to come."""
+        script = tmp_path / "script.py"
+        script.write_text(f"import sys, torch\nx = torch.ones(9).cuda()\nsys.exit({code})\n")
+
+        done = run(script)
+
+        assert ("fits on" in done.stderr) == fits
+
     def test_an_exception_is_printed_as_python_prints_it(self, run: Run, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(

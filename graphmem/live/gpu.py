@@ -43,9 +43,6 @@ from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
 from graphmem.virtual_gpu.stand_ins import find, standing_in
 
-_ENDS = (EnoughSteps, SystemExit)
-"""Ways for a program to end that are not failures."""
-
 
 class VirtualGpu:
     """A simulated CUDA device.
@@ -242,7 +239,7 @@ class VirtualGpu:
         """The verdict; None if something other than memory ended the program."""
         failure = self._failure
         ran_out = isinstance(failure, OutOfMemoryError)
-        if failure is not None and not ran_out and not isinstance(failure, _ENDS):
+        if failure is not None and not ran_out and not _is_an_end(failure):
             return None
         graph = self._session.recorder.graph
         return verdict_of(
@@ -257,3 +254,10 @@ class VirtualGpu:
     def report(self) -> Report:
         """The report so far, as `graphmem.analyze` would make it."""
         return self.analysis().report
+
+
+def _is_an_end(failure: BaseException) -> bool:
+    """Whether a program ended by it as it was meant to."""
+    if isinstance(failure, SystemExit):
+        return failure.code in (None, 0)
+    return isinstance(failure, EnoughSteps)
