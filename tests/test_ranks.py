@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,30 @@ class TestOwners:
         owners = {each["name"]: each["kind"] for one in held["holders"] for each in one["owners"]}
         gathered = {kind for name, kind in owners.items() if name.endswith("(all-gathered)")}
         assert gathered == {"parameter"}
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("ddp_static_graph", ["--static-graph", "--gradient-as-bucket-view"]),
+            ("ddp_bf16_hook", ["--bf16-hook", "--autocast"]),
+        ],
+    )
+    def test_a_race_has_a_bound(self, run: Run, name: str, options: list[str]) -> None:
+        """NCCL's thread held a bucket longer in one recording, and copies of some in the other."""
+        recording = json.loads(
+            gzip.decompress((RECORDED / f"{name}.rank0.events.json.gz").read_bytes())
+        )
+        recorded = recording["marks"][-1]["max_allocated"]
+        card = ["--gpu", "h100-80gb", "--torch", "2.11", "--nproc-per-node", "2"]
+
+        done = run(*card, RANKS / "ddp.py", *options, "--steps", "4")
+
+        told = " ".join(done.stderr.split())
+        peak, bound = (
+            int(re.search(before + r" \(([\d,]+) bytes\)", told)[1].replace(",", ""))
+            for before in ("peak [^(]*", "at the next one; up to [^(]*")
+        )
+        assert peak <= recorded <= peak + bound
 
 
 class TestWorlds:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed
 
 from graphmem.ranks.messages import Messages
+from graphmem.ranks.unwaited import Unwaited
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.devices import Devices
@@ -27,10 +28,10 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
     # a build may lack what they import
     from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, objects, spawned
 
-    mail = _Mail(known)
-    _open.append(mail.messages)
+    mail, unwaited = _Mail(known), Unwaited(recorder)
+    _open.append((mail.messages, unwaited))
     return [
-        *init.replacements(recorder, mail, devices),
+        *init.replacements(recorder, mail, unwaited, devices),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
         *fsdp1.replacements(),
@@ -74,7 +75,7 @@ def _ranks_of(group: Any, *ranks: int) -> tuple[int, ...]:
     return tuple(torch.distributed.get_global_rank(group, rank) for rank in ranks)
 
 
-_open: list[Messages] = []
+_open: list[tuple[Messages, Unwaited]] = []
 
 
 @contextmanager
@@ -84,6 +85,8 @@ def groups_taken_down() -> Iterator[None]:
         yield
     finally:
         while _open:
-            _open.pop().close()
+            messages, unwaited = _open.pop()
+            messages.close()
+            unwaited.tell()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -112,6 +112,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         size: int,
         mail: Mail,
         card: torch.device,
+        let_go: Callable[[list[Any]], object],
         joined: Callable[[], object],
     ) -> None:
         """A group of a size.
@@ -121,6 +122,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
             size: how many there are.
             mail: brings other ranks what this one sends by value.
             card: the one that this rank works on.
+            let_go: empties a list of what a collective holds that nobody waited for.
             joined: called at the first collective on the card, when NCCL makes a communicator
                 (`ProcessGroupNCCL::initNCCLComm`).
         """
@@ -128,6 +130,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._joined: Callable[[], object] | None = joined
         self._mail = mail
         self._card = card
+        self._let_go = let_go
         self._rank = rank
         self._size = size
         self.device_types: list[torch.device] = []
@@ -141,7 +144,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         walk = torch._C._current_graph_task_id()
         for put_in, shelf in self._shelves:
             if walk < 0 or put_in != walk:
-                shelf.clear()
+                self._let_go(shelf)
         shelf = list(held)
         self._shelves = [(when, left) for when, left in self._shelves if left]
         self._shelves.append((walk, shelf))

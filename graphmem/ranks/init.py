@@ -18,6 +18,7 @@ import torch.distributed
 from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 
 from graphmem.ranks.group import LoneGroup, Mail
+from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.devices import Devices
@@ -27,14 +28,16 @@ _PATIENCE = timedelta(seconds=1)
 _HashStore: Any = vars(torch.distributed)["HashStore"]
 
 
-def replacements(recorder: Recorder, mail: Mail, devices: Devices) -> list[Replacement]:
+def replacements(
+    recorder: Recorder, mail: Mail, unwaited: Unwaited, devices: Devices
+) -> list[Replacement]:
     """The attributes to replace; the recorder is told what is assumed."""
     cuda = _Cuda(devices)
     handle = device_mesh._get_device_handle
     backend: Any = distributed_c10d.Backend
     card = torch.device("cuda", devices.own)
     plugin = backend._plugins["FAKE"]._replace(
-        creator_fn=partial(_make_group, recorder, mail, card), extended_api=True
+        creator_fn=partial(_make_group, recorder, mail, unwaited, card), extended_api=True
     )
     helper = distributed_c10d._new_process_group_helper
 
@@ -81,10 +84,16 @@ class _Cuda:
 
 
 def _make_group(
-    recorder: Recorder, mail: Mail, card: torch.device, options: Any, backend_options: Any
+    recorder: Recorder,
+    mail: Mail,
+    unwaited: Unwaited,
+    card: torch.device,
+    options: Any,
+    backend_options: Any,
 ) -> LoneGroup:
     joined = recorder.on_communicator if options.group_size > 1 else _nothing
-    return LoneGroup(options.group_rank, options.group_size, mail, card, joined)
+    rank, size = options.group_rank, options.group_size
+    return LoneGroup(rank, size, mail, card, unwaited.let_go, joined)
 
 
 def _nothing() -> None:
