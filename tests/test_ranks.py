@@ -404,8 +404,9 @@ class TestCards:
                 "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
             },
             {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"},
+            {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"},
         ],
-        ids=["torchrun", "mpirun", "srun"],
+        ids=["torchrun", "mpirun", "srun", "srun of nodes"],
     )
     @pytest.mark.parametrize(("visible", "expected"), [(None, "5 8 1 4"), ("2", "5 8 1 1")])
     def test_launchers_are_understood(

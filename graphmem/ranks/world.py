@@ -11,6 +11,14 @@ from typing import Self
 from graphmem.caller.environment import environment
 from graphmem.errors import InputError
 
+_SLURM_NODES = "SLURM_NNODES"
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", _SLURM_NODES),
+)
+"""The variables of a rank, of how many there are, on a node, and of nodes."""
+
 _HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-per-node and --rank"
 
 
@@ -47,20 +55,15 @@ class World:
         Raises:
             InputError: it is not a number, or no such rank.
         """
-        if "WORLD_SIZE" in environment or "RANK" in environment:
-            return cls._named(environment, "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE")
-        if "OMPI_COMM_WORLD_RANK" in environment:
-            of_mpi = [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE")]
-            return cls._named(environment, *of_mpi)
-        if "SLURM_PROCID" in environment and _number(environment, "SLURM_NTASKS", 1) > 1:
-            names = "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE"
-            return cls._named(environment, *names)
+        for rank, size, per_node, nodes in _LAUNCHERS:
+            if rank in environment or size in environment:
+                count = _number(environment, size, 1)
+                if nodes == _SLURM_NODES and count == 1:
+                    continue
+                on_a_node = -(-count // _number(environment, nodes, 1))
+                number = _number(environment, rank, 0)
+                return cls(count, number, _number(environment, per_node, on_a_node))
         return None
-
-    @classmethod
-    def _named(cls, environment: Mapping[str, str], size: str, rank: str, per_node: str) -> Self:
-        count = _number(environment, size, 1)
-        return cls(count, _number(environment, rank, 0), _number(environment, per_node, count))
 
     @classmethod
     def chosen(
