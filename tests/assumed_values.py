@@ -19,8 +19,8 @@ import torch
 
 from graphmem.trace import detectors
 from graphmem.trace.dispatch import TraceMode
+from graphmem.trace.phases import Phases
 from graphmem.trace.reads import Reads
-from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
 from graphmem.values.plans import Plan
 from graphmem.values.rules import Rules
@@ -74,7 +74,7 @@ class AssumedValues:
         """Keep what a trace assumes that runs meanwhile."""
         calls = Calls()
         replacements = [
-            (Recorder, "begin_iteration", _begun(Recorder.begin_iteration, calls)),
+            (Phases, "begin_iteration", _begun(Phases.begin_iteration, calls)),
             (TraceMode, "__torch_dispatch__", self._numbered(TraceMode.__torch_dispatch__, calls)),
             (Rules, "results", self._by_rule(Rules.results, 3)),
             (Rules, "compared", self._by_rule(Rules.compared, 2)),
@@ -193,9 +193,9 @@ class AssumedValues:
 
 
 def _begun(begin: Function, calls: Calls) -> Function:
-    def begin_and_number(recorder: Recorder, step: int) -> None:
+    def begin_and_number(phases: Phases, step: int) -> None:
         calls.begin_iteration()
-        begin(recorder, step)
+        begin(phases, step)
 
     return begin_and_number
 
