@@ -606,7 +606,7 @@ class TestTerms:
 
     @pytest.mark.parametrize("text", ["0", "-3", "1.5", "many", "inf"])
     def test_a_term_that_is_no_whole_number(self, text: str) -> None:
-        with pytest.raises(InputError, match="no whole number above 0"):
+        with pytest.raises(InputError, match="is not a whole number above 0"):
             given_terms({"h": text})
 
     def test_terms_without_a_target(self) -> None:

@@ -222,7 +222,7 @@ def test_context_parallel_rank_has_fewer_positions() -> None:
     rank, held = whole.hold(layout, stages, 0)
     from graphmem.parallel.rank.timeline import replay
 
-    own = [piece for piece in held.pieces if piece.category != "communication"]
+    own = [piece for piece in held.allocations if piece.category != "communication"]
     found = replay(rank, own, whole.runtime.new_allocator(bounded=False))
 
     assert shares.nbytes(whole.graph.storages[0]) == whole.graph.storages[0].nbytes
@@ -261,7 +261,7 @@ def test_attention_needs_keys_and_values_of_all_positions(attention: str) -> Non
     _, held = made.hold(layout, made.stages(layout), 0)
     (plan,) = made.plan(layout)
 
-    buffers = [each.nbytes for each in held.pieces if each.what == "keys and values"]
+    buffers = [each.nbytes for each in held.allocations if each.what == "keys and values"]
     step = [one] * 6 if attention == "written_out" else [2 * one, 4 * one]
     assert sorted(buffers) == sorted(step * 2 * 2)
     (sent,) = (each.bytes for each in plan.traffic if each.what == "keys and values")

@@ -88,7 +88,7 @@ def test_an_all_to_all_has_what_it_sends_and_what_it_receives() -> None:
 
     _, held = moe().hold(layout, moe().stages(layout), 0)
 
-    found = [piece.nbytes for piece in held.pieces if piece.what.startswith("tokens ")]
+    found = [piece.nbytes for piece in held.allocations if piece.what.startswith("tokens ")]
     assert found == [rows] * 2 * 4 * 2
 
 
