@@ -30,6 +30,7 @@ from graphmem.live.observer import Observer
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
+from graphmem.ranks.world import devices_of
 from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
 from graphmem.report.schema import OnCard
@@ -37,7 +38,6 @@ from graphmem.units import format_bytes
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
 from graphmem.virtual_gpu.device_memory import DeviceMemory
-from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
@@ -96,7 +96,7 @@ class VirtualGpu:
         """
         runtime = runtime_of(Request(gpu=gpu, torch=torch))
         self.runtime = replace(runtime, env=ProcessEnvironment(env or {}))
-        devices = Devices.of(os.environ)
+        devices = devices_of(os.environ)
         self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator(), devices)
         self.memory.first_settings = lambda: self.runtime.allocator_settings
         self._name = name or self.runtime.gpu.name

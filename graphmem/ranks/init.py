@@ -8,7 +8,6 @@ it is an error after a second. Each group is made by the backend "fake", which i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -112,7 +111,7 @@ def _rename(group: Any, asked: Any) -> None:
 def _rendezvous(
     url: str, rank: int = -1, world_size: int = -1, **options: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    known = World.of(os.environ) or World(1, 0, 1)
+    known = World.here()
     size = world_size if world_size > 0 else known.size
     world = World(size, rank if rank >= 0 else known.rank, known.per_node)
     yield LoneStore(), world.rank, world.size

@@ -6,7 +6,6 @@ number of the rank on its node; the others do what it does.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +52,7 @@ def _start_processes(
     Raises:
         InputError: more processes are started than there are ranks on the node.
     """
-    world = World.of(os.environ) or World(1, 0, 1)
+    world = World.here()
     if nprocs > world.per_node:
         raise InputError(
             f"the script starts {nprocs} processes, and this node has {world.per_node} "

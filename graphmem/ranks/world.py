@@ -6,20 +6,34 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from graphmem.caller.environment import environment
 from graphmem.errors import InputError
-
-_SLURM_NODES = "SLURM_NNODES"
-_LAUNCHERS = (
-    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", _SLURM_NODES),
-)
-"""The variables of a rank, of how many there are, on a node, and of nodes."""
+from graphmem.virtual_gpu.devices import Devices
 
 _HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-per-node and --rank"
+
+
+class _Launcher(NamedTuple):
+    """The variables in which a launcher tells a rank, how many there are, on a node, and of nodes.
+
+    Attributes:
+        least: how many ranks a job has; what has fewer is none.
+    """
+
+    rank: str
+    size: str
+    per_node: str
+    nodes: str = ""
+    least: int = 1
+
+
+_LAUNCHERS = (
+    _Launcher("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    _Launcher("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", least=2),
+)
 
 
 @dataclass(frozen=True)
@@ -55,15 +69,20 @@ class World:
         Raises:
             InputError: it is not a number, or no such rank.
         """
-        for rank, size, per_node, nodes in _LAUNCHERS:
-            if rank in environment or size in environment:
-                count = _number(environment, size, 1)
-                if nodes == _SLURM_NODES and count == 1:
-                    continue
-                on_a_node = -(-count // _number(environment, nodes, 1))
-                number = _number(environment, rank, 0)
-                return cls(count, number, _number(environment, per_node, on_a_node))
+        for each in _LAUNCHERS:
+            if each.rank not in environment and each.size not in environment:
+                continue
+            size = _number(environment, each.size, 1)
+            if size >= each.least:
+                per_node = -(-size // _number(environment, each.nodes, 1))
+                per_node = _number(environment, each.per_node, per_node)
+                return cls(size, _number(environment, each.rank, 0), per_node)
         return None
+
+    @classmethod
+    def here(cls) -> Self:
+        """The world of this process; one rank where no launcher has told of any."""
+        return cls.of(os.environ) or cls(1, 0, 1)
 
     @classmethod
     def chosen(
@@ -110,6 +129,13 @@ class World:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_launched else None
         with environment({**self.variables, **given, "CUDA_VISIBLE_DEVICES": visible, **more}):
             yield
+
+
+def devices_of(environment: Mapping[str, str]) -> Devices:
+    """The cards of a rank: those of its node, or those that CUDA_VISIBLE_DEVICES names."""
+    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    count = len(visible) or _number(environment, "LOCAL_WORLD_SIZE", 1)
+    return Devices(count, min(_number(environment, "LOCAL_RANK", 0), count - 1))
 
 
 def _numbers(ranks: str, size: int) -> list[int]:

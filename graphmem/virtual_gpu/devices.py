@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,12 +55,6 @@ class Devices:
         self.is_initialized = False
         self._current = _Current()
 
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Devices:
-        """The cards of a rank: those of its node, or those that CUDA_VISIBLE_DEVICES names."""
-        count = len(_visible(environment)) or int(environment.get("LOCAL_WORLD_SIZE") or 1)
-        return cls(count, min(int(environment.get("LOCAL_RANK") or 0), count - 1))
-
     @property
     def current(self) -> int:
         """The device of the calling thread."""
@@ -96,10 +90,6 @@ class Devices:
         self.check(device)
         self.check(peer)
         return device != peer
-
-
-def _visible(environment: Mapping[str, str]) -> list[str]:
-    return [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
 
 def device_replacements(
