@@ -6,6 +6,8 @@ Exit codes are a promise to scripts: 0 fine, 1 the gate or a verification failed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -50,3 +52,9 @@ class InternalError(GraphmemError):
     """graphmem's own reasoning failed; the message asks for a report."""
 
     exit_code = 3
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """The hint for a name that is misspelt: the nearest one that is known."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise

@@ -23,14 +23,13 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from graphmem.analysis import Request
-from graphmem.errors import InputError
+from graphmem.errors import InputError, did_you_mean
 from graphmem.gate.limits import CATEGORY_OF, Increase, Limits, size_of
 from graphmem.gate.toml_lines import line_of
 from graphmem.gpus import DEFAULT_GPU, find_gpu, label_of
@@ -161,12 +160,11 @@ def load_config(path: Path) -> Config:
     prefix = _TABLE if path.name == _PYPROJECT else ()
     for key in prefix:
         table = table.get(key, {})
-    file = _converted(table, _File, (), path.name, text, prefix)
-    _converted(file.defaults, _Options, ("defaults",), path.name, text, prefix)
+    where = path.name, text, prefix
+    file = _converted(table, _File, (), *where)
+    _converted(file.defaults, _Options, ("defaults",), *where)
     targets = {
-        name: _converted(
-            {**file.defaults, **target}, TargetConfig, ("targets", name), path.name, text, prefix
-        )
+        name: _converted({**file.defaults, **target}, TargetConfig, ("targets", name), *where)
         for name, target in file.targets.items()
     }
     gpu = file.defaults.get("gpu")
@@ -290,6 +288,5 @@ def _known_keys(table: Sequence[str]) -> list[str]:
             return list(TargetConfig.__struct_fields__)
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}"
+def _nearest(name: str, known: list[str]) -> str | None:
+    return did_you_mean(name, known, f"known are {', '.join(known) or 'none'}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from keyword import iskeyword
 from typing import Any
 
 from graphmem.analysis import Progress, Request
-from graphmem.errors import InputError
+from graphmem.errors import InputError, did_you_mean
 from graphmem.symbolic.observation import Held, Subject, folded
 from graphmem.symbolic.polynomial import Polynomial
 from graphmem.symbolic.search import Check, Found, search
@@ -183,10 +182,10 @@ def _refuse_unknown(
 ) -> None:
     for option, given in options.items():
         for key in given.keys() - symbols.keys():
-            near = get_close_matches(key, symbols, n=1)
+            known = f"symbols are {', '.join(symbols)}"
             raise InputError(
                 f"{option} names {key!r}, which is not a symbol",
-                hint=f"did you mean {near[0]}?" if near else f"symbols are {', '.join(symbols)}",
+                hint=did_you_mean(key, symbols, known),
             )
 
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from graphmem.analysis import Progress, Request, target_defaults, traced_step
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.errors import InputError
+from graphmem.errors import InputError, did_you_mean
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
 from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
 
@@ -201,11 +200,10 @@ def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]
     sizes = []
     for key in keys:
         if key not in defaults and key not in request.settings:
-            near = get_close_matches(key, defaults, n=1)
             known = f"they are {', '.join(defaults)}" if defaults else f"or set it: --set {key}=N"
             raise InputError(
                 f"the function has no keyword {key!r} with a default",
-                hint=f"did you mean {near[0]}?" if near else known,
+                hint=did_you_mean(key, defaults, known),
             )
         value = request.settings.get(key, defaults.get(key))
         try:

@@ -7,19 +7,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from graphmem.errors import InputError
+from graphmem.errors import InputError, did_you_mean
 
 _LISTED = 5
 _ACCEPTED = (
     "return model, (model, inputs), (model, inputs, loss_fn) or a graphmem.TrainingStep; "
     "the model is a torch.nn.Module"
 )
-
-
-def did_you_mean(name: str, known: Sequence[str], otherwise: str | None = None) -> str | None:
-    """The hint for a name that is misspelt: the nearest one that is known."""
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
 
 
 class NoFileNamedError(InputError):
