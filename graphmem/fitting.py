@@ -134,22 +134,10 @@ class Range:
         return self.key or "batch"
 
     @property
-    def first(self) -> int:
-        """The smallest value that is tried."""
-        return -(-self.smallest // self.multiple_of) * self.multiple_of
-
-    @property
-    def last(self) -> int:
-        """The largest value that is tried."""
-        return self.rounded(self.largest)
-
-    def rounded(self, value: int) -> int:
-        """The largest multiple that is no more than a value."""
-        return value // self.multiple_of * self.multiple_of
-
-    def has(self, value: int) -> bool:
-        """Whether a multiple lies between both ends."""
-        return self.first <= value <= self.last
+    def values(self) -> Values:
+        """The multiples from the smallest to the largest."""
+        unit = self.multiple_of
+        return Values(-(-self.smallest // unit) * unit, self.largest // unit * unit, unit)
 
 
 def fit(
@@ -216,7 +204,7 @@ def find_fit(
 
 
 def _check(request: Request, over: Range) -> None:
-    if over.multiple_of < 1 or not 1 <= over.smallest <= over.first <= over.last:
+    if over.multiple_of < 1 or not 1 <= over.smallest <= over.values.first <= over.values.last:
         unit = f" multiple of {over.multiple_of}" if over.multiple_of != 1 else " whole number"
         raise InputError(
             f"there is no{unit} from {over.smallest} to {over.largest} to try",
@@ -292,15 +280,14 @@ class _Search:
             value: sizes_of(step.graph, run_passes(step.graph, runtime))
             for value, step in self.steps
         }
-        values = Values(self.over.first, self.over.last, self.over.multiple_of)
-        return Border(values, self._tried, runtime, others)
+        return Border(self.over.values, self._tried, runtime, others)
 
     def _look_around(self, border: Border, largest: int) -> None:
         """See that what is near the answer is as expected."""
         unit = self.over.multiple_of
         for neighbour in (largest - unit, largest + 2 * unit):
             is_expected = border.foretells(neighbour) is (neighbour < largest)
-            if self.over.has(neighbour) and not is_expected:
+            if self.over.values.has(neighbour) and not is_expected:
                 self._memory(neighbour)
 
     def _tried(self, value: int) -> Tried:

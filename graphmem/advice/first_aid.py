@@ -21,7 +21,6 @@ from graphmem.report.schema import AdviceInfo, BatchInfo, ChangeInfo
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis, Request
-    from graphmem.report import Report
 
 AFFORDABLE = 60_000
 """Operations: about ten traces of GPT-2, half a minute."""
@@ -72,11 +71,11 @@ class _FirstAid:
         changes = self._changes()
         return AdviceInfo(batch, changes, self._left_out)
 
-    def _run(self, request: Request) -> Report:
+    def _run(self, request: Request) -> Analysis:
         from graphmem.analysis import run_analysis
 
         self._traces -= 1
-        return run_analysis(self._target, request).report
+        return run_analysis(self._target, request)
 
     def _command(self, name: str, request: Request) -> str | None:
         return command_of(name, self._target, request) if isinstance(self._target, str) else None
@@ -111,11 +110,8 @@ class _FirstAid:
         return border
 
     def _with_batch(self, size: int) -> Tried:
-        from graphmem.analysis import run_analysis
-
         self._progress(f"trying a batch of {size:,}")
-        self._traces -= 1
-        return _tried(run_analysis(self._target, self._batch_request(size)))
+        return _tried(self._run(self._batch_request(size)))
 
     def _batch_request(self, size: int) -> Request:
         changes = replace(self._request.changes, batch=None, batch_size=size)
@@ -154,7 +150,7 @@ class _FirstAid:
     def _measured(self, candidate: Candidate) -> ChangeInfo | None:
         self._progress(f"measuring {candidate.option}")
         try:
-            report = self._run(candidate.request)
+            report = self._run(candidate.request).report
         except InputError:
             return None
         card = report.on_card
