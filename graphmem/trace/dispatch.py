@@ -124,10 +124,7 @@ class TraceMode(TorchDispatchMode):
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
         self._special = _Special(self._own_kernel, self._higher_order)
-        self._special |= {
-            _DEVICE: _device_of,
-            **dict.fromkeys(_PROFILER, _run_unrecorded),
-        }
+        self._special |= dict.fromkeys(_PROFILER, _run_unrecorded)
         if not on_cpu:
             self._special |= dict.fromkeys(IN_PARTS, self._run_in_parts)
 
@@ -169,7 +166,8 @@ class TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.is_over:
             return func(*args, **kwargs)
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # two of three calls
+        # Two of three calls are `tensor.device`, which is not an operation, although dispatched.
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if any(map(is_wrapper, types)):
             return NotImplemented  # what it wraps passes here, once its class has taken it apart
@@ -373,12 +371,6 @@ def _has_no_kernel(func: Any) -> bool:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     kernels = [has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd")]
     return has_kernel(func.name(), _COMPOSITE.name) and not any(kernels)
-
-
-def _device_of(func: Any, types: Any, args: tuple[FakeTensor], kwargs: Any) -> torch.device:
-    """`tensor.device`, which is not an operation although it is dispatched as one."""
-    (tensor,) = args
-    return tensor.fake_device
 
 
 def _run_unrecorded(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphmem.trace.wrapper_tensors import is_wrapper
+from graphmem.trace.wrapper_tensors import is_wrapper, paths_within
 
 _DEPTH = 3
 _OF_PYTORCH = ("torch", "builtins", "collections", "functools")
@@ -21,21 +21,11 @@ _OF_PYTORCH = ("torch", "builtins", "collections", "functools")
 
 def parts_of(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors that a tensor holds, with what leads to them; itself where it is one alone."""
-    parts = list(_inner(tensor, ""))
+    parts = list(paths_within(tensor))
     if len(parts) == 1:
         yield "", tensor
     else:
         yield from parts
-
-
-def _inner(tensor: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    if not is_wrapper(type(tensor)):
-        yield path, tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        each = getattr(tensor, name)
-        if isinstance(each, torch.Tensor):
-            yield from _inner(each, f"{path}.{name}")
 
 
 def tensors_beside(parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ torch/csrc/autograd/python_variable.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +23,18 @@ def is_wrapper(kind: type) -> bool:
 
 def held_by(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that have memory; the tensor itself where it holds no others."""
+    return [held for _, held in paths_within(tensor)]
+
+
+def paths_within(tensor: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that have memory, each with the attributes that lead to it: ".inner.data"."""
     if not is_wrapper(type(tensor)):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    inner = [getattr(tensor, name) for name in names]
-    return [found for each in inner if isinstance(each, torch.Tensor) for found in held_by(each)]
+        yield path, tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        each = getattr(tensor, name)
+        if isinstance(each, torch.Tensor):
+            yield from paths_within(each, f"{path}.{name}")
 
 
 def taken_apart(wrapper: Any) -> tuple[list[torch.Tensor], Together]:
