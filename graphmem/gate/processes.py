@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +35,12 @@ _UNTIL_KILLED = 3.0
 _UNTIL_ENDED = 5.0
 
 
+def _forkserver(preloaded: Sequence[str]) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preloaded))
+    return context
+
+
 @contextmanager
 def local_processes(
     count: int, timeout: float | None = None, *, is_warm: bool = False
@@ -47,8 +53,7 @@ def local_processes(
         is_warm: whether the processes begin where a first analysis has ended, which is worth the
             time of one where some have to wait for others.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_ANALYSED if is_warm else _IMPORTED))
+    context = _forkserver(_ANALYSED if is_warm else _IMPORTED)
     with _one_thread_each(), TemporaryDirectory(prefix="graphmem-") as folder:
         processes = _Processes(context, timeout, Path(folder))
         threads = ThreadPoolExecutor(count)
@@ -62,8 +67,7 @@ def local_processes(
 @contextmanager
 def warm_processes(count: int) -> Iterator[Executor]:
     """Run functions in `count` processes that have analysed something before, and go on to live."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_ANALYSED))
+    context = _forkserver(_ANALYSED)
     with _one_thread_each():
         executor = ProcessPoolExecutor(
             count, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)

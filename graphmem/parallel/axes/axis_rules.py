@@ -1,9 +1,9 @@
 """How operators relate the axes of their results to those of their arguments.
 
 One rule a family of operators, by the operator's name without its overload; those that only
-rearrange elements are in `rearranging`. The rules are those of
-the operators' shapes; what a rule does not know it leaves unrelated, so an operator without a rule
-makes new axes, save where a result has the shape of an argument (clause 2).
+rearrange elements are in `view_rules`. The rules are those of the operators' shapes; what a rule
+does not know it leaves unrelated, so an operator without a rule makes new axes, save where a result
+has the shape of an argument (clause 2).
 
 Clauses:
   (1) an operator with a rule is related by it;

@@ -148,18 +148,8 @@ class _FullySharded:
         for i, (unit, begins, ends) in enumerate(spans):
             is_last = i + 1 == len(spans)
             freed = root_ends if is_last else _later(spans[i + 1][1], 0.02)
-            yield Allocation(
-                unit.gathered(), begins, freed, "gathered, flat", category=COMMUNICATION
-            )
-            for each in unit.parameters:
-                dies = self._resharded(unit, slot, ends)
-                yield Allocation(
-                    each.ranks * share_bytes(each),
-                    _later(begins, 0.03),
-                    dies,
-                    each.name,
-                    category=COMMUNICATION,
-                )
+            yield _flat(unit, begins, freed)
+            yield from _unsharded(unit, begins, self._resharded(unit, slot, ends))
 
     def _resharded(self, unit: Unit, slot: int, ends: Moment) -> Moment:
         if self._rank.layout.reshard_after_forward and unit.name != ROOT:
@@ -186,21 +176,8 @@ class _FullySharded:
         for i, (unit, begins, ends) in enumerate(spans):
             if not self._stays(unit, slot):
                 asked = _later(spans[i - 1][1], 0.1) if i and spans[i - 1][1] < begins else begins
-                yield Allocation(
-                    unit.gathered(),
-                    asked,
-                    _later(begins, 0.05),
-                    "gathered, flat",
-                    category=COMMUNICATION,
-                )
-                for each in unit.parameters:
-                    yield Allocation(
-                        each.ranks * share_bytes(each),
-                        _later(begins, 0.03),
-                        ends,
-                        each.name,
-                        category=COMMUNICATION,
-                    )
+                yield _flat(unit, asked, _later(begins, 0.05))
+                yield from _unsharded(unit, begins, ends)
             reduced = spans[i + 1][2] if i + 1 < len(spans) else root_ends
             yield from self._reduced(unit, ends, _later(reduced, 0.01), slot)
 
@@ -242,3 +219,15 @@ class _FullySharded:
 
 def _later(moment: Moment, by: float) -> Moment:
     return moment[0], moment[1] + by
+
+
+def _flat(unit: Unit, born: Moment, dies: Moment) -> Allocation:
+    """The buffer in which a unit's shards are gathered."""
+    return Allocation(unit.gathered(), born, dies, "gathered, flat", category=COMMUNICATION)
+
+
+def _unsharded(unit: Unit, begins: Moment, dies: Moment) -> Iterator[Allocation]:
+    """The whole parameters of a unit that begins to run."""
+    for each in unit.parameters:
+        nbytes, born = each.ranks * share_bytes(each), _later(begins, 0.03)
+        yield Allocation(nbytes, born, dies, each.name, category=COMMUNICATION)
