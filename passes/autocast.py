@@ -1,22 +1,22 @@
-"""What autocast does in a step: the policy of every operation, its casts, and what they cost.
+"""Autocast in a step: the policy of every operation, its casts, and what they cost.
 
 Clauses:
-  (1) outside of a region, and in the backward pass, no policy applies;
-  (2) an operation of PyTorch's lists has their policy (autocast_policies.py),
-      but where that is lower precision and the result is not, it is part of an operator that
-      keeps the widest dtype: `mm` within `tensordot`;
-  (3) another one that takes a cast made for it has the policy that the cast shows, because it is
-      part of an operator of the lists: float32 or lower precision;
-  (4) a cast is *for* the operations that take it, through views or as it is; it was reused where
+  (1) outside an autocast region, and in the backward pass, no policy applies;
+  (2) an operation on PyTorch's lists has the policy listed there (autocast_policies.py); but if
+      that is lower precision and the result is float32, it is part of an operator that keeps the
+      widest dtype: `mm` within `tensordot`;
+  (3) an unlisted operation that takes a cast made for it is part of a listed operator, and has the
+      policy that the cast reveals: float32 or lower precision;
+  (4) a cast is *for* the operations that take it, directly or through views; it was reused where
       operations of several modules or lines take it;
-  (5) a cast of a weight is held by the weight cache from its birth until the outermost region is
-      left [`autocast_increment_nesting`, aten/src/ATen/autocast_mode.cpp], and longer where
-      autograd saved it;
-  (6) *saved by autocast*: autograd holds in two bytes an element what it would hold in four
-      [every tensor in lower precision, casts excepted], so as many bytes again;
-  (7) *added by autocast*: the bytes of its casts, those of weights apart.
+  (5) the weight cache holds a cast of a weight from its birth until the outermost region exits
+      [`autocast_increment_nesting`, aten/src/ATen/autocast_mode.cpp], and longer where autograd
+      saved it;
+  (6) *saved by autocast*: autograd holds two bytes an element where it would hold four [every
+      tensor in lower precision, casts excepted], so the saving equals the bytes held;
+  (7) *added by autocast*: the bytes of its casts, except those of weights.
 
-Not covered: what a region changes in the backward pass, and casts of the loss by `GradScaler`.
+Not covered: the effect of a region on the backward pass, and casts of the loss by `GradScaler`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Cast:
     Attributes:
         op: index of the cast.
         users: indices of the operations that it was made for (clause 4).
-        dtype: what it casts to.
-        storage, nbytes: what it allocated.
+        dtype: the dtype it casts to.
+        storage, nbytes: the storage it allocated.
         weight: the parameter, where the weight cache holds the cast.
         cached_until: the tick at which the cache lets go.
     """
@@ -86,7 +86,7 @@ class AutocastFindings:
     cached_weight_bytes: int
 
     def report_lines(self) -> Iterator[str]:
-        """What the report says of it; nothing without autocast."""
+        """Yield the report's lines; none without autocast."""
         if not self.casts:
             return
         yield f"autocast shrinks saved activations by {format_bytes(self.saved_bytes)}"
@@ -98,7 +98,7 @@ class AutocastFindings:
 
 
 def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> AutocastFindings:
-    """The policies, the casts and the sums."""
+    """Find the policy of every operation and every cast, and sum them up."""
     casts = {op.index: _cast(op, graph) for op in graph.ops if _is_cast(op)}
     last = max((phase.step for phase in graph.phases), default=-1)
     of_last = [

@@ -1,13 +1,13 @@
-"""Which dtype CUDA autocast chooses for which operator, as the installed torch ships the lists.
+"""The dtype that CUDA autocast chooses for each operator, from the lists in the installed torch.
 
 PyTorch registers its policies from lists in a header, `ATen/autocast_mode.h`, which every wheel
-carries (`AT_FORALL_…`, torch 2.13); what it registers one by one is named here:
+carries (`AT_FORALL_…`, torch 2.13); those that it registers one by one are named here:
   (1) `binary_cross_entropy` is an error under autocast (aten/src/ATen/autocast_mode.cpp);
   (2) cuDNN's convolutions run in lower precision (aten/src/ATen/autocast_mode.cpp, CUDA's list);
   (3) `norm` is given float32 by an argument (`AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE`).
 
-The dispatch mode of a trace sees what an operator calls, below autocast: `_softmax` of `softmax`.
-`_PARTS` says whose part those are whose name is not the operator's own.
+The dispatch mode of a trace runs below autocast, so it sees the calls that an operator makes:
+`_softmax` for `softmax`. `_PARTS` maps such a call back to its operator.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _OPERATOR = re.compile(r"_\(\s*(?:ADD_NS\()?(\w+)")
 
 
 class Policy(enum.StrEnum):
-    """What autocast does with the floating-point arguments of an operator."""
+    """How autocast treats the floating-point arguments of an operator."""
 
     LOWER_PRECISION = "lower precision"
-    """Cast to float16 or bfloat16, as the region says."""
+    """Cast to the region's dtype, float16 or bfloat16."""
     FP32 = "float32"
-    """Cast to float32, or told to compute in it."""
+    """Cast to float32, or computed in it by an argument."""
     WIDEST = "widest of its inputs"
     NONE = "none"
-    """Left as they are."""
+    """Left unchanged."""
 
 
 _LISTS = {

@@ -1,13 +1,13 @@
-"""What activation checkpointing of each module would save, and what it would compute again.
+"""The memory that checkpointing each module would save, and the operations it would recompute.
 
-`torch.utils.checkpoint` keeps a module's inputs in place of what autograd saves within it, and
-runs the module's forward pass again when the backward pass comes to it. Clauses, at the end of the
-last forward pass:
-  (1) a storage is *dropped* when the module's operations allocated it and all that holds it is
-      autograd, for operations of the module;
+`torch.utils.checkpoint` keeps a module's inputs instead of what autograd saves within it, and runs
+the module's forward pass again when the backward pass reaches it. Clauses, at the end of the last
+forward pass:
+  (1) a storage is *dropped* when the module's operations allocated it and only autograd holds it,
+      for operations of the module;
   (2) an input of the module is *newly kept* when nothing held it;
-  (3) the module *saves* what is dropped less what is newly kept;
-  (4) it *computes again* all its operations, and allocates their bytes again.
+  (3) the module *saves* the dropped bytes minus the newly kept ones;
+  (4) it *recomputes* all its operations, and allocates their bytes again.
 
 Not covered: the peak itself, which may move into the recomputation: `graphmem whatif --checkpoint`
 measures that by tracing with checkpointing on.
@@ -33,7 +33,7 @@ from .saved_tensors import SavedTensors
 
 @dataclass(frozen=True, slots=True)
 class CheckpointedModule:
-    """What checkpointing one module alone would do.
+    """The effect of checkpointing one module alone.
 
     Attributes:
         module: its qualified name.
@@ -54,7 +54,7 @@ class Checkpointing:
     modules: tuple[CheckpointedModule, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """The module that would save most, the model itself excepted."""
+        """Yield a line for the module that would save most, the model itself excepted."""
         for each in self.modules[:1]:
             yield (
                 f"checkpointing {each.module} would save {format_bytes(each.saves_bytes)} at the "
@@ -65,7 +65,7 @@ class Checkpointing:
 def find_checkpointing(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> Checkpointing:
-    """What each module would save by itself."""
+    """Find what checkpointing each module alone would save."""
     forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
     if not forwards:
         return Checkpointing(())
@@ -119,14 +119,14 @@ def _checkpointed(
 def _is_held_for(
     ops: set[int], storage: int, graph: StepGraph, saved: SavedTensors, tick: int
 ) -> bool:
-    """Whether autograd alone holds a storage, for operations among `ops` alone."""
+    """Whether only autograd holds a storage, and only for operations in `ops`."""
     owners = graph.storages[storage].owners_at(tick)
     holds = saved.holding(storage, tick)
     return 0 < len(owners) == len(holds) and all(each.op in ops for each in holds)
 
 
 def _inputs(ops: list[Op], indices: set[int]) -> set[int]:
-    """The storages of the tensors that come from outside."""
+    """The storages of tensors that were made outside the module."""
     found = set()
     for op in ops:
         for node in op.node.all_input_nodes:

@@ -1,13 +1,13 @@
 """The derivative formulas of PyTorch's operators, as the installed torch wheel ships them.
 
-They stand in `torchgen/packaged/autograd/derivatives.yaml`, from which PyTorch generates its
-autograd nodes. Clauses, those of torchgen/packaged/autograd/load_derivatives.py (torch 2.13):
+The file is `torchgen/packaged/autograd/derivatives.yaml`, from which PyTorch generates its autograd
+nodes. Clauses, those of torchgen/packaged/autograd/load_derivatives.py (torch 2.13):
   (1) the node of the n-th entry for a name is `CamelCaseBackwardN` [`_create_op_prefix`]; a variant
       for one dispatch key has that key before the number;
   (2) a key that names arguments holds their gradients' formula; other keys are forward derivatives;
-  (3) a formula needs a tensor that it names, unless it asks for nothing but shape, dtype or layout
+  (3) a formula needs a tensor that it names, unless it uses only the shape, dtype or layout
       [`saved_variables`, `REPLACEMENTS`];
-  (4) an in-place operator without an entry has that of the operator out of place, `_foreach_x`
+  (4) where there is no entry, an in-place operator uses that of its out-of-place form, `_foreach_x`
       that of `x`, and the copying variant of a view, whose node ends in `_copy`, that of the view.
 """
 
@@ -43,7 +43,7 @@ class Formula:
     text: str
 
     def needs(self, name: str) -> bool:
-        """Whether the tensor of that name must be at hand (clause 3)."""
+        """Whether computing it takes the tensor of that name (clause 3)."""
         return _needs(self.text, name)
 
     def __str__(self) -> str:

@@ -1,15 +1,14 @@
-"""What freezing leaves out and what it does not: for each layer without trained parameters, why.
+"""Which saved tensors freezing each layer avoids, which it does not, and why.
 
-A layer here is a module that runs operations itself and none of whose own parameters trains; in a
-model that trains in full there is nothing to say. Clauses, for the last forward pass:
-  (1) an operation that autograd made no node for has nothing upstream that trains: nothing is
-      saved;
-  (2) of one with a node, the tensors are *pruned* that only the formulas of unwanted gradients
-      need: a frozen linear layer hands a gradient on with its weight alone;
-  (3) the tensors are *kept* that the formula of a wanted gradient needs, because a parameter
-      upstream trains;
+A layer here is a module that runs operations itself and none of whose own parameters train; a
+model that trains in full has no findings. Clauses, for the last forward pass:
+  (1) an operation without an autograd node has nothing upstream that trains: nothing is saved;
+  (2) for an operation with a node, the tensors that only formulas of unwanted gradients need are
+      *pruned*: a frozen linear layer passes a gradient on with its weight alone;
+  (3) tensors that the formula of a wanted gradient needs are *kept*, because a parameter upstream
+      trains;
   (4) bytes are those of storages, counted once, parameters excepted; a pruned tensor that another
-      layer saves has none.
+      layer saves counts for zero bytes.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class FrozenLayer:
     Attributes:
         module: its qualified name.
         parameters: its own frozen parameters.
-        pruned_bytes: what would be saved if everything trained, and is not.
-        kept_bytes: what is saved all the same.
+        pruned_bytes: saved only if everything trained.
+        kept_bytes: saved even though the layer is frozen.
         reason: clause (1), (2) or (3) in words.
     """
 
@@ -59,12 +58,12 @@ class FrozenLayer:
 
 @dataclass(frozen=True)
 class FrozenLayers:
-    """The layers in the order in which they run."""
+    """The layers, in execution order."""
 
     layers: tuple[FrozenLayer, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """One line for each reason."""
+        """Yield one line for each reason."""
         by_reason = defaultdict[str, list[FrozenLayer]](list)
         for layer in self.layers:
             by_reason[layer.reason].append(layer)
@@ -80,7 +79,7 @@ class FrozenLayers:
 def find_frozen_layers(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> FrozenLayers:
-    """Every layer without trained parameters; none where all parameters train."""
+    """Find every layer without trained parameters; none if all parameters train."""
     forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
     if not forwards or all(graph.parameters.values()):
         return FrozenLayers(())
@@ -100,7 +99,7 @@ def find_frozen_layers(
 
 
 class _Search:
-    """Compares what layers save with what they would save if everything trained."""
+    """Compares the tensors that layers save with those they would save if everything trained."""
 
     def __init__(self, graph: StepGraph, saved: SavedTensors, tick: int) -> None:
         self._graph = graph
@@ -162,7 +161,7 @@ class _Search:
 
 
 def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:
-    """The tensors of an operation under their names in its formula: arguments and results."""
+    """An operation's arguments and results, by their names in its derivative formula."""
     schema = op.node.target._schema  # type: ignore[union-attr]
     for argument, value in zip(schema.arguments, op.node.args, strict=False):
         if isinstance(value, torch.fx.Node):

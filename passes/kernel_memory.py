@@ -1,11 +1,11 @@
-"""What kernels allocate besides their outputs: workspaces and scratch memory.
+"""Memory that kernels allocate in addition to their outputs: workspaces and scratch.
 
 The rules are in `passes/kernels/`, one family of operators a file, by the operator's name without
-its overload; docs/kernel_memory.md lists them with their sources. Where a rule needs the strides
-of an operand that the graph does not know, the operation is listed as an assumption.
+its overload; docs/kernel_memory.md lists them with their sources. If a rule needs strides that the
+graph does not know, the operation is listed as an assumption.
 
-The thread that runs an operation decides which cuBLAS handle it takes: autograd runs the backward
-pass of CUDA tensors in a thread of its own (torch/csrc/autograd/engine.cpp).
+The thread that runs an operation decides which cuBLAS handle it uses: autograd runs the backward
+pass of CUDA tensors in a separate thread (torch/csrc/autograd/engine.cpp).
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each
 
 
 class KernelRules:
-    """The rules, applied to one process's operations in the order in which they run.
+    """The rules, applied to one process's operations in execution order.
 
-    A thread's first matrix product takes its workspace, so the order matters.
+    The order matters: a thread's first matrix product takes its workspace.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -91,11 +91,11 @@ class KernelRules:
         self._notes: Notes = {}
 
     def program_of(self, op: Op, thread: str) -> Program | None:
-        """The program of an operation; None where it allocates its outputs in order, and no more.
+        """The program of an operation; None if it allocates only its outputs, in order.
 
         Args:
             op: the operation.
-            thread: which thread runs it; see `thread_of`.
+            thread: the thread that runs it; see `thread_of`.
         """
         self._before = self._workspaces.copy()
         name = op.target.rpartition(".")[0]
@@ -107,27 +107,27 @@ class KernelRules:
         return None if program == tuple(call.outputs()) else program
 
     def take_blas_workspace(self, thread: str) -> Scratch | None:
-        """What a thread takes that asks for its cuBLAS handle; None where it has one."""
+        """Take the workspace of a thread's cuBLAS handle; None if it has one already."""
         self._before = self._workspaces.copy()
         return next(gemm.blas_workspace(thread, self._workspaces, self._runtime), None)
 
     def know_workspaces(self, graph: StepGraph) -> None:
-        """The program has taken some workspaces by itself before it needed them."""
+        """Register the workspaces that the program itself took before it needed them."""
         for storage in graph.storages:
             owner = None if storage.op is not None else storage.owned_as(OwnerKind.WORKSPACE)
             if owner is not None:
                 self._workspaces.cublas.add(owner.name.removeprefix(gemm.BLAS_WORKSPACE))
 
     def untake_workspaces(self) -> None:
-        """The last operation ran out of memory before it took a workspace."""
+        """Undo the last operation's workspaces: it ran out of memory before it took them."""
         self._workspaces = self._before
 
     def forget_workspaces(self) -> None:
-        """The program has given every workspace of cuBLAS back (`clearCublasWorkspaces`)."""
+        """Forget all cuBLAS workspaces: the program freed them (`clearCublasWorkspaces`)."""
         self._workspaces = Workspaces()
 
     def assumptions(self) -> tuple[Assumption, ...]:
-        """Where no rule knew what a kernel allocates, so far."""
+        """The operations so far for which no rule knew what a kernel allocates."""
         return tuple(
             Assumption(what, value, why, ops[0].source, times=len(ops))
             for (what, value, why), ops in self._notes.items()
@@ -137,7 +137,7 @@ class KernelRules:
 def find_kernel_memory(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> KernelMemory:
-    """The program of each operation that allocates more than its outputs, or in another order."""
+    """Find the program of each operation that allocates more than its outputs in order."""
     rules = KernelRules(runtime)
     rules.know_workspaces(graph)
     programs: dict[int, Program] = {}
@@ -161,14 +161,14 @@ def _program(rule: Rule, call: Call) -> Program:
 
 
 def _runs_on_device(op: Op) -> bool:
-    """Whether a result is on the graph's device, or an empty one was made of what is there.
+    """Whether a result is on the graph's device, or an empty one was made from tensors there.
 
-    Some operations only change their arguments.
+    An operation that only changes its arguments has no results.
     """
     if not op.outputs or any(out.storage is not None for out in op.outputs):
         return True
     if op.births and any(out.nonzeros is not None for out in op.outputs):
-        return True  # a sparse tensor has two storages, which it does not name
+        return True  # a sparse tensor has two storages and names neither
     made_of = [each for each in op.node.all_input_nodes if each.meta.get("op") is not None]
     return not any(map(numel, op.outputs)) and any(
         out.storage is not None for node in made_of for out in node.meta["op"].outputs

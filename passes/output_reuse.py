@@ -1,16 +1,16 @@
-"""For every activation function: what its derivative keeps, what that costs, what would be free.
+"""What each activation function keeps for its derivative, its cost, and the saving of a swap.
 
 Clauses, at the end of the last forward pass:
-  (1) an activation is *written in its output* when its formula in derivatives.yaml needs `result`,
-      and *in its input* when it needs `self`; some in-place operators differ from their twins
-      (`leaky_relu_`);
-  (2) what it keeps *costs* its bytes, unless another node holds the same storage: the next
-      layer's input is the activation's output, and one that is written in it is free;
-  (3) an *exchange* for one that is written in its output, such as ReLU or tanh, saves that cost,
-      less the output's bytes where no other node holds the output.
+  (1) an activation's derivative is *written in its output* if its formula in derivatives.yaml needs
+      `result`, and *in its input* if it needs `self`; some in-place operators differ from their
+      out-of-place forms (`leaky_relu_`);
+  (2) the tensor it keeps *costs* its bytes, unless another node holds the same storage: the next
+      layer's input is the activation's output, so a derivative written in the output is free;
+  (3) *exchanging* it for one that is written in its output, such as ReLU or tanh, saves that cost,
+      minus the output's bytes if no other node holds the output.
 
-An activation in place on a view hides what it keeps, its output, within `CopySlices`.
-Not covered: activations that a program writes out of other operations.
+An in-place activation on a view keeps its output inside `CopySlices`, where it cannot be seen.
+Not covered: activations that a program composes from other operations.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Activation:
 
     Attributes:
         op: index of its operation.
-        name: such as `gelu`, or `leaky_relu_` for the one in place.
+        name: such as `gelu`, or `leaky_relu_` for the in-place one.
         module, source: where it is.
         written_in: "output" or "input" (clause 1).
         costs_bytes: see clause (2).
@@ -58,12 +58,12 @@ class Activation:
 
 @dataclass(frozen=True)
 class OutputReuse:
-    """The activations, in order."""
+    """The activations, in execution order."""
 
     activations: tuple[Activation, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """One line for each function that keeps what nobody else needs."""
+        """Yield one line for each function that keeps a tensor nothing else needs."""
         by_name = defaultdict[str, list[Activation]](list)
         for each in self.activations:
             by_name[each.name].append(each)
@@ -79,7 +79,7 @@ class OutputReuse:
 
 
 def find_output_reuse(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> OutputReuse:
-    """Every activation that autograd differentiates in the last forward pass."""
+    """Find every activation that autograd differentiates in the last forward pass."""
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
     forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
     if not forwards:

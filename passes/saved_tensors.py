@@ -1,16 +1,16 @@
-"""For every autograd node the tensors that it saves, and the derivative formula that needs each.
+"""The tensors that each autograd node saves, and the derivative formulas that need them.
 
-A tensor is *saved* by a node from the forward operation until the node has run. Of each it says
-  (1) the field, by the formula's own name for it, such as `self`, `result` or `mat1`;
-  (2) the formulas that need it and that are wanted, because the argument whose gradient they
-      compute leads to a leaf that trains (derivatives.py says where formulas come from); a custom
-      `autograd.Function` gives its name and line instead;
-  (3) what those gradients are for: the parameter behind the argument, reached through nodes that
+A tensor is *saved* by a node from the forward operation until the node has run. For each:
+  (1) the field, under the name that the formula uses: `self`, `result`, `mat1`;
+  (2) the formulas that need it and are wanted: those computing the gradient of an argument that
+      leads to a leaf that trains (formulas come from derivatives.py); a custom `autograd.Function`
+      gives its name and line instead;
+  (3) the target of those gradients: the parameter behind the argument, reached through nodes that
       hold nothing, such as a transposed or a cast weight;
   (4) its storage: tensors that share one are views of the same bytes, which count once.
 
-Not covered: nodes that never ran; nodes that hold another one, such as `CopySlices`
-(torch/csrc/autograd/functions/tensor.h), are named without a field.
+Nodes that wrap another one, such as `CopySlices` (torch/csrc/autograd/functions/tensor.h), are
+named without a field. Not covered: nodes that never ran.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Saved:
         node: the node's number in the trace.
         name: the node's name, such as `GeluBackward0`.
         op: index of the forward operation.
-        field: see clause (1); "" where the node does not show its fields, as those of
-            `torch._foreach_exp` and its like.
-        tensor: None where the user's own hooks keep something else.
-        owner: the hold among the owners of the storage.
+        field: see clause (1); "" if the node does not expose its fields, like those of
+            `torch._foreach_exp`.
+        tensor: None if the user's hooks keep something else.
+        owner: autograd's entry among the owners of the storage.
         formulas: see clause (2); each is `argument: formula`.
         gradients_of: see clause (3).
     """
@@ -55,7 +55,7 @@ class Saved:
 
     @property
     def storage(self) -> int | None:
-        """The storage that holds it."""
+        """The storage of the tensor."""
         return None if self.tensor is None else self.tensor.storage
 
     def __str__(self) -> str:
@@ -65,13 +65,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """Everything that autograd saved in the trace, in the order in which the nodes ran."""
+    """Every tensor that autograd saved in the trace, in the order in which the nodes ran."""
 
     tensors: tuple[Saved, ...]
 
     @cached_property
     def by_storage(self) -> Mapping[int, tuple[Saved, ...]]:
-        """The tensors that share a storage (clause 4)."""
+        """The tensors of each storage (clause 4)."""
         found = defaultdict[int, list[Saved]](list)
         for saved in self.tensors:
             if saved.storage is not None:
@@ -87,7 +87,7 @@ class SavedTensors:
         return {node: tuple(held) for node, held in found.items()}
 
     def holding(self, storage: int, tick: int) -> tuple[Saved, ...]:
-        """The tensors for which autograd holds a storage at a moment."""
+        """The tensors for which autograd holds a storage at a tick."""
         return tuple(
             saved
             for saved in self.by_storage.get(storage, ())
@@ -95,14 +95,14 @@ class SavedTensors:
         )
 
     def reasons_for(self, storage: int, tick: int) -> tuple[str, ...]:
-        """Why autograd holds a storage at a moment, one text for each distinct reason."""
+        """The distinct reasons for which autograd holds a storage at a tick, in words."""
         return tuple(dict.fromkeys(str(saved) for saved in self.holding(storage, tick)))
 
 
 def find_saved_tensors(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> SavedTensors:
-    """What every autograd node saves, and why."""
+    """Find the tensors that every autograd node saves, and why."""
     nodes = {node.number: node for node in graph.autograd_nodes}
     return SavedTensors(
         tuple(
@@ -137,7 +137,7 @@ def _saved_by(
 
 
 def derivative_of(node: AutogradNode, graph: StepGraph) -> Derivative | None:
-    """The entry for a node: by its own name, else by that of its operation, as `_foreach_exp`."""
+    """The entry for a node: by its name, else by its operation's, as for `_foreach_exp`."""
     found = derivatives.of_node(node.name)
     if found is None and node.source is None and node.op is not None:
         found = derivatives.of_operator(graph.ops[node.op].target)
@@ -147,10 +147,10 @@ def derivative_of(node: AutogradNode, graph: StepGraph) -> Derivative | None:
 def wanted_arguments(
     node: AutogradNode, derivative: Derivative | None
 ) -> dict[str, tuple[int | str, ...]]:
-    """The arguments whose gradients are wanted, each with where these go.
+    """The arguments whose gradients are wanted, each with the targets of its edges.
 
     A node has one edge for each differentiable argument, in order, and for a list of tensors one
-    for each of them.
+    for each of its elements.
     """
     if derivative is None:
         return {}
@@ -174,7 +174,7 @@ def wanted_arguments(
 def _needs(
     node: AutogradNode, derivative: Derivative | None, saved: SavedTensor, wanted: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The formulas that need a saved tensor, and the arguments whose gradients they are."""
+    """The formulas that need a saved tensor, and the arguments whose gradients they compute."""
     if node.source is not None:
         return (f"custom function {node.source.function} ({node.source})",), ()
     if derivative is None:
@@ -187,7 +187,7 @@ def _needs(
 
 
 def _named(edges: tuple[int | str, ...], argument: str, nodes: Mapping[int, AutogradNode]) -> str:
-    """What a gradient is for: parameters by name, else the forward operation's argument."""
+    """The target of a gradient: parameters by name, else the forward operation's argument."""
     leaves = [_leaf_behind(edge, nodes) for edge in edges]
     known = list(dict.fromkeys(leaf for leaf in leaves if leaf is not None))
     return f"the gradient of {' and '.join(known) if known else argument}"

@@ -1,15 +1,15 @@
-"""What the figures leave out, named: memory whose size only a library knows, or no rule yet.
+"""Memory that the figures leave out because only a library knows its size, or no rule exists.
 
-Each clause lists itself as an assumption where the graph meets it, so that no report is silently
+Each clause that applies to the graph is listed as an assumption, so that no report is silently
 approximate:
   (1) cuDNN chooses the workspace of a convolution at run time; a plan whose workspace cannot be
-      allocated is passed over (aten/src/ATen/native/cudnn/Conv_v8.cpp); `kernels/convolution.py`
-      has a rule for some;
+      allocated is skipped (aten/src/ATen/native/cudnn/Conv_v8.cpp); `kernels/convolution.py` has a
+      rule for some;
   (2) LSTM, GRU and RNN run as one cuDNN operation, whose reserve space, dropout state and workspace
-      were measured on an H100 (graphmem/cudnn_recurrent.py): on other cards they may differ;
-  (3) operations for which a rule of `kernel_memory` lacks the layout of an operand;
-  (4) cuSOLVER's and MAGMA's workspaces behind `torch.linalg`, and composites of it that a trace
-      runs in another form than a run that nobody observes (docs/kernel_memory.md, last section);
+      were measured on an H100 (graphmem/cudnn_recurrent.py) and may differ on other cards;
+  (3) operations with an operand whose layout a rule of `kernel_memory` needs but does not know;
+  (4) cuSOLVER's and MAGMA's workspaces behind `torch.linalg`, and its composites that a trace runs
+      in a different form than an unobserved run (docs/kernel_memory.md, last section);
   (5) derivatives whose formula depends on zeros among the data
       (graphmem/trace/formulas_by_data.py).
 """
@@ -33,7 +33,7 @@ _PRODUCTS = frozenset({"ProdBackward0", "ProdBackward1", "CumprodBackward0"})
 def find_unmodelled(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> tuple[Assumption, ...]:
-    """One assumption for each clause that the graph meets, at the first operation that does."""
+    """Find one assumption for each clause that applies, at the first operation it applies to."""
     memory: KernelMemory = annotations.of(KERNEL_MEMORY)
     found = [
         _assumption(

@@ -1,12 +1,12 @@
-"""Fused attention: flash, memory-efficient, cuDNN. Attention by formulas is ordinary operations.
+"""Fused attention: flash, memory-efficient, cuDNN. The math backend is ordinary operations.
 
 (1) Flash, forward: short queries without dropout may be split along the keys, with a partial
     result for each split (aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp,
     `set_params_splitkv`, `num_splits_heuristic`), held until the kernel is launched. With
     dropout the state of the generator is allocated a second time (`mha_fwd`).
 (2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
-    the row sums and a float32 gradient of the queries, and with fewer heads of keys than of
-    queries a gradient of keys and values for each head of queries (`mha_bwd`).
+    row sums and a float32 gradient of the queries are allocated, and with fewer heads of keys than
+    of queries a gradient of keys and values for each head of queries (`mha_bwd`).
 (3) Memory-efficient: see `efficient_attention`; cuDNN: see `cudnn_attention`.
 """
 
@@ -76,7 +76,7 @@ def _splits(call: Call, batch_heads: int, queries: int, keys: int, width: int) -
 
 
 def _rounded_width(width: int) -> int:
-    """Heads as wide as the kernel's tiles."""
+    """The head width, rounded up to the kernel's tiles."""
     return -(-width // 32) * 32 if width <= 192 else 256
 
 

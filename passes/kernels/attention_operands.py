@@ -1,7 +1,7 @@
-"""Queries, keys and values as (batch, heads, sequence, width), whichever operator takes them.
+"""Queries, keys and values as (batch, heads, sequence, width), for every attention operator.
 
-`_scaled_dot_product_*` take them so; the operators that those call, `_flash_attention_*` and
-`_efficient_attention_*`, take (batch, sequence, heads, width), in which every kernel works
+`_scaled_dot_product_*` take this layout; the operators that those call, `_flash_attention_*` and
+`_efficient_attention_*`, take (batch, sequence, heads, width), which is what every kernel uses
 (aten/src/ATen/native/transformers/cuda/attention.cu).
 """
 

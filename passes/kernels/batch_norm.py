@@ -1,12 +1,12 @@
-"""Batch norm: cuDNN's memory, which is left out, and PyTorch's own channels-last kernels.
+"""Batch norm: PyTorch's channels-last kernels, and cuDNN's memory, which is left out.
 
-  (1) `_batch_norm_impl_index` (aten/src/ATen/native/Normalization.cpp) takes cuDNN where
-      `_takes_cudnn` says so; cuDNN then keeps a reserve for the backward pass and takes
-      workspaces, whose sizes are its own. While training its backward pass first makes the
-      gradient contiguous in the input's memory format (derivatives.yaml, `cudnn_batch_norm`),
-      and then the gradients of input, weight and bias, whatever is wanted of them (aten/src/ATen/
-      native/cudnn/BatchNorm.cpp, `cudnn_batch_norm_backward`; recorded 30 times for 64 frozen
-      channels as `a 1048576, a 256, a 256, f 256, f 256`).
+  (1) `_batch_norm_impl_index` (aten/src/ATen/native/Normalization.cpp) uses cuDNN where
+      `_takes_cudnn` is true; cuDNN then keeps a reserve for the backward pass and takes workspaces,
+      of sizes that only it knows. In training, its backward pass first makes the gradient
+      contiguous in the input's memory format (derivatives.yaml, `cudnn_batch_norm`), and then
+      allocates the gradients of input, weight and bias, even those that are not wanted
+      (aten/src/ATen/native/cudnn/BatchNorm.cpp, `cudnn_batch_norm_backward`; recorded 30 times for
+      64 frozen channels as `a 1048576, a 256, a 256, f 256, f 256`).
   (2) Otherwise channels-last input, and rows of channels (N, C), are reduced over the rows of a
       grid, with a staging buffer and semaphores where the grid has more than one row (aten/src/
       ATen/native/cuda/Normalization.cuh, `flexible_launch_configs`,
@@ -64,7 +64,7 @@ def _backward(call: Call) -> Iterator[Step]:
 
 
 def _cudnn_backward(call: Call, grad: TensorOut) -> Iterator[Step]:
-    """Clause (1): the gradients that nobody wants go when the call has returned."""
+    """Clause (1): unwanted gradients are freed when the call returns."""
     names = ("the input", "the weight", "the bias")
     tensor, weight = call.tensor("input"), call.tensor("weight")
     births = iter(range(len(call.op.births)))
@@ -110,7 +110,7 @@ def _takes_cudnn(tensor: TensorOut, weight: TensorOut | None) -> bool:
 
 
 def _takes_channels_last(tensor: TensorOut) -> bool:
-    """`batch_norm_use_channels_last_kernels`, which holds for rows of channels as well."""
+    """`batch_norm_use_channels_last_kernels`, which is true of rows of channels as well."""
     return is_channels_last(tensor) or (is_contiguous(tensor) and tensor.stride[1] == 1)
 
 

@@ -1,4 +1,4 @@
-"""One operation as a rule sees it: its arguments by name, and the machine that it runs on."""
+"""One operation as a rule sees it: its arguments by name, and the machine it runs on."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Workspaces:
     cublaslt: set[str] = field(default_factory=set)
 
     def copy(self) -> Workspaces:
-        """What was taken by now."""
+        """A snapshot of the workspaces taken so far."""
         return Workspaces(set(self.cublas), set(self.cublaslt))
 
 
 Notes = dict[tuple[str, str, str], list[Op]]
-"""What was left out, as (what, value, why), and the operations that did."""
+"""Memory that was left out, as (what, value, why), and the operations concerned."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Call:
     Attributes:
         op: the operation.
         runtime: GPU, version of PyTorch, environment.
-        thread: which thread runs it, in words.
-        workspaces: what the process has taken so far.
-        notes: what rules left out so far.
+        thread: the name of the thread that runs it.
+        workspaces: those that the process has taken so far.
+        notes: memory that rules have left out so far.
     """
 
     op: Op
@@ -58,15 +58,15 @@ class Call:
         return self.op.target.rpartition(".")[0]
 
     def leave_out(self, what: str, value: str, why: str) -> None:
-        """Have the report list memory that no rule knows; `value` says what was taken for it."""
+        """Have the report list memory that no rule knows; `value` is the size assumed."""
         self.notes.setdefault((what, value, why), []).append(self.op)
 
     def value(self, name: str) -> Any:
-        """An argument by its name in the operator's schema; None where there is none of it."""
+        """An argument by its name in the operator's schema; None if it was not given."""
         return argument_of(self.op.node, name)
 
     def optional(self, name: str) -> TensorOut | None:
-        """A tensor argument, or None where none was given.
+        """A tensor argument; None if it was not given.
 
         Raises:
             UnknownOperandError: its sizes are not known, or it is sparse.
@@ -86,13 +86,13 @@ class Call:
         return found
 
     def sparse(self, name: str) -> TensorOut | None:
-        """A sparse COO argument; None where it is another kind of tensor."""
+        """A sparse COO argument; None if it is another kind of tensor."""
         value = self.value(name)
         found = tensor_of(value) if isinstance(value, Node) else None
         return None if found is None or found.nonzeros is None else found
 
     def tensors(self, name: str) -> list[TensorOut | None]:
-        """A list of tensors, with None where one was left out."""
+        """A list of tensors, with None for those left out."""
         value = self.value(name)
         items = value if isinstance(value, (list, tuple)) else []
         return [described(item) if isinstance(item, Node) else None for item in items]
@@ -118,7 +118,7 @@ def described(node: Node) -> TensorOut:
 
 
 def during(scratch: Iterable[Scratch], steps: Iterable[Step] = ()) -> Iterator[Step]:
-    """Take scratch memory, do `steps`, and free it, the last taken first, as C++ scopes do."""
+    """Take scratch memory, do `steps`, and free it in reverse order, as C++ scopes do."""
     held = list(scratch)
     yield from map(Take, held)
     yield from steps

@@ -1,29 +1,29 @@
 """Convolutions: the workspaces of cuDNN, and the bias gradient's sum.
 
-cuDNN decides about its workspaces at run time (aten/src/ATen/native/cudnn/Conv_v8.cpp,
-`run_conv_plan`). On Hopper cards they were measured (`convolution_plans.py`). On others this is
-known of 16-bit operands that lie NCHW, where the card multiplies them in tensor cores (float16 from
-compute capability 7.0 on, bfloat16 from 8.0 on):
+cuDNN chooses its workspaces at run time (aten/src/ATen/native/cudnn/Conv_v8.cpp, `run_conv_plan`).
+On Hopper cards they were measured (`convolution_plans.py`). On other cards this is known of 16-bit
+NCHW operands, if the card multiplies them in tensor cores (float16 from compute capability 7.0 on,
+bfloat16 from 8.0 on):
 
-  (1) tensor-core kernels want NHWC; cuDNN transposes what it is given, into its workspace, and the
+  (1) tensor-core kernels want NHWC; cuDNN transposes its operands into its workspace, and the
       result back (NVIDIA, "Convolutional Layers User's Guide", section "Tensor Layout": "automatic
       transpose operations"; profiles show `nchwToNhwcKernel` for input and weight and
       `nhwcToNchwKernel` for the result of each call, on V100, A100 and H100);
   (2) channels are padded to a multiple of 8 on the way (cuDNN developer guide, "Tensor
       Transformations": padding, folding and NCHW-to-NHWC);
-  (3) the gradient of a weight has partial sums besides. Liger's table has six rows of a bfloat16
-      3x3 convolution of 4 channels on an RTX 3090 (fixtures/cases/, liger_multi_token_attention):
-      each is met by the gradient's workspace of (1) and (2), four tensors where unpadded ones would
-      be two, and 721,000 to 1,115,008 bytes besides. What was most is taken.
+  (3) the gradient of a weight also needs partial sums. Liger's table has six rows of a bfloat16 3x3
+      convolution of 4 channels on an RTX 3090 (fixtures/cases/, liger_multi_token_attention): each
+      equals the gradient's workspace of (1) and (2), four tensors where unpadded ones would be two,
+      plus 721,000 to 1,115,008 bytes. The largest of these is assumed.
 
-Nothing is taken there for 32-bit operands: a recorded step has none (nca2d), and ResNet-50 on a T4
-is met without (t4_preflight). Convolutions for which each channel is its own group take PyTorch's
-own kernels where they lie NCHW (aten/src/ATen/native/cuda/DepthwiseConv2d.cu), which need no
-workspace and compute the gradient of the weight before that of the input (R: conv_depthwise).
+For 32-bit operands no workspace is assumed on these cards: a recorded step has none (nca2d), and
+ResNet-50 on a T4 agrees without one (t4_preflight). Depthwise convolutions in NCHW run PyTorch's
+own kernels (aten/src/ATen/native/cuda/DepthwiseConv2d.cu), which need no workspace and compute the
+gradient of the weight before that of the input (R: conv_depthwise).
 
-The input is copied where it has gaps or another order than NCHW or channels last (`_copied_input`;
-R: tf_mamba, which convolves half of a transposed tensor). The incoming gradient is copied where it
-lies otherwise than the input (`_copied_gradient`; R: vit, whose patches are transposed).
+The input is copied if it has gaps or is neither NCHW nor channels last (`_copied_input`; R:
+tf_mamba, which convolves half of a transposed tensor). The incoming gradient is copied if its
+layout differs from the input's (`_copied_gradient`; R: vit, whose patches are transposed).
 
 The gradient of the bias (aten/src/ATen/native/Convolution.cpp, `convolution_backward`): cuDNN
 computes the gradient of the input, then that of the weight; then the gradient of the bias is a sum,
@@ -98,8 +98,9 @@ def _backward(call: Call) -> Iterator[Step]:
 def _copied_input(call: Call) -> list[Scratch]:
     """`input.contiguous(backend_memory_format)`, in a backward pass for the weight's gradient only.
 
-    A row is copied in any case, before it is made an image, and held as long as the operation runs
-    (aten/src/ATen/native/Convolution.cpp, `_convolution` and `convolution_backward`).
+    The input of a 1-d convolution is always copied, before it becomes an image, and held for the
+    whole operation (aten/src/ATen/native/Convolution.cpp, `_convolution` and
+    `convolution_backward`).
     """
     tensor = call.tensor("input")
     wants_channels_last = _has_channels_last(call)
@@ -116,7 +117,7 @@ def _has_channels_last(call: Call) -> bool:
 
 
 def _copied_gradient(call: Call, grad: TensorOut) -> list[Scratch]:
-    """Where it lies with channels last and the input does not, or the other way round.
+    """The gradient's copy, if exactly one of it and the input is channels last.
 
     aten/src/ATen/native/cudnn/ConvShared.cpp, `cudnn_convolution_backward`:
     `grad_output_t.to(input.suggest_memory_format())`.
@@ -147,7 +148,7 @@ def _birth(births: Iterator[Output]) -> Iterator[Output]:
 
 
 def _workspace(call: Call, result: TensorOut, product: Product) -> list[Scratch]:
-    """For one of the three products; `result` is the forward pass's."""
+    """The workspace of one of the three products; `result` is the forward pass's."""
     if call.runtime.gpu.compute_capability == _HOPPER:
         workspace = _measured(call, result, product)
     else:

@@ -1,29 +1,28 @@
-"""Which copies cuDNN makes for a convolution on Hopper cards, measured.
+"""The copies that cuDNN makes for a convolution on Hopper cards, as measured.
 
-The plan is cuDNN's choice (aten/src/ATen/native/cudnn/Conv_v8.cpp). 950 convolutions were profiled
-on an H100 (torch 2.11.0, cuDNN 9.19.0), and the steps of fixtures/cuda/steps recorded; the names of
-the kernels tell what a workspace holds:
+cuDNN chooses the plan (aten/src/ATen/native/cudnn/Conv_v8.cpp). 950 convolutions were profiled on
+an H100 (torch 2.11.0, cuDNN 9.19.0), and the steps of fixtures/cuda/steps recorded; the kernels'
+names show what a workspace holds:
 
   (1) tensor-core kernels want NHWC (`..._nhwckrsc_nhwc_...`): `nchwToNhwcKernel` copies input and
       weight, `nhwcToNchwKernel` the result, each into or out of the workspace; a weight of 1x1 is
-      the same in both. 16 bytes more where there is a copy. With channels last nothing is copied.
-  (2) 16-bit kernels want multiples of 8 channels: copies are padded, and with channels last they
-      are made where channels are no such multiple. Gradients in float32 have fewer than 4 channels
-      padded to 4, but for those of a stem, which has positions beyond the edge.
+      the same in both. A copy adds 16 bytes. With channels last nothing is copied.
+  (2) 16-bit kernels want multiples of 8 channels: copies are padded, and with channels last copies
+      are made only if the channels are not such a multiple. In float32, gradients pad fewer than 4
+      channels to 4, except in a stem, which has positions beyond the edge.
   (3) small products take kernels that read NCHW (`implicit_convolve_sgemm`,
       `wgrad2d_grouped_direct_kernel`, `..._nchwkcrs_nchw_...`): no copies. So do first layers in
-      float32 but those of 7x7, and strided ones of 1x1 from less than 128 channels.
-  (4) 1x1 convolutions are products of matrices (`nvjet`, `cutlass`) where an image's channel is a
-      multiple of 16 bytes, as tensor cores load them: no copies; the gradient of the weight is a
-      float32 matrix for each image, then a sum. Where it is no such multiple, large ones are (1).
-  (5) float32 kernels that write NCHW themselves (`..._nhwckrsc_nchw_...`) compute 3x3 results where
-      input or result has 64 channels at most, and the other too or there are more than 2^14
-      positions: no copy of the result.
-  (6) the gradient of the input of a strided convolution has 131 bytes besides.
+      float32 except 7x7 ones, and strided 1x1 layers with fewer than 128 input channels.
+  (4) 1x1 convolutions are matrix products (`nvjet`, `cutlass`) if one channel of an image is a
+      multiple of 16 bytes, the unit that tensor cores load: no copies; the gradient of the weight
+      is a float32 matrix for each image, then a sum. Otherwise large ones follow (1).
+  (5) float32 kernels that write NCHW themselves (`..._nhwckrsc_nchw_...`) compute 3x3 results if
+      input or result has at most 64 channels and either the other does too or there are more than
+      2^14 positions: no copy of the result.
+  (6) the gradient of the input of a strided convolution takes 131 bytes more.
   (7) the gradient of a weight is summed in slices (`convolution_slices.py`).
 
-Bounds of clauses (3) and (4) are powers of two between what was measured to take one kind and the
-other.
+The bounds in clauses (3) and (4) are powers of two that separate the measured cases.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _LEAST_UNALIGNED = {True: 1 << 26, False: 1 << 28}
 
 
 class Product(enum.Enum):
-    """What of a convolution is computed."""
+    """Which of a convolution's three results is computed."""
 
     RESULT = enum.auto()
     INPUT_GRADIENT = enum.auto()
@@ -74,23 +73,23 @@ _LEAST_OF_FEW_CHANNELS = {
     (4, Product.INPUT_GRADIENT): math.inf,
     (4, Product.WEIGHT_GRADIENT): 1 << 28,
 }
-"""By bytes of a number and product, the multiplications from which copies are made."""
+"""By bytes of a number and product: the number of multiplications from which copies are made."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A convolution whose result is to be computed, or one of its gradients.
+    """The shapes and layout of a convolution, from which its workspaces follow.
 
     Attributes:
         source: sizes of the input, (batch, channels, ...).
         weight: sizes of the weight, (results, channels of a group, ...).
         result: sizes of the result, (batch, results, ...).
-        is_strided: whether it passes over positions.
+        is_strided: whether it skips positions.
         is_padded: whether it has positions beyond the edge.
         groups: of channels.
-        is_channels_last: how all three lie.
-        item_bytes: of one number.
-        multiprocessors: of the card.
+        is_channels_last: the layout of all three.
+        item_bytes: bytes of one number.
+        multiprocessors: how many the card has.
     """
 
     source: Sequence[int]
@@ -104,7 +103,7 @@ class Plan:
     multiprocessors: int
 
     def workspace_bytes(self, product: Product) -> int:
-        """What is known of the workspace."""
+        """The known part of the workspace."""
         is_of_groups = self.groups > 1 and product is Product.WEIGHT_GRADIENT
         if self._is_depthwise or (is_of_groups and self.item_bytes < _FLOAT32):
             return 0
@@ -190,7 +189,7 @@ class Plan:
         return self._multiplications >= least[self.item_bytes, product]
 
     def _reads_planes(self, product: Product) -> bool:
-        """Clause (3), of large ones."""
+        """Clause (3), for large convolutions."""
         if self.item_bytes < _FLOAT32 or self.is_channels_last:
             return False
         channels = self.source[1]

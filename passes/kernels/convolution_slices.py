@@ -1,18 +1,19 @@
-"""Into how many slices cuDNN cuts the gradient of a weight on Hopper cards, measured.
+"""The slices into which cuDNN cuts a weight's gradient on Hopper cards, as measured.
 
 The kernels (`cask_plugin`, `xmma_wgrad`) compute tiles of the gradient, each number a sum over all
-positions of the result. Tiles are 128 by 128, or 64 where there are no more channels. Where they
-are fewer than the card's multiprocessors, the sum is cut into so many slices as keep all busy: nine
-tiles of a 3x3 weight of 64 or 128 channels into 14 on 132 multiprocessors. Each slice has float32
-sums of its own; in 16 bits one is the result's.
+positions of the result. Tiles are 128 by 128, with a side of 64 where there are no more channels.
+If there are fewer tiles than multiprocessors, the sum is cut into enough slices to keep all of them
+busy: nine tiles of a 3x3 weight of 64 or 128 channels into 14 slices on 132 multiprocessors. Each
+slice has separate float32 sums; in 16 bits one of them is the result's.
 
-Recorded in resnet18, resnet50, unet (float32): 14 slices of weights of 64 and 128 channels, 7 of
-256 to 128, 3 of 256, as sums of less than 2^13 positions are cut into 2^11 at least. Of 512 to 512
-the last 12 of 144 tiles are cut: into 7 where 1,568 positions are summed, 2 where 784 are.
-In 16 bits: 13 where input or result has 64 channels; among 128 and more 2 and 4 of 2^13 positions
-or more. Stems of 7x7 have tiles of 256 columns: 66 slices in 16 bits where 58 to 61 were recorded;
-in float32 slices of 2^10 positions, 98 to 392 where 115 to 331 were. Other first layers have few,
-and none are counted.
+Recorded in resnet18, resnet50, unet (float32): 14 slices for weights of 64 and 128 channels, 7 for
+256 to 128, 3 for 256, because sums of fewer than 2^13 positions are cut into slices of at least
+2^11. For 512 to 512, the last 12 of 144 tiles are cut: into 7 if 1,568 positions are summed, 2 if
+784 are.
+In 16 bits, 13 slices if input or result has 64 channels; with 128 and more, 2 and 4 slices of 2^13
+positions or more. 7x7 stems have tiles of 256 columns: 66 slices in 16 bits where 58 to 61 were
+recorded; in float32 slices of 2^10 positions, 98 to 392 where 115 to 331 were recorded. Other
+first layers have few slices, and none are counted.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class WeightGradient:
         results: channels of the result.
         channels: channels of the input.
         positions: of the kernel, such as 9 of 3x3.
-        sums: the numbers that each sum has: images, and positions of the result.
-        item_bytes: of one number.
+        sums: how many numbers each sum adds up: images times positions of the result.
+        item_bytes: bytes of one number.
     """
 
     results: int
@@ -54,7 +55,7 @@ class WeightGradient:
     item_bytes: int
 
     def partial_bytes(self, multiprocessors: int) -> int:
-        """The sums of all slices, and their counters."""
+        """Bytes of the sums of all slices, and of their counters."""
         if self._tiles > multiprocessors:
             return self._last_bytes(multiprocessors)
         slices = self._slices(multiprocessors)
@@ -67,7 +68,7 @@ class WeightGradient:
         return sums + _counters(self._tiles * slices)
 
     def _last_bytes(self, multiprocessors: int) -> int:
-        """Only the tiles that are left when all others fill the card are cut."""
+        """The last tiles, which no longer fill the card, are the only ones cut."""
         last = self._tiles % multiprocessors
         if self.item_bytes < _FLOAT32 or not last:
             return 0
@@ -101,7 +102,7 @@ class WeightGradient:
 
 
 def _counters(slices: int) -> int:
-    """One for each slice of a tile, and what cuDNN adds."""
+    """Bytes of one counter for each slice of a tile, and of those that cuDNN adds."""
     return _COUNTER_BYTES * (slices + _MORE_COUNTERS) + _OF_COUNTERS
 
 

@@ -1,11 +1,11 @@
 """Copies between the host and the card that cannot be one transfer.
 
 aten/src/ATen/native/cuda/Copy.cu, `copy_requires_temporaries` and `copy_kernel_cuda`:
-(1) Two tensors of one dtype that lie alike and without gaps are one transfer.
+(1) Two tensors with the same dtype and layout, without gaps, are one transfer.
 (2) Otherwise the side on the card is made contiguous first (or is filled from a contiguous one
-    afterwards). Types are converted on the host, but on the card if the copy does not block.
+    afterwards). Types are converted on the host, or on the card if the copy is non-blocking.
 In fixtures/cuda/scripts, offload_save_pin shows copies of transposed tensors into pinned memory,
-parameter_golf tokens of 16 bits that come over without blocking and become 64 bits wide.
+and parameter_golf non-blocking copies of 16-bit tokens that become 64 bits wide.
 """
 
 from __future__ import annotations
@@ -70,4 +70,4 @@ def _is_one_run(target: TensorOut, source: TensorOut) -> bool:
 
 
 RULES: Mapping[str, Rule] = {"aten.copy_": _into, "aten._to_copy": _to}
-"""By operator: copies."""
+"""The rules, by operator."""

@@ -1,13 +1,14 @@
-"""`ctc_loss`: lengths and offsets of sequences on the card, and the table of the backward pass.
+"""`ctc_loss`: sequence lengths and offsets on the card, and the backward pass's table.
 
 PyTorch's own kernels (aten/src/ATen/native/cuda/LossCTC.cu):
 (1) Both passes copy the lengths of targets and inputs and the offsets of targets to the device.
-(2) The backward pass has a table as large as the forward's `log_alpha`.
-(3) For a large problem it sums that and `log_alpha` for the blanks, in every other column.
+(2) The backward pass allocates a table as large as the forward's `log_alpha`.
+(3) For a large problem it adds that table and `log_alpha` for the blanks, in every other column.
 (4) With `zero_infinity` a large problem's gradient is copied once more.
 
-cuDNN's (cudnn/LossCTC.cpp) has its gradient before its loss, and a workspace between the two that
-only cuDNN knows; targets of the host are copied where lengths are tensors.
+cuDNN's kernel (cudnn/LossCTC.cpp) allocates its gradient before its loss, and between the two a
+workspace of a size that only cuDNN knows; targets on the host are copied if the lengths are
+tensors.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _is_large(call: Call) -> bool:
 
 
 def _with_lengths(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
-    """Clause (1); the offsets are declared first, on the host, and go last."""
+    """Clause (1); the offsets are declared first, on the host, and freed last."""
     size = call.tensor("log_probs").shape[1] * INDEX_BYTES
     names = ("lengths of targets", "lengths of inputs", "offsets of targets")
     targets, inputs, offsets = (Scratch(name, size) for name in names)

@@ -5,7 +5,7 @@ is that of CCCL 2.7 (CUDA 12.8). The formula is in docs/sources.md, "Embeddings,
 sorting". The recording cs336med_train_ctx1024 shows one size, fixtures/cuda/operators.jsonl.gz all
 those of compute capability 9.0 with values of 8 bytes, and of keys alone.
 
-Not covered: keys below four bytes before compute capability 9.0, where CUB sorts in another way.
+Not covered: keys below four bytes before compute capability 9.0, which CUB sorts differently.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PORTION = 1 << 28
 _SINGLE_TILE_THREADS = 256
 _SINGLE_TILE_ITEMS = 19  # for four bytes
 
-# Items of a tile by bytes of key and value, with offsets of 64 bits; on cards before and from
-# compute capability 9.0 (`Policy800::OnesweepPolicy`, `Policy900::OnesweepPolicy`).
+# Items of a tile by bytes of key and value, with 64-bit offsets, on cards before compute capability
+# 9.0 and from it on (`Policy800::OnesweepPolicy`, `Policy900::OnesweepPolicy`).
 _TILES: Mapping[tuple[int, int], tuple[int | None, int]] = MappingProxyType(
     {
         (8, 8): (3840, 4608),
@@ -45,13 +45,13 @@ SORT_NOTE = "CUB's policy for keys of this size is not known"
 def sort_pairs_bytes(
     count: int, key_bytes: int, value_bytes: int, bits: int, gpu: Gpu
 ) -> int | None:
-    """Temporary storage of `DeviceRadixSort::SortPairs`; None where it is not known.
+    """Temporary storage of `DeviceRadixSort::SortPairs`; None if it is not known.
 
     Args:
         count: how many pairs.
-        key_bytes: of one key.
-        value_bytes: of one value; 0 for `SortKeys`.
-        bits: of the key that are looked at.
+        key_bytes: bytes of one key.
+        value_bytes: bytes of one value; 0 for `SortKeys`.
+        bits: how many bits of the key are compared.
         gpu: the card.
     """
     single = _SINGLE_TILE_THREADS * (_SINGLE_TILE_ITEMS * 4 // max(4, key_bytes, value_bytes))
@@ -84,13 +84,13 @@ def segmented_sort_pairs_bytes(count: int, key_bytes: int, value_bytes: int) -> 
 
     Args:
         count: how many pairs.
-        key_bytes: of one key.
-        value_bytes: of one value.
+        key_bytes: bytes of one key.
+        value_bytes: bytes of one value.
     """
     parts = (count * key_bytes, count * value_bytes)
     return sum(ceil_div(part, _ALIGNMENT) * _ALIGNMENT for part in parts) + _ALIGNMENT - 1
 
 
 def key_bits(largest: int) -> int:
-    """`get_num_bits` (aten/src/ATen/cuda/cub.cuh): bits of the largest key, at least one."""
+    """`get_num_bits` (aten/src/ATen/cuda/cub.cuh): bits of the largest key, at least 1."""
     return max(1, largest.bit_length())

@@ -1,12 +1,12 @@
-"""Temporary storage of CUB's scans and of what is built on them: selections, runs, scans by key.
+"""Temporary storage of CUB's scans, and of selections, runs and scans by key, built on them.
 
-CCCL 3.0.1, which CUDA 13.0 ships: every block of a scan leaves a state for its tile, besides 32 of
+CCCL 3.0.1, which CUDA 13.0 ships: every block of a scan leaves a state for its tile, plus 32 of
 padding (cub/agent/single_pass_scan_operators.cuh, `ScanTileState`). `tile_state_allocation_size`
-rounds these up to 256 bytes and adds 255, which the dispatch rounds up and adds once more
-(`AliasTemporaries`, cub/util_temporary_storage.cuh). The items of a tile are those of the policies
-in cub/device/dispatch/tuning/, of the types with which PyTorch calls them
-(aten/src/ATen/cuda/cub.cuh). fixtures/cuda/operators.jsonl.gz has sizes of all of them on compute
-capability 9.0.
+rounds these up to 256 bytes and adds 255, and the dispatch does both once more (`AliasTemporaries`,
+cub/util_temporary_storage.cuh). The items of a tile come from the policies in
+cub/device/dispatch/tuning/, for the types with which PyTorch calls them
+(aten/src/ATen/cuda/cub.cuh). fixtures/cuda/operators.jsonl.gz has recorded sizes of all of them on
+compute capability 9.0.
 
 Not covered: cards before compute capability 8.0, and CUB of CUDA 12, whose tile states are smaller.
 """
@@ -29,7 +29,7 @@ _PADDING = 32  # `TILE_STATUS_PADDING`, a warp
 _LARGEST_SCAN = 1 << 30  # `max_cub_size` (aten/src/ATen/cuda/cub.cuh)
 _STATUS_BYTES = 4
 _PAIR_BYTES = 16  # of `ReduceByKeyScanTileState`: a value and a number
-# ATen's own classes, which CUB cannot put into one word with a status.
+# ATen's own classes, which CUB cannot pack into one word with a status.
 _WRAPPED = frozenset({"float16", "bfloat16", "complex32", "complex64", "complex128"})
 _WORD_BYTES: Mapping[int, int] = MappingProxyType({1: 4, 2: 4, 4: 8, 8: 16})
 
@@ -37,11 +37,11 @@ Tiles = tuple[int, int, int, int]
 """Items of a tile from compute capability 8.0, 8.6, 9.0 and 10.0 on."""
 _CAPABILITIES = ((8, 0), (8, 6), (9, 0), (10, 0))
 
-# `scan::policy_hub`, of an operation that CUB does not know, such as `std::plus`.
+# `scan::policy_hub`, for an operation that CUB does not know, such as `std::plus`.
 _SCAN: Mapping[int, int] = MappingProxyType({1: 3840, 2: 3840, 4: 1920, 8: 896, 16: 384})
-# The same, of `cuda::std::plus` from int32 to int64.
+# The same, for `cuda::std::plus` from int32 to int64.
 _SUM_OF_INT32: Tiles = (3840, 1920, 3072, 3072)
-# `select::policy_hub`, of int64 with flags; without flags by bytes of an item.
+# `select::policy_hub`, for int64 with flags; without flags, by bytes of an item.
 _FLAGGED: Tiles = (2304, 640, 4224, 3520)
 _UNIQUE: Mapping[int, Tiles] = MappingProxyType(
     {
@@ -70,7 +70,7 @@ SMALL_NOTE = "known for CUB of CUDA 13 (torch 2.11 on) on cards from 8.0 on; ten
 
 
 def scan(call: Call, count: int, dtype: str) -> Scratch:
-    """`DeviceScan`, of an operation that CUB does not know."""
+    """`DeviceScan`, for an operation that CUB does not know."""
     tile = _SCAN[item_bytes(dtype)]
     tiles = ceil_div(min(count, _LARGEST_SCAN), tile)
     return _storage(call, "scan", _states(tiles, dtype))
@@ -106,7 +106,7 @@ def runs(call: Call, count: int) -> Scratch:
 
 
 def scan_by_key(call: Call, count: int, key_bytes: int) -> Scratch:
-    """`DeviceScan::InclusiveScanByKey`: also the last key of each tile before."""
+    """`DeviceScan::InclusiveScanByKey`: also stores the last key of each previous tile."""
     tile = _of_card(_SCAN_BY_KEY[key_bytes], call.runtime.gpu)
     tiles = tile and ceil_div(count, tile)
     nbytes = tiles and _with_slack(_pairs(tiles) + _aligned(key_bytes * (tiles + 1)))
@@ -131,7 +131,7 @@ def _selection(call: Call, count: int, tiles: Tiles) -> Scratch:
 
 
 def _states(tiles: int, dtype: str) -> int:
-    """States of tiles in one word with a status, or besides it, of the tile and up to it."""
+    """Bytes of the tiles' states: in one word with a status, or separate, for tile and prefix."""
     states, size = tiles + _PADDING, item_bytes(dtype)
     if dtype in _WRAPPED:
         nbytes = _aligned(states * _STATUS_BYTES) + 2 * _aligned(states * size)

@@ -1,14 +1,14 @@
-"""cuDNN's attention: seed and offset come before the results, then its workspace.
+"""cuDNN's attention: seed and offset, then the results, then a workspace.
 
 The order of allocations is in aten/src/ATen/native/transformers/cuda/attention.cu,
-`_cudnn_attention_forward`, and cudnn/MHA.cpp. Workspaces are cuDNN's own; these are formulas that
-meet each of some 200 calls on an H100 with cuDNN 9.19, that of torch 2.11 (docs/sources.md):
+`_cudnn_attention_forward`, and cudnn/MHA.cpp. cuDNN chooses its workspaces; these formulas match
+each of some 200 calls on an H100 with cuDNN 9.19, the one of torch 2.11 (docs/sources.md):
 
   (1) Forward: 256 bytes.
-  (2) Forward, one query: none; but without a causal mask 1,024 keys or more are split where the
-      heads of keys leave half of the multiprocessors idle: into powers of two, no shorter than 128
-      keys, enough to give each multiprocessor one, at most 64. Each split has a float32 output, a
-      maximum and a sum for each row, each buffer in multiples of 128 bytes.
+  (2) Forward, one query: none; but without a causal mask, 1,024 keys or more are split if the heads
+      of keys leave half of the multiprocessors idle: into a power of two of splits, none shorter
+      than 128 keys, enough to give each multiprocessor one, at most 64. Each split has a float32
+      output, a maximum and a sum for each row, each buffer rounded up to 128 bytes.
   (3) Backward: gradients of the queries and row sums in float32, and 256 bytes; with fewer heads
       of keys than of queries, gradients of keys and values for each head of queries.
 """
@@ -93,7 +93,7 @@ def _splits(call: Call) -> int:
 
 
 def _is_between_recordings(call: Call) -> bool:
-    """One query that was recorded neither split nor whole, with so many keys or heads of keys."""
+    """Whether one query has a number of keys or heads at which neither outcome was recorded."""
     batch, key_heads, keys, _ = call.tensor("key").shape
     if call.tensor("query").shape[2] > 1 or call.value("is_causal") or keys <= _UNSPLIT_KEYS:
         return False
@@ -105,7 +105,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _note(call: Call) -> None:
-    """Other cards and versions of cuDNN were not recorded."""
+    """Note an assumption for cards and versions of cuDNN that were not recorded."""
     if (call.runtime.gpu.compute_capability, call.runtime.release) != _RECORDED:
         call.leave_out(
             _WHAT,

@@ -16,7 +16,7 @@ _BOXES_PER_WORD = 64
 
 
 def _nms(call: Call) -> Iterator[Step]:
-    """`nms_kernel`: a bit for each pair of boxes; what is kept is selected on the card."""
+    """`nms_kernel`: a bit for each pair of boxes; the boxes to keep are selected on the card."""
     boxes, scores = call.tensor("dets"), call.tensor("scores")
     count = boxes.shape[0]
     words = count * -(-count // _BOXES_PER_WORD)

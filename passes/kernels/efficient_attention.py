@@ -1,21 +1,21 @@
 """Memory-efficient attention (CUTLASS), forward and backward.
 
-  (1) Forward, 16 bits and values wider than 128: the output is gathered in float32
+  (1) Forward, 16 bits and values wider than 128: the output is accumulated in float32
       (aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h,
       `kNeedsOutputAccumulatorBuffer`).
   (2) Backward: the incoming gradient is made contiguous in the kernel's order, (batch, sequence,
       heads, width), before the outputs are allocated (cuda/attention_backward.cu).
-  (3) Backward: row sums of gradient times output. 16-bit kernels compute them, except on V100
-      where the outputs do not fit registers; otherwise they are a product of full size, its sum
-      and a contiguous copy (cuda/attention_backward.cu).
+  (3) Backward: row sums of gradient times output. 16-bit kernels compute them, except on a V100 if
+      the outputs do not fit into registers; otherwise they take a full-size product, its sum and a
+      contiguous copy (cuda/attention_backward.cu).
   (4) Backward: a workspace for each head, with a tile for each block of queries, and for gradients
-      of keys and values that registers do not hold (kernel_backward.h, `workspace_elements_gq`,
+      of keys and values that do not fit into registers (kernel_backward.h, `workspace_elements_gq`,
       `workspace_elements_gk`, `workspace_strideBH`; the lists of kernels in kernels/cutlassB.h).
-      It outlives the row sums: the function holds it, what launches the kernel holds those.
+      It outlives the row sums: the function holds the workspace, the kernel's launcher the sums.
 
-Which kernels fit a card's shared memory is not derived: blocks of 128 queries are taken to fit
-compute capabilities 8.0, 9.0 and 10.0, and 7.0 those of 16 bits (the generator of the kernels
-says that 7.5 and 8.6 need the smaller ones).
+Which kernels fit into a card's shared memory is assumed: blocks of 128 queries fit compute
+capabilities 8.0, 9.0 and 10.0, and in 16 bits also 7.0 (the generator of the kernels says that 7.5
+and 8.6 need the smaller ones).
 
 Not covered: sequences of different lengths in one batch, deterministic algorithms.
 """
@@ -78,7 +78,7 @@ def _gradients(call: Call) -> Iterator[Step]:
 
 
 def _products(call: Call, sums: Scratch) -> list[Scratch]:
-    """What the formula of clause (3) has beside its result; one row or head needs no transpose."""
+    """The temporaries of clause (3)'s formula; a single row or head needs no transpose."""
     out = operand(call, "out")
     product = Scratch("output * gradient in float32", numel(out) * _FLOAT_BYTES)
     copies = [Scratch(f"the {what} in float32", product.nbytes) for what in ("gradient", "output")]
@@ -129,7 +129,7 @@ def workspace_bytes(call: Call, tile: Tile) -> int:
 
 
 def _splits(batch_heads: int, keys: int, tile: Tile) -> int:
-    """How many blocks share the keys, where each has gradients of keys and values in memory."""
+    """How many blocks share the keys, each with gradients of keys and values in memory."""
     splits = ceil_div(keys, tile.keys)
     if batch_heads >= _ENOUGH_HEADS and keys <= 2 * tile.keys:
         splits = 1

@@ -1,4 +1,4 @@
-"""Elementwise and other operations with more than their outputs, or with those in another order."""
+"""Elementwise and other operations that allocate scratch memory, or outputs out of order."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _dropout(call: Call) -> Iterator[Step]:
 
 
 def _pow(call: Call) -> Iterator[Step]:
-    """`pow_Scalar_out` (native/Pow.cpp): the base is put on the device, unless it is 1.
+    """`pow_Scalar_out` (native/Pow.cpp): a base other than 1 is copied to the device.
 
-    It is a float64, an int64 or a complex128 there (`wrapped_scalar_tensor`).
+    There it is a float64, an int64 or a complex128 (`wrapped_scalar_tensor`).
     """
     yield from call.outputs()
     base = call.value("self")
@@ -36,7 +36,7 @@ def _pow(call: Call) -> Iterator[Step]:
 
 
 def _renorm(call: Call) -> Iterator[Step]:
-    """`renorm_out` (native/Normalization.cpp): norms, of 16 bits in float32, and their factors."""
+    """`renorm_out` (native/Normalization.cpp): norms, float32 for 16 bits, and their factors."""
     tensor = call.tensor("self")
     dim = call.value("dim") % len(tensor.shape)
     count, size = tensor.shape[dim], item_bytes(tensor.dtype)

@@ -1,24 +1,24 @@
-"""Looking up rows of a table, and the gradient of the table.
+"""Embedding lookups, and the gradient of the table.
 
 `embedding` (aten/src/ATen/native/Embedding.cpp) is `index_select(0, indices.reshape(-1))`: indices
 that are not one run of equal strides, such as those of an expanded buffer, are copied, and the copy
-goes when the rows are there. A recorded BERT-large has the two events around those of the rows
-(tests/test_scratch_operators.py).
+is freed once the rows are there. A recorded BERT-large has these two events around those of the
+rows (tests/test_scratch_operators.py).
 
 The gradient: aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
 EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of Liger (docs/
 sources.md, "Embeddings, indexing and sorting"; A100, 16,384 tokens); fixtures/cuda/operators.
 
-  (0) Indices, then the gradient, are made contiguous, and stay as long as the call.
-  (1) Up to 3,072 tokens, without scaling by frequency, nothing but the result is allocated.
+  (0) Indices, then the gradient, are made contiguous and held for the whole call.
+  (1) Up to 3,072 tokens, without scaling by frequency, only the result is allocated.
   (2) Otherwise tokens are sorted by all bits of their index (the number of bits that the table
       needs is commented out in PyTorch), cut into segments of one row each, and those into parts of
       ten tokens.
   (3) Each part has a row of the accumulating type; from torch 2.11 on those of few, long segments
       are added atomically instead (`use_fused_kernel`): to the result, or for 16 bits to a float32
       table.
-  (4) `embedding_bag` (EmbeddingBag.cu) has its sizes, bags and results before its output; its
-      gradient sorts whatever there is, or for the maximum allocates the result alone.
+  (4) `embedding_bag` (EmbeddingBag.cu) allocates its sizes, bags and results before its output; its
+      gradient always sorts, except for the maximum, which allocates only the result.
 
 Not covered: the temporary storage of CUB's `unique` and scans before CUDA 13 (`cub_scans`), and
 deterministic algorithms.
@@ -151,7 +151,7 @@ def _is_atomic(call: Call, segments: int, parts: int, width: int) -> bool:
 
 
 def _bags(call: Call) -> Iterator[Step]:
-    """Clause (4): the output comes third, after what the trace has as third and second."""
+    """Clause (4): the output comes third, after the trace's third and second births."""
     births = list(range(len(call.op.births)))
     order = [2, 1, 0, *births[3:]] if len(births) > 2 else births
     yield from map(Output, order)

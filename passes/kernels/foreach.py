@@ -1,10 +1,10 @@
-"""Norms of a list of tensors, as clipping of gradients computes them.
+"""Norms of a list of tensors, as gradient clipping computes them.
 
 aten/src/ATen/native/cuda/ForeachReduceOp.cu, `foreach_tensor_norm_cuda`: one partial norm for each
-chunk of the largest tensor, as often as there are tensors, then one scalar for each tensor. Where
-the tensors are not dense or of different types, or the order is not 1, 2 or inf, one reduction
-follows the other. Other `_foreach` and fused operators allocate their outputs alone: what they
-need reaches the card in kernel arguments (MultiTensorApply.cuh).
+chunk of the largest tensor, for every tensor, then one scalar for each tensor. If the tensors are
+not dense or differ in type, or the order is not 1, 2 or inf, the tensors are reduced one by one.
+Other `_foreach` and fused operators allocate only their outputs: their tables reach the card as
+kernel arguments (MultiTensorApply.cuh).
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """Matrix products: cuBLAS and cublasLt workspaces, and copies of operands.
 
-  (1) The first product of a thread allocates the workspace of the thread's cuBLAS handle, after
-      the outputs and the copies of operands; it is never freed. Autograd runs the backward pass
-      of CUDA tensors in a thread of its own, so a training loop has two
+  (1) The first product of a thread allocates the workspace of the thread's cuBLAS handle, after the
+      outputs and the copies of operands; it is never freed. Autograd runs the backward pass of CUDA
+      tensors in a separate thread, so a training loop has two
       (aten/src/ATen/cuda/CublasHandlePool.cpp; recordings ckpt11 and mlp01).
-  (2) `addmm` with a bias takes cublasLt where `_takes_lt` says so; what that allocates depends on
-      the version (`Runtime.cublaslt_workspace`): up to torch 2.8 a block for each call, taken
-      before the handle's own (ckpt11, lin01, mlp01); from 2.9 one for each handle, never freed
+  (2) `addmm` with a bias runs on cublasLt if `_takes_lt` is true; its workspace depends on the
+      version (`Runtime.cublaslt_workspace`): up to torch 2.8 a block for each call, taken before
+      the handle's (ckpt11, lin01, mlp01); from 2.9 on one for each handle, never freed
       (mha_lm128_infer); from 2.12 none. The Lt handle is the cuBLAS handle.
   (3) An operand that is neither row- nor column-major is copied (aten/src/ATen/native/cuda/
       Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`; attn01, ckpt09),
-      the right one first: cuBLAS writes by columns, so a result by rows is the product of the
-      transposed operands, the other way round (`transpose_result`; linear_strided of
-      fixtures/cuda/operators.jsonl.gz). A batch of columns is by columns as well.
+      the right one first: cuBLAS writes column-major, so a row-major result is the product of the
+      transposed operands in reverse order (`transpose_result`; linear_strided of
+      fixtures/cuda/operators.jsonl.gz). A batch of columns also counts as column-major.
 
-Not covered: fall-backs at run time, when cublasLt finds no algorithm; several streams.
+Not covered: fallbacks at run time, when cublasLt finds no algorithm; several streams.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def _matrix_vector(call: Call, matrix_name: str) -> Iterator[Step]:
 
 
 def cublas_workspace(call: Call) -> Iterator[Step]:
-    """What asking for the thread's cuBLAS handle allocates."""
+    """Take the workspace of the thread's cuBLAS handle."""
     yield from map(Take, blas_workspace(call.thread, call.workspaces, call.runtime))
 
 
 def blas_workspace(thread: str, taken: Workspaces, runtime: Runtime) -> Iterator[Scratch]:
-    """What a thread takes when it asks for its cuBLAS handle, once (`getCurrentCUDABlasHandle`)."""
+    """The workspace a thread takes when it first uses cuBLAS (`getCurrentCUDABlasHandle`)."""
     if thread not in taken.cublas:
         taken.cublas.add(thread)
         yield Scratch(BLAS_WORKSPACE + thread, runtime.cublas_workspace_bytes)
@@ -126,10 +126,10 @@ def _lt_workspace(call: Call) -> Iterator[Step]:
 
 
 def _takes_lt(call: Call) -> bool:
-    """`addmm_out_cuda_impl`: the bias is added by cublasLt's epilogue.
+    """`addmm_out_cuda_impl`: whether cublasLt's epilogue adds the bias.
 
-    Both sizes of `mat2` exceed 1; from torch 2.10 on those of `mat1` as well, and a bias of
-    several dimensions will do where all but one are 1.
+    It does if both sizes of `mat2` exceed 1; from torch 2.10 on those of `mat1` must as well, and
+    the bias may have several dimensions if all but one are 1.
     """
     bias, left, right = call.tensor("self"), call.tensor("mat1"), call.tensor("mat2")
     sizes, is_vector = [*right.shape], len(bias.shape) == 1

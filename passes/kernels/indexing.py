@@ -1,7 +1,7 @@
-"""Reading and writing at indices: `tensor[indices]` and its backward pass.
+"""Advanced indexing, `tensor[indices]`: reads, writes and the backward pass.
 
 aten/src/ATen/native/TensorAdvancedIndexingUtils.h, `make_info`, for reading and for writing without
-accumulation: indices are copied from the host, widened to int64, and made contiguous where those of
+accumulation: indices are copied from the host, widened to int64, and made contiguous if those of
 several dimensions differ in strides (`AdvancedIndex` in TensorAdvancedIndexing.cpp beside it).
 cs336xl_k_ctx128_fullstep shows indices from the host in both directions.
 
@@ -9,8 +9,8 @@ aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`, for writing
 the indices of all dimensions become one linear index, which is sorted with the positions of the
 values. cs336med_train_ctx1024 and lm100_train show order and sizes.
 
-Not covered: indices that are not next to each other, masks, whose number of indices only a real
-run knows (the trace assumes one), and deterministic algorithms.
+Not covered: indices of non-adjacent dimensions; masks, whose number of indices only a real run
+knows (the trace assumes one); deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _index_put(call: Call) -> Iterator[Step]:
 
 
 def _value_from_host(call: Call) -> list[Scratch]:
-    """A number that is written, which `_index_put_impl_` brings to the card.
+    """A scalar value, which `_index_put_impl_` copies to the card.
 
     aten/src/ATen/native/TensorAdvancedIndexing.cpp; `x[:, columns] = 0` took a byte of int8 on an
     H100 (fixtures/cuda/scripts/qlora_int8.events.json.gz).
@@ -54,7 +54,7 @@ def _value_from_host(call: Call) -> list[Scratch]:
 
 
 def _with_indexers(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
-    """Do `steps` while the copies of indices that `make_info` made are alive."""
+    """Do `steps` while `make_info`'s copies of indices are alive."""
     indices = [index for index in call.tensors("indices") if index is not None]
     held: list[Scratch | None] = []
     for index in indices:
@@ -76,7 +76,7 @@ def _with_indexers(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def _replace(held: list[Scratch | None], at: int, what: str, count: int) -> Iterator[Step]:
-    """Make another copy of an index, and drop the one before."""
+    """Make another copy of an index, and drop the previous one."""
     copy = Scratch(what, count * INDEX_BYTES)
     yield Take(copy)
     before, held[at] = held[at], copy
@@ -85,7 +85,7 @@ def _replace(held: list[Scratch | None], at: int, what: str, count: int) -> Iter
 
 
 def _broadcast_strides(index: TensorOut, indices: list[TensorOut]) -> tuple[int, ...]:
-    """The strides of an index when all have been expanded to one shape."""
+    """The strides of an index after all are expanded to one shape."""
     shape = torch.broadcast_shapes(*(each.shape for each in indices))
     strides = (0,) * (len(shape) - len(index.shape)) + index.stride
     sizes = (1,) * (len(shape) - len(index.shape)) + index.shape
@@ -119,7 +119,7 @@ def _with_sort(call: Call) -> Iterator[Step]:
 
 
 def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:
-    """`wrapIndexOnce`: the greatest and the least index, each compared with the size."""
+    """`wrapIndexOnce`: the largest and the smallest index, each compared with the size."""
     for index in indices:
         if _is_on_host(index):
             continue
@@ -134,7 +134,7 @@ def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:
 def _linear_index(linear: Scratch, indices: list[TensorOut], count: int) -> Iterator[Step]:
     """`computeLinearIndex`: the first dimension's index becomes the sum of all.
 
-    What lies on the host is wrapped and scaled there.
+    Indices on the host are wrapped and scaled there.
     """
     for dim, index in enumerate(indices):
         wrapped = [] if _is_on_host(index) else [Scratch("wrapped index", count * INDEX_BYTES)]
@@ -145,7 +145,7 @@ def _linear_index(linear: Scratch, indices: list[TensorOut], count: int) -> Iter
 
 
 def _value_copy(call: Call, indices: list[TensorOut | None], count: int) -> list[Scratch]:
-    """The values for every index, copied where they are broadcast or not contiguous."""
+    """The copy of the values, made if they are broadcast or not contiguous."""
     values, shape = call.tensor("values"), call.tensor("self").shape
     elements = count * _unindexed(shape, indices)
     if numel(values) == elements and is_contiguous(values):
@@ -154,7 +154,7 @@ def _value_copy(call: Call, indices: list[TensorOut | None], count: int) -> list
 
 
 def _unindexed(shape: tuple[int, ...], indices: list[TensorOut | None]) -> int:
-    """Elements that each index selects."""
+    """The number of elements that each index selects."""
     padded = [*indices, *[None] * (len(shape) - len(indices))]
     return math.prod(size for size, index in zip(shape, padded, strict=True) if index is None)
 

@@ -1,13 +1,14 @@
-"""The loop that `TensorIterator` makes of a reduction: few dimensions, the fastest first.
+"""The loop that `TensorIterator` builds for a reduction: coalesced dimensions, fastest first.
 
-What `TensorIterator::reduce_op` builds (aten/src/ATen/TensorIterator.cpp, `reorder_dimensions`,
-`coalesce_dimensions`, `can_use_32bit_indexing`, `get_dim_to_split`) from the input's strides:
+The rules of `TensorIterator::reduce_op` (aten/src/ATen/TensorIterator.cpp, `reorder_dimensions`,
+`coalesce_dimensions`, `can_use_32bit_indexing`, `get_dim_to_split`), applied to the input's
+strides:
   (1) reduced dimensions, whose stride in the output is 0, come before the kept ones;
-  (2) within both, dimensions are in ascending order of strides;
-  (3) neighbours that are one dimension in memory, in input and output, become one;
+  (2) within each group, dimensions are in ascending order of strides;
+  (3) adjacent dimensions that are contiguous with each other, in input and output, become one;
   (4) a loop whose offsets need more than 32 bits is halved along its longest dimension.
 
-Not covered: outputs that the caller gives with strides of their own.
+Not covered: non-contiguous outputs that the caller passes in.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Dim:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the output does not move along it."""
+        """Whether its stride in the output is 0."""
         return self.out == 0
 
 
@@ -61,7 +62,7 @@ class Loop:
 
     @property
     def outputs(self) -> int:
-        """How many elements come out [`num_output_elements`]."""
+        """How many elements the output has [`num_output_elements`]."""
         return math.prod(dim.size for dim in self.dims if not dim.is_reduced)
 
     @property

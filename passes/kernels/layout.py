@@ -1,4 +1,4 @@
-"""Sizes, strides and types of tensors, as ATen's predicates see them."""
+"""Sizes, strides and dtypes of tensors, and ATen's predicates on them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def accumulate_bytes(dtype: str) -> int:
 
 
 def is_half(dtype: str) -> bool:
-    """Whether it is one of the 16-bit floating-point types."""
+    """Whether a dtype is one of the 16-bit floating-point types."""
     return dtype in ("float16", "bfloat16")
 
 
 def is_integral(dtype: str) -> bool:
-    """Whether it is an integer or a bool."""
+    """Whether a dtype is an integer or bool."""
     kind: torch.dtype = getattr(torch, dtype)
     return not kind.is_floating_point and not kind.is_complex
 
@@ -68,7 +68,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_contiguous(tensor: TensorOut) -> bool:
-    """`Tensor::is_contiguous`: strides of dimensions of size 1 do not count."""
+    """`Tensor::is_contiguous`, which ignores the strides of dimensions of size 1."""
     return not numel(tensor) or _matches(tensor, contiguous_strides(tensor.shape))
 
 
@@ -78,7 +78,7 @@ def _matches(tensor: TensorOut, strides: tuple[int, ...]) -> bool:
 
 
 def is_one_run(tensor: TensorOut) -> bool:
-    """Whether `reshape(-1)` is a view: one stride leads through all elements.
+    """Whether `reshape(-1)` is a view: one stride runs through all elements.
 
     aten/src/ATen/TensorUtils.cpp, `computeStride`.
     """
@@ -106,7 +106,7 @@ def is_laid_out(tensor: TensorOut, *, channels_last: bool) -> bool:
 
 
 def suggests_channels_last(tensor: TensorOut) -> bool:
-    """`Tensor::suggest_memory_format` of four dimensions: their order alone counts, not gaps.
+    """`Tensor::suggest_memory_format` of four dimensions: only their order counts, not gaps.
 
     c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`.
     """

@@ -1,12 +1,12 @@
-"""Losses that reduce what they computed for each element.
+"""Losses that are computed for each element and then reduced.
 
-`mse_loss` and `smooth_l1_loss` compute every element's loss a second time beside the storage of
+`mse_loss` and `smooth_l1_loss` compute every element's loss a second time, next to the storage of
 their result (mlp01 shows both blocks); the others reduce the storage of their result, or a
 temporary, into a scalar (aten/src/ATen/native/Loss.cpp, cuda/Loss.cu).
-`binary_cross_entropy_with_logits` has the logarithm of the sigmoid beside. `nll_loss` of images has
-the total weight before its loss (cuda/NLLLoss2d.cu, `nll_loss2d_forward_out_cuda_template`), and
-the losses of margins sum a loss for each row (cuda/MultiMarginLoss.cu,
-cuda/MultiLabelMarginCriterion.cu).
+`binary_cross_entropy_with_logits` also allocates the logarithm of the sigmoid. `nll_loss` of images
+allocates the total weight before its loss (cuda/NLLLoss2d.cu,
+`nll_loss2d_forward_out_cuda_template`), and the margin losses sum a loss for each row
+(cuda/MultiMarginLoss.cu, cuda/MultiLabelMarginCriterion.cu).
 
 Not covered: `nll_loss` of input that is not contiguous.
 """
@@ -95,7 +95,7 @@ def _multi_margin(call: Call) -> Iterator[Step]:
 
 
 def _multilabel_margin(call: Call) -> Iterator[Step]:
-    """The targets' marks come first, and the losses of rows before the sum of them."""
+    """The targets' marks come first, then the losses of rows, then their sum."""
     loss, marks = call.outputs()
     yield marks
     if call.value("reduction") == _NO_REDUCTION or len(call.tensor("self").shape) < 2:

@@ -1,12 +1,12 @@
 """Layer, RMS and group norm.
 
-(1) Inputs that are not contiguous are copied first, the incoming gradient of layer norm after the
+(1) Non-contiguous inputs are copied first, but the incoming gradient of layer norm after the
 outputs are allocated (aten/src/ATen/native/cuda/layer_norm_kernel.cu, group_norm_kernel.cu,
 native/group_norm.cpp).
-(2) The weight's gradient of many short rows is summed in two steps: partial sums, then a
-column sum of them into new results, while those allocated first are dropped
+(2) The weight's gradient over many short rows is summed in two steps: partial sums, then a column
+sum of them into new results, which replace those allocated first
 (`ConfigureAndLaunchGammaBetaBackwardKernel`; pytorch PR #148605, torch 2.8).
-(3) Group norm has per-channel factors of its own in both passes; the rows of Liger
+(3) Group norm also allocates per-channel factors in both passes; the rows of Liger
 (docs/sources.md, "Norms") show all five of the backward pass at its peak.
 """
 
@@ -42,7 +42,7 @@ def _layer_norm_backward(call: Call) -> Iterator[Step]:
 
 
 def _gradients(call: Call, rows: int, columns: int) -> Iterator[Step]:
-    """The gradients in order; those of weight and bias by clause (2) where it applies."""
+    """The gradients in order; those of weight and bias by clause (2) if it applies."""
     first = int(bool(call.value("output_mask")[0]))
     births = len(call.op.births)
     copies = _copies(call, ("grad_out",))
@@ -82,7 +82,7 @@ def _in_two_steps(
 
 
 def _group_norm(call: Call) -> Iterator[Step]:
-    """Clause (3): factors and offsets of each channel where there is a weight or a bias."""
+    """Clause (3): factors and offsets of each channel if there is a weight or a bias."""
     has_affine = call.value("weight") is not None or call.value("bias") is not None
     per_channel = _channels(call) * _accumulator(call)
     held = _copies(call, ("input",))
@@ -93,7 +93,7 @@ def _group_norm(call: Call) -> Iterator[Step]:
 
 
 def _group_norm_backward(call: Call) -> Iterator[Step]:
-    """Clause (3); the channels' factors are declared first, and so go last."""
+    """Clause (3); the channels' factors are declared first, and so are freed last."""
     size = _accumulator(call)
     per_channel, per_group = _channels(call) * size, call.value("N") * call.value("group") * size
     sums = [Scratch(f"channels' sums of {what}", per_channel) for what in ("x * dy", "dy")]

@@ -1,13 +1,12 @@
-"""LSTM, GRU and RNN as one cuDNN operation: the copies that are made for it.
+"""LSTM, GRU and RNN as one cuDNN operation: copies, zero gradients and the workspace.
 
 `_cudnn_rnn` and `_cudnn_rnn_backward` (aten/src/ATen/native/cudnn/RNN.cpp):
-(1) The input is copied where it is not contiguous with time first; so it is in each of the two
-halves of the backward pass, and the incoming gradient in the first of them.
-(2) Gradients that nobody gave (of the last hidden state, of the last cell state) are zeros of
-their full size.
-(3) cuDNN's workspace follows results, the buffer of weights included, and comes before the reserve
-space; in the backward pass each half takes it once its gradients are there. How large it is was
-measured (graphmem/cudnn_recurrent.py); the report has what is not known to the byte.
+(1) The input is copied if it is not contiguous with time first, and again in each of the two halves
+of the backward pass; so is the incoming gradient in the first half.
+(2) Missing gradients (of the last hidden state, of the last cell state) become zeros of full size.
+(3) cuDNN's workspace follows the results, including the buffer of weights, and precedes the reserve
+space; in the backward pass each half takes it after allocating its gradients. Its size was measured
+(graphmem/cudnn_recurrent.py); the report lists sizes that are not known to the byte.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from .call import Call, Rule, during
 from .layout import is_contiguous, nbytes
 from .reduction import contiguous_copy
 
-_RESERVE = 3  # its position in what the forward operation returns
-_WEIGHTS = 3  # the position of the weights' gradients in what the backward operation returns
+_RESERVE = 3  # its position among the forward operation's results
+_WEIGHTS = 3  # the position of the weights' gradients among the backward operation's results
 
 
 def _forward(call: Call) -> Iterator[Step]:
@@ -89,7 +88,7 @@ def _layers(call: Call) -> Layers:
 
 
 def _time_first(call: Call, name: str) -> list[Scratch]:
-    """The copy of a tensor that is not contiguous once time comes before the batch."""
+    """The copy of a tensor that is not contiguous with time before the batch."""
     tensor = call.tensor(name)
     if call.value("batch_first") and not call.value("batch_sizes"):
         tensor = _swapped(tensor)

@@ -1,7 +1,7 @@
 """`nn.GRUCell` and `nn.LSTMCell`: one kernel for all gates (aten/src/ATen/native/cuda/RNN.cu).
 
-What the backward pass needs is allocated before the states. Biases have the sums of the gates'
-gradients, computed at the end.
+The workspace for the backward pass is allocated before the states. The biases' gradients are sums
+of the gates' gradients, computed at the end.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ All of them run `gpu_reduce_kernel`, whose staging buffer depends on the input's
 ReduceMomentKernel.cu, ReduceNormKernel.cu, ReduceMaxValuesKernel.cu, ReduceArgMaxKernel.cu,
 ReduceLogicKernel.cu).
 
-  (1) `sum`, `mean`, `prod` and norms that return another type than they are given convert their
-      input first, a full copy, unless they turn 16 bits into float32
-      (aten/src/ATen/native/ReduceOps.cpp, `make_reduction`).
+  (1) `sum`, `mean`, `prod` and norms whose result has a different dtype convert their input first,
+      a full copy, unless they turn 16 bits into float32 (aten/src/ATen/native/ReduceOps.cpp,
+      `make_reduction`).
   (2) `max` and `min` without a dimension, and `argmax` and `argmin` without one, make their input
       contiguous.
-  (3) `logsumexp` has the maxima, their mask, and the exponentials of the whole input.
+  (3) `logsumexp` allocates the maxima, their mask, and the exponentials of the whole input.
   (4) `any` and `all` of a single element convert it (ReduceOps.cpp, `allany_impl`).
 
 Not covered: `median`, `mode`, `kthvalue`, `aminmax`, complex numbers.
@@ -47,23 +47,23 @@ KernelOf = Callable[[TensorOut], Kernel]
 
 
 def sum_kernel(tensor: TensorOut) -> Kernel:
-    """Sums, means, products and norms; those of 16 bits are gathered in float32."""
+    """Sums, means, products and norms; 16-bit ones accumulate in float32."""
     halves = is_half(tensor.dtype)
     return Kernel(accumulate_bytes(tensor.dtype), accumulates_in_output=not halves)
 
 
 def value_kernel(tensor: TensorOut) -> Kernel:
-    """The greatest or least value, in the input's own type."""
+    """The largest or smallest value, in the input's dtype."""
     return Kernel(item_bytes(tensor.dtype), accumulates_in_output=not is_half(tensor.dtype))
 
 
 def index_kernel(tensor: TensorOut) -> Kernel:
-    """The greatest or least value with its index: a pair."""
+    """The largest or smallest value with its index: a pair."""
     return Kernel(_VALUE_AND_INDEX_BYTES, accumulates_in_output=False)
 
 
 def logic_kernel(tensor: TensorOut) -> Kernel:
-    """A bool."""
+    """`any` and `all`: a bool."""
     return Kernel(1)
 
 
@@ -74,7 +74,7 @@ def _welford_kernel(tensor: TensorOut) -> Kernel:
 
 
 def axes_of(value: Any, tensor: TensorOut) -> list[int]:
-    """Dimensions as an argument names them: a number, some, or all where none is given."""
+    """The dimensions that an argument names: a number, a list, or all if none is given."""
     rank = len(tensor.shape)
     if value is None or value in ([], ()):
         return list(range(rank))
@@ -98,7 +98,7 @@ def reduced(
 
 
 def compact(tensor: TensorOut, dtype: str | None = None) -> TensorOut:
-    """What `to(dtype)` or `empty_like` makes: the same layout where it is dense, else row-major."""
+    """The result of `to(dtype)` or `empty_like`: the same layout if dense, else row-major."""
     strides = tensor.stride if is_dense(tensor) else contiguous_strides(tensor.shape)
     return TensorOut(tensor.shape, dtype or tensor.dtype, None, strides)
 
@@ -144,7 +144,7 @@ def _over_dims(call: Call, tensor: TensorOut, kernel_of: KernelOf) -> Iterator[S
 
 
 def _extremum(call: Call, kernel_of: KernelOf) -> Iterator[Step]:
-    """`kernel_of` is the kernel where there is no dimension."""
+    """`kernel_of` is the kernel used if there is no dimension."""
     if call.value("dim") is not None:
         yield from _plain(call, index_kernel)
         return
@@ -160,7 +160,7 @@ def flattened(call: Call, tensor: TensorOut, kernel_of: KernelOf = value_kernel)
 
 
 def contiguous_copy(tensor: TensorOut, what: str = "the input") -> Scratch:
-    """The scratch of `tensor.contiguous()` where it copies."""
+    """The copy that `tensor.contiguous()` makes."""
     return Scratch(f"contiguous copy of {what}", nbytes(tensor))
 
 
@@ -185,7 +185,7 @@ def _logsumexp(call: Call) -> Iterator[Step]:
 def logsumexp(
     call: Call, tensor: TensorOut, dims: object, outputs: Iterable[Step], *, keepdim: bool
 ) -> Iterator[Step]:
-    """`logsumexp_out_impl` of a tensor; `outputs` allocate the result."""
+    """`logsumexp_out_impl` of a tensor; `outputs` allocates the result."""
     size = item_bytes(tensor.dtype)
     axes = set(axes_of(dims, tensor))
     rows = math.prod(n for axis, n in enumerate(tensor.shape) if axis not in axes)

@@ -1,17 +1,17 @@
-"""Random choices, histograms and the median, which read their input before they make a result.
+"""Random choices, histograms and the median: operations that inspect their input first.
 
 aten/src/ATen/native/Distributions.cpp (`multinomial_out`), cuda/MultinomialKernel.cu,
 cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
-  (1) `multinomial` looks for the greatest, the least and rows of zeros; without replacement, or
-      of one choice, it divides the input by random numbers and takes the greatest; else it
-      normalises a copy and sums it up;
-  (2) `randperm` sorts a range by random keys, of so many bits that keys hardly repeat;
-  (3) `bincount` and `histc` look for the least and the greatest value;
-  (4) `median` without a dimension sorts a copy, and looks whether the greatest is a NaN;
-  (5) `normal` looks for a negative deviation before it makes its result and once more after
+  (1) `multinomial` looks for the largest value, the smallest and rows of zeros; without
+      replacement, or for a single choice, it divides the input by random numbers and takes the
+      largest; otherwise it normalises a copy and takes running sums;
+  (2) `randperm` sorts a range by random keys, with enough bits that keys hardly repeat;
+  (3) `bincount` and `histc` look for the smallest and the largest value;
+  (4) `median` without a dimension sorts a copy, and checks whether the largest value is NaN;
+  (5) `normal` looks for a negative deviation before it allocates its result and once more after
       (DistributionTemplates.h, `CHECK_NORMAL_TENSOR_STD`);
-  (6) `bernoulli` draws by chances in float32, or in float64 for a result of that (cuda/
-      DistributionTemplates.h, `bernoulli_kernel`).
+  (6) `bernoulli` draws by probabilities in float32, or in float64 for a float64 result
+      (cuda/DistributionTemplates.h, `bernoulli_kernel`).
 
 fixtures/cuda/operators.jsonl.gz shows all of them.
 """
@@ -136,7 +136,7 @@ def _bincount(call: Call) -> Iterator[Step]:
 
 
 def _histc(call: Call) -> Iterator[Step]:
-    """Clause (3), where no range is given."""
+    """Clause (3), if no range is given."""
     tensor = call.tensor("self")
     yield from call.outputs()
     if call.value("min") == call.value("max") and numel(tensor):

@@ -1,7 +1,7 @@
-"""Means of what is scattered: aten/src/ATen/native/TensorAdvancedIndexing.cpp.
+"""Means by `scatter_reduce` and `index_reduce`: aten/src/ATen/native/TensorAdvancedIndexing.cpp.
 
-`scatter_reduce` and `index_reduce` count how many numbers each result has by adding ones, and put 1
-where there is none. fixtures/cuda/operators.jsonl.gz shows both.
+Both count the numbers that each result averages by adding ones, and put 1 where there are none.
+fixtures/cuda/operators.jsonl.gz shows both.
 """
 
 from __future__ import annotations

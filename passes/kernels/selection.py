@@ -1,16 +1,16 @@
-"""What selects by data: positions, masks, distinct values, repetitions.
+"""Selection by data: positions, masks, distinct values, repetitions.
 
 aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp (`masked_select`, `masked_scatter_`),
 UniqueCub.cu, aten/src/ATen/native/Repeat.cpp:
-  (1) `nonzero` counts what is not zero, and selects the positions;
-  (2) `masked_select` reads at the positions that `nonzero` finds, before it makes its result;
-  (3) `masked_scatter` numbers what the mask selects;
-  (4) `_unique2` sorts, with positions for the inverse; distinct values get as much as all would;
-      `unique_consecutive` without a dimension does the same without the sort;
-  (5) `repeat_interleave` sums the repetitions, and looks for negative ones;
-  (6) what the rules do not know is left out by name.
+  (1) `nonzero` counts the nonzero elements, and selects their positions;
+  (2) `masked_select` finds positions with `nonzero`, before it allocates its result;
+  (3) `masked_scatter` numbers the elements that the mask selects;
+  (4) `_unique2` sorts, with positions for the inverse, and allocates the distinct values as if all
+      were distinct; `unique_consecutive` without a dimension does the same without the sort;
+  (5) `repeat_interleave` takes running sums of the repetitions, and looks for negative ones;
+  (6) operators without a rule are listed as left out.
 
-How much is selected is the trace's affair; fixtures/cuda/operators.jsonl.gz shows the rest.
+The trace decides how much is selected; fixtures/cuda/operators.jsonl.gz shows the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _nonzero(call: Call) -> Iterator[Step]:
 
 
 def nonzero(call: Call, tensor: TensorOut, positions: Iterable[Step]) -> Iterator[Step]:
-    """Clause (1); `positions` allocate the result."""
+    """Clause (1); `positions` allocates the result."""
     count = Scratch("number of what is not 0", _COUNT_BYTES)
     steps: list[Step] = []
     if numel(tensor):

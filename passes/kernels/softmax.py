@@ -1,9 +1,9 @@
 """Softmax and its relatives (aten/src/ATen/native/cuda/SoftMax.cu, native/SoftMax.cpp).
 
-(1) Input that is not contiguous is copied.
+(1) Non-contiguous input is copied.
 (2) The backward pass of softmax multiplies gradient and output into a temporary of full size;
 that of log-softmax does not.
-(3) `_safe_softmax`, which attention by formulas uses, looks for rows that are masked altogether.
+(3) `_safe_softmax`, which the math backend of attention uses, looks for fully masked rows.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Sorting and running sums.
 
 aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu, ScanKernels.cpp, ScanUtils.cuh:
-  (1) up to 4,096 elements `sort` works in place, with a range of positions;
-  (2) longer rows are sorted by CUB, which wants the elements of a row side by side: else the input
-      and both results get copies of that layout;
-      (a) a single row, or rows of a million, one after the other, with the positions of a row;
-      (b) fewer than 128 rows all at once, with two arrays of rows and positions, and the keys; then
-          both by row;
-      (c) more of them each on its own, with all positions;
-  (3) running sums convert their input to the result's type and make it contiguous; a single row is
-      CUB's.
+  (1) rows of up to 4,096 elements are sorted in place, with a range of positions;
+  (2) longer rows are sorted by CUB, which wants the elements of a row side by side; otherwise the
+      input and both results get copies in that layout;
+      (a) a single row, or rows of a million, are sorted one after the other, with one row's
+          positions;
+      (b) fewer than 128 rows are sorted all at once, with two arrays of rows and positions, and the
+          keys; then both arrays by row;
+      (c) more rows are sorted as segments, with all positions;
+  (3) running sums convert their input to the result's dtype and make it contiguous; CUB handles a
+      single row.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _sort(call: Call) -> Iterator[Step]:
 
 
 def _copies_with_rows_side_by_side(call: Call, tensor: TensorOut) -> list[Scratch]:
-    """Of the input, and of results that lie in another order."""
+    """Copies of the input, and of results with a different layout."""
     dim = call.value("dim") % max(1, len(tensor.shape))
     copies = [] if tensor.stride[dim] == 1 else [contiguous_copy(tensor)]
     if copies and call.op.outputs[0].stride[dim] != 1:
@@ -94,7 +95,7 @@ def _sort_each(tensor: TensorOut, count: int) -> Iterator[Step]:
 
 
 def row(call: Call, count: int, dtype: str) -> Iterator[Step]:
-    """What `sort` takes for one contiguous row besides its results."""
+    """The scratch memory that `sort` takes for one contiguous row."""
     held = [Scratch("positions", count * INDEX_BYTES)]
     if count > _SORTED_IN_PLACE:
         held.append(storage_of_sort(call, count, item_bytes(dtype), INDEX_BYTES))
@@ -108,7 +109,7 @@ def _storage(call: Call, tensor: TensorOut, count: int) -> Scratch:
 def storage_of_sort(
     call: Call, count: int, key_bytes: int, value_bytes: int, bits: int | None = None
 ) -> Scratch:
-    """CUB's storage to sort by `bits` of the keys, by default by all."""
+    """CUB's storage to sort by `bits` of the keys, all by default."""
     by = 8 * key_bytes if bits is None else bits
     storage = sort_pairs_bytes(count, key_bytes, value_bytes, by, call.runtime.gpu)
     if storage is None:

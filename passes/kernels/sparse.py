@@ -1,22 +1,24 @@
-"""Sparse COO matrices: products with dense ones, and transposes.
+"""Sparse COO matrices: products with dense ones, transposes, coalescing and masks.
 
-  (1) `mm` adds its product to zeros, which live as long as the call (aten/src/ATen/native/sparse/
-      SparseTensorMath.cpp, `_sparse_mm`); `addmm` adds to what it is given.
-  (2) An operand that is not coalesced is, for the time of the call: indices as one number, their
+  (1) `mm` adds its product to zeros, which live until it returns
+      (aten/src/ATen/native/sparse/SparseTensorMath.cpp, `_sparse_mm`); `addmm` adds to its
+      argument.
+  (2) An uncoalesced operand is coalesced for the duration of the call: indices as one number, their
       order and that of distinct ones, then new values and indices (SparseTensorUtils.cpp,
-      `flatten_indices`; sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`). As many are
-      taken to be distinct as there are, the bound. What Thrust takes to sort them is left out.
-  (3) The product takes row pointers and column numbers of 4 bytes, the result in columns, and a
-      dense operand that is neither row- nor column-major as a copy (sparse/cuda/
-      SparseCUDATensorMath.cu, `s_addmm_out_sparse_dense_cuda_worker`; SparseBlasLegacy.cpp,
-      `s_addmm_out_csr_sparse_dense_cuda_worker`). cuSPARSE's own buffer is left out.
-  (4) A clone copies values, then indices; a transpose does so, too, and takes a row of indices to
+      `flatten_indices`; sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`). All indices are
+      assumed to be distinct, the upper bound. Thrust's memory for sorting them is left out.
+  (3) The product takes row pointers and column numbers of 4 bytes, a column-major result, and a
+      copy of a dense operand that is neither row- nor column-major
+      (sparse/cuda/SparseCUDATensorMath.cu, `s_addmm_out_sparse_dense_cuda_worker`;
+      SparseBlasLegacy.cpp, `s_addmm_out_csr_sparse_dense_cuda_worker`). cuSPARSE's buffer is left
+      out.
+  (4) A clone copies values, then indices; so does a transpose, which also takes a row of indices to
       swap two (TensorShape.cpp, `sparse_transpose_`; the order is that of the CPU build's profile).
-  (5) `coalesce` of rows takes what (2) does, and its new indices are those as one number.
-  (6) `sparse_mask` of a dense matrix multiplies its rows, which are picked first, by a one that is
-      expanded (sparse/SparseTensor.cpp, `sparse_mask`; SparseTensorMath.cpp, `apply_op`).
+  (5) `coalesce` of rows does the same as (2), but its new indices are the combined ones.
+  (6) `sparse_mask` of a dense matrix picks its rows, then multiplies them by an expanded one
+      (sparse/SparseTensor.cpp, `sparse_mask`; SparseTensorMath.cpp, `apply_op`).
 
-No recording has shown these yet: they follow from the source alone.
+No recording covers these yet: they follow from the source alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The tables of addresses and sizes that splits and joins of many tensors copy to the card.
+"""Tables of addresses and sizes that splits and joins of many tensors copy to the card.
 
 aten/src/ATen/native/cuda/TensorShape.cu, names in brackets: `split_with_sizes_copy_out_cuda` and
-`_chunk_cat_out_cuda` put what their one kernel needs to know into a tensor of int64, which lives
-until they return [`pack_vecs`]. FSDP2 calls them through operators of its own
+`_chunk_cat_out_cuda` pack the arguments of their single kernel into an int64 tensor, which lives
+until they return [`pack_vecs`]. FSDP2 calls them through its own operators
 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). Operands that are not dense, or that
-would be cast (but for bfloat16 to float32 in a join), go the slow way, which allocates nothing
-more.
+would be cast (except from bfloat16 to float32 in a join), take the slow path, which allocates
+nothing more.
 
 Every size in fixtures/cuda/ranks/fsdp2.rank0 agrees.
 """
@@ -45,7 +45,7 @@ def _split(source: str, sizes: str) -> Rule:
 
 
 def _blocks_of_a_split(lengths: Sequence[int], chunks: int, gpu: Gpu) -> int:
-    """The blocks of a jagged grid that fills the card twice at most."""
+    """The blocks of a jagged grid that fills the card at most twice."""
     blocks = sum(ceil_div(length, _BYTES_PER_BLOCK) for length in lengths)
     most = gpu.multiprocessors * gpu.max_threads_per_multiprocessor // _THREADS * 2
     factor = ceil_div(blocks * chunks, most)

@@ -1,12 +1,12 @@
-"""The memory through which the blocks of a reduction on CUDA pass their partial results.
+"""Memory through which the blocks of a CUDA reduction exchange partial results.
 
 `gpu_reduce_kernel` (aten/src/ATen/native/cuda/Reduce.cuh, as shipped with torch 2.13) splits the
-inputs of one output over several blocks where that fills the card. Then it allocates a staging
-buffer and semaphores, and frees them when it returns; `setReduceConfig` decides (its names are in
+inputs of one output over several blocks if that fills the card. Then it allocates a staging buffer
+and semaphores, and frees them when it returns; `setReduceConfig` decides (its names are in
 brackets). A reduction that does not run along the fastest dimension, such as a sum of columns,
-allocates the buffer a block's width times the vector's width too large.
+allocates a buffer that is too large by the width of a block times that of the vector.
 
-Exact in every recording that was compared, see docs/sources.md, "Reductions".
+Exact in every recording compared so far: see docs/sources.md, "Reductions".
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SEMAPHORE_BYTES = 4
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the template arguments of `gpu_reduce_kernel` decide.
+    """The template arguments of `gpu_reduce_kernel` that matter here.
 
     Attributes:
-        accumulator_bytes: of one partial result [`arg_t`].
-        accumulates_in_output: a loop of several parts needs no buffer for what they have so far.
+        accumulator_bytes: bytes of one partial result [`arg_t`].
+        accumulates_in_output: a loop of several parts needs no buffer for intermediate results.
     """
 
     accumulator_bytes: int
@@ -75,7 +75,7 @@ def _each_part(parts: list[Loop], kernel: Kernel, gpu: Gpu) -> Iterator[Step]:
 
 
 def staging_of(loop: Loop, kernel: Kernel, gpu: Gpu) -> Staging | None:
-    """What a reduction allocates, or None where each output is the work of one block."""
+    """The memory that a reduction allocates, or None if one block computes each output."""
     inputs, outputs = loop.inputs_per_output, loop.outputs
     if inputs < _MAX_VALUES_PER_THREAD or not outputs:
         return None
@@ -112,8 +112,9 @@ def _runs_along_fastest(loop: Loop) -> bool:
 def _block(loop: Loop, vector: int) -> tuple[int, int]:
     """Width and height of a block in threads [`set_block_dimension`].
 
-    Along the fastest dimension a thread may load several elements at once, by operator and
-    version. That makes blocks narrower up to 8,191 inputs an output, of which none is split.
+    Along the fastest dimension a thread may load several elements at once, depending on operator
+    and version. That makes blocks narrower for up to 8,191 inputs per output, which are never
+    split.
     """
     if _runs_along_fastest(loop):
         fast, slow = loop.inputs_per_output, loop.outputs
@@ -128,7 +129,7 @@ def _block(loop: Loop, vector: int) -> tuple[int, int]:
 
 
 def _output_vector(loop: Loop) -> int:
-    """[`get_output_vec_size`]; blocks of the allocator begin at a multiple of 512 bytes."""
+    """[`get_output_vec_size`]; the allocator's blocks begin at a multiple of 512 bytes."""
     fastest = loop.dims[loop.reduced]
     if fastest.inp != 1:
         return 1

@@ -1,8 +1,8 @@
-"""The greatest elements of rows: aten/src/ATen/native/cuda/TensorTopK.cu and TensorTopK.cpp.
+"""The largest elements of rows: aten/src/ATen/native/cuda/TensorTopK.cu and TensorTopK.cpp.
 
-  (1) Rows that one block handles each want the input contiguous, and nothing else.
-  (2) Long rows are shared by several blocks (`mbtopk`, chosen by `should_use_multiblock`), which
-      count digits: `get_items_per_thread` says how much of a row is a block's.
+  (1) If one block handles each row, only a contiguous input is needed.
+  (2) Several blocks share a long row (`mbtopk`, chosen by `should_use_multiblock`) and count
+      digits; `get_items_per_thread` decides how much of a row each block takes.
   (3) More than 4,096 results are sorted by `sort` and gathered; fewer in place.
 
 fixtures/cuda/operators.jsonl.gz has rows of each kind.
@@ -22,12 +22,12 @@ from .reduction import contiguous_copy
 from .sorting import row
 
 _SORTED_IN_PLACE = 4096
-# `should_use_multiblock`: up to so many rows of at least this length.
+# `should_use_multiblock`: up to this many rows, of at least this length.
 _MULTIBLOCK = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
 _MULTIBLOCK_MANY_ROWS = 400
 _THREADS = 256
-_BLOCKS_PER_MULTIPROCESSOR = 6  # of 40 registers a thread, 65,536 a multiprocessor
-_FEWEST_ITEMS, _MOST_ITEMS = 4, 64  # a thread
+_BLOCKS_PER_MULTIPROCESSOR = 6  # 40 registers a thread, 65,536 a multiprocessor
+_FEWEST_ITEMS, _MOST_ITEMS = 4, 64  # per thread
 _DIGITS = 256
 _COUNTER_BYTES = 4
 
@@ -39,7 +39,7 @@ def _topk(call: Call) -> Iterator[Step]:
 
 
 def topk(call: Call, tensor: TensorOut, k: int, dim: int, is_sorted: bool) -> Iterator[Step]:
-    """What `topk_out_cuda` allocates besides its results."""
+    """The scratch memory of `topk_out_cuda`."""
     length = tensor.shape[dim] if tensor.shape else 1
     rows = numel(tensor) // max(1, length)
     copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
