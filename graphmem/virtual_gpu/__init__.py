@@ -1,7 +1,7 @@
-"""The virtual GPU: PyTorch believes in one CUDA device of a named kind, and none is there.
+"""The virtual GPU: PyTorch sees one CUDA device of a named model where there is none.
 
-The package can be called: `with graphmem.virtual_gpu("h100") as gpu:` switches a device on for a
-stretch of a program, as `graphmem.live.gpu.VirtualGpu` tells.
+The package is callable: `with graphmem.virtual_gpu("h100") as gpu:` turns a device on for part of
+a program; see `graphmem.live.gpu.VirtualGpu`.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def virtual_cuda(
     memory: DeviceMemory | None = None,
     before: Tensors | None = None,
 ) -> Iterator[None]:
-    """Make torch take fake CUDA tensors for tensors on `gpu`; everything is put back afterwards.
+    """Make torch treat fake CUDA tensors as tensors on `gpu`, and undo it on exit.
 
     Args:
         gpu: the card.
         torch_release: the version whose choice of kernels applies.
         fake_mode: the mode of the fake tensors.
-        memory: answers questions about memory while the program runs. With it, tensors of the CPU
-            are real; without, parameters are fake wherever they are, and nothing is asked.
-        before: tensors that were there before; told of what happens to them.
+        memory: answers memory queries while the program runs, and CPU tensors are real. Without
+            it, parameters are fake on every device and memory queries are not answered.
+        before: tensors that already existed; notified of what happens to them.
     """
     ensure_cuda_device_guard()
     of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
@@ -84,9 +84,9 @@ def virtual_cuda(
 
 @contextmanager
 def _data_lifted_on_cpu() -> Iterator[None]:
-    """Have `torch.tensor(data, device="cuda")` make a CPU tensor and move it by a dispatched copy.
+    """Make `torch.tensor(data, device="cuda")` create a CPU tensor and copy it by dispatch.
 
-    FakeTensorMode does so where no device may be touched (torch/csrc/utils/tensor_new.cpp).
+    FakeTensorMode does the same where no device may be touched (torch/csrc/utils/tensor_new.cpp).
     """
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
@@ -98,7 +98,7 @@ def _data_lifted_on_cpu() -> Iterator[None]:
 
 @contextmanager
 def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterator[None]:
-    """Trace a step on fake CPU tensors: what the oracle of the tests compares with a real run."""
+    """Trace a step on fake CPU tensors, so that tests can compare it with a real CPU run."""
     moved = parameters.moved_by_data(before or Tensors(()))
     of_parameters = parameters.fake_from_birth(fake_mode)
     replacements = [
@@ -112,7 +112,7 @@ def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterat
 
 
 class _CallablePackage(ModuleType):
-    """This package, which shares its name with what it does."""
+    """This package, made callable."""
 
     def __call__(self, *args: Any, **options: Any) -> VirtualGpu:
         from graphmem.live.gpu import VirtualGpu

@@ -2,10 +2,10 @@
 
 A CPU build takes the math path for CUDA tensors. Here a kernel registered for `AutogradCUDA`
 chooses the backend by the rules of `sdp_utils.cpp` (aten/src/ATen/native/transformers/cuda) and
-calls the real operator of that backend, whose meta kernel and derivative every build has. Autocast
-has done its casts by then, as on a card.
+calls that backend's real operator, whose meta kernel and derivative every build has. Autocast
+has already done its casts, as on a card.
 
-Not covered: strided nested tensors, deterministic mode, and orders that the program sets by
+Not covered: strided nested tensors, deterministic mode, and priorities that the program sets with
 `torch.nn.attention.sdpa_kernel(..., set_priority=True)`.
 """
 
@@ -38,12 +38,12 @@ FUSED_ATTENTION = (
     aten._scaled_dot_product_efficient_attention.default,
     aten._efficient_attention_forward.default,
 )
-"""Operators whose meta kernels do not return what a card does: see `as_returned`."""
+"""Operators whose meta kernels differ from a card in what they return: see `as_returned`."""
 
 
 @contextmanager
 def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
-    """Answer attention on fake CUDA tensors as `gpu` would while the context is open."""
+    """Run attention on fake CUDA tensors as `gpu` would while the context is open."""
     prefers_cudnn = _prefers_cudnn(gpu, torch_release)
     takes_cudnn = partial(_takes_cudnn, gpu, torch_release)
     additive = partial(_as_additive, torch_release)
@@ -62,7 +62,7 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
     ) -> Any:
         is_for_math = attn_mask is not None and attn_mask.stride(-1) != 1
         attn_mask = additive(attn_mask, query.dtype)
-        if is_for_math:  # all others want rows of a mask (`check_last_dim_stride_equals_1_dense`)
+        if is_for_math:  # the others need contiguous rows (`check_last_dim_stride_equals_1_dense`)
             return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if prefers_cudnn and takes_cudnn(query, key, value, attn_mask, dropout_p, enable_gqa):
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -82,10 +82,10 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
 
 
 def _of_jagged(gpu: Gpu) -> Iterator[Replacement]:
-    """What PyTorch's own choice for jagged tensors asks of a card (torch/nested/_internal/sdpa.py).
+    """Answer the questions about the card that torch/nested/_internal/sdpa.py asks.
 
-    Of `can_use_flash_attention` and `can_use_efficient_attention` that is the card and the types;
-    `_select_sdp_backend` asks for shapes itself.
+    Of `can_use_flash_attention` and `can_use_efficient_attention` only the checks of card and dtype
+    are left; `_select_sdp_backend` checks the shapes itself.
     """
 
     def flash(params: Any, debug: bool = False) -> bool:
@@ -103,8 +103,8 @@ def _of_jagged(gpu: Gpu) -> Iterator[Replacement]:
 def _prefers_cudnn(gpu: Gpu, torch_release: tuple[int, int]) -> bool:
     """`priority_order`: cuDNN comes first on Hopper and data-centre Blackwell.
 
-    2.9 asks for cuDNN 9.9 and 2.10 for one newer than 9.15 (its wheel ships 9.10), 2.13 takes any
-    minor version of both (docs/sources.md, "Attention", read in the wheels).
+    2.9 requires cuDNN 9.9, and 2.10 one newer than 9.15 (its wheel ships 9.10); 2.13 accepts any
+    minor version of both architectures (docs/sources.md, "Attention", read in the wheels).
     """
     major, minor = gpu.compute_capability
     if torch_release < (2, 9) or torch_release == (2, 10):
@@ -122,11 +122,12 @@ def _takes_cudnn(
     dropout_p: float,
     enable_gqa: bool,
 ) -> bool:
-    """`can_use_cudnn_attention`: half precision, head sizes in eights up to 128, 256 on Hopper.
+    """`can_use_cudnn_attention`: half precision, head sizes a multiple of 8, at most 128 or 256.
 
-    From 2.12 on dropout must be a multiple of 1/16: the wheels have the message, 2.11's does not.
-    A mask that trains is for others (`check_attn_mask_shape`; recorded on an H100), and so are
-    heads that do not lie side by side (`check_last_dim_stride_equals_1_dense`; unet_bf16).
+    256 is Hopper's. From 2.12 on dropout must be a multiple of 1/16: those wheels contain the
+    message, 2.11's does not. cuDNN takes no mask that requires a gradient (`check_attn_mask_shape`;
+    recorded on an H100) and no heads with gaps in memory (`check_last_dim_stride_equals_1_dense`;
+    unet_bf16).
     """
     largest = 256 if gpu.compute_capability == (9, 0) else 128
     head_dims = (query.shape[-1], key.shape[-1], value.shape[-1])
@@ -235,7 +236,7 @@ def _flash(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    """`scaled_dot_product_attention` pads head sizes to a multiple of 8 for flash, and slices."""
+    """Pad head sizes to a multiple of 8 and slice, as `scaled_dot_product_attention` does."""
     head_dim = query.shape[-1]
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
@@ -270,10 +271,10 @@ def _efficient(
 
 
 def _first(results: tuple[Any, ...]) -> torch.Tensor:
-    """The output; what nobody saves of the others goes first to last, as a tuple does in C++."""
+    """Return the output, and free the rest first to last, as a tuple does in C++."""
     output: torch.Tensor
     output, *others = results
-    others.reverse()  # Python lets the last of a list go first
+    others.reverse()  # Python frees a list's last item first
     return output
 
 
@@ -314,7 +315,7 @@ def _padded_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> 
 def as_returned(
     fake_mode: FakeTensorMode, func: Any, args: tuple[Any, ...], result: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """What a fused operator returns on a card, where its meta kernel returns something else."""
+    """Correct a fused operator's meta results to what a card returns."""
     if func is aten._scaled_dot_product_cudnn_attention.default:
         output, logsumexp, *others = result
         return (output, logsumexp if args[4] else logsumexp.new_empty(0), *others)
@@ -324,10 +325,11 @@ def as_returned(
 def efficient_gradients(
     fake_mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """What `_efficient_attention_backward` returns (cuda/attention_backward.cu).
+    """Return the results of `_efficient_attention_backward` (cuda/attention_backward.cu).
 
-    PyTorch's meta kernel takes no `out`, so that a `scale` collides with what follows it, and gives
-    gradients the strides of the arguments; it serves where a bias trains or storage is shared.
+    PyTorch's meta kernel lacks the parameter `out`, so that a `scale` collides with the parameter
+    after it, and gives gradients the strides of the arguments. It is used only where a bias
+    requires a gradient or the gradients share storage.
     """
     func = aten._efficient_attention_backward.default
     if args[_BIAS_TRAINS] or kwargs.get("shared_storage_dqdkdv"):
@@ -338,9 +340,10 @@ def efficient_gradients(
 
 
 def _seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What memory-efficient attention returns: its random seed and offset are CPU tensors.
+    """Move the random seed and offset of memory-efficient attention to the CPU.
 
-    Unless a CUDA graph is captured (aten/src/ATen/native/transformers/cuda/attention.cu).
+    They are CPU tensors unless a CUDA graph is being captured
+    (aten/src/ATen/native/transformers/cuda/attention.cu).
     """
     output, logsumexp, seed, offset, *lengths = result
     return (output, logsumexp, _on_host(fake_mode, seed), _on_host(fake_mode, offset), *lengths)

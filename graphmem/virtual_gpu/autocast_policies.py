@@ -1,6 +1,6 @@
-"""Autocast's policies of another release than the installed one, where they differ.
+"""The autocast policies of the simulated release, where they differ from the installed one.
 
-Only `rms_norm` does, of the lists in ATen/autocast_mode.h of torch 2.9.1 to 2.15.0.
+In the lists of ATen/autocast_mode.h only `rms_norm` differs, from torch 2.9.1 to 2.15.0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 @contextmanager
 def autocast_of(torch_release: Release) -> Iterator[None]:
-    """Have autocast treat fake CUDA tensors as a release does while the context is open."""
+    """Apply a release's autocast policies to fake CUDA tensors while the context is open."""
     casts = AUTOCAST_CASTS_RMS_NORM.holds_in(torch_release)
     if casts == AUTOCAST_CASTS_RMS_NORM.holds_in(installed_release()):
         yield
@@ -41,14 +41,14 @@ def _rms_norm_in_fp32(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """As `WrapFunction_` of the policy fp32 does (aten/src/ATen/autocast_mode.h)."""
+    """`WrapFunction_` of the policy fp32 (aten/src/ATen/autocast_mode.h)."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
     with torch._C._ExcludeDispatchKeyGuard(keys):
         return aten.rms_norm(_in_fp32(source), normalized_shape, _in_fp32(weight), eps)
 
 
 def _in_fp32(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """`cached_cast` to float32, which keeps nothing; float64 is not eligible."""
+    """`cached_cast` to float32, which caches nothing; float64 is not eligible."""
     if tensor is None or tensor.dtype not in (torch.float16, torch.bfloat16):
         return tensor
     cast: torch.Tensor = aten._to_copy.default(tensor, dtype=torch.float32)

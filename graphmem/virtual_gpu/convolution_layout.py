@@ -1,6 +1,6 @@
-"""In which layout convolutions compute on a card.
+"""The memory format in which a card computes convolutions.
 
-FakeTensor asks the build, which has no cuDNN, and is told that bfloat16 is never channels-last.
+FakeTensor asks the build, and one without cuDNN answers that bfloat16 is never channels-last.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def convolution_layout(of_build: Callable[..., torch.memory_format]) -> Callable[..., Any]:
-    """`_determine_backend_memory_format` as it answers where cuDNN computes.
+    """Make `_determine_backend_memory_format` answer as with cuDNN.
 
-    cuDNN has channels last where input or weight lies so (aten/src/ATen/native/ConvUtils.h,
+    cuDNN takes channels-last if input or weight is channels-last (aten/src/ATen/native/ConvUtils.h,
     `cudnn_conv_suggest_memory_format`).
     """
 
@@ -26,11 +26,11 @@ def convolution_layout(of_build: Callable[..., torch.memory_format]) -> Callable
         found = of_build(source, weight, backend)
         if last is None or source.dtype not in _DTYPES:
             return found
-        lies_so = [_lies(tensor, last) for tensor in (source, weight)]
-        return last if any(lies_so) else found
+        return last if _is_only(source, last) or _is_only(weight, last) else found
 
     return layout
 
 
-def _lies(tensor: torch.Tensor, last: torch.memory_format) -> bool:
+def _is_only(tensor: torch.Tensor, last: torch.memory_format) -> bool:
+    """Whether a tensor is channels-last and not contiguous as well."""
     return tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()

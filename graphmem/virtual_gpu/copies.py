@@ -2,12 +2,12 @@
 
 (1) A parameter is cloned, without its gradient and its attributes (torch/nn/parameter.py,
     `Parameter.__deepcopy__`).
-(2) Of any other tensor the whole storage is copied, once for all the tensors that share it; then an
-    empty tensor of one element is made, which lets go of its own storage for the copied one
+(2) For any other tensor the whole storage is copied, once for all the tensors that share it; then
+    an empty tensor of one element is made, which swaps its own storage for the copied one
     (torch/_tensor.py, `Tensor.__deepcopy__`; torch/storage.py, `UntypedStorage.__deepcopy__`).
-(3) A gradient and a user's own attributes follow a tensor, and nothing that graphmem noted on it.
+(3) The gradient and the user's attributes are copied along; graphmem's notes on a tensor are not.
 
-PyTorch's own method would clone both, and copy all that a fake tensor knows of itself.
+PyTorch's own method would clone both kinds, and copy every attribute of a fake tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def deep_copies() -> list[Replacement]:
-    """The attributes to replace."""
+    """List the attributes to replace."""
     return [(FakeTensor, "__deepcopy__", _copied)]
 
 
@@ -31,7 +31,7 @@ def _copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Any:
     """Copy a tensor and what belongs to it.
 
     Raises:
-        RuntimeError: the tensor is no leaf.
+        RuntimeError: the tensor is not a leaf.
     """
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -53,7 +53,7 @@ def _copied(tensor: FakeTensor, memo: dict[Any, Any]) -> Any:
 
 
 def _of_storage(tensor: FakeTensor, memo: dict[Any, Any]) -> torch.Tensor:
-    """The same view of the copied storage."""
+    """Copy the storage and view the copy as the tensor views the original."""
     copies: dict[int, torch.UntypedStorage] = memo.setdefault("torch", {})
     memory = tensor.untyped_storage()
     known = copies.get(memory._cdata)
@@ -69,7 +69,7 @@ def _of_storage(tensor: FakeTensor, memo: dict[Any, Any]) -> torch.Tensor:
 
 
 def _copy_of(tensor: FakeTensor) -> torch.Tensor:
-    """A tensor on a copy of the whole storage: a clone where the tensor is all of it."""
+    """A tensor on a copy of the whole storage: a clone where the tensor covers all of it."""
     memory = tensor.untyped_storage()
     is_whole = memory.nbytes() == tensor.numel() * tensor.element_size()
     if is_whole and tensor.numel():

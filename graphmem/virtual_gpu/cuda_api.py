@@ -1,11 +1,11 @@
-"""What `torch.cuda` and `torch.accelerator` answer while the virtual GPU is on.
+"""`torch.cuda` and `torch.accelerator` while the virtual GPU is on.
 
-PyTorch's own Python runs over C functions of `torch._C`, which a CPU build lacks and which ask for
-a driver in a CUDA build. Those functions are replaced, a file for each subject: devices, memory,
-streams, random numbers, page-locked memory, libraries. What Python decides itself, is PyTorch's.
+PyTorch's own Python calls C functions of `torch._C`, which a CPU build lacks and which need a
+driver in a CUDA build. Those functions are replaced, one file per subject: devices, memory,
+streams, random numbers, page-locked memory, libraries. PyTorch's Python code stays as it is.
 
-A trace (`graphmem analyze`) and a run share all of it but the answers about memory, which a trace
-cannot give on the way. CUDA counts as initialized from the beginning.
+A trace (`graphmem analyze`) and a run share all of it except the memory queries, which a trace
+cannot answer while it runs. CUDA counts as initialized from the start.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def replacements(
     memory: DeviceMemory | None = None,
     torch_release: tuple[int, int] | None = None,
 ) -> list[Replacement]:
-    """The attributes to replace so that code written for a card believes in one.
+    """List the attributes to replace so that code written for a card sees one.
 
     Args:
         gpu: the card.
-        memory: answers what is asked about memory; None: such questions are errors.
-        torch_release: the version of torch that is stood in for; default: the installed one.
+        memory: answers memory queries; None makes them errors.
+        torch_release: the version of torch to simulate; default: the installed one.
     """
-    # `with torch.device(…)` knows the factories by identity, and keeps those of its first use.
+    # `with torch.device(…)` recognizes factories by identity, and caches them on first use.
     _device_constructors()
     is_live = memory is not None
     memory = memory or DeviceMemory(gpu, CachingAllocator())
@@ -87,16 +87,16 @@ def replacements(
         *legacy_type_replacements(),
         *profiler_replacements(),
         *data_parallel_replacements(memory.devices),
-        *_what_switches_itself_off(),
+        *_enabled_without_a_card(),
         *_devices_by_number(pinned, memory.devices),
         (FakeTensor, "__format__", _format),
-        # It makes a tensor on the device: up to 2.11 wherever `torch.cuda.is_available()` says yes.
+        # It makes a tensor on the device: up to 2.11 wherever `torch.cuda.is_available()` is true.
         (fake_tensor, "init_gpu_context", lambda device: None),
     ]
 
 
-def _what_switches_itself_off() -> list[Replacement]:
-    """Autocast and gradient scalers look for a card, foreach forms for plain tensors."""
+def _enabled_without_a_card() -> list[Replacement]:
+    """Keep on what checks for a card (autocast, gradient scalers) or plain tensors (foreach)."""
     return [
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         *foreach_of_fake_tensors(),
@@ -105,10 +105,10 @@ def _what_switches_itself_off() -> list[Replacement]:
 
 
 def foreach_of_fake_tensors() -> list[Replacement]:
-    """Optimizers and the clipping of gradients take their foreach form for tensors of these types.
+    """Let optimizers and gradient clipping use their foreach form for fake tensors.
 
     The lists are those of torch/optim/optimizer.py (`_default_to_fused_or_foreach`) and
-    torch/utils/_foreach_utils.py (`_has_foreach_support`, which torch/nn/utils/clip_grad.py asks);
+    torch/utils/_foreach_utils.py (`_has_foreach_support`, which torch/nn/utils/clip_grad.py calls);
     `torch.distributed.tensor` adds its own type to both.
     """
     own: Any = (torch_optimizer, _foreach_utils)
@@ -119,7 +119,7 @@ def foreach_of_fake_tensors() -> list[Replacement]:
 
 
 def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replacement]:
-    """PyTorch resolves the number of a device with the accelerator's help."""
+    """Resolve device numbers here, since PyTorch asks the accelerator to."""
     parse_to, to = torch._C._nn._parse_to, torch.Tensor.to
     factories = {name: _pinning(getattr(torch, name), pinned, devices) for name in FACTORIES}
 
@@ -138,11 +138,11 @@ def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replaceme
 
 
 def _originals_for_torchscript() -> list[Replacement]:
-    """TorchScript's compiler is shown PyTorch's own functions.
+    """Show TorchScript's compiler PyTorch's own functions.
 
-    It knows operators by the identity of functions (`_find_builtin`, torch/jit/_builtins.py), and
-    reads the source of others (`try_compile_fn`, torch/jit/_recursive.py), as
-    `import torch.distributed.optim` has it do.
+    It recognizes operators by function identity (`_find_builtin`, torch/jit/_builtins.py) and
+    reads the source of other functions (`try_compile_fn`, torch/jit/_recursive.py), for example in
+    `import torch.distributed.optim`.
     """
     find: Any = _builtins._find_builtin
     compile_function: Any = _recursive.try_compile_fn
@@ -167,7 +167,7 @@ def _index_of(device: Any) -> int | None:
 def _with_device(
     function: Any, devices: Devices, positions: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Let a device be given by its number, and be one that there is."""
+    """Let a function take a device by number, and check that the device exists."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def _resolved(device: Any, devices: Devices) -> Any:
         device = torch.device(device)
     if type(device) is torch.device and device.type == "cuda":
         if device == _THE_CURRENT_ONE and devices.current:
-            # C++ asks the device guard, which knows of the first device alone
+            # C++ asks the device guard, which only knows the first device
             # (aten/src/ATen/native/TensorConversions.cpp, `ensure_has_index`)
             device = torch.device("cuda", devices.current)
         devices.check(device.index or 0)

@@ -1,10 +1,10 @@
-"""CUDA graphs: what a capture takes, and a replay that takes nothing.
+"""CUDA graphs: a capture allocates from the graph's private pool, a replay allocates nothing.
 
-torch/cuda/graphs.py is PyTorch's own, over the base that aten/src/ATen/cuda/CUDAGraph.cpp has in a
-CUDA build. Operations that are captured run as any others; only where they allocate is different,
-the graph's private pool. A replay launches kernels and allocates nothing.
+torch/cuda/graphs.py is PyTorch's own, over a base class as aten/src/ATen/cuda/CUDAGraph.cpp defines
+it in a CUDA build. Captured operations run like any others, except that they allocate from the
+graph's private pool. A replay launches kernels and allocates nothing.
 
-Assumption: the driver's own memory for an instantiated graph is not counted; it is outside of the
+Assumption: the driver's own memory for an instantiated graph is not counted; it lies outside the
 allocator (`cudaGraphInstantiate`).
 """
 
@@ -44,11 +44,11 @@ class RandomStates:
     """The seeds and offsets on the card that captured kernels read (CUDAGeneratorImpl.cpp)."""
 
     def __init__(self, memory: DeviceMemory, release: Release) -> None:
-        """None yet.
+        """Start without any.
 
         Args:
-            memory: of the device.
-            release: the version of torch that decides when they are made.
+            memory: the device's memory.
+            release: the version of torch, which decides when states are made.
         """
         self._memory = memory
         self._of_a_capture = SEED_OF_EACH_CAPTURE.holds_in(release)
@@ -62,8 +62,8 @@ class RandomStates:
         """Make the state that all captures share, if this is the first (`register_graph`).
 
         Args:
-            capture: has the state until it is forgotten.
-            generator: None: the default one.
+            capture: keeps the state until `forget`.
+            generator: by default the default generator.
         """
         if self._of_a_capture:
             return
@@ -74,12 +74,15 @@ class RandomStates:
             self._shared[key] = self._new_state()
 
     def begin(self, capture: object) -> None:
-        """A capture has begun (`init_capture_state`)."""
+        """Begin a capture (`init_capture_state`)."""
         if self._of_a_capture and not self._when_needed:
             self._make(capture)
 
     def forget(self, capture: object) -> None:
-        """A graph is gone (`unregister_graph`, `remove_capture_state`)."""
+        """Free a graph's states that no other uses.
+
+        `unregister_graph`, `remove_capture_state`.
+        """
         gone = self._of_capture.pop(capture, [])
         for key, sharing in list(self._sharing.items()):
             sharing.discard(capture)
@@ -90,13 +93,13 @@ class RandomStates:
             give_back()
 
     def _note_random_numbers(self) -> None:
-        """An operation draws random numbers (`philox_cuda_state`)."""
+        """Handle an operation that draws random numbers (`philox_cuda_state`)."""
         capture = self._memory.captures.graph_of(self._memory.current_stream)
         if capture is not None and self._of_a_capture:
             self._make(capture)
 
     def _make(self, capture: object) -> None:
-        """The state of one capture, on the default stream (`initialize`)."""
+        """Make the state of one capture, on the default stream (`initialize`)."""
         if capture in self._of_capture:
             return
         stream, self._memory.current_stream = self._memory.current_stream, DEFAULT_STREAM
@@ -112,7 +115,7 @@ class RandomStates:
 def graph_replacements(
     memory: DeviceMemory, handles: PoolHandles, release: Release
 ) -> list[Replacement]:
-    """The classes and functions of CUDA graphs to replace."""
+    """List the replacements of the classes and functions of CUDA graphs."""
     captures = memory.captures
     bases: list[Replacement] = [
         (torch._C, "_CUDAGraph", _graph_base(memory, handles, release)),
@@ -136,7 +139,7 @@ def graph_replacements(
 
 
 def _graph_base(memory: DeviceMemory, handles: PoolHandles, release: Release) -> type:
-    """What aten/src/ATen/cuda/CUDAGraph.cpp gives to `torch.cuda.CUDAGraph`."""
+    """The base class of `torch.cuda.CUDAGraph` (aten/src/ATen/cuda/CUDAGraph.cpp)."""
     states = RandomStates(memory, release)
 
     class Base(CudaGraphBase):
@@ -148,7 +151,7 @@ def _graph_base(memory: DeviceMemory, handles: PoolHandles, release: Release) ->
 
 
 class _Capture:
-    """What C++ has of one graph; it goes with the Python object."""
+    """The C++ state of one graph; it lives as long as the Python object."""
 
     def __init__(self, memory: DeviceMemory, states: RandomStates) -> None:
         self.memory = memory
@@ -157,7 +160,7 @@ class _Capture:
         self.is_over = False
 
     def require(self, what: str) -> None:
-        """Raise the error of C++ where nothing has been captured."""
+        """Raise C++'s error if nothing has been captured."""
         if not self.is_over:
             raise RuntimeError(what)
 
@@ -170,7 +173,7 @@ class _Capture:
 
 
 class CudaGraphBase:
-    """One graph: where it allocates while it is captured, and what stays with it."""
+    """One graph: its private pool during capture, and what it keeps afterwards."""
 
     _memory: DeviceMemory
     _states: RandomStates
@@ -178,7 +181,7 @@ class CudaGraphBase:
     _capture: _Capture
 
     def __new__(cls, keep_graph: bool = False) -> Any:
-        """As in C++, nothing is taken before a capture."""
+        """Make a graph, which as in C++ takes nothing before a capture."""
         graph = super().__new__(cls)
         graph._capture = _Capture(cls._memory, cls._states)
         # PyTorch's class has a `__del__` of its own from 2.13 on.
@@ -186,7 +189,7 @@ class CudaGraphBase:
         return graph
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
-        """Send what this stream allocates to the graph's pool from now on.
+        """Send this stream's allocations to the graph's pool from now on.
 
         Raises:
             RuntimeError: as in C++.
@@ -211,7 +214,7 @@ class CudaGraphBase:
         self._states.begin(capture)
 
     def capture_end(self) -> None:
-        """The capture is over; the graph can be replayed."""
+        """End the capture; the graph can then be replayed."""
         captures = self._memory.captures
         if captures.graph_of(self._memory.current_stream) is not self._capture:
             raise RuntimeError("Capture must end on the same stream it began on.")
@@ -228,28 +231,28 @@ class CudaGraphBase:
         self._capture.require("Called CUDAGraph::replay without a preceding successful capture.")
 
     def pool(self) -> PoolId:
-        """The number of its pool, for other graphs to share."""
+        """The id of its pool, which other graphs can share."""
         self._capture.require("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._capture.pool_id
 
     def reset(self) -> None:
-        """Let go of what was captured, and of the pool."""
+        """Drop what was captured, and the pool."""
         self._capture.reset()
 
     def register_generator_state(self, generator: Any) -> None:
-        """Keep the state of a generator of the program's own as well."""
+        """Register the state of one of the program's own generators as well."""
         self._states.register(self._capture, generator)
 
     def enable_debug_mode(self) -> None:
-        """Nothing is there to be shown."""
+        """Do nothing: there is no graph to show."""
 
     def debug_dump(self, debug_path: str) -> None:
-        """Nothing is there to be shown."""
+        """Do nothing: there is no graph to show."""
 
     def raw_cuda_graph(self) -> NoReturn:
-        """Refuse: no driver has made one."""
+        """Refuse: there is no driver's graph."""
         raise InputError(
-            "a graph of the virtual GPU is not one of the driver's",
+            "the virtual GPU's CUDA graphs have no graph of the driver behind them",
             hint="leave `raw_cuda_graph` out of the run",
         )
 

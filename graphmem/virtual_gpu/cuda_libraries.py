@@ -1,10 +1,10 @@
-"""What torch says of the libraries around the driver: CUDA's runtime, cuBLAS, cuDNN, NVTX.
+"""torch's interface to the libraries around the driver: CUDA runtime, cuBLAS, cuDNN, NVTX.
 
-Handles are addresses. Asking for cuBLAS's makes it, and its workspace.
-Ranges of NVTX are counted and seen by nobody. CUDA graphs, memory pools and pluggable allocators
-are refused: what they do with memory is not modelled.
+Handles are addresses. Asking for cuBLAS's handle creates it, with its workspace.
+NVTX ranges are counted and otherwise ignored. Pluggable allocators, and in a trace CUDA graphs and
+memory pools, are refused: what they do with memory is not modelled.
 
-Not covered: NCCL's own functions (`torch.cuda.nccl`), which no script calls any more.
+Not covered: NCCL's own functions (`torch.cuda.nccl`), which scripts no longer call.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class CudaRuntime:
 
     @staticmethod
     def cudaGetErrorString(error: int) -> str:  # noqa: N802
-        """What a code means."""
+        """The meaning of an error code."""
         return _ERRORS.get(int(error), f"CUDA error {int(error)}")
 
     @staticmethod
     def cudaProfilerStart() -> CudaError:  # noqa: N802
-        """No profiler listens."""
+        """Do nothing: there is no profiler."""
         return CudaError.success
 
     cudaProfilerStop = cudaProfilerStart  # noqa: N815
@@ -67,37 +67,37 @@ class CudaRuntime:
 
 
 class Nvtx:
-    """The functions behind `torch.cuda.nvtx`: depths of ranges, and numbers of open ones."""
+    """The functions behind `torch.cuda.nvtx`: they return the depth or the number of a range."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._numbers = itertools.count(1)
 
     def rangePushA(self, message: str) -> int:  # noqa: N802
-        """The depth of the range that begins."""
+        """Open a range and return its depth."""
         self._depth += 1
         return self._depth - 1
 
     def rangePop(self) -> int:  # noqa: N802
-        """The depth of the range that ends; negative where none is open."""
+        """Close a range and return its depth; negative if none is open."""
         self._depth = max(-1, self._depth - 1)
         return self._depth
 
     def rangeStartA(self, message: str, *stream: int) -> int:  # noqa: N802
-        """The number of a range."""
+        """Return the number of a new range."""
         return next(self._numbers)
 
     def rangeEnd(self, number: int, *stream: int) -> None:  # noqa: N802
-        """Nobody looks."""
+        """Do nothing."""
 
     deviceRangeStart, deviceRangeEnd = rangeStartA, rangeEnd  # noqa: N815
 
     def markA(self, message: str) -> None:  # noqa: N802
-        """Nobody looks."""
+        """Do nothing."""
 
 
 class _Settings:
-    """What libraries are told and tell again."""
+    """Settings that libraries store and return."""
 
     def __init__(self, workspace_bytes: int) -> None:
         self._values = {
@@ -107,7 +107,7 @@ class _Settings:
         }
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """The functions that get and set each of them."""
+        """The functions that get and set them."""
         return {
             "_cuda_get_cudnn_benchmark_limit": self._get("cudnn_benchmark_limit"),
             "_cuda_set_cudnn_benchmark_limit": self._set("cudnn_benchmark_limit"),
@@ -126,12 +126,12 @@ class _Settings:
 def library_replacements(
     memory: DeviceMemory, memory_info: Callable[[int], tuple[int, int]], pinned: PinnedMemory
 ) -> list[Replacement]:
-    """The functions of libraries to replace.
+    """List the replacements of library functions.
 
     Args:
-        memory: of the device.
+        memory: the device's memory.
         memory_info: free and total bytes of a device.
-        pinned: knows which memory of the host is page-locked.
+        pinned: knows which host memory is page-locked.
     """
 
     def blas_handle() -> int:
@@ -147,12 +147,12 @@ def library_replacements(
         "_cuda_clearCublasWorkspaces": clear_workspaces,
         "_cuda_resetCublasWorkspaceSize": _nothing,
         "_cuda_resetCublasLtWorkspaceSize": _nothing,
-        "_cuda_setCublasWorkspaceSize": _refusing("a workspace of another size"),
-        "_cuda_setCublasLtWorkspaceSize": _refusing("a workspace of another size"),
+        "_cuda_setCublasWorkspaceSize": _refusing("a cuBLAS workspace of another size"),
+        "_cuda_setCublasLtWorkspaceSize": _refusing("a cuBLASLt workspace of another size"),
         "_cuda_getCurrentSolverHandle": lambda: _SOLVER_HANDLE,
         **_Settings(memory.gpu.cublas_workspace_bytes(torch.__version__)).functions(),
-        "_cuda_customAllocator": _refusing("an allocator of the program's own"),
-        "_cuda_changeCurrentAllocator": _refusing("an allocator of the program's own"),
+        "_cuda_customAllocator": _refusing("a custom allocator"),
+        "_cuda_changeCurrentAllocator": _refusing("a custom allocator"),
     }
     return [
         *((torch._C, name, function) for name, function in functions.items()),
@@ -163,7 +163,7 @@ def library_replacements(
 
 
 def refused_pools() -> list[Replacement]:
-    """For a trace, whose memory is simulated when it is over: graphs and pools are errors."""
+    """Make graphs and pools errors in a trace, whose memory is simulated only afterwards."""
     no_graphs = _only_run("a CUDA graph")
     return [
         (torch.cuda.graphs.CUDAGraph, "__new__", staticmethod(no_graphs)),
@@ -179,7 +179,7 @@ def _nothing() -> None:
 
 def _refusing(what: str) -> Callable[..., NoReturn]:
     return _error(
-        f"the virtual GPU has no model of what {what} does with memory", "leave it out of the run"
+        f"the virtual GPU does not model what {what} does with memory", "leave it out of the run"
     )
 
 

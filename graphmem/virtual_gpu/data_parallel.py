@@ -1,9 +1,9 @@
-"""`torch.nn.DataParallel` on the one device of the process: its inputs are copied there.
+"""`torch.nn.DataParallel` on the process's only device, to which its inputs are copied.
 
-`Scatter` copies what lies on the CPU in a background stream of its own, whose memory comes from
-segments of that stream, and records the current stream as a user (torch/nn/parallel/_functions.py;
-`scatter` in torch/csrc/cuda/comm.cpp). The C++ function is not in a CPU build, and the Python
-around it makes a device of a number, which asks C++ for an accelerator.
+`Scatter` copies CPU inputs on a background stream, so that their memory comes from segments of that
+stream, and records the current stream as a user (torch/nn/parallel/_functions.py; `scatter` in
+torch/csrc/cuda/comm.cpp). A CPU build lacks the C++ function, and the Python around it makes a
+device from a number, which asks C++ for an accelerator.
 
 Not covered: gathering gradients of inputs on the CPU.
 """
@@ -21,7 +21,7 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def data_parallel_replacements(devices: Devices) -> list[Replacement]:
-    """The methods to replace."""
+    """List the methods to replace."""
     device = torch.device("cuda", devices.own)
     return [
         (_functions.Scatter, "forward", staticmethod(partial(_scatter, device))),

@@ -1,8 +1,8 @@
-"""The time of the virtual GPU, by which it is known whether a stream has finished.
+"""The virtual GPU's time, which decides whether a stream has finished.
 
-Work takes no time, except what `torch.cuda._sleep` asks for; the host stands still, except where it
-waits for the device. So whether a block that another stream uses can be taken back does not depend
-on how fast graphmem runs.
+Work takes no time, except for `torch.cuda._sleep`; the host's time advances only while it waits for
+the device. So whether a block that another stream uses can be taken back does not depend on how
+fast graphmem runs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ class DeviceClock:
         self._busy_until: dict[int, float] = {}
 
     def queue(self, stream: int, milliseconds: float) -> None:
-        """Give a stream work of this length."""
+        """Queue work of this length on a stream."""
         self._busy_until[stream] = self.done_at(stream) + milliseconds
 
     def done_at(self, stream: int) -> float:
-        """When a stream has finished all that it was given."""
+        """When a stream finishes its queued work."""
         return max(self.now, self._busy_until.get(stream, 0.0))
 
     def delay(self, stream: int, moment: float) -> None:
-        """Let a stream wait for a moment, as for an event."""
+        """Make a stream wait until a moment, as for an event."""
         self._busy_until[stream] = max(self.done_at(stream), moment)
 
     def wait_until(self, moment: float) -> None:
-        """Let the host wait."""
+        """Make the host wait until a moment."""
         self.now = max(self.now, moment)
 
     def wait_for_all(self) -> None:
-        """Let the host wait for every stream."""
+        """Make the host wait for every stream."""
         self.wait_until(max(self._busy_until.values(), default=0.0))

@@ -2,14 +2,14 @@
 
 Autograd's `InputMetadata` asks for the device guard of every tensor's device, and a CPU build has
 none for CUDA. PyTorch has its own no-op guard for machines without a card and installs it in
-`torch._C._ensureCUDADeviceGuardSet()` where a CUDA guard is registered that counts no device
+`torch._C._ensureCUDADeviceGuardSet()` if a CUDA guard is registered that counts no devices
 (c10/core/impl/DeviceGuardImplInterface.h, `ensureCUDADeviceGuardSet`). A CUDA build registers such
-a guard by itself; for a CPU build this file registers one: an object whose every virtual function
-answers 0, which PyTorch replaces at once by its own.
+a guard itself; for a CPU build this file registers one: an object whose virtual functions all
+return 0, which PyTorch immediately replaces with its own.
 
 PyTorch 2.9 has the no-op guard for meta tensors only (aten/src/ATen/detail/MetaGuardImpl.cpp:
-`NoOpDeviceGuardImpl<DeviceType::Meta>`), which then stands in for CUDA's: it differs from the later
-one in the kind of device that it names, which nothing asks that runs here.
+`NoOpDeviceGuardImpl<DeviceType::Meta>`), which then stands in for CUDA's. It differs from the later
+one only in the device type it reports, and nothing that runs here asks for that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _keep_alive: list[object] = []
 
 
 def ensure_cuda_device_guard() -> None:
-    """Install PyTorch's no-op CUDA device guard, once in a process.
+    """Install PyTorch's no-op CUDA device guard, once per process.
 
     Raises:
         InputError: libc10 cannot be found or does not export its registry of device guards.

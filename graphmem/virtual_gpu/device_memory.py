@@ -1,12 +1,12 @@
-"""The memory of the virtual GPU: one allocator, fed while the program runs, and who may ask it.
+"""The memory of the virtual GPU: one allocator, fed while the program runs, and queried by it.
 
 (1) The online simulator feeds it: `malloc` at each birth, `free` at each death, in program order. A
 death is applied when the next operation ends; `expect_free` remembers where it happened.
-(2) Whoever asks calls `settled()` first: the hook `settle` brings the allocator up to date, then
-the allocator is handed out.
+(2) Every query goes through `settled()`, which brings the allocator up to date by the hook `settle`
+and then returns it.
 (3) A block that another stream uses (`record_stream`) stays active after `free` until that stream
-has done what it had been given by then (`insert_events`). The next `malloc` notices it
-(`process_events`), as on a card, where it depends on how fast kernels are: here work takes no time
+has done the work queued on it by then (`insert_events`). The next `malloc` takes it back
+(`process_events`). On a card this depends on how fast kernels are; here work takes no time
 (`DeviceClock`), an assumption.
 """
 
@@ -42,12 +42,12 @@ Observer = Callable[[int, int, int, int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What an allocation or a free is remembered by.
+    """Where an allocation or a free comes from.
 
     Attributes:
         stream: the current stream.
-        stack: where an allocation happens, if that is recorded.
-        stack_of_free: where a free happens, if that is recorded.
+        stack: the stack of an allocation, if recorded.
+        stack_of_free: the stack of a free, if recorded.
     """
 
     stream: int = DEFAULT_STREAM
@@ -56,7 +56,7 @@ class Origin:
 
 
 class _CurrentStream(threading.local):
-    """Each thread has its own (c10/cuda/CUDAStream.cpp, `current_streams`)."""
+    """The current stream of each thread (c10/cuda/CUDAStream.cpp, `current_streams`)."""
 
     handle = DEFAULT_STREAM
 
@@ -74,28 +74,28 @@ def _keep_nothing(what: str, nbytes: int) -> Callable[[], None]:
 
 
 class DeviceMemory:
-    """The device's allocator, and what its users must agree on.
+    """The device's allocator, and the state that its users share.
 
     Attributes:
         gpu: the card.
-        allocator: PyTorch's, as the card's driver would see it.
+        allocator: PyTorch's caching allocator.
         devices: the cards that the process sees; this is the memory of its own.
         settle: set by the online simulator; applies what the program did so far to the allocator.
         block_of: set by the online simulator; the block that holds a tensor, or None.
-        blas_handle: set by the online simulator; the program asks for this thread's cuBLAS handle,
-            which takes a workspace if it has none (`getCurrentCUDABlasHandle`).
-        clear_blas_workspaces: set by the online simulator; every workspace is given back
+        blas_handle: set by the online simulator; called when the program asks for this thread's
+            cuBLAS handle, which allocates a workspace if it has none (`getCurrentCUDABlasHandle`).
+        clear_blas_workspaces: set by the online simulator; frees every workspace
             (`clearCublasWorkspaces`).
-        keep: set by the online simulator; bytes that a library keeps until the function that it
-            returns is called.
+        keep: set by the online simulator; allocates bytes that a library keeps, and returns the
+            function that frees them.
         on_random_numbers: called when an operation draws random numbers.
-        runs_node: set by the online simulator; whether this is autograd's own thread on a card.
-        captures: of CUDA graphs.
-        first_settings: set by the online simulator; what the environment says when memory is first
-            asked for, which is when PyTorch reads it. None: the allocator has its settings.
-        clock: the time of the device.
-        history: what is recorded of it.
-        conf: the text of the settings that hold (PYTORCH_CUDA_ALLOC_CONF).
+        runs_node: set by the online simulator; whether this thread is autograd's own on a card.
+        captures: CUDA graphs being captured.
+        first_settings: set by the online simulator; reads the environment's settings when memory is
+            first asked for, as PyTorch does. None once the allocator has its settings.
+        clock: the device's time.
+        history: the recorded memory history.
+        conf: the text of the settings in force (PYTORCH_CUDA_ALLOC_CONF).
     """
 
     def __init__(
@@ -133,25 +133,25 @@ class DeviceMemory:
         self._stream.handle = handle
 
     def settled(self) -> CachingAllocator:
-        """The allocator after everything that the program did so far."""
+        """The allocator, brought up to date with the program."""
         self._read_environment()
         self.settle()
         return self.allocator
 
-    # What the online simulator calls -------------------------------------------------------------
+    # For the online simulator --------------------------------------------------------------------
 
     @property
     def thread(self) -> tuple[int, bool]:
-        """The thread that runs now, and whether it is autograd's, which is another on a card."""
+        """The current thread, and whether on a card it would be autograd's own thread."""
         return threading.get_ident(), self.runs_node()
 
     def origin(self) -> Origin:
-        """What an allocation or a free that happens now is remembered by."""
+        """The origin of an allocation or a free that happens now."""
         stack, stack_of_free = self.history.stacks_here()
         return Origin(self.current_stream, stack, stack_of_free)
 
     def malloc(self, requested_bytes: int, origin: Origin | None = None) -> Block:
-        """Allocate for the stream of `origin`; default: now.
+        """Allocate for the stream of `origin`, by default the current one.
 
         Raises:
             torch.OutOfMemoryError: as on the card, with PyTorch's message.
@@ -170,11 +170,11 @@ class DeviceMemory:
         return block
 
     def expect_free(self, block: Block) -> None:
-        """The program lets go of a block now; `free` may come later."""
+        """Note that the program drops a block here; `free` may come later."""
         self._freed_at[block] = self.origin()
 
     def free(self, block: Block) -> None:
-        """Give a block back; what another stream does with it has to be waited for, clause (3)."""
+        """Free a block; if another stream uses it, once that stream is done, clause (3)."""
         origin = self._freed_at.pop(block, None) or self.origin()
         users = self._users.pop(block, None)
         with self.history.caused_by(origin.stack_of_free):
@@ -183,12 +183,12 @@ class DeviceMemory:
             self._pending.append((block, max(map(self.clock.done_at, users))))
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """A stream uses the block; its own does not count (`recordStream`)."""
+        """Note that a stream other than its own uses the block (`recordStream`)."""
         if stream != block.segment.stream:
             self._users.setdefault(block, set()).add(stream)
 
     def _read_environment(self) -> None:
-        """`CUDAAllocatorConfig::instance`: once."""
+        """Read the settings once (`CUDAAllocatorConfig::instance`)."""
         read, self.first_settings = self.first_settings, None
         if read is not None:
             self._take_over(_accepted(read))
@@ -200,7 +200,7 @@ class DeviceMemory:
         self.allocator.configure(settings)
 
     def _take_back_finished(self) -> None:
-        """`process_events`, which waits for the end of a capture."""
+        """`process_events`, which does nothing during a capture."""
         if self.allocator.private.are_in_use:
             return
         for block, moment in self._pending:
@@ -214,7 +214,7 @@ class DeviceMemory:
         for observer in self._observers:
             observer(0, error.tried_bytes, limit, state.free_bytes)
 
-    # What the program asks -----------------------------------------------------------------------
+    # For the program -----------------------------------------------------------------------------
 
     def empty_cache(self, pool_id: PoolId = EVERYBODYS) -> None:
         """`torch.cuda.empty_cache`, or the release of one private pool's segments."""
@@ -234,7 +234,7 @@ class DeviceMemory:
         self.settled().private.end(pool_id)
 
     def release_pool(self, pool_id: PoolId) -> None:
-        """A private pool has one user less (`releasePool`)."""
+        """Take one user off a private pool (`releasePool`)."""
         self.settled().private.release(pool_id)
 
     def raw_alloc(self, requested_bytes: int, stream: int) -> int:
@@ -252,7 +252,7 @@ class DeviceMemory:
         """`torch.cuda.caching_allocator_delete`.
 
         Raises:
-            RuntimeError: nothing was allocated there in that way.
+            RuntimeError: `raw_alloc` did not allocate this address.
         """
         self.settle()
         block = self._raw.pop(address, None)
@@ -261,7 +261,7 @@ class DeviceMemory:
         self.free(block)
 
     def configure(self, text: str) -> None:
-        """Other settings for what is to come; a memory fraction stays.
+        """Change the settings from now on; a memory fraction is kept.
 
         Raises:
             RuntimeError: PyTorch would refuse them, or they are not modelled.
@@ -273,24 +273,24 @@ class DeviceMemory:
 
     @property
     def fraction(self) -> float:
-        """The share of the device that the process may have (`getMemoryFraction`)."""
+        """The share of the device that the process may use (`getMemoryFraction`)."""
         allocator = self.settled()
         total, limit = allocator.device.total_bytes, allocator.limit_bytes
         return 1.0 if limit is None or not total else limit / total
 
     def limit(self, fraction: float) -> None:
-        """Let the process have no more than a share of the device (`setMemoryFraction`)."""
+        """Limit the process to a share of the device (`setMemoryFraction`)."""
         allocator = self.settled()
         allocator.configure(replace(allocator.settings, memory_fraction=fraction))
 
     def record_history(self, *args: Any, **kwargs: Any) -> None:
-        """Begin, change or end recording: `MemoryHistory.record`."""
+        """Start, change or stop recording: `MemoryHistory.record`."""
         self.settle()
         self.history.record(*args, **kwargs)
         self.allocator.on_event = self.history.note
 
     def observe_out_of_memory(self, observer: Observer) -> None:
-        """Have a function called with device, bytes tried, bytes allowed, and bytes free."""
+        """Call a function at each out-of-memory: device, bytes tried, bytes allowed, bytes free."""
         self._observers.append(observer)
 
 

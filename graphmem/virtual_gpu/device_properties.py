@@ -1,12 +1,12 @@
-"""What `torch.cuda.get_device_properties` tells of a card.
+"""The properties of a card, as `torch.cuda.get_device_properties` returns them.
 
 Memory, multiprocessors and capability are those of `graphmem.gpus`. Limits by compute capability:
 CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". L2 caches: NVIDIA's
 whitepapers of the architectures (Volta, Turing, Ampere GA100 and GA102, Ada, Hopper, Blackwell),
 T4 and A100 also as deviceQuery printed them.
 
-What differs from card to card of one kind (uuid, PCI addresses) is zero. What is not known (clocks,
-widths of buses, the L2 cache of some cards) is an `AttributeError` that says so.
+What differs between cards of one model (uuid, PCI addresses) is zero. What is unknown (clocks, bus
+widths, the L2 cache of some cards) raises an `AttributeError` that says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphmem.gpus import Gpu
 _KIB = 1024
 _MIB = 1024 * _KIB
 
-# Shared memory of a multiprocessor, and the most that one block can opt in to have of it.
+# Shared memory of a multiprocessor, and the most of it that one block can opt in to.
 _SHARED_MEMORY = MappingProxyType(
     {
         (7, 0): (96 * _KIB, 96 * _KIB),
@@ -83,7 +83,7 @@ class DeviceProperties:
             self.L2_cache_size = _L2_CACHE_BYTES[gpu.name]
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name!r} of a card is not known to graphmem's virtual GPU")
+        raise AttributeError(f"graphmem's virtual GPU does not know {name!r} of a card")
 
     def __repr__(self) -> str:
         cache = vars(self).get("L2_cache_size")

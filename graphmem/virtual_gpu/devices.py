@@ -1,11 +1,11 @@
-"""Which devices there are, and which one the process works on.
+"""The devices of the machine, and the one that the process uses.
 
-The functions of torch/csrc/cuda/Module.cpp and torch/csrc/DeviceAccelerator.cpp on which
-torch/cuda/__init__.py and torch/accelerator/__init__.py stand. A device that is not there is the
-error that a card's driver gives.
+Replaces the functions of torch/csrc/cuda/Module.cpp and torch/csrc/DeviceAccelerator.cpp on which
+torch/cuda/__init__.py and torch/accelerator/__init__.py are built. Naming a device that does not
+exist raises the driver's error.
 
-A rank sees all cards of its node and works on its own. The memory of the others belongs to ranks
-that do not run: a tensor on one of them is refused.
+A rank sees every card of its node and uses its own. The memory of the others belongs to ranks
+that are not running, so a tensor on one of them is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.device_properties import DeviceProperties
 from graphmem.virtual_gpu.patching import Replacement
 
-# The CUDA that the wheel of a release on PyPI is built with, and what it has kernels for: read in
-# the wheel of 2.13.0, else RELEASE.md and .ci/manywheel/build_cuda.sh of the releases.
+# The CUDA version of a release's PyPI wheel, and the architectures it has kernels for: read in
+# the wheel of 2.13.0, for the others in the release's RELEASE.md and .ci/manywheel/build_cuda.sh.
 _CUDA_OF_RELEASE: tuple[tuple[tuple[int, int], str, str], ...] = (
     ((2, 11), "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
     ((2, 9), "12.8", "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120"),
@@ -35,7 +35,7 @@ _CUDA_OF_RELEASE: tuple[tuple[tuple[int, int], str, str], ...] = (
 
 
 class _Current(threading.local):
-    """Each thread has its own (`cudaGetDevice`)."""
+    """The current device of each thread (`cudaGetDevice`)."""
 
     index = 0
 
@@ -44,8 +44,8 @@ class Devices:
     """The cards that a process sees.
 
     Attributes:
-        count: how many there are.
-        own: the one that it works on, by its index.
+        count: the number of cards.
+        own: the index of the one it uses.
         is_initialized: whether the program has used CUDA (`torch.cuda.is_initialized`).
     """
 
@@ -62,7 +62,7 @@ class Devices:
         return self._current.index
 
     def check(self, index: int) -> None:
-        """`cudaSetDevice`, but for its effect.
+        """Make only the checks of `cudaSetDevice`.
 
         Raises:
             torch.AcceleratorError: there is no such device.
@@ -72,13 +72,13 @@ class Devices:
             raise torch.AcceleratorError(f"CUDA error: invalid device ordinal\n{_help()}\n")
 
     def set(self, index: int) -> None:
-        """`cudaSetDevice`; a negative index is nobody's (`THCPModule_setDevice_wrap`)."""
+        """`cudaSetDevice`; negative indices are ignored (`THCPModule_setDevice_wrap`)."""
         if index >= 0:
             self.check(index)
             self._current.index = index
 
     def exchange(self, index: int) -> int:
-        """Make a device the current one, and return the one before; -1: leave it."""
+        """Make a device current and return the previous one; a negative index changes nothing."""
         if index < 0:
             return -1
         before = self.current
@@ -86,7 +86,7 @@ class Devices:
         return before
 
     def can_access_peer(self, device: int, peer: int) -> bool:
-        """Cards of a node reach each other; none is a peer of itself (`get_p2p_access`)."""
+        """Whether the two are different cards: all of a node are peers (`get_p2p_access`)."""
         self.check(device)
         self.check(peer)
         return device != peer
@@ -95,9 +95,9 @@ class Devices:
 def device_replacements(
     gpu: Gpu, torch_release: tuple[int, int], devices: Devices
 ) -> list[Replacement]:
-    """The functions about devices to replace."""
+    """List the replacements of the device functions."""
     properties = DeviceProperties(gpu)
-    # torch._dynamo tells functions apart by identity
+    # Two objects: torch._dynamo distinguishes functions by identity
     # (`TorchInGraphFunctionVariable._get_handlers`).
     exchange_device, maybe_exchange_device = partial(devices.exchange), partial(devices.exchange)
     functions: dict[str, Callable[..., Any]] = {
@@ -150,7 +150,7 @@ def _help() -> str:
 
 
 def _build_of(torch_release: tuple[int, int]) -> list[Replacement]:
-    """What a CPU build lacks; a CUDA build tells its own."""
+    """CUDA's version and architectures, for a CPU build; a CUDA build keeps its own."""
     if torch.version.cuda is not None:
         return []
     _, version, kernels = next(each for each in _CUDA_OF_RELEASE if torch_release >= each[0])

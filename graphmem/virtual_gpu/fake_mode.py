@@ -30,12 +30,12 @@ class _OfThread(threading.local):
 
 
 class VirtualFakeMode(FakeTensorMode):
-    """Fake tensors beside real ones of the CPU; an operator without a meta kernel is an error.
+    """Allows real CPU tensors beside fake ones; an operator without a meta kernel is an error.
 
-    Every trace and every run makes one before it replaces anything of PyTorch's.
+    Every trace and every run makes one before it replaces anything in PyTorch.
 
     Raises:
-        InputError: the installed PyTorch is older than those that graphmem runs on.
+        InputError: the installed PyTorch is too old for graphmem.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class VirtualFakeMode(FakeTensorMode):
     def dispatch(
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Any = None
     ) -> Any:
-        """PyTorch's, but for operators whose results graphmem makes itself."""
+        """Dispatch as PyTorch does, except for operators with a kernel of graphmem's."""
         kernel = KERNELS.get(func)
         if kernel is not None:
             return kernel(*args, **(kwargs or {}))
@@ -59,7 +59,7 @@ class VirtualFakeMode(FakeTensorMode):
         return super().dispatch(func, types, args, kwargs)
 
     def _dispatch_impl(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        """PyTorch's, below its cache of results, with the strides that kernels give."""
+        """Run PyTorch's rule below its cache, and give results the strides of real kernels."""
         if func in VIEWS and args[0].layout is torch.strided:
             return super()._dispatch_impl(_AS_STRIDED, types, (args[0], *view_of(*args)), {})
         result = super()._dispatch_impl(func, types, args, kwargs)
@@ -69,7 +69,7 @@ class VirtualFakeMode(FakeTensorMode):
     def _get_output_tensor_from_cache_entry(
         self, state: Any, entry: Any, key: Any, func: Any, args: Any
     ) -> Any:
-        """PyTorch's, for what it makes of nearly all entries: a dense tensor, or a view of one."""
+        """Do what PyTorch does, faster for the usual entry: a dense tensor or a view of one."""
         looks = entry.metadata
         if looks is None or entry.inplace_idx is not None or not self._is_plainly_made(looks):
             return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
@@ -96,7 +96,7 @@ class VirtualFakeMode(FakeTensorMode):
 
     @property
     def in_kernel_invocation(self) -> bool:
-        """Whether this thread is in a kernel, where a tensor says that it is a meta tensor."""
+        """Whether this thread is in a kernel, where fake tensors claim to be meta tensors."""
         return self._of_thread.in_kernel
 
     @in_kernel_invocation.setter
@@ -105,18 +105,18 @@ class VirtualFakeMode(FakeTensorMode):
 
     @property
     def avoid_device_init(self) -> bool:
-        """True, although `torch.cuda.is_available()` says that there is a device.
+        """True, although `torch.cuda.is_available()` is true as well.
 
-        No operation may run on it for the sake of constants.
+        No operation may run on the device to make constants.
         """
         return True
 
     def _prep_args_for_hash(self, result: list[Any], args: Any, *rest: Any) -> None:
-        """Append what the cache of results knows arguments by.
+        """Append the arguments' key in the cache of results.
 
-        PyTorch's own method makes a dataclass for every tensor, which takes a quarter of the time
-        of a trace. Nearly all arguments are plain tensors or plain values, which is all that is
-        answered here; PyTorch answers for the others, and says what cannot be cached.
+        PyTorch's own method makes a dataclass for every tensor, which takes a quarter of a trace's
+        time. Nearly all arguments are plain tensors or plain values, and only those are handled
+        here; PyTorch handles the rest, and decides what cannot be cached.
         """
         if not isinstance(args, (list, tuple)):
             super()._prep_args_for_hash(result, args, *rest)
@@ -142,10 +142,10 @@ class VirtualFakeMode(FakeTensorMode):
 
 
 def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], FakeTensor]:
-    """What makes a fake tensor of a tensor without data, as the constructor does.
+    """A faster `FakeTensor(mode, memory, device)` for a tensor without data.
 
-    That takes longer than all else that answers from the cache: it normalises what it is given and
-    sets each attribute by name. They are what they are in the first fake tensor of the mode.
+    The constructor takes longer than the rest of a cache hit: it normalises its arguments and sets
+    each attribute by name. Here attributes are copied from the mode's first fake tensor.
     """
     with torch._C._DisableTorchDispatch():
         memory = torch.empty(0, device="meta")
@@ -176,7 +176,7 @@ def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], F
 
 
 def _looks(tensor: FakeTensor) -> tuple[Any, ...]:
-    """All that PyTorch's `TensorMetadata` says of a dense tensor of fixed sizes."""
+    """The fields of PyTorch's `TensorMetadata`, for a dense tensor of fixed sizes."""
     return (
         tensor.dtype,
         tensor.shape,

@@ -1,10 +1,9 @@
 """Operators that are one kernel on CUDA and a composite of others everywhere else.
 
-A CPU build would take the composite for CUDA tensors, with other saved tensors. Where the
-dispatcher knows of a kernel for CUDA it takes the operator whole, with the derivative formula that
-every build has; the kernel itself is never called, because fake tensors are answered before it.
-A CUDA build knows of all these kernels; for a release that had not one yet it is told to take the
-composite.
+A CPU build would take the composite for CUDA tensors, which saves other tensors. If the dispatcher
+knows a kernel for CUDA it takes the operator whole, with the derivative formula that every build
+has; the kernel itself is never called, because fake tensors are handled before it. A CUDA build
+has all these kernels; for a release without one it is told to take the composite.
 
 The list is every operator of native_functions.yaml with both `CUDA` and
 `CompositeImplicitAutograd` among its kernels, or with the former by its `structured_delegate`
@@ -26,7 +25,7 @@ _SINCE = {"_fused_rms_norm": (2, 9), "mish_backward": (1, 9), "silu_backward": (
 
 @contextmanager
 def fused_kernels(torch_release: tuple[int, int]) -> Iterator[None]:
-    """Let the dispatcher know of the kernels that a release has and no others, while it is open."""
+    """Give the dispatcher exactly the kernels of a release while the context is open."""
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, since in _SINCE.items():

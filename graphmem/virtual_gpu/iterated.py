@@ -10,7 +10,7 @@ from graphmem.tensor_iterator import compared, is_dense, reordered
 
 
 def iterated_strides(operands: Sequence[torch.Tensor], shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a result that is allocated for operands, in their order."""
+    """The strides of a result allocated for these operands, taken in order."""
     if all(operand.shape == shape for operand in operands):
         strides = _of_alike(operands, shape)
         if strides is not None:
@@ -36,7 +36,7 @@ def _of_alike(operands: Sequence[torch.Tensor], shape: Sequence[int]) -> tuple[i
 
 
 def _expanded(operand: torch.Tensor, shape: Sequence[int]) -> list[int]:
-    """`compute_strides`: zero where an operand is repeated."""
+    """`compute_strides`: zero where an operand is broadcast."""
     missing = len(shape) - operand.dim()
     own = zip(operand.shape, operand.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 != whole else stride for size, stride, whole in own]

@@ -1,17 +1,17 @@
-"""Where results lie in memory, for operators whose fake rule says it otherwise than their kernels.
+"""Strides of results, for operators whose fake rule disagrees with their kernels.
 
-PyTorch answers fake tensors by a decomposition in Python where it has one
-(torch/_meta_registrations.py, `activate_meta`), which gives sizes right and sometimes not strides.
+For fake tensors PyTorch uses a decomposition in Python where it has one
+(torch/_meta_registrations.py, `activate_meta`), which gets sizes right but not always strides.
 Strides decide whether the next view needs a copy. All operators of `op_db` were compared with their
-CPU kernels, with inputs and gradients transposed, each in turn; those that differ are
+CPU kernels, with inputs and gradients transposed one at a time; those that differ are
 
-  (1) views: `computeStride` (aten/src/ATen/TensorUtils.cpp) is asked, in C++;
-  (2) contiguous results: kernels that make them by `LEGACY_CONTIGUOUS_MEMORY_FORMAT` or `resize_`;
-  (3) results that lie as TensorIterator says (aten/src/ATen/TensorIterator.cpp), for its operands
-      in order; the decomposition asks another operand first.
+  (1) views: computed in C++ by `computeStride` (aten/src/ATen/TensorUtils.cpp);
+  (2) contiguous results: kernels that use `LEGACY_CONTIGUOUS_MEMORY_FORMAT` or `resize_`;
+  (3) results that TensorIterator lays out (aten/src/ATen/TensorIterator.cpp) for its operands in
+      order; the decomposition looks at another operand first.
 
-Not covered: `max_unpool2d`, `channel_shuffle` and `ldexp`; CUDA's own batch norm, where cuDNN does
-not take the input, of what is neither contiguous nor channels-last.
+Not covered: `max_unpool2d`, `channel_shuffle` and `ldexp`; and, where cuDNN does not take the
+input, CUDA's own batch norm of inputs that are neither contiguous nor channels-last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONTIGUOUS = frozenset(
         aten.pow.Scalar,
         # native/GatedLinearUnit.cpp, `glu_backward_cpu`; cuda/ActivationGluKernel.cu
         aten.glu_backward.default,
-        # native/Loss.cpp, which both devices share: `zeros_like` of the input
+        # native/Loss.cpp, shared by both devices: `zeros_like` of the input
         aten.mse_loss_backward.default,
         aten.smooth_l1_loss_backward.default,
         aten.huber_loss_backward.default,
@@ -48,7 +48,7 @@ _CONTIGUOUS = frozenset(
 )
 _ON_CPU = frozenset(
     {
-        # native/Activation.cpp, `log_sigmoid_forward_cpu`; on CUDA it lies as its input
+        # native/Activation.cpp, `log_sigmoid_forward_cpu`; on CUDA it has its input's strides
         aten.log_sigmoid_forward.default,
     }
 )
@@ -106,10 +106,10 @@ def _as_batch_norm(func: Any, results: Any, args: Sequence[Any]) -> Any:
 
 
 def _batch_norm_backward(func: Any, results: Any, args: Sequence[Any]) -> Any:
-    """A card computes every gradient by cuDNN; the CPU those that are wanted.
+    """A card computes every gradient (cuDNN), the CPU only those that are wanted.
 
     `batch_norm_backward_cpu_template` (native/Normalization.cpp): `if (grad_input_mask[0])`. The
-    decomposition makes the input's in any case.
+    decomposition always makes the input's gradient.
     """
     is_wanted = args[-1][0]
     if not is_wanted and args[0].fake_device.type == "cpu":
@@ -124,7 +124,7 @@ def _iterated(func: Any, result: FakeTensor, args: Sequence[Any]) -> FakeTensor:
 
 
 def _laid_out(tensor: FakeTensor, strides: Sequence[int] | None) -> FakeTensor:
-    """A fresh tensor like a fresh one, elsewhere in memory; contiguous without strides."""
+    """A new tensor like a new one but with other strides; contiguous if None."""
     with torch._C._DisableTorchDispatch():
         memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         if strides is not None:
@@ -139,13 +139,13 @@ LAYOUTS: Mapping[Any, Callable[[Any, Any, Sequence[Any]], Any]] = {
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     **dict.fromkeys(_ITERATED, _iterated),
 }
-"""By operator: takes the operator, its results and its arguments, and gives the results."""
+"""By operator, a function of operator, results and arguments that returns corrected results."""
 
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 
 
 def view_of(tensor: torch.Tensor, shape: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """Shape and strides of a view, clause (1)."""
+    """The shape and strides of a view, clause (1)."""
     with torch._C._DisableTorchDispatch():
         memory = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=torch.uint8, device="meta"

@@ -1,8 +1,8 @@
-"""`torch.cuda.FloatTensor` and its kin: the types of tensors from before `device=`.
+"""`torch.cuda.FloatTensor` and its kin: tensor types that predate `device=`.
 
-A CPU build has the names and refuses to make anything of them (`torch/csrc/tensor/
-python_tensor.cpp`). Here they make tensors of the virtual GPU by the rules of
-`legacy_tensor_ctor` (torch/csrc/utils/tensor_new.cpp): sizes, or data.
+A CPU build has the names but refuses to instantiate them
+(`torch/csrc/tensor/python_tensor.cpp`). Here they make tensors of the virtual GPU by the rules of
+`legacy_tensor_ctor` (torch/csrc/utils/tensor_new.cpp): from sizes, or from data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DTYPES = {
 
 
 def legacy_type_replacements() -> list[Replacement]:
-    """The types to replace."""
+    """List the types to replace."""
     return [
         (torch.cuda, name, _LegacyType(name, (), {"dtype": dtype}))
         for name, dtype in _DTYPES.items()

@@ -1,11 +1,11 @@
-"""The C functions of torch that tell of the device's memory, answered by `DeviceMemory`.
+"""torch's C functions for device memory, answered by `DeviceMemory`.
 
-PyTorch's own Python (torch/cuda/memory.py, torch/accelerator/memory.py) stands on them, so that
-`memory_allocated`, `memory_stats`, `memory_summary`, `_dump_snapshot` and all the rest are
+PyTorch's own Python (torch/cuda/memory.py, torch/accelerator/memory.py) calls them, so
+`memory_allocated`, `memory_stats`, `memory_summary`, `_dump_snapshot` and the rest are
 PyTorch's. Names, arguments and results are those of torch/csrc/cuda/Module.cpp and
 torch/csrc/DeviceAccelerator.cpp.
 
-Not modelled: pluggable allocators, and switching the caching allocator off for tensors.
+Not modelled: pluggable allocators, and turning the caching allocator off for tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from graphmem.torch_releases.differences import (
 )
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 
-_NO_LIMIT = -1  # what a size_t without limit looks like in Python (`max_split_size`)
+_NO_LIMIT = -1  # the largest size_t, as Python sees it (`max_split_size`)
 
 
 def memory_bindings(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
-    """The functions by their names in `torch._C`."""
+    """Map names in `torch._C` to the functions that answer them."""
     bindings = _Bindings(memory)
     raw = _RawMemory(memory)
     return {
@@ -64,9 +64,9 @@ def memory_bindings(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
 
 
 def unanswered_bindings(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """For a trace, whose memory is simulated when it is over: what asks about memory is an error.
+    """Make memory queries errors in a trace, whose memory is simulated only afterwards.
 
-    What only forgets, or gives back, does nothing.
+    Functions that only reset statistics or free memory do nothing.
     """
     names = memory_bindings(DeviceMemory(gpu, CachingAllocator()))
     answers = {name: _nothing if name in _HARMLESS else refuse_to_tell for name in names}
@@ -86,10 +86,10 @@ _HARMLESS = frozenset(
 
 
 def refuse_to_tell(*args: Any, **kwargs: Any) -> NoReturn:
-    """There is no answer before the end of a trace."""
+    """Raise: there is no answer before the end of a trace."""
     raise InputError(
-        "the step asks how much memory is in use, which is worked out when its trace is over",
-        hint="`graphmem run script.py` answers such questions on the way",
+        "the step asks how much memory is in use, which `analyze` knows only after the trace",
+        hint="`graphmem run script.py` answers such questions while the script runs",
     )
 
 
@@ -102,7 +102,7 @@ class _Bindings:
         self._memory = memory
 
     def _of(self, device: int) -> CachingAllocator:
-        """The allocator of a device (`assertValidDevice`): this process leaves the others empty."""
+        """The allocator of a device (`assertValidDevice`); an empty one for other ranks' cards."""
         devices = self._memory.devices
         if not 0 <= device < devices.count:
             raise RuntimeError(f"Invalid device argument {device}: did you call init?")
@@ -136,7 +136,7 @@ class _Bindings:
         self._of(device).reset_accumulated()
 
     def info(self, device: int) -> tuple[int, int]:
-        """Free and total bytes, as cudaMemGetInfo; every rank fills its card as this one does."""
+        """Free and total bytes, as cudaMemGetInfo; other ranks' cards are as full as this one."""
         self._of(device)
         card = self._memory.settled().device
         return card.free_bytes or 0, card.total_bytes or 0
@@ -221,7 +221,7 @@ class _Bindings:
 
 
 class _RawMemory:
-    """Memory that a program takes by its address (`caching_allocator_alloc`)."""
+    """Memory that a program allocates by address (`caching_allocator_alloc`)."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
@@ -229,7 +229,7 @@ class _RawMemory:
         self.is_cached = True
 
     def enable(self, value: bool) -> None:
-        """Without the cache each request goes to cudaMalloc and no figure counts it."""
+        """Turn the cache on or off; without it requests go to cudaMalloc and are not counted."""
         self.is_cached = value
 
     def alloc(self, size: int, stream: int) -> int:
@@ -253,7 +253,7 @@ class _RawMemory:
 
 
 def _counted_since(difference: Difference, name: str, value: Any) -> dict[str, Any]:
-    """A figure that the installed release has, or none."""
+    """The figure if the installed release has it, else nothing."""
     return {name: value} if difference.holds_in(installed_release()) else {}
 
 

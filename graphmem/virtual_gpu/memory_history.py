@@ -1,19 +1,19 @@
-"""What the allocator did, and from where: `torch.cuda.memory._record_memory_history`.
+"""The allocator's events with their stacks: `torch.cuda.memory._record_memory_history`.
 
 Rules of `recordHistory`, `record_trace` and `maybeGatherContext` in
 c10/cuda/CUDACachingAllocator.cpp, and of torch/csrc/cuda/memory_snapshot.cpp:
 
-(1) `context` says for what a stack is taken: "state", allocations, to be shown at the blocks of a
-snapshot; "alloc", at the events of the history as well; "all", at frees, too.
-(2) A free without a stack of its own shows that of its allocation, and the end of a segment that of
-its beginning.
-(3) With `enabled="state"` the history keeps the latest event alone.
+(1) `context` says what stacks are recorded for: "state", for allocations, shown at the blocks of a
+snapshot; "alloc", also at the events of the history; "all", at frees as well.
+(2) A free without a stack shows that of its allocation, and the end of a segment that of its
+beginning.
+(3) With `enabled="state"` the history keeps only the latest event.
 
-A stack is that of the program, innermost line first. Lines of graphmem and of the machinery that
-fake tensors need are left out, they would not be there on a card. What a backward pass allocates
-shows the call of `backward`; on a card, where another thread does it, PyTorch shows no lines.
+A stack is the program's, innermost line first. Lines of graphmem and of the fake tensor machinery
+are left out, since a card would not show them. Allocations of a backward pass show the call of
+`backward`; on a card another thread makes them, and PyTorch shows no lines.
 
-Not there: C++ lines (`stacks="all"` is taken for "python"), annotations of `record_function`.
+Not covered: C++ lines (`stacks="all"` counts as "python"), annotations of `record_function`.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def _is_machinery(file: str) -> bool:
 
 
 class MemoryHistory:
-    """The events that were recorded, and the stacks of what the device holds.
+    """The recorded events, and the stacks of blocks and segments on the device.
 
     Attributes:
-        is_recorded: whether events are kept.
-        metadata: text that the program puts at every event.
+        is_recorded: whether events are recorded.
+        metadata: text that the program attaches to every event.
     """
 
     def __init__(self) -> None:
@@ -105,17 +105,17 @@ class MemoryHistory:
         clear: bool = False,
         skipped: Iterable[str] = (),
     ) -> None:
-        """Begin, change or end recording.
+        """Start, change or stop recording.
 
         Args:
-            enabled: "all" keeps `max_entries` events, "state" the latest one, None ends it.
-            context: what stacks are taken for, clause (1).
-            max_entries: older events are forgotten.
-            clear: forget what was recorded so far.
-            skipped: actions that are not kept.
+            enabled: "all" keeps `max_entries` events, "state" the latest one, None stops.
+            context: what stacks are recorded for, clause (1).
+            max_entries: how many events to keep.
+            clear: drop what was recorded so far.
+            skipped: actions not to record.
 
         Raises:
-            RuntimeError: another word than these, with PyTorch's message.
+            RuntimeError: `enabled` or `context` is invalid, with PyTorch's message.
         """
         if enabled not in (None, "state", "all"):
             raise RuntimeError("expected state to be 'state', 'all', or None")
@@ -130,11 +130,11 @@ class MemoryHistory:
 
     @property
     def takes_stacks_of_frees(self) -> bool:
-        """Whether a free is remembered by where it happens."""
+        """Whether the stacks of frees are recorded."""
         return self._level >= _LEVELS["all"]
 
     def stacks_here(self) -> tuple[Stack | None, Stack | None]:
-        """The stack here for an allocation, and for a free; None where none is to be taken."""
+        """The stack here for an allocation, and for a free; None where it is not recorded."""
         if not self._level:
             return None, None
         stack = stack_here()
@@ -142,7 +142,7 @@ class MemoryHistory:
 
     @contextmanager
     def caused_by(self, stack: Stack | None) -> Iterator[None]:
-        """What is noted meanwhile was caused there."""
+        """Attribute the events of this context to a stack."""
         before, self._cause = self._cause, stack
         try:
             yield
@@ -150,7 +150,7 @@ class MemoryHistory:
             self._cause = before
 
     def note(self, action: str, address: int, size: int, stream: int) -> None:
-        """Write down one event of the allocator (`record_trace`)."""
+        """Record one event of the allocator (`record_trace`)."""
         stack = self._stack_at(action, address)
         if not self.is_recorded or action in self._skipped:
             return
@@ -167,7 +167,7 @@ class MemoryHistory:
         self._entries.append((entry, stack if self._level >= _LEVELS["alloc"] else None))
 
     def _stack_at(self, action: str, address: int) -> Stack | None:
-        """Clause (2)."""
+        """The stack of an event, clause (2)."""
         cause, first = self._cause, None
         if action == "alloc":
             _keep(self._blocks, address, cause)
@@ -182,10 +182,10 @@ class MemoryHistory:
         return first if cause is None else cause
 
     def forget_segment(self, address: int) -> None:
-        """The first block of a segment was cut off the rest.
+        """Drop a segment's stack: its first block was split off the rest.
 
-        The stack of the segment stays with the rest, which is never the first block again
-        (`alloc_found_block`, `try_merge_blocks`), so nobody is shown it any more.
+        The stack stays with the rest, which never becomes the first block again
+        (`alloc_found_block`, `try_merge_blocks`), so it is never shown again.
         """
         self._segments.pop(address, None)
 
@@ -197,21 +197,21 @@ class MemoryHistory:
         ]
 
     def frames_at(self, address: int) -> list[dict[str, Any]]:
-        """The stack of the allocation of a block, empty where none was taken."""
+        """The stack that allocated a block, empty if none was recorded."""
         return frames_of(self._blocks.get(address, ()))
 
     def frames_of_segment(self, address: int) -> list[dict[str, Any]]:
-        """The stack at which a segment was opened, empty where none was taken."""
+        """The stack that opened a segment, empty if none was recorded."""
         return frames_of(self._segments.get(address, ()))
 
     def traceback_of(self, address: int) -> list[dict[str, Any]] | None:
-        """The stack of the allocation of a block, None where none was taken."""
+        """The stack that allocated a block, None if none was recorded."""
         stack = self._blocks.get(address)
         return None if stack is None else frames_of(stack)
 
 
 def frames_of(stack: Stack) -> list[dict[str, Any]]:
-    """A stack as a snapshot shows it."""
+    """Convert a stack to a snapshot's form."""
     return [frame._asdict() for frame in stack]
 
 

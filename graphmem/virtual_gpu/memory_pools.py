@@ -1,9 +1,9 @@
 """`torch.cuda.MemPool` and the C functions that send requests to a pool.
 
 torch/csrc/cuda/MemPool.cpp and Module.cpp (`beginAllocateCurrentThreadToPool`, `endAllocateToPool`,
-`releasePool`). A pool that one thread uses does not see what autograd's thread allocates.
+`releasePool`). A pool that one thread uses does not get the allocations of autograd's thread.
 
-Not modelled: a pool with an allocator of the program's own.
+Not modelled: a pool with a custom allocator.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from graphmem.virtual_gpu.patching import Replacement, replaced, run_again
 
 
 class PoolHandles:
-    """Hands out numbers of pools (`MemPool::graph_pool_handle`)."""
+    """Hands out pool ids (`MemPool::graph_pool_handle`)."""
 
     def __init__(self) -> None:
         self._of_graphs = itertools.count(1)
         self._of_users = itertools.count(1)
 
     def of_graph(self) -> PoolId:
-        """For a graph that shares no pool."""
+        """An id for a graph that shares no pool."""
         return next(self._of_graphs), 0
 
     def of_user(self) -> PoolId:
-        """For a `MemPool`, and for graphs that are to share one."""
+        """An id for a `MemPool`, or for a pool that graphs share."""
         return 0, next(self._of_users)
 
 
 def pool_replacements(memory: DeviceMemory, handles: PoolHandles) -> list[Replacement]:
-    """The classes and functions of memory pools to replace."""
+    """List the replacements of the classes and functions of memory pools."""
     bases: list[Replacement] = [
         (torch._C, "_MemPool", _pool_base(memory, handles)),
         *((torch._C, name, function) for name, function in _functions(memory).items()),
@@ -81,7 +81,7 @@ def _pool_base(of_memory: DeviceMemory, handles: PoolHandles) -> type:
 
 
 class MemPoolBase:
-    """What torch/csrc/cuda/MemPool.cpp gives to `torch.cuda.MemPool`: a pool till it is deleted."""
+    """Base class of `torch.cuda.MemPool` (torch/csrc/cuda/MemPool.cpp): a pool until deleted."""
 
     memory: DeviceMemory
     new_id: Callable[[], PoolId]
@@ -95,7 +95,7 @@ class MemPoolBase:
     ) -> None:
         if allocator is not None:
             raise InputError(
-                "the virtual GPU cannot know what a memory pool's own allocator takes",
+                "the virtual GPU does not model memory pools with an allocator of their own",
                 hint="leave `allocator=` out",
             )
         self._id = self.new_id()
@@ -106,16 +106,16 @@ class MemPoolBase:
 
     @property
     def id(self) -> PoolId:
-        """Its number."""
+        """The pool's id."""
         return self._id
 
     @property
     def allocator(self) -> None:
-        """None of the program's own."""
+        """None: custom allocators are refused."""
         return None
 
     def use_count(self) -> int:
-        """How many have it."""
+        """The number of users."""
         pool = self.memory.settled().private.get(self._id)
         return 0 if pool is None else pool.users
 

@@ -1,7 +1,7 @@
-"""NCCL as programs find it, which a build of PyTorch for the CPU lacks.
+"""The presence of NCCL, for programs that check; a CPU build of PyTorch lacks it.
 
-Programs ask whether it is there and for its version, as torchtune does before it trains in
-bfloat16, and DistributedDataParallel before it takes a hook for it (`_check_comm_hook`,
+Programs ask whether it is available and for its version: torchtune before it trains in bfloat16,
+DistributedDataParallel before it accepts a bfloat16 hook (`_check_comm_hook`,
 torch/nn/parallel/distributed.py).
 """
 
@@ -26,17 +26,17 @@ _NCCL_OF_RELEASE: tuple[tuple[tuple[int, int], tuple[int, int, int]], ...] = (
 
 
 class ProcessGroupNCCL:
-    """A class that no group is of."""
+    """A class without instances: no group is an NCCL group."""
 
     class Options:
-        """Settings of a communicator, which change nothing here."""
+        """Settings of a communicator; ignored."""
 
         def __init__(self, is_high_priority_stream: bool = False) -> None:
             self.is_high_priority_stream = is_high_priority_stream
 
 
 def nccl_replacements(torch_release: tuple[int, int]) -> list[Replacement]:
-    """The attributes to replace; a CUDA build has its own, and one without ranks none."""
+    """List the attributes to replace: none in a CUDA build, or in one without distributed."""
     if not torch.distributed.is_available() or torch.distributed.is_nccl_available():
         return []
     from torch.distributed import distributed_c10d

@@ -1,9 +1,9 @@
 """The stream on which a backward pass runs each node: that of its forward operation.
 
-`Node::stream` and `call_function` (torch/csrc/autograd/function.h, engine.cpp): whatever stream is
-current where `backward` is called. A node that no operation made (`AccumulateGrad`) has the stream
-that was current when its leaf was first used; here it is the caller's, which is the same wherever a
-program has not changed streams in between.
+`Node::stream` and `call_function` (torch/csrc/autograd/function.h, engine.cpp); the stream that is
+current where `backward` is called does not matter. A node that no operation made
+(`AccumulateGrad`) runs on the stream that was current when its leaf was first used; here it runs on
+the caller's, which is the same unless the program changed streams in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from graphmem.virtual_gpu.device_memory import DEFAULT_STREAM, DeviceMemory
 
 
 class NodeStreams:
-    """Knows the operations that did not run on the default stream."""
+    """The operations that did not run on the default stream."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
@@ -21,13 +21,13 @@ class NodeStreams:
         self._caller: int | None = None
 
     def note(self, op: Op) -> None:
-        """An operation ran on the stream that is current."""
+        """Note that an operation ran on the current stream."""
         stream = self._memory.current_stream
         if stream != DEFAULT_STREAM:
             self._of_op[op.index] = stream
 
     def enter(self, forward: Op | None) -> None:
-        """A node begins; `forward` made it."""
+        """Switch to the stream of a node that begins; `forward` made it."""
         if self._caller is None:
             self._caller = self._memory.current_stream
         stream = self._caller
@@ -36,6 +36,6 @@ class NodeStreams:
         self._memory.current_stream = stream
 
     def leave(self) -> None:
-        """A node has ended."""
+        """Return to the caller's stream: a node has ended."""
         if self._caller is not None:
             self._memory.current_stream, self._caller = self._caller, None

@@ -1,7 +1,8 @@
-"""What graphmem notes on a tensor, which no copy of the tensor takes along.
+"""Graphmem's notes on a tensor, which copies of the tensor do not take along.
 
-A note leads to the operation that made the tensor, and from there to all that came before: copied
-with the tensor's other attributes, as `copy.deepcopy` and `pickle` do, it would be the whole step.
+A note refers to the operation that made the tensor, and so to everything before it. If
+`copy.deepcopy` or `pickle` copied it with the tensor's other attributes, they would copy the whole
+step.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Any
 
 
 class Note:
-    """Holds a value on one tensor; its copy holds None.
+    """A value attached to one tensor; copies of the note hold None.
 
     Attributes:
-        value: what is noted.
+        value: the value.
     """
 
     __slots__ = ("value",)
@@ -29,4 +30,4 @@ class Note:
 
 
 NOTHING = Note()
-"""What stands on a tensor without a note."""
+"""The note of a tensor without one."""

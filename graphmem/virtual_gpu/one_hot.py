@@ -1,8 +1,8 @@
 """`one_hot` as it runs on tensors with data.
 
-PyTorch asks whether the indices are fake (`aten/src/ATen/native/Onehot.cpp`) and then compares them
-with an `arange`, for the sake of compilers: three results, one of them a boolean for each element.
-Tensors with data get zeros, into which ones are scattered.
+For compilers' sake PyTorch compares fake indices with an `arange`
+(`aten/src/ATen/native/Onehot.cpp`): three results, one of them a boolean per element. For tensors
+with data it scatters ones into zeros.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphmem.torch_releases.differences import ONE_HOT_LOOKS_ONCE
 
 @contextmanager
 def scattered_one_hot() -> Iterator[None]:
-    """Answer `one_hot` by scattering while the context is open."""
+    """Run `one_hot` by scattering while the context is open."""
     library = torch.library.Library("aten", "IMPL")
     try:
         for key in ("AutogradCPU", "CPU", "AutogradCUDA", "CUDA"):
@@ -44,7 +44,7 @@ def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _checked_on_cpu(indices: torch.Tensor, num_classes: int) -> int:
-    """Both ends are read on the CPU; what fake indices read as says nothing of them."""
+    """Read both ends as PyTorch does on the CPU; what fake indices read as is meaningless."""
     if ONE_HOT_LOOKS_ONCE.holds_in(installed_release()):
         least, greatest = (int(end.item()) for end in torch.aminmax(indices))
     else:

@@ -1,17 +1,17 @@
-"""Parameters keep their identity when they move to the device, and are fake from birth in a trace.
+"""Parameters keep their identity when they move to the device, and in a trace are always fake.
 
-`nn.Module._apply` swaps a fake parameter for a new tensor, which fails where anything holds a weak
-reference to it, and replaces a real one, which an optimizer made earlier would not notice. On CUDA
-it assigns `.data`, so that is what happens here (torch/nn/modules/module.py, `_apply`). Between a
-real tensor of the CPU and a fake one of the device, `.data` cannot be assigned: there the two
-objects swap all that they are, as `torch.utils.swap_tensors` does.
+`nn.Module._apply` swaps a fake parameter with a new tensor, which fails if anything holds a weak
+reference to it, and replaces a real one, which an existing optimizer would not notice. On CUDA it
+assigns `.data`, so that is done here (torch/nn/modules/module.py, `_apply`). `.data` cannot be
+assigned between a real CPU tensor and a fake one on the device: there the two objects swap their
+entire contents, as `torch.utils.swap_tensors` does.
 
-Subclasses of `nn.Parameter` that libraries make, such as a weight that quantises itself when it
-moves, keep their class and attributes: their fake form is of a class that derives from both.
+Libraries' subclasses of `nn.Parameter`, such as a weight that quantises itself when it moves, keep
+their class and attributes: their fake form has a class that derives from both.
 
-A library may make a parameter like another one by `type(parameter)(data, **parameter.__dict__)`
-(accelerate does, `init_empty_weights` and `set_module_tensor_to_device`). The type is then that of
-fake tensors, and the attributes are theirs; the call gives the parameter that it gives on a card.
+A library may copy a parameter by `type(parameter)(data, **parameter.__dict__)` (accelerate does, in
+`init_empty_weights` and `set_module_tensor_to_device`). Type and attributes are then those of a
+fake tensor; the call still returns the parameter that it would return on a card.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def moved_by_data(before: Tensors) -> list[Replacement]:
-    """The attributes to replace so that parameters keep their identity.
+    """List the attributes to replace so that parameters keep their identity.
 
     Args:
-        before: tensors that were there before; told of what happens to them.
+        before: tensors that already existed; notified of what happens to them.
     """
     data: Any = torch.Tensor.data
 
@@ -48,7 +48,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         become(tensor, other)
 
     def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """`torch.utils.swap_tensors`, which weak references forbid; fake tensors have some."""
+        """`torch.utils.swap_tensors`, but allowing weak references: fake tensors have some."""
         before.before_becoming(tensor, other)
         become(tensor, other)
 
@@ -62,7 +62,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
 
 
 def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """What `tensor` is with other data: of its class, with its attributes."""
+    """Make a tensor of other data with the class and attributes of `tensor`."""
     kind = type(tensor)
     if isinstance(tensor, FakeTensor) or not _is_own_parameter(kind):
         is_parameter = isinstance(tensor, torch.nn.Parameter)
@@ -76,7 +76,7 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def _is_own_parameter(kind: type) -> bool:
-    """Whether a class is a library's or a user's own kind of parameter."""
+    """Whether a class is a library's or a user's subclass of parameter."""
     return issubclass(kind, torch.nn.Parameter) and not kind.__module__.startswith("torch.")
 
 
@@ -86,7 +86,7 @@ _make = torch.Tensor._make_subclass
 def _make_subclass(
     kind: Any, data: torch.Tensor, require_grad: bool = False, **options: Any
 ) -> torch.Tensor:
-    """`Tensor._make_subclass`; of fake data, a tensor that is both fake and of the class."""
+    """`Tensor._make_subclass`; for fake data, a tensor that is both fake and of the class."""
     if not isinstance(data, FakeTensor) or not _is_own_parameter(kind):
         plain: torch.Tensor = _make(kind, data, require_grad, **options)
         return plain
@@ -99,7 +99,7 @@ _new_fake: Any = FakeTensor.__new__
 
 
 def _new(kind: Any, first: Any = None, *args: Any, **options: Any) -> Any:
-    """`FakeTensor.__new__`, which is given a mode; given data, the parameter that is meant."""
+    """`FakeTensor.__new__`; given data instead of a mode, the parameter that the caller means."""
     if not isinstance(first, torch.Tensor):
         return _new_fake(kind, first, *args, **options)
     requires_grad = args[0] if args else options.get("requires_grad", True)
@@ -108,7 +108,7 @@ def _new(kind: Any, first: Any = None, *args: Any, **options: Any) -> Any:
 
 @cache
 def _fake(kind: Any) -> Any:
-    """The class of the fake tensors of a class of parameters."""
+    """The class of fake tensors for a class of parameters."""
     if issubclass(kind, FakeTensor):
         return kind
     body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -116,7 +116,7 @@ def _fake(kind: Any) -> Any:
 
 
 def fake_from_birth(fake_mode: FakeTensorMode) -> list[Replacement]:
-    """The attributes to replace so that parameters take no memory on the CPU either."""
+    """List the attributes to replace so that parameters take no memory on the CPU either."""
     original_new = torch.nn.Parameter.__new__
 
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
@@ -154,7 +154,7 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
     if moved is parameter:
         return
     parameter.grad = None
-    if _holds_others(moved):  # as PyTorch's own does
+    if _holds_others(moved):  # as in PyTorch's `_apply`
         become(parameter, torch.nn.Parameter(moved, requires_grad=parameter.requires_grad))
     else:
         parameter.data = moved

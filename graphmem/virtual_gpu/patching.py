@@ -17,16 +17,16 @@ from graphmem.torch_releases.manifest import check_replaced
 Replacement = tuple[Any, str, Any]
 _MISSING = object()
 _open: dict[int, list[Replacement]] = {}
-"""What was there before, by the identity of its list: one for each context, the newest last."""
+"""The previous values, one list per open context, by the list's identity; newest last."""
 _functions: dict[int, tuple[Any, Any]] = {}
-"""Functions that stand in for others and what was there before, by their identity."""
+"""Replacement functions and the values they replaced, by the functions' identity."""
 
 
 class Method:
-    """A method of tensors that is found where the one is that it stands in for.
+    """A replacement of a tensor method that equals the original, so that tables find it.
 
-    Classes with `__torch_function__` look in tables for the function that C++ names, which is the
-    original; a table that is filled on the virtual card has this in its place.
+    Classes with `__torch_function__` look up the function that C++ passes, which is the original;
+    a table filled while the virtual card is on has this one instead.
     """
 
     def __init__(self, original: Any, call: Callable[..., Any]) -> None:
@@ -35,7 +35,7 @@ class Method:
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What stands in for the method."""
+        """Call the replacement."""
         return self._call(*args, **kwargs)
 
     def __get__(self, tensor: Any, kind: Any = None) -> Any:
@@ -49,7 +49,7 @@ class Method:
 
 
 def original_of(value: Any) -> Any:
-    """What a value replaces, however many times over; itself where it replaces nothing."""
+    """Return the original that a value replaces, through any number of replacements, or itself."""
     while id(value) in _functions:
         _, value = _functions[id(value)]
     return value
@@ -57,7 +57,7 @@ def original_of(value: Any) -> Any:
 
 @contextmanager
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Set each `(owner, name, value)`, and put back what was there in reverse order.
+    """Set each `(owner, name, value)`, and restore the previous values in reverse order.
 
     Raises:
         InputError: the installed PyTorch lacks one of its names.
@@ -87,10 +87,10 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 @contextmanager
 def suspended(chosen: Callable[[Any, str], bool] = lambda owner, name: True) -> Iterator[None]:
-    """Put back what was there while the context is open, as for a module that is imported in it.
+    """Restore the originals while the context is open, as for importing a module.
 
     Args:
-        chosen: whether an owner's name is put back.
+        chosen: whether to restore an owner's name.
     """
     stand_ins: list[Replacement] = []
     for undo in reversed(_open.values()):
@@ -106,7 +106,7 @@ def suspended(chosen: Callable[[Any, str], bool] = lambda owner, name: True) -> 
 
 
 def stand_ins() -> Iterator[tuple[Any, Any]]:
-    """Every function that is replaced now, with what stands in for it."""
+    """Yield every function that is replaced now, with its replacement."""
     for value, _ in list(_functions.values()):
         yield original_of(value), value
 
@@ -119,7 +119,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def run_again(module: ModuleType) -> ModuleType:
-    """Another module of the same source, made of what is replaced now."""
+    """Execute a module's source again, over the replacements in force, as another module."""
     spec = importlib.util.find_spec(module.__name__)
     if spec is None or spec.loader is None:
         raise InternalError(f"{module.__name__} has no source")

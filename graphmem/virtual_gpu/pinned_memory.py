@@ -1,9 +1,9 @@
-"""Page-locked memory of the host: `pin_memory`, `is_pinned`, and its statistics.
+"""Page-locked host memory: `pin_memory`, `is_pinned`, and its statistics.
 
-Pinning makes a copy, as on a card; what is pinned already stays itself. The memory is the host's
-own and is given back at once when nothing holds it. The figures of `torch.cuda.host_memory_stats`
-count it as PyTorch's caching host allocator would (aten/src/ATen/core/CachingHostAllocator.h):
-requests in powers of two, memory kept for reuse.
+Pinning makes a copy, as on a card, unless the tensor is already pinned. The copy is ordinary host
+memory, freed as soon as nothing holds it. `torch.cuda.host_memory_stats` counts it as PyTorch's
+caching host allocator would (aten/src/ATen/core/CachingHostAllocator.h): requests rounded up to
+powers of two, memory kept for reuse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMES = ("host_alloc_time", "host_free_time")
 
 
 class PinnedMemory:
-    """Which memory is page-locked."""
+    """The page-locked memory and its statistics."""
 
     def __init__(self) -> None:
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -49,7 +49,7 @@ class PinnedMemory:
         return copy
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """The memory of a tensor is page-locked as long as it lives."""
+        """Count the memory of a tensor as page-locked as long as it lives."""
         storage = tensor.untyped_storage()
         size = 1 << max(0, storage.nbytes() - 1).bit_length()
         stats = self._stats
@@ -108,7 +108,7 @@ class PinnedMemory:
         }
 
     def reset_peak(self) -> None:
-        """Each peak becomes the current value."""
+        """Reset each peak to the current value."""
         for stat in self._stats.values():
             stat.reset_peak()
 
@@ -118,7 +118,7 @@ class PinnedMemory:
             stat.reset_accumulated()
 
     def replacements(self) -> list[Replacement]:
-        """The methods and functions to replace."""
+        """List the methods and functions to replace."""
         functions: dict[str, Callable[..., Any]] = {
             "_cuda_hostMemoryStats": self.stats,
             "_cuda_resetPeakHostMemoryStats": self.reset_peak,

@@ -1,10 +1,10 @@
 """The environment variables that PyTorch reads, while a program may still set them.
 
-A script sets `PYTORCH_CUDA_ALLOC_CONF` or `CUBLAS_WORKSPACE_CONFIG` in its first lines, and PyTorch
-reads them when it needs them. So they are those of this process, with what was asked for
-(`--env`) in place of what was there at the beginning. A `CUBLAS_WORKSPACE_CONFIG` that PyTorch
-cannot read is none, and a warning (`parseChosenWorkspaceSize`, aten/src/ATen/cuda/
-CublasHandlePool.cpp).
+A script may set `PYTORCH_CUDA_ALLOC_CONF` or `CUBLAS_WORKSPACE_CONFIG` in its first lines, and
+PyTorch reads them when it needs them. So these are the process's variables at the time, with
+`--env` overriding those set at the start. A `CUBLAS_WORKSPACE_CONFIG` that PyTorch cannot
+parse is ignored with a warning (`parseChosenWorkspaceSize`,
+aten/src/ATen/cuda/CublasHandlePool.cpp).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ NAMES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
 )
-"""What graphmem knows of; no other variable is looked at."""
+"""The variables that graphmem models; it reads no others."""
 
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 class ProcessEnvironment(Mapping[str, str]):
-    """Variables by name, as they are at the moment of asking."""
+    """Variables by name, with their current values."""
 
     def __init__(self, asked_for: Mapping[str, str]) -> None:
-        """Begin with this process's variables, and those that were asked for before them."""
+        """Start from this process's variables; those asked for override them."""
         self._asked_for = dict(asked_for)
         self._at_first = {name: os.environ.get(name) for name in NAMES}
 

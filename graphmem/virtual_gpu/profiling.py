@@ -1,9 +1,8 @@
-"""PyTorch's profiler sees what the host does; of the device there is nothing to see.
+"""PyTorch's profiler profiles the host only; there is no device to profile.
 
-Asked for `ProfilerActivity.CUDA`, it would record CUDA's events around each operation in a CPU
-build (with an error for each), and ask for a driver in a CUDA build. Here it profiles the CPU
-alone: times on the device are 0, allocations of the device are not shown
-(`memory._record_memory_history` has them).
+With `ProfilerActivity.CUDA` it would record CUDA events around each operation in a CPU build (with
+an error each time), and need a driver in a CUDA build. Here it profiles the CPU only: device times
+are 0 and device allocations are not shown (`memory._record_memory_history` has them).
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def profiler_replacements() -> list[Replacement]:
-    """The methods to replace."""
-    return [(profile, "__init__", _on_the_host_alone(profile.__init__))]
+    """List the methods to replace."""
+    return [(profile, "__init__", _host_only(profile.__init__))]
 
 
-def _on_the_host_alone(begin: Any) -> Any:
+def _host_only(begin: Any) -> Any:
     @functools.wraps(begin)
     def init(profiler: Any, *args: Any, **kwargs: Any) -> None:
         begin(profiler, *args, **kwargs)

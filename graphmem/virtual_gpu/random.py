@@ -1,10 +1,10 @@
-"""Random numbers on the virtual GPU: the generator has a seed and an offset, and no numbers.
+"""Random generators of the virtual GPU: they have a seed and an offset but draw no numbers.
 
-`torch.Generator(device="cuda")` and `torch.cuda.default_generators` answer as a card's would
-(aten/src/ATen/cuda/CUDAGeneratorImpl.cpp), so that seeds and states can be set, kept and compared.
+`torch.Generator(device="cuda")` and `torch.cuda.default_generators` behave as on a card
+(aten/src/ATen/cuda/CUDAGeneratorImpl.cpp), so that seeds and states can be set, saved and compared.
 
 Assumption: the offset stays where the program sets it. On a card each kernel that draws numbers
-moves it.
+advances it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TorchMeta: Any = type(torch.Generator)
 
 
 def random_replacements(devices: Devices) -> list[Replacement]:
-    """The generators to replace."""
+    """List the replacements of the generators."""
     generators = tuple(CudaGenerator(index) for index in range(devices.count))
     return [
         (torch, "Generator", Generator),
@@ -37,7 +37,7 @@ def random_replacements(devices: Devices) -> list[Replacement]:
 
 
 def draws_random_numbers(op: Op) -> bool:
-    """Whether a kernel asks the generator for numbers; attention does for its dropout alone."""
+    """Whether a kernel draws random numbers; attention does only for its dropout."""
     target: Any = op.node.target
     if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
@@ -50,7 +50,7 @@ def draws_random_numbers(op: Op) -> bool:
 
 
 class _AnyGenerator(_TorchMeta):  # type: ignore[misc]
-    """`torch.Generator` while the virtual GPU is on: a class for all generators."""
+    """Metaclass of `torch.Generator` while the virtual GPU is on: one class for all devices."""
 
     def __call__(self, device: Any = "cpu") -> Any:
         if self is not Generator:
@@ -69,28 +69,28 @@ class _AnyGenerator(_TorchMeta):  # type: ignore[misc]
 
 
 class Generator(_TorchGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
-    """Makes a generator of the virtual GPU, or PyTorch's own of another device."""
+    """Makes a generator of the virtual GPU, or PyTorch's own for another device."""
 
 
 class CudaGenerator(Generator):
-    """The generator of the virtual GPU; to C++ it is one of the CPU, which draws nothing."""
+    """The virtual GPU's generator; C++ sees a CPU generator, which draws nothing."""
 
     _numbers = itertools.count()
 
     def __new__(cls, index: int) -> CudaGenerator:
-        """To C++ it is of the CPU."""
+        """Make what C++ sees as a CPU generator."""
         return cast(CudaGenerator, _TorchGenerator.__new__(cls, "cpu"))
 
     def __init__(self, index: int) -> None:
-        """Of a device."""
+        """Make a generator of a device, with PyTorch's default seed."""
         self._index = index
         self._seed, self._offset = _DEFAULT_SEED, 0
         self.state_number = next(self._numbers)
-        """Which state it has: two generators may share one (`graphsafe_get_state`)."""
+        """Identifies its state, which two generators may share (`graphsafe_get_state`)."""
 
     @property
     def device(self) -> torch.device:
-        """Whose numbers it would draw."""
+        """The device whose numbers it would draw."""
         return torch.device("cuda", self._index)
 
     def manual_seed(self, seed: int) -> CudaGenerator:
@@ -99,7 +99,7 @@ class CudaGenerator(Generator):
         return self
 
     def seed(self) -> int:
-        """A seed that nobody chose."""
+        """Set a random seed and return it."""
         self.manual_seed(secrets.randbits(53))
         return self._seed
 
@@ -108,11 +108,11 @@ class CudaGenerator(Generator):
         return self._seed
 
     def get_offset(self) -> int:
-        """How many numbers were drawn, as far as the program says."""
+        """The offset, as the program last set it."""
         return self._offset
 
     def set_offset(self, offset: int) -> None:
-        """Go on from there."""
+        """Set the offset."""
         self._offset = int(offset)
 
     def get_state(self) -> torch.Tensor:
@@ -121,10 +121,10 @@ class CudaGenerator(Generator):
         return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
 
     def set_state(self, state: torch.Tensor) -> CudaGenerator:
-        """Take over a state; without an offset it begins at 0.
+        """Set the state; a state without an offset sets it to 0.
 
         Raises:
-            RuntimeError: the state has another size than a CUDA generator's.
+            RuntimeError: the state does not have a CUDA generator's size.
         """
         numbers = bytes(state.tolist())
         if len(numbers) not in (8, _STATE_BYTES):
@@ -140,11 +140,11 @@ class CudaGenerator(Generator):
         return other
 
     def graphsafe_get_state(self) -> CudaGenerator:
-        """Another generator with this one's state."""
+        """Another generator that shares this one's state."""
         return CudaGenerator(self._index).graphsafe_set_state(self)
 
     def graphsafe_set_state(self, other: CudaGenerator) -> CudaGenerator:
-        """Take over the state of another generator."""
+        """Share the state of another generator."""
         self._seed, self._offset = other._seed, other._offset
         self.state_number = other.state_number
         return self

@@ -1,13 +1,13 @@
-"""LSTM, GRU and RNN as one cuDNN operation, which is what a card runs.
+"""LSTM, GRU and RNN as one cuDNN operation, as a card runs them.
 
-A build without cuDNN takes them cell by cell. Here kernels registered for `AutogradCUDA` do what
+A build without cuDNN runs them cell by cell. Here kernels registered for `AutogradCUDA` do what
 `_cudnn_impl` does (aten/src/ATen/native/cudnn/RNN.cpp) and call the real operator `_cudnn_rnn`,
 whose derivative every build has.
 
-How large cuDNN's reserve space is, which autograd keeps for the backward pass, and the state of
-dropout was measured (graphmem/cudnn_recurrent.py).
+The sizes of cuDNN's reserve space, which autograd keeps for the backward pass, and of the dropout
+state were measured (graphmem/cudnn_recurrent.py).
 
-Not covered: deterministic mode, and versions of cuDNN that pad the buffer of the weights. (That of
+Not covered: deterministic mode, and versions of cuDNN that pad the weight buffer. (That of
 LSTM(1024, 1024) is the sum of its weights, 32.03 MiB: README of Stonesjtu/pytorch_memlab.)
 """
 
@@ -37,10 +37,10 @@ _MODES = {"rnn_relu": RNN_RELU, "rnn_tanh": RNN_TANH, "lstm": LSTM, "gru": GRU}
 
 @contextmanager
 def recurrent_layers(multiprocessors: int) -> Iterator[None]:
-    """Run recurrent layers on fake CUDA tensors by cuDNN while the context is open.
+    """Run recurrent layers on fake CUDA tensors as cuDNN does while the context is open.
 
     Args:
-        multiprocessors: of the card.
+        multiprocessors: the card's number of multiprocessors.
     """
     library = torch.library.Library("aten", "IMPL")
     layers = _Layers(multiprocessors)
@@ -59,8 +59,8 @@ def recurrent_layers(multiprocessors: int) -> Iterator[None]:
 def flatten_parameters(module: torch.nn.RNNBase) -> None:
     """Lay a module's weights out in one buffer, as `RNNBase.flatten_parameters` does on a card.
 
-    It leaves weights of a type that `torch.backends.cudnn.is_acceptable` does not list, which is
-    bfloat16: those are copied into a buffer in each forward pass.
+    Weights of a dtype that `torch.backends.cudnn.is_acceptable` does not list, i.e. bfloat16, stay
+    where they are; each forward pass copies them into a buffer.
     """
     weights = [weight for weight in module._flat_weights if _on_card(weight)]
     if len(weights) != len(module._flat_weights_names):
@@ -75,14 +75,14 @@ def flatten_parameters(module: torch.nn.RNNBase) -> None:
 
 
 class _Layers:
-    """The kernels of `lstm`, `gru`, `rnn_tanh` and `rnn_relu`; the dropout state is a process's."""
+    """Kernels of `lstm`, `gru`, `rnn_tanh` and `rnn_relu`, which share one dropout state."""
 
     def __init__(self, multiprocessors: int) -> None:
         self._state_bytes = dropout_state_bytes(multiprocessors)
         self._dropout_state: torch.Tensor | None = None
 
     def whole(self, mode: int) -> Any:
-        """The overload for a tensor that has all sequences in their full length."""
+        """The overload for a tensor of sequences of equal length."""
 
         def kernel(source: Any, hidden: Any, weights: Any, *options: Any) -> Any:
             *others, batch_first = options
@@ -112,7 +112,7 @@ class _Layers:
         train: bool,
         bidirectional: bool,
     ) -> tuple[torch.Tensor, ...]:
-        """`_cudnn_impl`, and under autocast `_cudnn_rnn_cast_reflatten`, which takes fp16 always.
+        """`_cudnn_impl`, and under autocast `_cudnn_rnn_cast_reflatten`, which casts to fp16.
 
         The former is in aten/src/ATen/native/cudnn/RNN.cpp, the latter in cudnn/AutocastRNN.cpp.
         """
@@ -121,7 +121,7 @@ class _Layers:
         projected = hx.shape[2] if hx.shape[2] != width else 0
         if torch.is_autocast_enabled("cuda") and source.dtype != torch.float64:
             weights = weights if weights[0].dtype == torch.half else _flat(weights, torch.half)
-            # arguments of one C++ call, which the compiler of the wheels evaluates from the last on
+            # arguments of one C++ call, which the wheels' compiler evaluates last to first
             cx = None if cx is None else cx.half()
             hx, source = hx.half(), source.half()
         output, hy, cy, _, _ = aten._cudnn_rnn(
@@ -145,7 +145,7 @@ class _Layers:
         return (output, hy) if cx is None else (output, hy, cy)
 
     def _state(self, source: torch.Tensor, dropout: float) -> torch.Tensor | None:
-        """What the generators of dropout keep, made once (`get_dropout_state`)."""
+        """The state of dropout's generators, made once (`get_dropout_state`)."""
         if dropout and self._dropout_state is None:
             torch.empty((), dtype=torch.int64, device=source.device)
             self._dropout_state = torch.empty(
@@ -159,9 +159,9 @@ def _on_card(weight: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _flat(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Copies of the weights in one buffer (`copy_weights_to_flat_buf_views`).
+    """Copy the weights into one buffer (`copy_weights_to_flat_buf_views`).
 
-    To autograd they are tensors of their own, not views of the buffer (`get_parameters`).
+    To autograd the copies are independent tensors, not views of the buffer (`get_parameters`).
     """
     buffer = torch.zeros(_size_of(weights), dtype=dtype, device=weights[0].device)
     parts = [
@@ -177,7 +177,7 @@ def _size_of(weights: Sequence[torch.Tensor]) -> int:
 
 
 def _slices(buffer: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Where each weight lies in the buffer, with its shape."""
+    """The slice of the buffer for each weight, in its shape."""
     start = 0
     for weight in weights:
         yield buffer.narrow(0, start, weight.numel()).view(weight.shape)
@@ -185,7 +185,7 @@ def _slices(buffer: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[t
 
 
 def _buffer_of(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The buffer in which all weights lie one after the other (`try_get_weight_buf`)."""
+    """The buffer that holds all weights back to back, if there is one (`try_get_weight_buf`)."""
     first, start = weights[0], 0
     for weight in weights:
         is_next = weight.storage_offset() == start
@@ -214,7 +214,7 @@ def _forward(
     batch_sizes: Sequence[int],
     dropout_state: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """The results of `_cudnn_rnn`, in the layout that cuDNN writes."""
+    """The results of `_cudnn_rnn`, in cuDNN's layout."""
     directions = 1 + bidirectional
     out = proj_size or hidden_size
     if batch_sizes:

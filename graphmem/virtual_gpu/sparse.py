@@ -19,14 +19,14 @@ def sparse_of(
     *,
     is_coalesced: bool,
 ) -> FakeTensor:
-    """A sparse tensor that holds the given memory (c10: `SparseTensorImpl`).
+    """Make a sparse tensor of the given indices and values (c10: `SparseTensorImpl`).
 
     Args:
-        fake_mode: which the tensor belongs to.
+        fake_mode: the mode that the tensor belongs to.
         indices: sparse dimensions x nonzeros.
-        values: nonzeros x dense dimensions; says dtype and device.
-        shape: of the tensor.
-        is_coalesced: whether the indices are sorted, and none is there twice.
+        values: nonzeros x dense dimensions; gives dtype and device.
+        shape: the tensor's shape.
+        is_coalesced: whether the indices are sorted and unique.
     """
     sparse_dims = indices.shape[0]
     with torch._C._DisableTorchDispatch():
@@ -45,15 +45,15 @@ def sparse_of(
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and values of a sparse COO tensor, coalesced or not: its own memory.
+    """Return the indices and values of a sparse COO tensor, coalesced or not, without copying.
 
-    To look at them is no operation of the program's, so no mode is told.
+    Modes do not see it, because it is not an operation of the program.
     """
     with _disable_current_modes(), torch.no_grad():
         return aten._indices.default(tensor), aten._values.default(tensor)
 
 
 def is_coalesced(tensor: torch.Tensor) -> bool:
-    """`Tensor.is_coalesced`; no mode is told either."""
+    """`Tensor.is_coalesced`, unseen by modes."""
     with _disable_current_modes():
         return tensor.is_coalesced()

@@ -1,15 +1,15 @@
 """Streams and events of the virtual GPU.
 
-`torch.cuda.Stream` and `torch.cuda.Event` are PyTorch's own classes: torch/cuda/streams.py is run
-once more over the two bases that are defined here, in place of those that a CPU build lacks and
-that ask for a driver in a CUDA build. Numbers of streams are those of c10/cuda/CUDAStream.cpp: 0 is
-the default stream, the others come from pools of 32 in turn.
+`torch.cuda.Stream` and `torch.cuda.Event` are PyTorch's own classes: torch/cuda/streams.py is
+executed again over the two base classes defined here, since a CPU build lacks them and those of a
+CUDA build need a driver. Streams are numbered as in c10/cuda/CUDAStream.cpp: 0 is the default
+stream, the others come from pools of 32, round robin.
 
-Assumptions: work takes no time on the device, so an event has happened when it is recorded, unless
-`torch.cuda._sleep` keeps its stream busy (`DeviceClock`). Between two events `elapsed_time` tells
-the time that passed on the host, and how long the stream slept.
+Assumptions: work takes no time on the device, so an event has happened as soon as it is recorded,
+unless `torch.cuda._sleep` keeps its stream busy (`DeviceClock`). `elapsed_time` is the time that
+passed on the host between two events, plus the time that the stream slept.
 
-A stream's handle (`cuda_stream`) is its number, or the pointer of an external one.
+A stream's handle (`cuda_stream`) is its number, or the pointer of an external stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TorchEvent: Any = torch.Event
 
 
 def stream_replacements(memory: DeviceMemory) -> list[Replacement]:
-    """The classes and functions of streams and events to replace."""
+    """List the replacements of the classes and functions of streams and events."""
     bases = [
         (torch._C, "_CudaStreamBase", _stream_base(memory)),
         (torch._C, "_CudaEventBase", _event_base(memory)),
@@ -115,7 +115,7 @@ def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
 
 
 class _OfAnyDevice(type):
-    """A class that makes objects of the virtual GPU, or PyTorch's own of another device."""
+    """Metaclass: makes the virtual GPU's class for CUDA, PyTorch's own for other devices."""
 
     own: Any
     of_cuda: Any
@@ -145,7 +145,7 @@ class GenericStream(_TorchStream, metaclass=_OfAnyDevice):  # type: ignore[misc]
 
 
 class CudaStreamBase(GenericStream):
-    """What torch/csrc/cuda/Stream.cpp gives to `torch.cuda.Stream`."""
+    """Base class of `torch.cuda.Stream`, as in torch/csrc/cuda/Stream.cpp."""
 
     memory: DeviceMemory
     numbers: list[Any]
@@ -158,7 +158,7 @@ class CudaStreamBase(GenericStream):
         device_type: int = 0,
         stream_ptr: int = 0,
     ) -> Any:
-        """The stream of a number or of a pointer, else the next one of a pool."""
+        """Return the stream with this number or pointer, else the next one of a pool."""
         handle = stream_ptr or stream_id
         if not (handle or device_index or device_type):
             pool = max(0, min(-priority, _PRIORITIES - 1))
@@ -178,25 +178,25 @@ class CudaStreamBase(GenericStream):
 
     @property
     def priority(self) -> int:
-        """0, or less for what goes first."""
+        """0, or below for a higher priority."""
         return min(0, 1 - (self.stream_id >> 1 & 15)) if self.stream_id & 1 else 0
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority."""
+        """The lowest and the highest priority."""
         return 0, 1 - _PRIORITIES
 
     def is_capturing(self) -> bool:
-        """Whether what it is given goes into a CUDA graph."""
+        """Whether the stream's work is being captured into a CUDA graph."""
         return self.memory.captures.graph_of(self.cuda_stream) is not None
 
     def query(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all of its work is done."""
         clock = self.memory.clock
         return clock.done_at(self.cuda_stream) <= clock.now
 
     def synchronize(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until all of its work is done."""
         clock = self.memory.clock
         clock.wait_until(clock.done_at(self.cuda_stream))
 
@@ -217,13 +217,13 @@ class GenericEvent(_TorchEvent, metaclass=_OfAnyDevice):  # type: ignore[misc]
 
 
 class CudaEventBase(GenericEvent):
-    """What torch/csrc/cuda/Event.cpp gives to `torch.cuda.Event`."""
+    """Base class of `torch.cuda.Event`, as in torch/csrc/cuda/Event.cpp."""
 
     memory: DeviceMemory
     handles: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """To C++ it is an event of the CPU, on which nothing waits."""
+        """Make what C++ sees as a CPU event, on which nothing waits."""
         return _TorchEvent.__new__(cls, "cpu")
 
     def __init__(self, enable_timing: bool = False, *args: Any, **kwargs: Any) -> None:
@@ -235,16 +235,16 @@ class CudaEventBase(GenericEvent):
 
     @property
     def device(self) -> torch.device:
-        """That of the process."""
+        """The device of the process."""
         return torch.device("cuda", self.memory.devices.own)
 
     @property
     def event_id(self) -> int:
-        """The handle; 0 before the event was recorded."""
+        """The handle; 0 until the event is recorded."""
         return self.cuda_event
 
     def record(self, stream: Any = None) -> None:
-        """The event happens when a stream has done what it was given."""
+        """Record the event: it happens when the stream has finished its work so far."""
         handle = self.memory.current_stream if stream is None else stream.stream_id
         self.cuda_event = self.cuda_event or next(self.handles)
         self._done_at = self.memory.clock.done_at(handle)
@@ -252,7 +252,7 @@ class CudaEventBase(GenericEvent):
         self._recorded_at = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Let a stream wait for the event."""
+        """Make a stream wait for the event."""
         if self._done_at is not None:
             handle = self.memory.current_stream if stream is None else stream.stream_id
             self.memory.clock.delay(handle, self._done_at)
@@ -271,7 +271,7 @@ class CudaEventBase(GenericEvent):
         """Milliseconds between two events.
 
         Raises:
-            ValueError, RuntimeError: as aten/src/ATen/cuda/CUDAEvent.h.
+            ValueError, RuntimeError: as in aten/src/ATen/cuda/CUDAEvent.h.
         """
         if not (self._is_timed and end._is_timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -286,7 +286,7 @@ class CudaEventBase(GenericEvent):
         """Refuse."""
         raise InputError(
             "events of the virtual GPU cannot be shared between processes",
-            hint="run the part of one process",
+            hint="run a single process",
         )
 
 

@@ -1,9 +1,9 @@
-"""Losses that come back in the storage of their unreduced values.
+"""Losses returned in the storage of their unreduced values.
 
-These kernels write every element's loss into the result, and then shrink its shape to that of a
-scalar, not its storage, on the CPU and on CUDA alike (aten/src/ATen/native/BinaryOps.cpp and
-Loss.cpp: `maybe_get_output().resize_({})`; cuda/Loss.cu: `loss.resize_as_(loss_reduced)`). The
-meta kernels know the shape only.
+These kernels write every element's loss into the result and then shrink its shape to a scalar's,
+but not its storage, on both CPU and CUDA (aten/src/ATen/native/BinaryOps.cpp and Loss.cpp:
+`maybe_get_output().resize_({})`; cuda/Loss.cu: `loss.resize_as_(loss_reduced)`). The meta kernels
+only get the shape right.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOSSES = (
 def in_unreduced_storage(
     fake_mode: FakeTensorMode, loss: FakeTensor, values: torch.Tensor, target: torch.Tensor
 ) -> FakeTensor:
-    """The same loss in a storage for every element; unchanged where nothing was reduced."""
+    """Give a reduced loss a storage with room for every element; leave an unreduced one alone."""
     unreduced = torch.broadcast_shapes(values.shape, target.shape)
     if loss.shape == unreduced:
         return loss

@@ -1,11 +1,11 @@
-"""Libraries of others, on the virtual card: what stands in for the parts that need a real one.
+"""Replacements for the parts of third-party libraries that need a real card.
 
-Most libraries need nothing here. Their Python runs as it is, and each operation of it is followed.
-A library has a file here where it calls compiled code that PyTorch does not know of.
+Most libraries need nothing here: their Python runs as it is, and each of its operations is
+followed. A library has a file here if it calls compiled code that PyTorch does not know about.
 
-(1) Its operators, whose CUDA kernels are written in Python, run by those kernels: what a kernel
-    allocates, it allocates by PyTorch (`python_kernels`).
-(2) Functions that a kernel calls in compiled code, by address, do nothing (a file a library).
+(1) Operators whose CUDA kernels are written in Python run those kernels, which allocate through
+    PyTorch (`python_kernels`).
+(2) Compiled functions that a kernel calls with addresses do nothing (one file per library).
 """
 
 from __future__ import annotations
@@ -19,6 +19,6 @@ from graphmem.virtual_gpu.libraries import bitsandbytes, triton
 
 @contextmanager
 def libraries(gpu: Gpu) -> Iterator[None]:
-    """Let libraries find what they need of a card, while it is open."""
+    """Give libraries what they need of a card while the context is open."""
     with bitsandbytes.standing_in(), triton.standing_in(gpu):
         yield

@@ -1,13 +1,13 @@
 """bitsandbytes without its CUDA library: 4-bit and 8-bit layers, 8-bit and paged optimizers.
 
-Its kernels for CUDA are Python (bitsandbytes/backends/cuda/ops.py), which allocates results and
-scratch by PyTorch and calls functions of a C library with their addresses. The library that stands
-in has all those functions, and they do nothing. Two give something back:
+Its CUDA kernels are Python (bitsandbytes/backends/cuda/ops.py), which allocates results and
+scratch through PyTorch and passes their addresses to functions of a C library. Its replacement has
+all those functions, and they do nothing, with two exceptions:
 
 (1) `cget_managed_ptr` is `cudaMallocManaged` (csrc/pythonInterface.cpp): memory that the driver
-    moves between host and card as it is used, and that PyTorch's allocator does not know of. Here
-    it is memory of the host that nobody touches, so it takes addresses and no bytes.
-(2) Functions of the CPU, which share the library, are the real ones of the CPU's library.
+    moves between host and card as it is used, outside PyTorch's allocator. Here it is host memory
+    that is never touched, so it takes addresses but no bytes.
+(2) CPU functions, which share the library, are the real ones of the CPU library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONTEXT = 1  # any address but null
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """Give bitsandbytes a library for CUDA, if the program imports it or has imported it."""
+    """Give bitsandbytes a CUDA library, whether it is imported already or later."""
     with ExitStack() as stack:
         loader = sys.modules.get(_LOADER)
         if loader is None:
@@ -49,16 +49,16 @@ def standing_in() -> Iterator[None]:
 
 
 def _in_imported(loader: ModuleType) -> list[tuple[Any, str, Any]]:
-    """The library's names to replace where bitsandbytes was imported without a card."""
+    """List the names to replace if bitsandbytes was imported without a card."""
     _LIBRARY.find_cpu_library(loader)
     holders = [loader, sys.modules["bitsandbytes.functional"]]
     return [(holder, "lib", _LIBRARY) for holder in holders]
 
 
 def _execute(module: ModuleType) -> None:
-    """Run the code of the module that loads the library, and let it find no library of CUDA."""
+    """Run the code of the module that loads the library, which must not find one for CUDA."""
     loader: Any = module.__loader__
-    logger = logging.getLogger(_LOADER)  # an error there says that there is none
+    logger = logging.getLogger(_LOADER)  # it logs an error that there is none
     was_silent, logger.disabled = logger.disabled, True
     try:
         _set_up_before()
@@ -71,7 +71,7 @@ def _execute(module: ModuleType) -> None:
 
 
 def _set_up_before() -> None:
-    """Up to 0.42, the module takes a library that another one has found."""
+    """Up to 0.42, another module finds the library."""
     if importlib.util.find_spec(_SETUP.rpartition(".")[0]) is not None:
         setup = import_module(_SETUP).CUDASetup.get_instance()
         setup.lib, setup.initialized = _LIBRARY, True
@@ -82,7 +82,7 @@ def _load_none(name: str) -> ctypes.CDLL:
 
 
 class _Function:
-    """A function of the C library, whose types the caller sets as those of ctypes'."""
+    """A function of the C library; callers set its types as on a ctypes function."""
 
     argtypes: Any = None
     restype: Any = None
@@ -99,10 +99,10 @@ class _Function:
 
 
 class NativeLibrary:
-    """What `bitsandbytes.cextension.lib` is on the virtual card.
+    """Replaces `bitsandbytes.cextension.lib` on the virtual card.
 
     Attributes:
-        is_on: whether there is a virtual card; without, a function of CUDA is an error.
+        is_on: whether there is a virtual card; without one, calling a CUDA function is an error.
     """
 
     compiled_with_cuda = True
@@ -117,14 +117,14 @@ class NativeLibrary:
         }
 
     def find_cpu_library(self, loader: ModuleType) -> None:
-        """Load the library of the CPU that lies in the package."""
+        """Load the CPU library in the package."""
         suffix: str = vars(loader).get("DYNAMIC_LIBRARY_SUFFIX", ".so")
         path = Path(str(loader.__file__)).with_name(f"libbitsandbytes_cpu{suffix}")
         if path.exists():
             self._cpu = ctypes.cdll.LoadLibrary(str(path))
 
     def __getattr__(self, name: str) -> Any:
-        """A function of the library, the same one each time."""
+        """A function of the library, the same object each time."""
         if name.startswith("__"):
             raise AttributeError(name)
         found: Any = getattr(self._cpu, name, None)
@@ -137,14 +137,14 @@ class NativeLibrary:
         return getattr(self, name)
 
     def _managed_memory(self, size: ctypes.c_size_t) -> int:
-        """The address of memory that is never given back, as `cget_managed_ptr` gives none back."""
+        """Allocate memory that is never freed, as with `cget_managed_ptr`; returns the address."""
         memory = mmap.mmap(-1, max(size.value, 1))
         self._managed.append(memory)
         return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _answer_of(name: str) -> Callable[..., Any]:
-    """A kernel does nothing; a function of the CPU is missed."""
+    """A function that does nothing for a kernel, and raises for a missing CPU function."""
     if "_cpu" in name and not name.startswith("has_"):
         return _missing(name)
     return lambda *args: None
@@ -152,7 +152,7 @@ def _answer_of(name: str) -> Callable[..., Any]:
 
 def _missing(name: str) -> Callable[..., Any]:
     def call(*args: Any) -> None:
-        raise RuntimeError(f"the installed bitsandbytes has no library of the CPU with {name}")
+        raise RuntimeError(f"the installed bitsandbytes has no CPU library with {name}")
 
     return call
 

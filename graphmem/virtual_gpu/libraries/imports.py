@@ -1,4 +1,4 @@
-"""Do something else where a program imports a module, for as long as a context is open."""
+"""Intercept the import of a module while a context is open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def executed_by(name: str, execute: Callable[[ModuleType], None]) -> Iterator[No
 
     Args:
         name: the module's full name.
-        execute: called with the module, whose loader it asks to run the module's own code.
+        execute: called with the module; it runs the module's own code by the module's loader.
     """
     finder = _Finder(name, execute)
     sys.meta_path.insert(0, finder)
@@ -34,7 +34,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module as Python finds it, with a loader around its own."""
+        """Find the module as Python does, and wrap its loader."""
         if fullname != self._name:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -49,11 +49,11 @@ class _Loader(importlib.abc.Loader):
         self._execute = execute
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the module's own loader makes it."""
+        """Create the module by its own loader."""
         return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module's code, with its own loader in place again."""
+        """Put the module's own loader back, then run its code."""
         assert module.__spec__ is not None
         module.__loader__ = module.__spec__.loader = self._own
         self._execute(module)

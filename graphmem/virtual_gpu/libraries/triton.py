@@ -1,7 +1,7 @@
 """Triton without a card: a driver that names one, and kernels that do nothing.
 
-No kernel is built. A kernel takes no memory but what its caller allocates for it, in Python, and
-that is followed like everything else.
+No kernel is built. A kernel uses only memory that its caller allocates in Python, which is followed
+like everything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLUSHED_BYTES = 256 << 20
 
 
 class VirtualDriver:
-    """What Triton and Inductor ask of `CudaDriver` (triton/backends/nvidia/driver.py)."""
+    """The parts of `CudaDriver` that Triton and Inductor use (triton/backends/nvidia/driver.py)."""
 
     def __init__(self, gpu: Gpu) -> None:
         major, minor = gpu.compute_capability
@@ -43,23 +43,23 @@ class VirtualDriver:
         return torch.device("cuda", self.get_current_device())
 
     def get_current_device(self) -> int:
-        """Its number."""
+        """The number of that device."""
         return torch.cuda.current_device()
 
     def get_current_stream(self, device: int | None = None) -> int:
-        """A stream's address; kernels that do nothing have no use for it."""
+        """0: kernels that do nothing need no stream."""
         return 0
 
     def get_device_interface(self) -> Any:
-        """What knows of devices and events."""
+        """The module for devices and events."""
         return torch.cuda
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        """What flushes the card's cache between calls that are timed."""
+        """The buffer that flushes the card's cache between timed calls."""
         return torch.empty(FLUSHED_BYTES // 4, dtype=torch.int, device="cuda")
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """What times the configurations of an `@triton.autotune`: all are equally fast."""
+        """The timer of `@triton.autotune`'s configurations: all are equally fast."""
 
         def benchmark(call: Callable[[], object], quantiles: Any = None, **options: Any) -> Any:
             run_timed(call, FLUSHED_BYTES)  # `triton.testing.do_bench`
@@ -69,11 +69,11 @@ class VirtualDriver:
 
 
 def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
-    """What a benchmark takes: a buffer that flushes the card's cache lives beside the calls.
+    """Allocate what a benchmark does: the timed calls run beside a buffer that flushes the cache.
 
-    A card repeats the calls, which free what they take.
+    A card repeats the calls, which free what they allocate.
     """
-    call()  # once before the buffer is there
+    call()  # once before the buffer exists
     cache = torch.empty(flushed_bytes // 4, dtype=torch.int, device="cuda")
     call()
     del cache
@@ -81,7 +81,7 @@ def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
 
 @contextmanager
 def standing_in(gpu: Gpu) -> Iterator[None]:
-    """Let Triton believe in a card, if the program imports it or has imported it."""
+    """Make Triton see a card, whether it is imported already or later."""
     with ExitStack() as stack:
 
         def execute(module: ModuleType) -> None:
@@ -104,9 +104,9 @@ def is_installed() -> bool:
 
 @contextmanager
 def _on_card(kernels: ModuleType, gpu: Gpu) -> Iterator[None]:
-    """Give Triton the driver, and its kernels nothing to do."""
+    """Give Triton the virtual driver, and make its kernels do nothing."""
     driver = import_module("triton.runtime.driver").driver
-    before = dict(vars(driver))  # its own way back makes a driver, which asks for a card
+    before = dict(vars(driver))  # `reset_active` would make a real driver, which needs a card
     driver.set_active(VirtualDriver(gpu))
     try:
         with replaced([(kernels.JITFunction, "run", _launch)]):

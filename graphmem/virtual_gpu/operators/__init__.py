@@ -1,7 +1,7 @@
-"""CUDA operators that PyTorch has no meta kernel for, or one that asks for data; a family a file.
+"""CUDA operators whose meta kernel is missing or needs data, one file per family.
 
-A family has `KERNELS`, which make an operator's results from fake tensors, and some have
-`implement`, which registers what a card's build does in place of a composite.
+A family has `KERNELS`, which make an operator's results from fake tensors, and sometimes
+`implement`, which registers what a CUDA build does in place of a composite.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _FAMILIES = (
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(
     chain.from_iterable(family.KERNELS.items() for family in _FAMILIES)
 )
-"""By operator; each takes the operator's arguments and makes its results."""
+"""By operator, a function that takes its arguments and returns its results."""
 
 
 @contextmanager
 def card_composites() -> Iterator[None]:
-    """Take the way of a card through composites that ask for the device, while it is open."""
+    """Take a card's branch in composites that check for the device, while the context is open."""
     library = torch.library.Library("aten", "IMPL")
     try:
         ctc.implement(library)

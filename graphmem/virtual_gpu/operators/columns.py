@@ -1,8 +1,8 @@
-"""`im2col` and `col2im`, which `nn.Unfold` and `nn.Fold` are.
+"""`im2col` and `col2im`, the operators of `nn.Unfold` and `nn.Fold`.
 
-Both make a result as large as their input and then resize it, which gives no memory back
-(aten/src/ATen/native/cuda/Im2Col.cu, Col2Im.cu; native/Im2Col.cpp, Col2Im.cpp): what sums columns
-holds as many elements as the columns had.
+Both make a result as large as their input and then resize it, which frees nothing
+(aten/src/ATen/native/cuda/Im2Col.cu, Col2Im.cu; native/Im2Col.cpp, Col2Im.cpp): the result of
+`col2im` keeps as many elements as its columns had.
 """
 
 from __future__ import annotations

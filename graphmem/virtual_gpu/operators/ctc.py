@@ -1,12 +1,12 @@
-"""`ctc_loss` as a card runs it: by cuDNN where that can, else by PyTorch's own kernels.
+"""`ctc_loss` as a card runs it: by cuDNN if possible, else by PyTorch's own kernels.
 
-A mode that looks on makes the composite keep lengths as tensors (`areAnyTensorSubclassLike`), where
-a run that nobody observes reads them to the host. Here a kernel registered for `AutogradCUDA` does
-what `ctc_loss_impl` does (aten/src/ATen/native/LossCTC.cpp), and calls the real operators.
+When a dispatch mode is active the composite keeps lengths as tensors (`areAnyTensorSubclassLike`);
+otherwise it copies them to the host. Here a kernel registered for `AutogradCUDA` does what
+`ctc_loss_impl` does (aten/src/ATen/native/LossCTC.cpp), and calls the real operators.
 
-Lengths that nobody knows, because they are on the device, are taken at their bound: the longest
-input, and the width of the targets, or where those are not padded the longest input again: no
-alignment of more labels than steps exists (`lengths.py`).
+Unknown lengths, those on the device, are assumed to be at their bound (`lengths.py`): the longest
+input, and the width of the targets; for targets that are not padded, the longest input again,
+since no alignment has more labels than steps.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _ctc_loss(
         targets = targets.to(log_probs.device, torch.int64)
         loss = aten._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)[0]
         if zero_infinity:
-            zero = torch.zeros((), **_options(loss))  # compilers evaluate arguments from the last
+            zero = torch.zeros((), **_options(loss))  # compilers evaluate the last argument first
             loss = torch.where(loss == math.inf, zero, loss)
             del zero
     if reduction == _MEAN:
@@ -79,8 +79,8 @@ def _takes_cudnn(
 ) -> bool:
     """`_use_cudnn_ctc_loss` and `_use_cudnn_ctc_loss_tensor` (cudnn/LossCTC.cpp).
 
-    cuDNN reads 32-bit targets that lie one after the other. With lists of lengths they are on the
-    host and all inputs have the full length; with tensors the lengths have 32 bits as well.
+    cuDNN needs contiguous 32-bit targets. With lists of lengths the targets are on the host and all
+    inputs have the full length; with tensors the lengths are 32-bit as well.
     """
     kinds = {each.dtype for each in (input_lengths, target_lengths) if torch.is_tensor(each)}
     fits = (
@@ -128,7 +128,7 @@ def _native_backward(grad: torch.Tensor, log_probs: torch.Tensor, *_: Any) -> to
 
 
 def _cudnn(log_probs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each sequence, and its gradient, which is computed at once."""
+    """The loss of each sequence, and its gradient, which is computed along with it."""
     gradient = torch.empty_like(log_probs, memory_format=torch.contiguous_format)
     return log_probs.new_empty(log_probs.shape[1]), gradient
 

@@ -1,4 +1,4 @@
-"""`grid_sample` by cuDNN: two dimensions, corners aligned, zeros around.
+"""`grid_sample` by cuDNN: two dimensions, aligned corners, zero padding.
 
 aten/src/ATen/native/cudnn/GridSampler.cpp.
 """

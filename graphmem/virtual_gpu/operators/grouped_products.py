@@ -1,9 +1,9 @@
-"""`_grouped_mm`, the products of experts: what CUDA's takes, where the meta kernel takes bfloat16.
+"""`_grouped_mm`, the products of experts, in every dtype that the CUDA kernel accepts.
 
-Until torch 2.12 the meta kernel refuses what is not bfloat16 (torch/_meta_registrations.py,
-`_meta_grouped_mm_common`); the kernel for CUDA multiplies group by group instead
+Until torch 2.12 the meta kernel accepts only bfloat16 (torch/_meta_registrations.py,
+`_meta_grouped_mm_common`); for other dtypes the CUDA kernel multiplies group by group
 (aten/src/ATen/native/cuda/GroupedBlas.cpp, `_grouped_mm_cuda`, and native/GroupedMMUtils.h,
-`_grouped_mm_fallback`). The rows of a result are padded to 16 bytes
+`_grouped_mm_fallback`). Rows of the result are padded to 16 bytes
 (`create_grouped_gemm_output_tensor`).
 """
 

@@ -1,7 +1,7 @@
-"""Lengths of sequences that an operator reads to the host.
+"""Sequence lengths that an operator copies to the host.
 
-They are known where the program has them on the host. Of lengths on the device the mode that runs
-the program is asked; where it does not know them either, each is taken at its bound.
+Lengths on the host are known. For lengths on the device the mode that runs the program is asked; if
+it does not know them either, each is assumed to be at its bound.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def lengths_on_host(
 
     Args:
         lengths: numbers, or a tensor.
-        bound: what none of them exceeds.
-        what: they are, in the words of an assumption.
-        mode: that runs the operation, where it is the caller, which torch hides from itself.
+        bound: an upper bound on each.
+        what: names them in an assumption.
+        mode: the mode that runs the operation, if it is the caller: torch hides it from itself.
     """
     if not isinstance(lengths, torch.Tensor):
         return list(lengths)

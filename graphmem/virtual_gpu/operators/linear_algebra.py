@@ -1,6 +1,6 @@
 """Factorisations and least squares (aten/src/ATen/native/BatchLinearAlgebra.cpp).
 
-`geqrf` and `linalg_lstsq` return matrices that lie by columns, as LAPACK wants them.
+`geqrf` and `linalg_lstsq` return column-major matrices, as LAPACK needs them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _lstsq(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """`linalg_lstsq_out_info` with `gels`, the only driver on CUDA.
 
-    It writes the solution over a copy of the right side, which may have more rows, and returns the
-    first rows of it; rank and singular values stay empty.
+    It writes the solution over a copy of the right-hand side, which may have more rows, and returns
+    the first rows of it; rank and singular values stay empty.
     """
     *batch, rows, columns = matrix.shape
     is_vector = right.dim() == 1 or right.shape == matrix.shape[:-1]

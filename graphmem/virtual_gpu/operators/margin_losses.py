@@ -28,7 +28,7 @@ def _multi_margin(
 def _multilabel_margin(
     tensor: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and a mark for each label that is a target."""
+    """The loss, and a flag per label: whether it is a target."""
     loss = tensor.new_empty(target.shape[:-1] if reduction == _NO_REDUCTION else ())
     return loss, tensor.new_empty(target.shape)
 

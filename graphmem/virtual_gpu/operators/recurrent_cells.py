@@ -1,7 +1,7 @@
 """`nn.GRUCell` and `nn.LSTMCell` on a card: one kernel for all gates.
 
-aten/src/ATen/native/cuda/RNN.cu. PyTorch's meta kernel of the latter takes no cell without biases.
-`nn.RNNCell` has no kernel of its own.
+aten/src/ATen/native/cuda/RNN.cu. PyTorch's meta kernel for the LSTM fails without biases.
+`nn.RNNCell` has no fused kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _gru_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`_thnn_fused_gru_cell_cuda`: the next state, and what its derivative needs."""
+    """`_thnn_fused_gru_cell_cuda`: the next state, and a workspace for its derivative."""
     batch, hidden = hx.shape
     return _compact(hx), hx.new_empty((batch, hidden * _KEPT))
 

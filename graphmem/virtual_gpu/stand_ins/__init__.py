@@ -1,13 +1,14 @@
-"""Modules that take the place of compiled packages which are not installed.
+"""Modules that replace compiled packages which are not installed.
 
 A package whose kernels are compiled for a card, such as flash-attn, often cannot be installed where
-there is none. `graphmem run --stand-in NAME` gives the program modules of the same names and
-signatures, whose functions allocate what the package's allocate, by PyTorch, and compute nothing.
+there is none. `graphmem run --stand-in NAME` gives the program modules with the same names and
+signatures, whose functions allocate through PyTorch what the package's allocate, and compute
+nothing.
 
-(1) A stand-in is an object `StandIn` that an entry point of the group `graphmem.stand_ins` names,
-    so a package of anybody's can bring some.
-(2) What is installed stays: only modules that cannot be found are given. Where the Python part of
-    flash-attn is installed without its extension, that part runs over the stand-in's kernels.
+(1) A stand-in is a `StandIn` object named by an entry point of the group `graphmem.stand_ins`, so
+    any package can provide one.
+(2) Installed modules stay: only those that cannot be found are replaced. If flash-attn's Python
+    part is installed without its extension, that part runs over the stand-in's kernels.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ GROUP = "graphmem.stand_ins"
 
 @dataclass(frozen=True)
 class StandIn:
-    """What stands in for a package.
+    """A replacement for a package.
 
     Attributes:
         distribution: the package's name, as `pip` knows it.
-        version: the version that it says it is.
-        source: where what its functions allocate was read.
-        modules: called with the card; for each module, by its full name, what it holds by name.
+        version: the version it claims to be.
+        source: the sources that its allocations were read from.
+        modules: called with the card; returns each module's contents by name, by its full name.
     """
 
     distribution: str
@@ -47,10 +48,10 @@ class StandIn:
 
 
 def find(names: Iterable[str]) -> list[StandIn]:
-    """The stand-ins of these names.
+    """Load the stand-ins with these names.
 
     Raises:
-        InputError: one is not there.
+        InputError: one does not exist.
     """
     known = {point.name: point for point in entry_points(group=GROUP)}
     wanted = list(dict.fromkeys(names))
@@ -66,7 +67,7 @@ def find(names: Iterable[str]) -> list[StandIn]:
 
 @contextmanager
 def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
-    """Let the program import the modules of stand-ins."""
+    """Make the modules of stand-ins importable while the context is open."""
     with ExitStack() as stack:
         for each in stand_ins:
             given = {
@@ -111,18 +112,18 @@ def _forget(given: Mapping[str, ModuleType]) -> None:
 
 
 class _Metadata(DistributionFinder):
-    """Says that a package is installed: libraries look at its version before they import it."""
+    """Claims that a package is installed: libraries check its version before they import it."""
 
     def __init__(self, stand_in: StandIn) -> None:
         self._stand_in = stand_in
 
     def find_spec(self, *args: Any) -> None:
-        """No module is found here."""
+        """Find no module."""
 
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterator[Distribution]:
-        """The package, where it or all are asked for."""
+        """Yield the package, if it or every package is asked for."""
         name = None if context is None else context.name
         if name is None or _same(name, self._stand_in.distribution):
             yield _Distribution(self._stand_in)
@@ -142,7 +143,7 @@ class _Distribution(Distribution):
         )
 
     def locate_file(self, path: Any) -> Any:
-        """It has no files."""
+        """The path itself: there are no files."""
         return Path(path)
 
 

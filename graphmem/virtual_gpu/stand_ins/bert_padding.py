@@ -1,4 +1,4 @@
-"""Padding of flash-attn (flash_attn/bert_padding.py of 2.8): what it allocates and keeps."""
+"""flash-attn's padding functions (flash_attn/bert_padding.py of 2.8)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 
 
 class _Take(torch.autograd.Function):
-    """`IndexFirstAxis`: rows are gathered, and scattered into zeros in the backward pass."""
+    """`IndexFirstAxis`: gathers rows, and scatters them into zeros in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -44,12 +44,12 @@ class _Put(torch.autograd.Function):
 
 
 def index_first_axis(tensor: torch.Tensor, indices: torch.Tensor) -> Any:
-    """The rows that `indices` names."""
+    """Take the rows named by `indices`."""
     return _Take.apply(tensor, indices)  # type: ignore[no-untyped-call]
 
 
 def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None) -> Any:
-    """The rows of a mask, their places, where sequences begin, the longest, how many rows each."""
+    """Drop padding: returns rows, their indices, sequence starts, longest length, lengths."""
     mask = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = mask.sum(dim=-1, dtype=torch.int32)
     used = attention_mask.sum(dim=-1, dtype=torch.int32)
@@ -61,13 +61,13 @@ def unpad_input(hidden_states: Any, attention_mask: Any, unused_mask: Any = None
 
 
 def pad_input(hidden_states: Any, indices: Any, batch: int, seqlen: int) -> Any:
-    """A padded batch of rows."""
+    """Put rows back into a padded batch."""
     put = _Put.apply(hidden_states, indices, batch * seqlen)  # type: ignore[no-untyped-call]
     return put.reshape(batch, seqlen, *hidden_states.shape[1:])
 
 
 def names() -> dict[str, Any]:
-    """What the module holds."""
+    """The module's contents by name."""
     return {
         "index_first_axis": index_first_axis,
         "unpad_input": unpad_input,

@@ -1,7 +1,7 @@
-"""flash-attn 2 where it is not installed: its functions, over the kernels that stand in.
+"""flash-attn 2 where it is not installed: its functions over the stand-in's kernels.
 
-What autograd keeps is what the package's functions keep (flash_attn/flash_attn_interface.py of
-2.8): queries, keys, values, the output, the log-sum-exp and the random state. Padding is that of
+They save for the backward pass what the package's do (flash_attn/flash_attn_interface.py of 2.8):
+queries, keys, values, the output, the log-sum-exp and the random state. Padding is that of
 flash_attn/bert_padding.py.
 
 Not covered: `flash_attn.layers`, `losses` and `ops`, which are Triton kernels in Python, and
@@ -27,7 +27,7 @@ _NO_WINDOW = (-1, -1)
 class _Attention(torch.autograd.Function):
     """`FlashAttnFunc` and `FlashAttnVarlenFunc`.
 
-    `packed` are the places of cumulative lengths and the longest sequences; none of a dense batch.
+    `packed` has the cumulative lengths and the longest sequences; None for a dense batch.
     """
 
     @staticmethod
@@ -68,7 +68,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """`maybe_contiguous`, after the width was padded to a multiple of 8."""
+    """`maybe_contiguous`, after padding the width to a multiple of 8."""
     over = tensor.shape[-1] % 8
     tensor = F.pad(tensor, [0, 8 - over]) if over else tensor
     return tensor.contiguous() if tensor.stride(-1) != 1 else tensor

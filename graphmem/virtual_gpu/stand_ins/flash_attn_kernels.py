@@ -1,15 +1,15 @@
-"""What flash-attn's extension `flash_attn_2_cuda` allocates (csrc/flash_attn/flash_api.cpp of 2.8).
+"""The allocations of flash-attn 2.8's extension `flash_attn_2_cuda`.
 
-The four functions take what the extension's take, in its order, and return what those return.
+The four functions take and return what the extension's do (csrc/flash_attn/flash_api.cpp).
 
-(1) `mha_fwd`: the output, the log-sum-exp in float32, the random state; where few blocks would
-    leave multiprocessors idle, partial results of several splits (`set_params_splitkv`).
-(2) `mha_bwd`: the sums of the softmax and the gradient of the queries in float32, rounded to blocks
-    of 128 rows and of 32 columns (64 above 128), and where heads share keys, the gradients of keys
-    and values for every head, which are then summed.
-(3) The same of packed sequences, whose padding is 128 rows a sequence.
+(1) `mha_fwd`: the output, the log-sum-exp in float32, the random state; if few blocks would leave
+    multiprocessors idle, partial results of several splits (`set_params_splitkv`).
+(2) `mha_bwd`: the sums of the softmax and the gradient of the queries in float32, rounded up to
+    blocks of 128 rows and of 32 columns (64 above 128), and if heads share keys, the gradients of
+    keys and values for every head, which are then summed.
+(3) The same for packed sequences, with 128 rows of padding per sequence.
 
-Not covered: pages of keys, and one query a sequence (`seqlenq_ngroups_swapped`), which are for
+Not covered: paged keys, and one query per sequence (`seqlenq_ngroups_swapped`), both for
 generation.
 """
 
@@ -29,7 +29,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def kernels(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """The functions of the extension, for a card."""
+    """The extension's functions, for a card."""
     multiprocessors = gpu.multiprocessors
 
     def fwd(q: Any, k: Any, v: Any, out: Any, slopes: Any, dropout: float, *rest: Any) -> Tensors:
@@ -105,7 +105,7 @@ def _gradients(q: Any, k: Any, v: Any, dq: Any, dk: Any, dv: Any) -> Tensors:
 
 
 def _accumulator(q: Any, size: tuple[int, ...], copies: int | None) -> torch.Tensor:
-    """The gradient of the queries; a deterministic one has a copy for each of several blocks."""
+    """The gradient of the queries; if deterministic, one copy per block of multiprocessors."""
     if copies is None:
         made: torch.Tensor = q.new_empty(size, dtype=torch.float32)
     else:
@@ -114,7 +114,7 @@ def _accumulator(q: Any, size: tuple[int, ...], copies: int | None) -> torch.Ten
 
 
 def _share_keys(k: Any, dk: Any, dv: Any, heads: int) -> None:
-    """Gradients for every head, summed where heads share keys and values."""
+    """Sum the gradients of heads that share keys and values."""
     *outer, shared, width = k.shape
     if shared == heads:
         return
@@ -127,7 +127,7 @@ def _share_keys(k: Any, dk: Any, dv: Any, heads: int) -> None:
 def _splits(
     batch: int, heads: int, rows: int, columns: int, width: int, multiprocessors: int
 ) -> int:
-    """`num_splits_heuristic`: the fewest that are nearly as efficient as the best."""
+    """`num_splits_heuristic`: the fewest splits that are nearly as efficient as the best."""
     block = 256 if width <= 64 else 128 if width <= 128 else 64
     blocks, work, slots = -(-columns // block), batch * heads * -(-rows // 64), 2 * multiprocessors
     if work >= 0.8 * slots:
