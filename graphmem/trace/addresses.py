@@ -1,4 +1,4 @@
-"""Where a tensor of the virtual GPU begins: at the address of its storage, plus its offset."""
+"""The address of a tensor on the virtual GPU: that of its storage, plus its offset."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def of_tensors(recorder: Recorder, address_of: Callable[[Storage], int | None]) 
     """The attribute to replace.
 
     Args:
-        recorder: knows for which storage a piece of fake memory stands.
-        address_of: where a storage is; None: nowhere on the device.
+        recorder: knows which storage a piece of fake memory stands for.
+        address_of: the address of a storage; None if it is not on the device.
     """
     of_tensor = torch.Tensor.data_ptr
 

@@ -1,4 +1,4 @@
-"""What a trace assumes, each assumption once."""
+"""The assumptions of a trace, each listed once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from graphmem.graph import Assumption, Source
 
 
 class Assumptions:
-    """Adds to the assumptions of a step graph.
+    """Adds assumptions to a step graph.
 
     Attributes:
-        is_strict: whatever would be assumed is an error.
+        is_strict: raise an error instead of assuming anything.
     """
 
     def __init__(self, noted: list[Assumption]) -> None:
@@ -18,7 +18,7 @@ class Assumptions:
         self._noted = noted
 
     def note(self, what: str, value: str, why: str, source: Source | None) -> None:
-        """Note an assumption; the same one at the same line is noted once and counted.
+        """Note an assumption; a repeat at the same line only raises its count.
 
         Raises:
             InputError: nothing may be assumed.

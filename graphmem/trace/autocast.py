@@ -1,8 +1,8 @@
-"""Whether autocast is on at this moment of the trace.
+"""Whether autocast is currently on.
 
-`torch.is_autocast_enabled` answers False inside of the casts that autocast makes, because it
+`torch.is_autocast_enabled` returns False inside the casts that autocast makes, because autocast
 excludes its own dispatch key there (aten/src/ATen/autocast_mode.h, `cached_cast`). So the contexts
-themselves are followed. The outermost clears the cache of weights when it ends.
+themselves are tracked. The outermost one clears the weight cache when it exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ASKING = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu"
 
 
 class AutocastRegions(threading.local):
-    """Follows `torch.autocast` for the kind of device that is traced, in each thread by itself."""
+    """Tracks `torch.autocast` regions for the traced device type, separately in each thread."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -34,9 +34,9 @@ class AutocastRegions(threading.local):
         self.enabled = False
 
     def state_of(self, operation: Any) -> AutocastState:
-        """What autocast has to do with an operation that runs now.
+        """How autocast is involved in an operation that runs now.
 
-        A copy to another dtype that the program did not ask for by name is autocast's.
+        A copy to another dtype that no method call of the program requested is autocast's.
         """
         if not self.enabled:
             return AutocastState.OFF
@@ -44,7 +44,7 @@ class AutocastRegions(threading.local):
         return AutocastState.CAST if is_cast else AutocastState.ON
 
     def _asking(self, name: str) -> Any:
-        """A method of tensors by which a program asks for another dtype or device."""
+        """Wrap a tensor method with which a program requests another dtype or device."""
         method = getattr(torch.Tensor, name)
 
         def ask(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -58,9 +58,9 @@ class AutocastRegions(threading.local):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Know of every region that is entered while the context is open.
+        """Track every region entered while the context is open.
 
-        Regions that the program never leaves end with it: they are the thread's state.
+        Regions that the program never exits are exited with it, because they are thread state.
         """
         enter, leave = autocast.__enter__, autocast.__exit__
 

@@ -1,4 +1,4 @@
-"""What autograd's nodes hold and where their gradients go, written down as each begins to run."""
+"""Record what each autograd node holds and where its gradients go, as it starts to run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 
 
 class AutogradNodes:
-    """Adds each node to the step graph, once, before anything that it saved is released."""
+    """Adds each node to the step graph once, before its saved tensors are released."""
 
     def __init__(self, recorder: Recorder, saved: SavedTensors) -> None:
         self._recorder = recorder
@@ -23,9 +23,9 @@ class AutogradNodes:
         self._known: set[int] = set()
 
     def note(self, node: Any, forward: Op | None) -> None:
-        """Write down a node that is about to run, and the operation that it is the derivative of.
+        """Record a node that is about to run, and the operation that it differentiates.
 
-        `AccumulateGrad` is left out: it saves nothing, and other nodes name it as their next.
+        `AccumulateGrad` is left out: it saves nothing, and the nodes before it name its leaf.
         """
         number = node._sequence_nr()
         if node.name() == _ACCUMULATE_GRAD or number in self._known:
@@ -52,7 +52,7 @@ class AutogradNodes:
 
 
 def _source_of(node: Any) -> Source | None:
-    """Where a custom function's `forward` is written; None for a formula of PyTorch's own."""
+    """The source line of a custom function's `forward`; None for PyTorch's own formulas."""
     if not isinstance(node, BackwardCFunction):
         return None
     function: Any = type(node)._forward_cls  # type: ignore[attr-defined]

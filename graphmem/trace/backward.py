@@ -1,20 +1,19 @@
-"""The backward pass, walked in Python with the rules of PyTorch's C++ engine.
+"""The backward pass, walked in Python by the rules of PyTorch's C++ engine.
 
 The C++ engine refuses CUDA tensors on a machine without CUDA, but each autograd node can be called
-from Python and then runs its real derivative formula. What the engine does around the nodes is
-done here (torch/csrc/autograd/engine.cpp; names in brackets are its own):
+from Python and then runs its real derivative formula. This module does what the engine does around
+the nodes (torch/csrc/autograd/engine.cpp; names in brackets are the engine's):
 
   (1) a node runs when every gradient that can reach it has arrived [`compute_dependencies`], the
-      newest node first, `AccumulateGrad` before any other [`ReadyQueue`];
+      newest node first and `AccumulateGrad` before all others [`ReadyQueue`];
   (2) hooks see a node's gradients before it runs and its results after [`call_function`];
-  (3) results are summed and cast to what the next node expects while the node's own gradients
+  (3) results are summed and cast to what the next node expects while the node's incoming gradients
       and saved tensors are still alive [`validate_outputs`];
   (4) then the incoming gradients are dropped, then the saved tensors [`evaluate_function`];
   (5) in anomaly mode each result is then searched for NaN [`evaluate_function`];
   (6) then each result moves to the next node's buffer, where it is summed [`InputBuffer::add`].
 
-Not covered: several devices at once (one queue serves all), and what anomaly mode does with sparse
-gradients.
+Not covered: several devices at once (one queue serves all), and anomaly mode on sparse gradients.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _make_grads = torch.autograd._make_grads
 
 
 class _OfThread(threading.local):
-    """What runs in a thread: `GraphTask`s are thread-local in the engine as well."""
+    """The tasks and nodes running in a thread; `GraphTask`s are thread-local in the engine, too."""
 
     def __init__(self) -> None:
         self.tasks: list[GraphTask] = []
@@ -62,7 +61,7 @@ class _OfThread(threading.local):
 
 
 class Observer(Protocol):
-    """Who wants to know what the walk is doing."""
+    """Receives events of the backward walk."""
 
     def begin_backward(self) -> None:
         """`backward` or `grad` was called; the gradients of its outputs are about to be made."""
@@ -71,13 +70,13 @@ class Observer(Protocol):
         """The walk begins."""
 
     def leave_backward(self) -> None:
-        """It has ended."""
+        """The walk has ended."""
 
     def run_node(self, node: Node | None, *, keeps_graph: bool = False) -> None:
-        """A node begins to run, which may run again or not; None: between two nodes."""
+        """A node begins to run, perhaps not for the last time; None between two nodes."""
 
     def failed(self, error: Exception, roots: list[Node]) -> None:
-        """The walk from these roots ends with an error, in the node that runs."""
+        """The walk from these roots failed with an error, in the running node."""
 
 
 class Backward:
@@ -102,7 +101,7 @@ class Backward:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Send every backward pass here while the context is open."""
+        """Route every backward pass here while the context is open."""
         variable: Any = torch.autograd.Variable
         make_grads = torch.autograd._make_grads
 
@@ -125,7 +124,7 @@ class Backward:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Take the place of the engine that is installed while the context is open."""
+        """Replace the installed engine while the context is open."""
         replacements: list[Any] = [
             (torch.autograd.Variable, "_execution_engine", self),
             (torch.autograd, "_make_grads", _make_grads),
@@ -135,10 +134,10 @@ class Backward:
 
     @property
     def _tasks(self) -> list[GraphTask]:
-        """The calls that run in this thread, innermost last."""
+        """The calls running in this thread, innermost last."""
         return self._of_thread.tasks
 
-    # What PyTorch calls on its engine -----------------------------------------------------------
+    # PyTorch's calls to its engine --------------------------------------------------------------
 
     def run_backward(
         self,
@@ -202,18 +201,18 @@ class Backward:
         self._tasks[-1].callbacks.append(callback)
 
     def is_checkpoint_valid(self) -> bool:
-        """Whether reentrant checkpointing may be used: not under `autograd.grad` with inputs."""
+        """Whether reentrant checkpointing is allowed: not under `autograd.grad` with inputs."""
         return all(task.needed is None for task in self._tasks)
 
     def _current_task_id(self) -> int:
         return self._tasks[-1].id if self._tasks else -1
 
     def _current_node(self) -> Node | None:
-        """The node that runs, to whose hooks an unpack hook may add (`get_current_node`)."""
+        """The running node, to which an unpack hook may add hooks (`get_current_node`)."""
         return self._of_thread.nodes[-1] if self._of_thread.nodes else None
 
     def _keeps_graph(self) -> bool:
-        """`get_current_graph_task_keep_graph`, which says True where none runs."""
+        """`get_current_graph_task_keep_graph`, which is True when no task is running."""
         return not self._tasks or self._tasks[-1].keep_graph
 
     @property
@@ -247,7 +246,7 @@ class Backward:
         return graph
 
     def _fit_roots(self, roots: list[tuple[Node, int]], gradients: list[Any]) -> None:
-        """Cast what the caller gave to the types of the outputs, as `Engine::execute` does."""
+        """Cast the caller's gradients to the dtypes of the outputs, as `Engine::execute` does."""
         for i, (node, position) in enumerate(roots):
             if node is not None and gradients[i] is not None:
                 self._rules.fit(gradients, i, node._input_metadata[position])
@@ -282,7 +281,7 @@ class Backward:
             self._hand_on(task, node, outputs)
 
     def _capture(self, task: GraphTask, node: Node, inputs: Gradients) -> bool:
-        """Keep the gradients that the caller asked for; whether the node runs after that."""
+        """Keep the gradients that the caller asked for; return whether the node must still run."""
         assert task.needed is not None
         runs = node in task.needed
         if not runs:
@@ -325,7 +324,7 @@ class Backward:
     def _accumulate_grad(self, node: Node, gradients: Gradients) -> None:
         """`AccumulateGrad::apply`: hooks that see the node's inputs hold a second reference.
 
-        A leaf that has been frozen since the forward pass takes no gradient
+        A leaf that was frozen after the forward pass accumulates no gradient
         (torch/csrc/autograd/functions/accumulate_grad.cpp).
         """
         if gradients[0] is None or not node.variable.requires_grad:
@@ -353,14 +352,14 @@ class Backward:
 
 
 def _drop(gradients: Gradients) -> None:
-    """Let go of gradients first to last, as the destructor of a `std::vector` does."""
+    """Release gradients first to last, as the destructor of a `std::vector` does."""
     for i in range(len(gradients)):
         gradients[i] = None
 
 
 @acts_for_the_program
 def _apply(node: Node, inputs: Gradients, unwanted: list[int]) -> Gradients:
-    """Call a formula in C++; one in Python computes its results wanted or not."""
+    """Call a formula without its unwanted results; one in Python computes them all the same."""
     with without_edges(node, unwanted):
         result = node(*inputs)
     return list(result) if isinstance(result, tuple) else [result]

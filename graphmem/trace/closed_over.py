@@ -1,13 +1,13 @@
-"""Host tensors that a loss closes over, in the loop that graphmem runs itself.
+"""Host tensors that a loss closes over, in graphmem's own training loop.
 
-`lambda out: cross_entropy(out, labels)` is how a loss with labels is written. A loop of the user's
-own moves labels with the batch, so graphmem's does: (1) tensors, and lists, tuples and dicts of
-them, in closures, defaults, `partial`s, attributes of callable objects and globals that the loss
-names are on the device while the model and the loss run; (2) modules, such as a criterion with
-weights, move once.
+A loss with labels is usually written `lambda out: cross_entropy(out, labels)`. A hand-written loop
+moves the labels with the batch, so graphmem's loop does the same: (1) tensors, and lists, tuples
+and dicts of them, in closures, defaults, `partial`s, attributes of callable objects and globals
+that the loss names are on the device while the model and the loss run; (2) modules, such as a
+criterion with weights, move once.
 
-Not moved: single numbers, which a card takes from the host; what requires grad, since an optimizer
-would not know the copy; what the loss reaches in other ways.
+Not moved: scalars, which a kernel accepts from the host; tensors that require grad, since an
+optimizer would not know the copy; anything that the loss reaches in other ways.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Move = Callable[[Any], Any]
 
 
 class _Place(NamedTuple):
-    """Where a value stands, and how another one is put there."""
+    """A place that holds a value, and the function that replaces it."""
 
     name: str
     value: Any
@@ -35,11 +35,11 @@ class _Place(NamedTuple):
 
 
 class ClosedOver:
-    """What a loss closes over on the host.
+    """The host tensors and modules that a loss closes over.
 
     Attributes:
-        names: of what moves.
-        source: where the loss is written, None where that cannot be told.
+        names: the names of those that move.
+        source: the line that defines the loss; None if unknown.
     """
 
     def __init__(self, loss: Callable[..., Any] | None, device: torch.device) -> None:
@@ -53,20 +53,20 @@ class ClosedOver:
 
     @property
     def names(self) -> list[str]:
-        """What moves, by the names that the loss has for it."""
+        """The names that the loss uses for the tensors and modules that move."""
         return list(dict.fromkeys([*(place.name for place in self._places), *self._modules]))
 
     def move_modules(self) -> None:
-        """Modules move once, before the first iteration."""
+        """Move the modules, once, before the first iteration."""
         for module in self._modules.values():
             module.to(self._device)
 
     @contextmanager
     def moved(self, move: Move) -> Iterator[None]:
-        """Have the tensors on the device for a while.
+        """Have the tensors on the device while the context is open.
 
         Args:
-            move: copies what is in a nest of tensors to the device.
+            move: copies a nest of tensors to the device.
         """
         for place in self._places:
             place.put(move(place.value))
@@ -124,7 +124,7 @@ class ClosedOver:
     def _look_at_global(
         self, name: str, value: Any, put: Callable[[Any], object], function: types.FunctionType
     ) -> None:
-        """Only what belongs to the same file: its tensors, its modules and its functions."""
+        """Look at a global of the same file: a tensor, a module or a function."""
         is_function = isinstance(value, types.FunctionType)
         if is_function and value.__globals__ is function.__globals__:
             self._look_at(name, value, None)
@@ -161,7 +161,7 @@ def _put_argument(function: partial[Any], position: int, value: Any) -> None:
 
 
 def _named_in(code: types.CodeType) -> Iterator[str]:
-    """The globals that a function may name, those of functions inside of it as well."""
+    """The globals that a function, or a function inside it, may name."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,9 +1,9 @@
-"""Operators that PyTorch's own code runs by their parts, in one form for all devices.
+"""Operators that PyTorch composes from others, in the same way on every device.
 
-Above them is a derivative of their own, so that autograd saves what theirs wants and calls them
-whole; below, in C++, they are a few lines of other operators, whose temporaries a card allocates
+They have their own derivative, so autograd saves what that needs and calls them whole. Their C++
+code is a few lines of other operators, whose temporaries a card allocates
 (`CompositeExplicitAutograd` in aten/src/ATen/native/native_functions.yaml). That code runs here,
-part by part, and each part passes the trace.
+part by part, and each part passes through the trace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IN_PARTS = frozenset(
 
 
 def run_in_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a composite returns; its parts go to the mode that is on."""
+    """Run a composite; its parts go to the active mode."""
     return func._op_dk(_key_of(func.name()), *args, **kwargs)
 
 

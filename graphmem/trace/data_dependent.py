@@ -1,9 +1,9 @@
-"""Operations that ask for data.
+"""Operations that need data.
 
-(1) What is read off the device is answered by `reads`; so is what is copied to the host.
-(2) `equal` and `allclose` compare on the device, and what comes of it is read as any other value.
+(1) Values read off the device, or copied to the host, come from `reads`.
+(2) `equal` and `allclose` compare on the device, and their result is read like any other value.
 (3) An index that is a mask becomes the positions that it selects (`sizes_by_data`).
-(4) Lengths of sequences are as they are known, or the longest that there may be.
+(4) Lengths of sequences are the known ones, or else the longest possible.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WRITES = frozenset({aten.index_put_.default, aten._index_put_impl_.default})
 
 
 class DataDependentMode(SizesByDataMode):
-    """A trace that goes on where a real run would ask for data."""
+    """A trace that continues where a real run would need data."""
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
@@ -70,9 +70,9 @@ class DataDependentMode(SizesByDataMode):
         return result
 
     def _is_answered(self, source: torch.Tensor, copy: FakeTensor) -> bool:
-        """Whether a copy on the host is to be a real tensor.
+        """Whether a copy on the host should be a real tensor.
 
-        Weights are not, nor what autograd moves, nor what is large and not known.
+        Weights should not, nor anything that autograd moves, nor large tensors with unknown values.
         """
         if self.is_host_counted or self.node is not None or source.requires_grad:
             return False
@@ -85,7 +85,7 @@ class DataDependentMode(SizesByDataMode):
         return real
 
     def _copy(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """`copy_`; into a real tensor of the host, it is a read."""
+        """`copy_`; a copy into a real host tensor is a read."""
         target, source = args[:2]
         if isinstance(target, FakeTensor) or not isinstance(source, FakeTensor):
             return self._run(func, types, args, kwargs)
@@ -116,7 +116,7 @@ class DataDependentMode(SizesByDataMode):
             return _all_of(run_in_parts(aten.isclose.default, args, kwargs))
 
     def _at_positions(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Indices without masks, each of which is replaced by the positions that it selects.
+        """Indices in which each mask is replaced by the positions that it selects.
 
         `expandTensors` (aten/src/ATen/native/IndexingUtils.h) does so by `nonzero`.
         """
@@ -133,11 +133,11 @@ class DataDependentMode(SizesByDataMode):
         return tensor, positions, *rest
 
     def _fake_among(self, *tensors: Any) -> FakeTensor:
-        """The first that has no data, which says where a result is made."""
+        """The first tensor without data, whose device is that of the result."""
         return next(each for each in tensors if isinstance(each, FakeTensor))
 
     def _pack_padded(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A packed sequence has a row for each step of each; the lengths are real, on the CPU."""
+        """Pack sequences, with a row for each step of each; the lengths are real, on the CPU."""
         padded, lengths, batch_first = args
         if not isinstance(padded, FakeTensor):
             return self._run(func, types, args, kwargs)
@@ -153,7 +153,7 @@ class DataDependentMode(SizesByDataMode):
     def _ctc_loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`ctc_loss_tensor` (native/LossCTC.cpp), which reads the lengths.
 
-        It is the CPU's: a card's has lists (`virtual_gpu/operators/ctc.py`).
+        This is the CPU's form: a card's takes lists (`virtual_gpu/operators/ctc.py`).
         """
         log_probs, targets, _, lengths, *_ = args
         if not isinstance(log_probs, FakeTensor):
@@ -164,7 +164,7 @@ class DataDependentMode(SizesByDataMode):
         return self._record_made(func, args, kwargs, made)
 
     def lengths_of(self, tensor: FakeTensor, bound: int, what: str) -> Sequence[int]:
-        """Lengths of sequences that are on the device: as they are known, or the bound of each."""
+        """Lengths of sequences on the device: the known ones, or else the bound for each."""
         known = self.reads.known.of(tensor)
         if known is not None:
             self.reads.use(known.basis)
@@ -176,7 +176,7 @@ class DataDependentMode(SizesByDataMode):
         return [bound] * tensor.numel()
 
     def _count(self, what: str, numel: int) -> int:
-        """How many of `numel` elements are in a result whose size depends on data."""
+        """How many of `numel` elements a result whose size depends on data has."""
         return self.reads.count(what, numel)
 
 
@@ -191,7 +191,7 @@ def _is_masked_fill(
     accumulate: bool = False,
     *_: Any,
 ) -> bool:
-    """Whether a number of the host is written where one mask says so.
+    """Whether a host scalar is written where a single mask selects.
 
     `canDispatchToMaskedFill` (aten/src/ATen/native/TensorAdvancedIndexingUtils.h).
     """
@@ -203,7 +203,7 @@ def _is_masked_fill(
 def _as_masked_fill(
     tensor: torch.Tensor, indices: Sequence[Any], value: torch.Tensor, *_: Any
 ) -> tuple[Any, ...]:
-    """The mask has the dimensions that follow it as well."""
+    """The arguments of `masked_fill_`; the mask gains the dimensions that follow it."""
     before, mask = next((at, index) for at, index in enumerate(indices) if index is not None)
     after = tensor.dim() - before - mask.dim()
     return tensor, mask.reshape(*mask.shape, *(1,) * after), value

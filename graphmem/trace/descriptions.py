@@ -1,4 +1,4 @@
-"""What the step graph says of a tensor: shape, dtype, strides and the storage that holds it."""
+"""The step graph's description of a tensor: shape, dtype, strides and storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPE_NAMES = {
 
 
 def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
-    """A tensor that lies in a storage, or in none that is counted."""
+    """Describe a tensor; its storage is None if that is not counted."""
     is_strided = tensor.layout is torch.strided
     is_sparse = tensor.layout is torch.sparse_coo
     return TensorOut(
@@ -30,5 +30,5 @@ def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
 
 
 def device_name(tensor: torch.Tensor) -> str:
-    """Where a tensor is; reading `device` off a fake one would dispatch an operation."""
+    """The name of a tensor's device; `device` of a fake one would dispatch an operation."""
     return str(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)

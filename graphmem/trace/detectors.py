@@ -1,10 +1,10 @@
-"""What is assumed of torchvision's detectors, whose proposals hang on weights.
+"""The assumptions about torchvision's detectors, whose proposals depend on weights.
 
-Where boxes, anchors and targets are known, so is what is matched: nothing is assumed. Else
+If boxes, anchors and targets are known, so are the matches, and nothing is assumed. Otherwise
 
 (1) `Matcher` (torchvision/models/detection/_utils.py) matches a quarter of the boxes with targets,
-    in turn, the rest with none. So the samplers of `BalancedPositiveNegativeSampler` find as many
-    of both as they may take, of 512 boxes 128 that have a target (`box_positive_fraction`);
+in turn, the rest with none. So `BalancedPositiveNegativeSampler` finds as many of both as it may
+take: of 512 boxes 128 that have a target (`box_positive_fraction`);
 (2) `LevelMapper` (torchvision/ops/poolers.py) spreads boxes evenly over the levels of a pyramid.
 
 Functions are replaced once the program has loaded them: graphmem imports no torchvision.
@@ -23,19 +23,19 @@ from graphmem.values.rules import Rule
 from graphmem.virtual_gpu.patching import Replacement
 
 NMS = "torchvision.ops.boxes"
-"""The module with which the operator is there."""
+"""The module that registers the operator."""
 
 _MATCHED = 4
 _OVERLAPS = "overlaps depend on weights"
 
 
 def is_loaded() -> bool:
-    """Whether the program has loaded torchvision's detectors, or the operators."""
+    """Whether the program has loaded torchvision's operators, which its detectors use."""
     return NMS in sys.modules
 
 
 def replacements(reads: Reads) -> Iterator[Replacement]:
-    """The attributes to replace, where they are there."""
+    """The attributes to replace, as far as their modules are loaded."""
     matching: Any = sys.modules.get("torchvision.models.detection._utils")
     pooling: Any = sys.modules.get("torchvision.ops.poolers")
     if matching is not None:
@@ -48,7 +48,7 @@ def _matching(match: Callable[..., torch.Tensor], reads: Reads) -> Callable[...,
     def matched(matcher: Any, overlaps: torch.Tensor) -> torch.Tensor:
         matches = match(matcher, overlaps)
         targets, boxes = overlaps.shape
-        with torch._C._DisableTorchDispatch():  # no operations of the program's
+        with torch._C._DisableTorchDispatch():  # these are not the program's operations
             places = torch.arange(boxes, device="cpu")
             chosen = torch.where(places % _MATCHED == 0, places // _MATCHED % targets, -1)
         rule = Rule(f"which of {boxes:,} boxes match a target", "every fourth", _OVERLAPS)

@@ -1,10 +1,9 @@
-"""Libraries that ask whether a tensor is a fake one, and then take the way of an export.
+"""Libraries that check for fake tensors, and then take the code path of an export.
 
-`transformers` does from its fifth version on (`is_fake_tensor`, transformers/utils/import_utils):
-it then builds attention masks that a run leaves out, and does without what it reads from a tensor.
-A step on the virtual card is a run, so it is told no.
-
-The function is replaced once the program has loaded it: graphmem imports no transformers.
+`transformers` does from version 5 on (`is_fake_tensor`, transformers/utils/import_utils): it then
+builds attention masks that a run leaves out, and skips reading values off tensors. A step on the
+virtual card is a run, so the check returns False. The function is replaced once the program has
+loaded it: graphmem itself does not import transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MODULE = "transformers.utils.import_utils"
 
 
 def is_loaded() -> bool:
-    """Whether the program has loaded the library that asks."""
+    """Whether the program has loaded the library that checks."""
     return hasattr(sys.modules.get(_MODULE), "is_fake_tensor")
 
 

@@ -1,8 +1,8 @@
-"""The dispatch mode under which the user's step runs: every ATen operation passes here.
+"""The dispatch mode under which the user's step runs: every ATen operation passes through it.
 
 Tensors on the traced device are fake: they have shape, dtype and storage identity, but no data.
-Some on the CPU are real (`real_tensors`). Classes that follow on this one answer operators that
-need more: `special_operators`, `sparse_tensors`, `sizes_by_data`, `data_dependent`.
+Some on the CPU are real (`real_tensors`). Subclasses handle operators that need more:
+`special_operators`, `sparse_tensors`, `sizes_by_data`, `data_dependent`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _OfThread(threading.local):
 
 
 class _Special(dict[Any, Callable[..., Any] | None]):
-    """What runs an operation in place of the fake tensors' mode; None for most."""
+    """The handler of each operation that fake tensors do not handle; None for most."""
 
     def __init__(self, own_kernel: Callable[..., Any], higher_order: Callable[..., Any]) -> None:
         super().__init__()
@@ -85,17 +85,17 @@ class TraceMode(TorchDispatchMode):
     """Runs each operation on fake tensors and has it recorded.
 
     Attributes:
-        is_over: whether the program has ended, whose threads may go on.
-        numbers: keeps the numbers of autograd's nodes apart.
-        belongings: what was there before the program, if anybody asks for it afterwards.
-        reads: answers what the program reads, and knows values; set before anything runs.
-        is_host_counted: the memory that is counted is the CPU's.
+        is_over: whether the program has ended; its threads may go on.
+        numbers: keeps autograd's node numbers unique across threads.
+        belongings: the caller's tensors, if they are to be restored afterwards.
+        reads: answers the program's reads, and knows values; set before anything runs.
+        is_host_counted: whether the counted memory is the CPU's.
     """
 
     reads: Reads
     supports_higher_order_operators = True
     _caller_depth = 1
-    """How many frames up from `__torch_dispatch__` the instruction is that called the operation."""
+    """How many frames above `__torch_dispatch__` the calling instruction is."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class TraceMode(TorchDispatchMode):
 
     @property
     def node(self) -> Any:
-        """The autograd node that runs in this thread, or None in a forward pass."""
+        """The autograd node running in this thread, or None in a forward pass."""
         return self._of_thread.node
 
     @node.setter
@@ -149,7 +149,7 @@ class TraceMode(TorchDispatchMode):
 
     @property
     def keeps_graph(self) -> bool:
-        """Whether the node that runs in this thread may run again."""
+        """Whether the node running in this thread may run again."""
         return self._of_thread.keeps_graph
 
     @keeps_graph.setter
@@ -166,11 +166,11 @@ class TraceMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.is_over:
             return func(*args, **kwargs)
-        # Two of three calls are `tensor.device`, which is not an operation, although dispatched.
+        # Two calls out of three are `tensor.device`, which is dispatched but is not an operation.
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if any(map(is_wrapper, types)):
-            return NotImplemented  # what it wraps passes here, once its class has taken it apart
+            return NotImplemented  # the tensors inside come here once unwrapped
         with self._one_at_a_time:
             self.numbers.go_on()
             special = self._special[func]
@@ -193,7 +193,7 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _own_kernel(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operator of a library by its kernel, each part of which passes here."""
+        """Run a library's operator by its kernel, each part of which passes through here."""
         if self._stays_real(func, args, kwargs) or self._recorder.device.type != "cuda":
             return self._run(func, types, args, kwargs)
         first = len(self._recorder.graph.ops)
@@ -204,7 +204,7 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _higher_order(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operator that takes functions by its kernel, each part of which passes here."""
+        """Run a higher-order operator by its kernel, each part of which passes through here."""
         kernels = (func.py_kernels.get(key) for key in _KERNELS_ON_CARD)
         kernel = next((each for each in kernels if each is not None), None)
         if kernel is None:
@@ -224,10 +224,10 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _decompose(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run a composite operation by its parts, each of which passes here.
+        """Run a composite operation by its parts, each of which passes through here.
 
-        Inference tensors, which have no autograd keys, bring composites this far. One that has a
-        kernel for CUDA is whole there; attention's is the virtual GPU's own.
+        Inference tensors, which have no autograd keys, bring composites this far. One with a CUDA
+        kernel runs whole on a card; attention's kernel is the virtual GPU's.
         """
         is_cuda = self._recorder.device.type == "cuda"
         if is_cuda and func is aten.scaled_dot_product_attention.default:
@@ -235,11 +235,11 @@ class TraceMode(TorchDispatchMode):
                 return func.redispatch(_CUDA, *args, **kwargs)
         if is_cuda and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             return self._run(func, types, args, kwargs)
-        # Autocast casts a composite's parts, not the composite: it needs the thread's keys back.
+        # Autocast casts a composite's parts, not the composite: restore the thread's keys for it.
         with torch._C._RestorePythonTLSSnapshot(), self:  # type: ignore[attr-defined]
             if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE.name):
-                # `decompose` would prefer a form in Python, which compilers want and which may
-                # take more (torch/_decomp/decompositions.py: `dropout` in evaluation copies)
+                # `decompose` would prefer a Python form made for compilers, which may take more
+                # memory (torch/_decomp/decompositions.py: `dropout` in evaluation copies)
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
             return func.decompose(*args, **kwargs)
 
@@ -263,7 +263,7 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _dynamic(self, error: Exception, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operation that asked for data, None where it cannot be had."""
+        """The result of an operation that needs data; None if it is unknown."""
         return None
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -275,7 +275,7 @@ class TraceMode(TorchDispatchMode):
         return result
 
     def _spare(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What was there before the program is copied before it is written into."""
+        """Back up a tensor of the caller's before the program writes into it."""
         if self.belongings is not None:
             self.belongings.before(func, args, kwargs)
 
@@ -328,8 +328,8 @@ class TraceMode(TorchDispatchMode):
     def _identify_autocast_copy(self, weight: torch.Tensor, copy: torch.Tensor) -> None:
         """Name a copy that autocast keeps.
 
-        Clauses of `cached_cast` (aten/src/ATen/autocast_mode.cpp): an fp32 leaf that requires grad,
-        cast to autocast's lower precision while the cache is on.
+        The conditions of `cached_cast` (aten/src/ATen/autocast_mode.cpp): an fp32 leaf that
+        requires grad, cast to autocast's lower precision while the cache is on.
         """
         kind = self._recorder.device.type
         if not (
@@ -367,19 +367,19 @@ _DEVICE = torch.ops.prim.device.default
 
 @cache
 def _has_no_kernel(func: Any) -> bool:
-    """Whether an operation is nothing but its parts, on every device."""
+    """Whether an operation is a pure composite on every device."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     kernels = [has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd")]
     return has_kernel(func.name(), _COMPOSITE.name) and not any(kernels)
 
 
 def _run_unrecorded(func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """What the profiler notes is no part of the step."""
+    """Run the profiler's own operations, which are not part of the step."""
     return func(*args, **kwargs)
 
 
 def _is_inference(args: tuple[Any, ...]) -> bool:
-    """Whether a call may bring inference tensors, which outlive the mode that made them."""
+    """Whether a call may involve inference tensors, which outlive inference mode."""
     return torch.is_inference_mode_enabled() or any(
         tensor.is_inference() for tensor in tensors_of(args)
     )

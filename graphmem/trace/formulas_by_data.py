@@ -1,10 +1,10 @@
-"""Derivatives whose formula depends on data, in the form of a tensor with data.
+"""Derivatives whose formula depends on data, in the form that a tensor with data takes.
 
-PyTorch asks whether a tensor is fake or like a subclass and then takes a formula that needs no data
+PyTorch checks whether a tensor is fake or subclass-like and then takes a formula without data
 (torch/csrc/autograd/FunctionsManual.cpp, `prod_backward`, `masked_fill_backward`;
-aten/src/ATen/native/ReduceOps.cpp, `cumprod_backward`). A tensor with data is asked for zeros
-first; where there are none, as among weights and activations, the quotient does. That is what runs
-here, operation by operation, and the report lists it as assumed (passes/unmodelled.py).
+aten/src/ATen/native/ReduceOps.cpp, `cumprod_backward`). A tensor with data is searched for zeros
+first; if there are none, as among weights and activations, the formula is a quotient. That formula
+runs here, operation by operation, and the report lists it as assumed (passes/unmodelled.py).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Gradients = list[Any]
 Formula = Callable[[Any, torch.Tensor, set[int]], Gradients]
 
 SELECTS_NOTHING = "_graphmem_selects_nothing"
-"""The note on a mask in which a formula is assumed to find nothing."""
+"""The attribute of a mask that is assumed to select nothing."""
 
 
 def formula_by_data(node: Any) -> Formula | None:
-    """What to run in place of a node's formula, if anything."""
+    """The function that replaces a node's formula, if any."""
     return _FORMULAS.get(node.name())
 
 
@@ -74,7 +74,7 @@ def _cumprod(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
 
 
 def _cumsum_from_the_end(weighted: torch.Tensor, dim: int) -> torch.Tensor:
-    """`reversed_cumsum`: C++ drops temporaries at the end of the expression, last first."""
+    """`reversed_cumsum`: C++ frees temporaries at the end of the expression, last first."""
     flipped = weighted.flip(dim)
     summed = flipped.cumsum(dim)
     sums = summed.flip(dim)
@@ -90,7 +90,7 @@ def _masked_fill(node: Any, grad: torch.Tensor, wanted: set[int]) -> Gradients:
 
 
 def _signed(number: int) -> int:
-    """A node shows the bits of an `int64_t` as they are without a sign."""
+    """The signed value of an `int64_t` whose bits a node exposes as unsigned."""
     return number - (1 << 64) if number >> 63 else number
 
 

@@ -1,24 +1,24 @@
-"""Free autograd's graph node after node, however long it is, in the order of a real run.
+"""Free autograd's graph node by node, however long it is, in the order of a real run.
 
 PyTorch frees a graph in a loop (`gatherFunctions`, `Node::release_resources` and `~Node`,
-torch/csrc/autograd/function.cpp). A node that dies looks at the nodes behind it, first to last:
+torch/csrc/autograd/function.cpp). A dying node visits the nodes behind it, first to last:
 
-  (1) one that nobody else holds goes on a stack; coming off, it lets go of what it saved, first to
-      last, looks at those behind it, and dies;
+  (1) one that nothing else holds goes on a stack; when popped, it releases what it saved, first to
+      last, visits those behind it, and dies;
   (2) one that Python has seen has a second owner, its wrapper, which lives as long as the node
-      (`PyObjectSlot`, torch/csrc/autograd/node.h). It dies at once: what it saved goes last to
-      first, as the members of an object do, and all that is behind it, before the next is looked
-      at. Functions in Python are such nodes;
-  (3) one that somebody else holds stays.
+      (`PyObjectSlot`, torch/csrc/autograd/node.h). It dies at once: what it saved is freed last to
+      first, like the members of an object, then everything behind it, before the next node is
+      visited. Functions in Python are such nodes;
+  (3) one that something else holds stays.
 
-The walk in Python sees every node, so each would die by (2), one within the other, and a chain of
-45,000 nodes ends the process. Therefore each node carries the wrappers of those behind it, in its
-`metadata`, and its death does what PyTorch would do: by (2) where the program had seen the node
-before the walk did.
+The walk in Python sees every node, so each would die by (2), one nested in the other, and a chain
+of 45,000 nodes would overflow the stack. Therefore each node carries the wrappers of those behind
+it in its `metadata`, and its death does what PyTorch would do: by (2) if the program had seen the
+node before the walk did.
 
-Up to torch 2.12 nodes have no second owner, and whatever dies lets go first to last.
+Up to torch 2.12 nodes have no second owner, and every dying node frees first to last.
 
-Not covered: a node that was walked and dies with one that was made later and never walked.
+Not covered: a walked node that dies together with a later one that was never walked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from graphmem.trace.node_memory import is_implemented_in_cpp, owners_of, seen_fo
 _FOLLOWING = "graphmem following"
 _SEEN = "graphmem seen"
 _ASKING = 3  # a local variable, an argument, and getrefcount's
-_DEEPEST = 50  # of deaths within each other
+_DEEPEST = 50  # nested deaths
 
 Release = Callable[[Any], None]
 
@@ -47,7 +47,7 @@ class _Freed(threading.local):
         self._depth = 0
 
     def add(self, nodes: list[Any], release: Release) -> None:
-        """The node before these, which nobody else may hold, has died."""
+        """Free these nodes, unless they are held elsewhere: the node before them has died."""
         nodes.reverse()
         while nodes:
             node = nodes.pop()
@@ -72,7 +72,7 @@ class _Freed(threading.local):
             self._is_freeing = False
 
     def _free_at_once(self, node: list[Any]) -> None:
-        """Let a node die with all that is behind it, on a stack of its own."""
+        """Let a node die with everything behind it, on a separate stack."""
         outer = self._stack, self._is_freeing
         self._stack, self._is_freeing = [], False
         self._depth += 1
@@ -84,7 +84,7 @@ class _Freed(threading.local):
 
 
 def _is_dying(node: Any) -> bool:
-    """Whether nobody holds a node but the one who asks."""
+    """Whether only the caller holds a node."""
     return sys.getrefcount(node) == _ASKING and owners_of(node) == 1
 
 
@@ -96,7 +96,7 @@ _FREED = _Freed()
 
 
 class _Following:
-    """What stands behind a node; dies with it."""
+    """The nodes behind a node; dies with it."""
 
     __slots__ = ("_nodes", "_release")
 
@@ -109,18 +109,18 @@ class _Following:
 
 
 def looked_at(node: Any) -> None:
-    """The trace looks at a node, where a real run would not."""
+    """Mark a node that only the trace looks at; a real run would not."""
     node.metadata.setdefault(_SEEN, False)
 
 
 def free_in_a_loop(node: Any, release: Release) -> None:
-    """Let a node that the walk has seen hand on the nodes behind it when it dies.
+    """Let a walked node free the nodes behind it in a loop when it dies.
 
-    To be called before the walk has looked at these.
+    To be called before the walk looks at those.
 
     Args:
         node: the node.
-        release: lets go of what a node saved.
+        release: releases what a node saved.
     """
     looked_at(node)
     metadata = node.metadata
@@ -131,6 +131,6 @@ def free_in_a_loop(node: Any, release: Release) -> None:
     for following, is_seen in zip(edges, seen, strict=bool(seen)):
         if following is not None:
             following.metadata.setdefault(_SEEN, is_seen)
-    # The last edge to a node is what lets go of it.
+    # The last edge to a node releases it.
     behind = dict.fromkeys(following for following in reversed(edges) if following is not None)
     metadata[_FOLLOWING] = _Following(list(reversed(behind)), release)

@@ -1,8 +1,8 @@
 """Writes operations as nodes of one `torch.fx.Graph`, in execution order.
 
-Every tensor remembers the node that made it. One that no operation has made gets a placeholder,
-and one of several that an operation returned gets its `getitem` when it is first used; these nodes
-describe their tensor in `meta["tensor"]`.
+Every tensor remembers the node that made it. One that no operation made gets a placeholder, and one
+of several results gets its `getitem` when it is first used; these nodes describe their tensor in
+`meta["tensor"]`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from graphmem.graph import TensorOut
 from graphmem.virtual_gpu.notes import NOTHING, Note
 
 MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
-"""The node that made a tensor, or the node that made several and the position among them."""
+"""The node that made a tensor, or the node and the tensor's position among its results."""
 
 
 class NodeWriter:
     """Appends nodes to a graph.
 
     Args:
-        graph: grows by what is written.
-        describe: says what a tensor looks like that no operation's outputs tell of.
+        graph: the graph to extend.
+        describe: describes a tensor that is not a direct output of an operation.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class NodeWriter:
         return node
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:
-        """What made a tensor; a placeholder for one that no operation has made."""
+        """The node that made a tensor; a placeholder if no operation did."""
         made_by: MadeBy | None = getattr(tensor, "_graphmem_node", NOTHING).value
         return self._node_of(tensor) if made_by is None else made_by
 
     def remember(self, tensor: torch.Tensor, node: MadeBy) -> None:
-        """A tensor is what a node returned, or one of the tensors that it returned."""
+        """Note that a tensor is a node's result, or one of its results."""
         tensor._graphmem_node = Note(node)  # type: ignore[attr-defined]
 
     def _to_nodes(self, value: Any) -> Any:
@@ -70,7 +70,7 @@ class NodeWriter:
         if isinstance(value, dict):
             return {key: self._to_nodes(item) for key, item in value.items()}
         if isinstance(value, torch.UntypedStorage):
-            return None  # `set_` is given one: to hold it would keep it alive
+            return None  # `set_` takes a storage: holding it would keep it alive
         return value
 
     def _node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
@@ -83,11 +83,11 @@ class NodeWriter:
         return node
 
     def item(self, node: torch.fx.Node, position: int) -> torch.fx.Node:
-        """Append the choice of one of several results."""
+        """Append a `getitem` for one of several results."""
         return self._graph.call_function(operator.getitem, (node, position))
 
     def _placeholder(self) -> torch.fx.Node:
-        """Placeholders stand before all else, in the order in which they were met."""
+        """Insert a placeholder: before all other nodes, in order of first use."""
         graph, last = self._graph, self._last_placeholder
         with graph.inserting_before(None) if last is None else graph.inserting_after(last):
             node = graph.placeholder(f"input_{self._placeholders}")

@@ -1,10 +1,10 @@
 """How gradients are summed, cast and stored: in place, by stealing, or as a copy.
 
 These rules of the C++ engine decide which backward operations allocate, so each function mirrors
-one of PyTorch's and says which. All of them run real ATen operations, which the trace records.
+one of PyTorch's and names it. All of them run real ATen operations, which the trace records.
 
-Whether a tensor is *uniquely held* is what the C++ rules ask by `use_count()`. Here a gradient in
-a list has one Python reference more for the call that asks, and one piece of fake memory with one
+The C++ rules check by `use_count()` whether a tensor is *uniquely held*. Here a gradient in a list
+has one more Python reference, for the call that checks, and one piece of fake memory with one
 tensor on it.
 """
 
@@ -27,9 +27,9 @@ class GradientRules:
     """The engine's rules for gradients.
 
     Args:
-        subclass_like: what `at::isTensorSubclassLike` answers in the run that is predicted: False
-            on a GPU; True in a run that is observed by a dispatch mode, where the engine never
-            sums in place (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
+        subclass_like: what `at::isTensorSubclassLike` returns in the predicted run: False on a GPU;
+            True in a run observed by a dispatch mode, where the engine never sums in place
+            (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
     """
 
     def __init__(self, recorder: Recorder, *, subclass_like: bool = False) -> None:
@@ -37,10 +37,10 @@ class GradientRules:
         self.subclass_like = subclass_like
 
     def add_to_buffer(self, buffer: list[Any], position: int, outputs: list[Any], i: int) -> None:
-        """`InputBuffer::add`: take the first gradient as it is, sum the later ones into it.
+        """`InputBuffer::add`: take the first gradient as it is, sum later ones into it.
 
         The first is moved out of `outputs[i]`, so that no other reference keeps it; one that was
-        summed stays there until its node is done with.
+        summed stays there until its node is done.
         """
         if outputs[i] is None:
             return
@@ -74,10 +74,10 @@ class GradientRules:
     def fit(self, gradients: list[Any], i: int, expected: Any) -> None:
         """`validate_outputs` (torch/csrc/autograd/engine.cpp) for one gradient.
 
-        What it becomes takes its place in the list at once, so that nothing holds the old one.
+        The new gradient replaces the old one in the list at once, so that nothing holds the latter.
 
         Args:
-            gradients: what a node returned.
+            gradients: the results of a node.
             i: which of them.
             expected: the next node's `_input_metadata` for it: shape, dtype, device.
         """
@@ -92,7 +92,7 @@ class GradientRules:
             gradients[i] = gradients[i].to(expected.device)
 
     def accumulate(self, variable: torch.Tensor, gradients: list[Any], expected_refs: int) -> None:
-        """`AccumulateGrad::accumulateGrad` for a dense gradient, which is taken from the list.
+        """`AccumulateGrad::accumulateGrad` for a dense gradient, which is removed from the list.
 
         Case 1.1 steals, case 1.5 copies, case 2.3 adds in place, case 3.2 adds out of place
         (torch/csrc/autograd/functions/accumulate_grad.h).
@@ -122,7 +122,7 @@ class GradientRules:
 
 
 def _may_be_kept(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
-    """Whether a gradient lies in memory as that of a variable must."""
+    """Whether a gradient has the layout that the variable's `.grad` must have."""
     if gradient.is_sparse:
         return all(part.is_contiguous() for part in parts_of(gradient))
     return obeys_layout_contract(gradient, variable)
@@ -134,7 +134,7 @@ def _is_out_of_place_sum(held: torch.Tensor, new: torch.Tensor) -> bool:
 
 def is_uniquely_held(gradients: list[Any], position: int, expected_refs: int = 1) -> bool:
     """`impl::is_tensor_stealable` (torch/csrc/autograd/variable.h) for an entry of a list."""
-    # A graph of compiled code keeps what it returns for its next replay (ATen/CachedTensorUtils.h).
+    # Compiled code's CUDA graph keeps its results for its next replay (ATen/CachedTensorUtils.h).
     expected_refs += torch._C._is_cached_tensor(gradients[position])  # type: ignore[attr-defined]
     others = sys.getrefcount(gradients[position]) - _IN_LIST
     return others <= expected_refs - 1 and gradients[position]._use_count() <= 1
@@ -190,8 +190,8 @@ def sum_to(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 def search_for_nan(gradients: list[Any]) -> None:
     """`isnan(output)._is_any_true()`, in anomaly mode: a bool for each element.
 
-    torch/csrc/autograd/engine.cpp, `evaluate_function`, after `release_variables`; what it finds is
-    a value of the device, of which a trace knows nothing.
+    torch/csrc/autograd/engine.cpp, `evaluate_function`, after `release_variables`; the answer is a
+    value on the device, which a trace does not know.
     """
     if not (torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()):
         return
@@ -200,4 +200,4 @@ def search_for_nan(gradients: list[Any]) -> None:
             if gradient is not None and not gradient.is_sparse:
                 mask = torch.isnan(gradient)
                 found = torch._is_any_true(mask)
-                del found, mask  # in this order, as temporaries of one expression go
+                del found, mask  # in the order in which the temporaries of one expression are freed

@@ -1,7 +1,7 @@
-"""One call of `backward` or `grad`: which nodes it runs, and what its caller gets.
+"""One call of `backward` or `grad`: which nodes it runs, and what it returns.
 
-The rules and the words of errors are those of PyTorch's engine (torch/csrc/autograd/engine.cpp,
-python_engine.cpp; names in brackets are its own).
+The rules and error texts are those of PyTorch's engine (torch/csrc/autograd/engine.cpp,
+python_engine.cpp; names in brackets are the engine's).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GraphTask:
         return self.needed is None or node in self.needed or node in self.captures
 
     def unwanted_edges(self, node: Node) -> list[int]:
-        """The results of a node that go nowhere in this task."""
+        """The results of a node that this task does not use."""
         if self.needed is None:
             return []
         following = enumerate(edge[0] for edge in self.edges[node])
@@ -52,7 +52,7 @@ class GraphTask:
 
 @acts_for_the_program
 def check_roots(tensors: Sequence[Any]) -> None:
-    """Refuse what has no gradient, in the words of `THPEngine_run_backward`."""
+    """Reject tensors without a gradient, in the words of `THPEngine_run_backward`."""
     for i, tensor in enumerate(tensors):
         if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
             raise RuntimeError(
@@ -61,7 +61,7 @@ def check_roots(tensors: Sequence[Any]) -> None:
 
 
 def edge_of(tensor: Any) -> tuple[Node, int]:
-    """The node and the result of it through which a gradient reaches a tensor."""
+    """The node, and the index of its result, through which a gradient reaches a tensor."""
     if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
         return tensor.grad_fn, tensor.output_nr
     if isinstance(tensor, torch.autograd.graph.GradientEdge):
@@ -72,7 +72,7 @@ def edge_of(tensor: Any) -> tuple[Node, int]:
 
 @acts_for_the_program
 def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]:
-    """Where the gradient of an input arrives, in the words of `THPEngine_run_backward`."""
+    """Where an input's gradient arrives; errors are in the words of `THPEngine_run_backward`."""
     if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
@@ -91,7 +91,7 @@ def count_dependencies(graph: dict[Node, Edges]) -> dict[Node, int]:
 
 
 def limit_to(task: GraphTask, inputs: Sequence[Any], accumulate: bool) -> None:
-    """Run only what leads to `inputs` [`GraphTask::init_to_execute`]."""
+    """Run only the nodes that lead to `inputs` [`GraphTask::init_to_execute`]."""
     leaves = {id(node.variable): node for node in task.edges if is_accumulate_grad(node)}
     wanted: set[Node] = set()
     for index, tensor in enumerate(inputs):
@@ -108,7 +108,7 @@ def limit_to(task: GraphTask, inputs: Sequence[Any], accumulate: bool) -> None:
 
 
 def _leading_to(graph: dict[Node, Edges], targets: set[Node]) -> set[Node]:
-    """The nodes from which an edge leads towards a target."""
+    """The nodes from which a path leads to a target."""
     before: dict[Node, list[Node]] = {}
     for node, edges in graph.items():
         for following, _ in edges:
@@ -132,7 +132,7 @@ def is_accumulate_grad(node: Node) -> bool:
 def captured_by(
     task: GraphTask, count: int, allow_unreachable: bool
 ) -> tuple[torch.Tensor | None, ...]:
-    """What the caller of `grad` gets.
+    """The gradients that `grad` returns.
 
     Raises:
         RuntimeError: no gradient reached one of the inputs.

@@ -1,7 +1,7 @@
-"""A trace of the CPU's own memory, in which small tensors stay real (`dispatch`).
+"""Real tensors in a trace of the CPU's memory, in which small tensors stay real (`dispatch`).
 
-Where a real tensor meets a fake one, PyTorch makes a fake tensor of it, which takes no memory of
-its own: it stands for the same storage.
+Where a real tensor meets a fake one, PyTorch makes a fake tensor of it, which takes no additional
+memory: it stands for the same storage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphmem.trace.recorder import Recorder
 
 
 def share_with_fakes(recorder: Recorder, fake_mode: FakeTensorMode) -> None:
-    """Know the storage of a fake tensor that is made of a real one."""
+    """Let a fake tensor made from a real one stand for the same storage."""
     converter: Any = fake_mode.fake_tensor_converter
     convert = converter.from_real_tensor
 

@@ -1,17 +1,17 @@
-"""Operations that a real run does in place, and does out of place where it is observed.
+"""Operations that a real run does in place, but an observed run out of place.
 
 PyTorch's composite operations and derivative formulas write into their own temporaries, unless a
 tensor is a subclass or a dispatch mode is on (`isTensorSubclassLike`,
-aten/src/ATen/TensorSubclassLikeUtils.h): then they take another tensor for each result. A trace
-observes, a run on a GPU does not, so the trace goes back to the form in place.
+aten/src/ATen/TensorSubclassLikeUtils.h): then they allocate a new tensor for each result. A trace
+observes and a run on a GPU does not, so the trace restores the in-place form.
 
-An operation belongs to a composite one when it and the operation that made its first argument are
-called by one and the same instruction of Python, for the same node of autograd: between the two,
-there was only C++. An instruction is known by the whole stack, since a frame that has ended leaves
-its address to the next, and all calls may go through one line, as under `set_default_device`.
+An operation is part of a composite if it and the operation that made its first argument were called
+by the same Python instruction, for the same autograd node: only C++ ran between the two. An
+instruction is identified by the whole stack, since a finished frame leaves its address to the next,
+and all calls may go through one line, as under `set_default_device`.
 
-Every caller of `isTensorSubclassLike` in torch 2.13 is listed in docs/kernel_memory.md, those that
-are not corrected here among them.
+docs/kernel_memory.md lists every caller of `isTensorSubclassLike` in torch 2.13, including those
+that are not corrected here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ aten = torch.ops.aten
 
 
 class Form(NamedTuple):
-    """How an operation runs where its first argument was made by one of `makers`.
+    """The in-place form of an operation whose first argument was made by one of `makers`.
 
     Attributes:
-        makers: the operations that ran, in their forms in place where they have run so.
-        without_graph: more of them, for a formula that makes no graph: it asks `GradMode`, too.
+        makers: operations, in their in-place forms where they run so.
+        without_graph: more of them, for formulas that check `GradMode` and make no graph.
     """
 
     in_place: Any
@@ -45,9 +45,9 @@ Forms = dict[Any, Form]
 
 _ZEROS = frozenset({aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default})
 _IN_PLACE: Forms = {
-    # linear and the written-out attention: the product, then the bias or the mask
+    # linear and the math backend of attention: the product, then the bias or the mask
     aten.add.Tensor: Form(aten.add_.Tensor, frozenset({aten._unsafe_view.default})),
-    # the gradients of indexing, gathering and selecting: zeros, then what goes where
+    # the gradients of indexing, gathering and selecting: zeros, then the writes into them
     aten.index_put.default: Form(aten.index_put_.default, _ZEROS),
     aten.scatter.src: Form(aten.scatter_.src, _ZEROS),
     aten.scatter_add.default: Form(aten.scatter_add_.default, _ZEROS),
@@ -57,7 +57,7 @@ _IN_PLACE: Forms = {
     aten.put.default: Form(aten.put_.default, _ZEROS),
     # the gradient of `max()`, `min()` and `median()`
     aten.logical_and.default: Form(aten.logical_and_.default, frozenset({aten.isnan.default})),
-    # isclose where NaN is close to NaN
+    # isclose with `equal_nan`
     aten.bitwise_and.Tensor: Form(aten.bitwise_and_.Tensor, frozenset({aten.isnan.default})),
 }
 _IN_FORMULA: dict[str, Forms] = {
@@ -103,7 +103,7 @@ _IN_FORMULA: dict[str, Forms] = {
     "IndexReduceBackward0": {},
     "ScatterReduceBackward0": {},
 }
-"""The same for single nodes of autograd, in whose formulas alone an operation follows another."""
+"""The same for individual autograd nodes, for sequences that occur in their formulas only."""
 if TIES_ARE_SPLIT.holds_in(installed_release()):
     _SPLIT = {aten.masked_fill.Scalar: Form(aten.masked_fill_.Scalar, frozenset({aten.where.self}))}
     _CLAMPING = "Clamp0 ClampMin1 ClampMax1 Maximum0 Minimum0 Fmax0 Fmin0".split()
@@ -113,7 +113,7 @@ _ALL = [_IN_PLACE, *_IN_FORMULA.values()]
 _FORMS = [form for forms in _ALL for form in forms.values()]
 _MAKERS = frozenset().union(*(form.makers | form.without_graph for form in _FORMS))
 WATCHED = _MAKERS.union(*_ALL)
-"""The operations that `InPlaceForms` wants to know of."""
+"""The operations that `InPlaceForms` needs to see."""
 
 _CALL = "_graphmem_call"
 
@@ -122,8 +122,8 @@ class InPlaceForms:
     """Chooses the form of each operation.
 
     Args:
-        observed: choose as an observed run does.
-        levels: of `torch.func`, whose wrappers are subclass-like in every run.
+        observed: choose like an observed run.
+        levels: those of `torch.func`, whose wrappers are subclass-like in every run.
     """
 
     def __init__(self, *, observed: bool, levels: TransformLevels) -> None:
@@ -131,13 +131,13 @@ class InPlaceForms:
         self._levels = levels
 
     def choose(self, func: Any, args: tuple[Any, ...], node: Any, caller: FrameType | None) -> Any:
-        """The operation to run in place of `func`, which `caller` has called.
+        """The operation to run instead of `func`, which `caller` called.
 
         Args:
             func: the operation that was dispatched.
             args: its arguments.
-            node: the node of autograd that runs, None in a forward pass.
-            caller: the innermost frame of Python.
+            node: the running autograd node; None in a forward pass.
+            caller: the innermost Python frame.
         """
         form = _IN_PLACE.get(func)
         if node is not None:
@@ -151,16 +151,16 @@ class InPlaceForms:
         return form.in_place if maker in makers and call == _call(node, caller) else func
 
     def note(self, func: Any, result: Any, node: Any, caller: FrameType | None) -> None:
-        """`func` has run, in the form that was chosen, and made `result`."""
+        """Note that `func` ran, in the chosen form, and returned `result`."""
         if func in _MAKERS:
             first = result[0] if isinstance(result, tuple) else result
             setattr(first, _CALL, Note((func, _call(node, caller))))
 
 
 def _call(node: Any, frame: FrameType | None) -> tuple[int | None, list[tuple[int, int]]]:
-    """The instruction that is being run.
+    """The running instruction, and the node that it runs for.
 
-    The walk calls all nodes by one: what one returns to the next is not the next one's own.
+    The node is needed because the walk calls all nodes by one instruction.
     """
     stack = []
     while frame is not None:

@@ -1,12 +1,11 @@
-"""`torch.nn.init` on tensors without data: what fills a tensor by its values runs without them.
+"""`torch.nn.init` on tensors without data.
 
 (1) On the host nothing is counted, and the weights need no values: the function returns its tensor.
 (2) On the device a function does what it does on a card. The rejection loops of `trunc_normal_`
-    (torch/nn/init.py, `_no_grad_trunc_normal_`) end where less than half an element is to be
-    expected out of bounds; how many rounds a card takes is random, and listed as assumed.
-
-Functions are replaced where others look them up. `_no_grad_trunc_normal_` is called by
-`trunc_normal_`, so that a library that has imported the latter before is served as well.
+(torch/nn/init.py, `_no_grad_trunc_normal_`) end once fewer than half an element is expected to be
+out of bounds; how many rounds a card takes is random, and listed as assumed.
+Functions are replaced where they are looked up. `_no_grad_trunc_normal_` is called by
+`trunc_normal_`, so a library that imported the latter earlier is covered as well.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LOOPS_OVER_DATA: dict[str, Callable[[torch.Tensor], bool]] = {
     "sparse_": lambda tensor: tensor.dim() == 2,
     "dirac_": lambda tensor: tensor.dim() in (3, 4, 5),
 }
-"""Functions that factorise, or loop over rows, and the tensors that they take."""
+"""Functions that factorise, or loop over rows, and the tensors that they accept."""
 
 _FILLS = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_fill_", "_no_grad_zero_")
 
@@ -79,11 +78,11 @@ def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
 
 
 class _Truncated:
-    """`_no_grad_trunc_normal_`, whose loops are told when to end.
+    """`_no_grad_trunc_normal_` with an expected number of rounds.
 
     Attributes:
-        inside: the share of numbers that are accepted.
-        rounds: how many times numbers are drawn again.
+        inside: the fraction of numbers that are accepted.
+        rounds: how many times numbers are redrawn.
     """
 
     def __init__(self, tensor: torch.Tensor, mean: float, std: float, a: float, b: float) -> None:
@@ -108,7 +107,7 @@ class _Truncated:
         return rounds
 
     def fill(self) -> None:
-        """Run the operations that a card runs."""
+        """Run the operations that run on a card."""
         if self._is_normal:
             self._draw_normal()
         else:
@@ -152,5 +151,5 @@ class _Truncated:
 
 
 def _below(x: float) -> float:
-    """The share of a normal distribution below `x`."""
+    """The standard normal distribution function at `x`."""
     return (1 + math.erf(x / math.sqrt(2))) / 2

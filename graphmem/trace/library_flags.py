@@ -1,7 +1,7 @@
-"""Flags that make libraries take other kernels, which no rule follows: named in the report.
+"""Flags that make libraries choose kernels for which there is no rule; the report lists them.
 
-Read where a backward pass begins and where the trace ends; a flag that is set and put back between
-two such moments is not seen.
+They are read when a backward pass begins and when the trace ends; a flag that is set and reset
+between two such moments is missed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from graphmem.trace.recorder import Recorder
 
 
 def note_flags(recorder: Recorder) -> None:
-    """List each flag that is set now as an assumption, with its bound."""
+    """List each flag that is currently set as an assumption, with its bound."""
     if torch.are_deterministic_algorithms_enabled():
         recorder.assume(
             "memory of deterministic algorithms",

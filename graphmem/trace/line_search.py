@@ -1,12 +1,11 @@
-"""`torch.optim.LBFGS`, which goes on by what only a real run knows: losses, slopes, tolerances.
+"""`torch.optim.LBFGS`, which branches on values that only a real run knows.
 
-What its step takes is greatest where it does not converge, so that is assumed
-(torch/optim/lbfgs.py):
+Its step takes the most memory if it does not converge, so that is assumed (torch/optim/lbfgs.py):
 
-(1) each loss is lower than the one before, so `max_iter` or `max_eval` ends the loop;
+(1) each loss is lower than the previous one, so `max_iter` or `max_eval` ends the loop;
 (2) gradients and changes stay above their tolerances, the direction descends, and curvature is
     positive, so the history grows;
-(3) of a strong-Wolfe line search the first point satisfies both conditions.
+(3) the first point of a strong-Wolfe line search satisfies both conditions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ aten = torch.ops.aten
 
 
 class LineSearches:
-    """Answers what LBFGS asks."""
+    """Answers the comparisons that LBFGS makes."""
 
     def __init__(self, recorder: Recorder, location: Location) -> None:
         self._recorder = recorder
@@ -47,7 +46,7 @@ class LineSearches:
         return [(torch.optim.LBFGS, "step", step)]
 
     def _falling(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The same losses, of which all but the first are numbers [clause 1]."""
+        """The closure with falling losses: all but the first are numbers [clause 1]."""
         evaluations = 0
 
         def evaluate() -> Any:
@@ -65,7 +64,7 @@ class LineSearches:
         return evaluate
 
     def answer(self, tensor: torch.Tensor) -> bool | None:
-        """Whether a comparison holds that LBFGS makes; None where it is another's."""
+        """The outcome of a comparison that LBFGS makes; None if it is not one of its own."""
         if not self._depth:
             return None
         maker = self._recorder.maker_of(tensor)

@@ -20,7 +20,7 @@ from graphmem.trace.compiled.origins import Buffer
 
 
 class _Named(weakref.ref[torch.nn.Module]):
-    """A weak reference to a module that knows its name: to hold a model would keep its memory."""
+    """A weak reference to a module, with its name; holding the model would keep its memory."""
 
     __slots__ = ("key", "name")
     key: int
@@ -28,19 +28,19 @@ class _Named(weakref.ref[torch.nn.Module]):
 
 
 class _OfThread(threading.local):
-    """The modules that run in a thread, innermost last."""
+    """The modules running in a thread, innermost last."""
 
     def __init__(self) -> None:
         self.modules: list[str] = []
 
 
 class Location:
-    """Follows module calls by global hooks, and finds the user's line on the Python stack.
+    """Tracks module calls by global hooks, and finds the user's line on the Python stack.
 
     Attributes:
-        on_root: called with each module that is called from outside of any other, before it runs.
-        within: in words, what runs, for lines of packages that no line of the user's called.
-        compiled: finds the buffer that compiled code makes, from a frame on outwards.
+        on_root: called with each module that is called from outside any other, before it runs.
+        within: the running target, in words, for package lines that no user line called.
+        compiled: finds the buffer that compiled code is making, from a frame outwards.
     """
 
     def __init__(self) -> None:
@@ -56,13 +56,13 @@ class Location:
 
     @property
     def module(self) -> str:
-        """Qualified name of the innermost module that runs, "" outside of any."""
+        """Qualified name of the innermost running module; "" outside any."""
         stack = self._of_thread.modules
         return stack[-1] if stack else ""
 
     @contextmanager
     def following(self, outermost: FrameType | None) -> Iterator[None]:
-        """Know which module runs; frames from `outermost` on outwards are not searched."""
+        """Track the running module; frames from `outermost` outwards are not searched."""
         self._outermost = outermost
         enter = module_hooks.register_module_forward_pre_hook(self._enter)
         leave = module_hooks.register_module_forward_hook(self._leave, always_call=True)
@@ -89,7 +89,7 @@ class Location:
         self._of_thread.modules.pop()
 
     def _name(self, module: torch.nn.Module) -> str:
-        """Name a module first seen: inside another one by its class, else as a new root."""
+        """Name a module on first sight: by its class inside another one, else as a root."""
         if self._of_thread.modules:
             self._roots.append(weakref.ref(module))
             self._note(module, f"{self.module}.{type(module).__name__}".lstrip("."))
@@ -114,12 +114,12 @@ class Location:
 
     @property
     def roots(self) -> list[torch.nn.Module]:
-        """The modules that were called from outside of any other, if they are still there."""
+        """The modules that were called from outside any other, if they still exist."""
         found = [known() for known in self._roots]
         return [module for module in found if module is not None]
 
     def source(self) -> Source | None:
-        """The innermost line of the program, or None when there is none on the stack."""
+        """The innermost line of the program, or None if there is none on the stack."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:
             code = frame.f_code
@@ -132,9 +132,9 @@ class Location:
         return None
 
     def place(self) -> Source | None:
-        """The line that `source` gives and, where that is a package's, the user's own above it.
+        """The line that `source` gives, with the user's line above it if that is a package's.
 
-        For what is told to people: it takes longer.
+        For messages only: it takes longer.
         """
         innermost = next(self.user_frames(), None)
         if innermost is None:
@@ -166,7 +166,7 @@ class Location:
 
 
 def without_wrappers(name: str) -> str:
-    """The qualified name that a module or parameter had before `torch.compile` wrapped modules."""
+    """The qualified name of a module or parameter before `torch.compile` wrapped modules."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 

@@ -1,8 +1,8 @@
-"""The training loop that a `TrainingStep` describes by its parts.
+"""The training loop that graphmem runs for a `TrainingStep` given as parts.
 
 One iteration is: move the inputs, forward, loss, backward (`accumulate` times), clip, optimizer
-step, zero the gradients. The outputs and the loss are ordinary variables of this loop, so they
-live from one iteration into the next as they do in a user's:
+step, zero the gradients. The outputs and the loss are ordinary variables of this loop, so they live
+into the next iteration, as they do in a user's loop:
 
     output = model(inputs)
     loss = loss_fn(output)
@@ -44,7 +44,7 @@ VARIANTS = {
 
 
 def optimizer_named(name: str) -> Callable[..., torch.optim.Optimizer] | None:
-    """The optimizer that `--optimizer NAME` means; None for `none`.
+    """The optimizer for `--optimizer NAME`; None for `none`.
 
     Raises:
         InputError: the name is unknown.
@@ -93,7 +93,7 @@ class TrainingLoop:
         self.loss: torch.Tensor | None = None
 
     def prepare(self) -> None:
-        """Move the model, and make what the step leaves to graphmem: optimizer and scaler."""
+        """Move the model, and make the optimizer and scaler that the step leaves to graphmem."""
         self._moves_inputs = move_to_device(self._model, self._step.inputs, self._device)
         if self._inference:
             self._model.eval()
@@ -134,7 +134,7 @@ class TrainingLoop:
         return made
 
     def iterate(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         if self._inference:
             with torch.inference_mode():
                 self._forward()
@@ -161,7 +161,7 @@ class TrainingLoop:
     @acts_for_the_program
     def _forward_with_loss(self) -> None:
         loss_of = self._step.loss or default_loss
-        inputs = [self._next_inputs()]  # popped: none of this loop's variables keeps them
+        inputs = [self._next_inputs()]  # popped, so that no variable of this loop keeps them
         with self._closed_over.moved(self._to_device), self._autocast():
             if self._step.keep_output:
                 self.output = call(self._model, inputs.pop())
@@ -209,9 +209,9 @@ class TrainingLoop:
 
 
 def follow_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Move the state of an optimizer that has stepped before to where its parameters are.
+    """Move the state of an optimizer that has already stepped to its parameters' device.
 
-    As `load_state_dict` does: `step` stays on the CPU (torch/optim/optimizer.py,
+    As in `load_state_dict`, `step` stays on the CPU (torch/optim/optimizer.py,
     `_process_value_according_to_param_policy`).
     """
     for parameter, state in optimizer.state.items():
@@ -232,7 +232,7 @@ def call(model: torch.nn.Module, inputs: Any) -> Any:
 
 
 def default_loss(output: Any) -> torch.Tensor:
-    """The output's own `.loss`, a scalar output itself, else the sum of its first tensor."""
+    """The output's `.loss`, else the output if it is a scalar, else the sum of its first tensor."""
     loss = getattr(output, "loss", None)
     if isinstance(output, dict):
         loss = output.get("loss")
@@ -267,8 +267,8 @@ def to_device(
 
     Args:
         value: the nest.
-        device: where its tensors go.
-        moved: called with each tensor that arrives there.
+        device: the target device.
+        moved: called with each tensor after it has moved.
     """
     if isinstance(value, torch.Tensor):
         tensor = value.detach().to(device).requires_grad_(value.requires_grad)
@@ -284,7 +284,7 @@ def to_device(
 
 
 def move_to_device(model: torch.nn.Module, inputs: Any, device: torch.device) -> bool:
-    """Move a model that was left on the CPU; True when its inputs are to be moved as well.
+    """Move a model that was left on the CPU; return whether its inputs must move as well.
 
     Raises:
         InputError: the inputs are on the device and the model is not.

@@ -1,11 +1,11 @@
-"""What a loop can end by: the variables that its tests name, read off its bytecode.
+"""The variables that can end a loop: those that its tests name, read off its bytecode.
 
-(1) A line of the loop that compares or branches is a *test*. Its names are what it loads.
-(2) A test that calls something, or takes an attribute, may ask for a size: `len(ids) < 300`,
-    `ids.shape[1]`, `is_finished(ids)`. `tokens[-1] != 2` does not.
-(3) A truth value that is tested was set elsewhere: `done = is_finished(ids)`. The line that set it
-    counts as a test.
-(4) `next` and what is caught end a loop without a test: everything counts, with its size.
+(1) A line of the loop that compares or branches is a *test*. Its names are those it loads.
+(2) A test with a call or an attribute may depend on a size: `len(ids) < 300`, `ids.shape[1]`,
+    `is_finished(ids)`. `tokens[-1] != 2` does not.
+(3) A tested bool was set elsewhere: `done = is_finished(ids)`. The line that sets it counts as a
+test.
+(4) `next` and caught exceptions end a loop without a test: every variable counts, with its size.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CATCHES = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH"})
 
 @dataclass(frozen=True)
 class Tests:
-    """Names of variables and attributes.
+    """The variables and attributes that can end a loop.
 
     Attributes:
-        names: that tests name.
-        sized: of these, those whose size may be asked for.
-        set_by: for a name, those on the lines that set it.
-        any_ends: the loop may end by anything.
+        names: those that tests name.
+        sized: those among them whose size may matter.
+        set_by: for each name, the names on the lines that set it.
+        any_ends: whether anything may end the loop.
     """
 
     names: frozenset[str]
@@ -39,7 +39,7 @@ class Tests:
     any_ends: bool
 
     def sized_among(self, variables: Mapping[str, Any]) -> frozenset[str]:
-        """The variables whose size may be asked for."""
+        """The variables whose size may matter."""
         if self.any_ends:
             return frozenset(variables)
         flags = [name for name in self.names if isinstance(variables.get(name), bool)]
@@ -77,7 +77,7 @@ def _is_test(instruction: dis.Instruction) -> bool:
 
 
 def _names(line: Iterable[dis.Instruction], kind: str) -> frozenset[str]:
-    """What instructions load or store; some of later versions do so with several."""
+    """The names that instructions load or store; newer Pythons' may do so with several at once."""
     found: set[str] = set()
     for each in line:
         if kind in each.opname and "CONST" not in each.opname:
@@ -94,7 +94,7 @@ def _catches(code: CodeType) -> bool:
 
 
 def while_loop_around(code: CodeType, offset: int) -> tuple[int, int] | None:
-    """First and last instruction of the innermost loop around one, if it is a `while` loop."""
+    """First and last instruction of the innermost loop around an offset, if a `while` loop."""
     around = [loop for loop in _loops_of(code) if loop[0] <= offset <= loop[1]]
     if not around:
         return None
@@ -107,7 +107,7 @@ def _loops_of(code: CodeType) -> tuple[tuple[int, int, bool], ...]:
     """First and last instruction of each loop, and whether it is a `for` loop."""
     names: dict[int, str] = {}
     last: dict[int, int] = {}
-    before: list[int] = []  # a long loop is jumped back to where its FOR_ITER is extended
+    before: list[int] = []  # the jump back of a long loop goes to the EXTENDED_ARGs of its FOR_ITER
     for instruction in dis.get_instructions(code):
         names |= dict.fromkeys([*before, instruction.offset], instruction.opname)
         before = [*before, instruction.offset] if instruction.opname == "EXTENDED_ARG" else []

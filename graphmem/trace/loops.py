@@ -1,11 +1,11 @@
-"""Loops that can never end, because what would end them is not computed.
+"""Detect loops that never end, because the value that would end them is not computed.
 
-`while True: ...; if loss.item() < 0.01: break` ends on a card, and not here: a loss reads as 1.
-A loop of the user's is told once it came back to the same instruction `ROUNDS` times while nothing
-known changed that it could end by: of the variables of its function and of `self` that its tests
-name (`tests_of`), neither a number, a text or a known value, nor a length where a test asks for
-one. So it is told as well if it notes each loss in a list, or appends each token to a tensor. A
-`for` loop ends with what it loops over; so does a `while` loop that counts, within `MOST` rounds.
+`while True: ...; if loss.item() < 0.01: break` ends on a card, but not here, where a loss reads as
+1. A user's loop is reported once it has returned to the same instruction `ROUNDS` times without a
+known change in anything that could end it: among the variables of its function and of `self` that
+its tests name (`tests_of`), no number, string or known value, and no length if a test depends on
+one. So a loop that appends each loss to a list, or each token to a tensor, is reported as well. A
+`for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds.
 
 Not covered: a loop that reads nothing off the card (`--timeout` ends it).
 """
@@ -26,17 +26,17 @@ from graphmem.trace.naming import variables_of
 from graphmem.values.known import KnownValues
 
 ROUNDS = 100
-"""How often a loop may come back without change."""
+"""How many rounds a loop may run without a change."""
 
 MOST = 10_000
-"""How often it may come back at all: one that only counts does not end by what it reads."""
+"""How many rounds it may run in all: a loop that only counts does not end by its reads."""
 
 _FEW = 64
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Visit(NamedTuple):
-    """How often a loop came back to an instruction: in all, and since its state changed."""
+    """How often a loop returned to an instruction: in all, and since its state changed."""
 
     state: tuple[Any, ...] | None = None
     unchanged: int = 0
@@ -44,7 +44,7 @@ class _Visit(NamedTuple):
 
 
 class _Visits:
-    """What is noted on a frame as its trace function, which is never called without a debugger."""
+    """A frame's visits, stored as its trace function, which is never called without a debugger."""
 
     def __init__(self) -> None:
         self.seen: dict[int, _Visit] = {}
@@ -54,21 +54,21 @@ class _Visits:
 
 
 class Loops:
-    """Counts how often the user's `while` loops come round."""
+    """Counts the rounds of the user's `while` loops."""
 
     def __init__(self, known: KnownValues) -> None:
         self._known = known
 
     def check(self, frames: Iterable[FrameType]) -> None:
-        """The program reads a value off the card.
+        """Count a round: the program is reading a value off the card.
 
         Args:
-            frames: the user's own frames on the stack.
+            frames: the user's frames on the stack.
 
         Raises:
-            InputError: a loop among them has come round too often.
+            InputError: one of their loops has run too many rounds.
         """
-        if sys.gettrace() is not None:  # a debugger's: people step through, and change things
+        if sys.gettrace() is not None:  # a debugger: people step through, and change things
             return
         for frame in frames:
             if origin_of(frame.f_code.co_filename) is not Origin.USER:
@@ -86,9 +86,9 @@ class Loops:
         unchanged = before.unchanged + 1 if state == before.state else 1
         visits.seen[frame.f_lasti] = _Visit(state, unchanged, before.rounds + 1)
         if unchanged > ROUNDS:
-            self._refuse(frame, f"in {ROUNDS} rounds nothing known changed that it could end by")
+            self._refuse(frame, f"in {ROUNDS} rounds, nothing known that could end it has changed")
         if before.rounds >= MOST:
-            self._refuse(frame, f"it came round {MOST:,} times")
+            self._refuse(frame, f"it ran {MOST:,} rounds")
 
     def _refuse(self, frame: FrameType, why: str) -> NoReturn:
         where = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -111,7 +111,7 @@ class Loops:
                 yield name, self._sketch_without_size(value)
 
     def _sketch_without_size(self, value: Any) -> Any:
-        """Of a list of numbers the last one, which is the newest."""
+        """The state of a value whose size does not matter; of a list, its last number."""
         if isinstance(value, torch.Tensor):
             return self._known_numbers(value)
         if isinstance(value, (list, tuple)):
@@ -119,7 +119,7 @@ class Loops:
         return self._sketch(value)
 
     def _sketch(self, value: Any) -> Any:
-        """What shows that a variable changed."""
+        """A value that changes when a variable does."""
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, torch.Tensor):
@@ -127,7 +127,7 @@ class Loops:
         if isinstance(value, Sized) and not isinstance(value, type):
             try:
                 return type(value), len(value)
-            except Exception:  # noqa: BLE001 - whatever a class of the user's does
+            except Exception:  # noqa: BLE001 - a user's class may raise anything
                 return type(value)
         return type(value)
 

@@ -23,7 +23,7 @@ MOST_ITEMS = 1000
 
 
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
-    """Parameters, their gradients, and buffers, by their qualified names."""
+    """Name parameters, their gradients, and buffers by their qualified names."""
     named = [(without_wrappers(name), each) for name, each in model.named_parameters()]
     _name_parts(recorder, OwnerKind.PARAMETER, named, "")
     gradients = [(name, each.grad) for name, each in named if each.grad is not None]
@@ -41,7 +41,7 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
 def _name_parts(
     recorder: Recorder, kind: OwnerKind, named: Sequence[tuple[str, torch.Tensor]], suffix: str
 ) -> None:
-    """Name storages, each of which may have several tensors, as a flat parameter has."""
+    """Name storages, each of which may hold several tensors, like a flat parameter."""
     alike: dict[int, list[str]] = {}
     for name, tensor in named:
         storage = recorder.storage_of(tensor)
@@ -55,7 +55,7 @@ def _name_parts(
 
 
 def name_together(names: Sequence[str]) -> str:
-    """What parameters are called that lie in one tensor, such as `blocks.3.*`."""
+    """The common name of parameters that share one tensor, such as `blocks.3.*`."""
     if len(names) == 1:
         return names[0]
     paths = zip(*(name.split(".")[:-1] for name in names), strict=False)
@@ -64,7 +64,7 @@ def name_together(names: Sequence[str]) -> str:
 
 
 def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
-    """The class of every module, which parameters train, and which have several names."""
+    """Record the class of every module, which parameters train, and which have several names."""
     graph = recorder.graph
     for name, module in model.named_modules():
         if not hasattr(module, "_orig_mod"):
@@ -79,7 +79,7 @@ def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
 
 
 def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
-    """An optimizer's state, by parameter and key; gradients of parameters outside a module."""
+    """Name an optimizer's state by parameter and key, and gradients outside of modules."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             owner = recorder.identity_of(parameter)
@@ -92,7 +92,7 @@ def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None
 
 
 def name_variables(recorder: Recorder, location: Location) -> None:
-    """Local variables of the user's frames that are on the stack now, attributes and globals."""
+    """Name the local variables of the user's frames on the stack, attributes and globals."""
     for frame in location.user_frames():
         code = frame.f_code
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
@@ -108,7 +108,7 @@ def name_variables(recorder: Recorder, location: Location) -> None:
 
 
 def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
-    """What modules keep besides parameters and buffers, as in a list of outputs."""
+    """Name the tensors that modules keep apart from parameters and buffers."""
     for path, module in root.named_modules():
         kind = type(module)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -139,10 +139,10 @@ def _name_globals(recorder: Recorder, module: ModuleType) -> None:
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """A function's variables as they are now.
+    """A function's current variables.
 
-    Before Python 3.13, `f_locals` is a dictionary that stays with the frame: it would keep what the
-    variables held alive until the function returns.
+    Before Python 3.13, `f_locals` is a dictionary that stays with the frame: it would keep the
+    values alive until the function returns.
     """
     found: Mapping[str, Any] = frame.f_locals
     variables = dict(found)
@@ -152,9 +152,10 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def tensors_held(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor, or the tensors directly in a list, tuple or dict, with how they are reached.
+    """A tensor, or the tensors directly in a list, tuple or dict, each with its suffix.
 
-    Of a large container the first `MOST_ITEMS`: a data set is one, and names are looked for often.
+    Only the first `MOST_ITEMS` of a large container, such as a data set: names are looked for
+    often.
     """
     if isinstance(value, torch.Tensor):
         yield "", value

@@ -1,8 +1,8 @@
-"""Hooks on autograd nodes, kept where the walk in Python can find and run them.
+"""Hooks on autograd nodes, stored where the walk in Python can run them.
 
 Tensor hooks, retained gradients and node hooks live in C++ lists that only the C++ engine reads.
-While a trace runs, the calls that register them are answered here instead. Hooks on leaf tensors
-need nothing: `AccumulateGrad` reads them from the variable's own attributes.
+While a trace runs, the calls that register them come here instead. Hooks on leaf tensors need
+nothing: `AccumulateGrad` reads them from the variable's attributes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _METADATA_KEY = "graphmem"
 
 
 def key_of(node: Any) -> NodeKey:
-    """What names a node for as long as its graph lives, although its Python wrapper may not.
+    """A key for a node that outlives its Python wrapper.
 
-    Sequence numbers are unique but for `AccumulateGrad`, which goes by its variable.
+    Sequence numbers are unique, except for `AccumulateGrad`, which is identified by its variable.
     """
     if node.name().endswith("AccumulateGrad"):
         return ("leaf", id(node.variable))
@@ -47,7 +47,7 @@ class _Hooks:
 class NodeHooks:
     """Every hook registered during a trace, by the node that runs it.
 
-    A node's hooks live in the node's own dictionary, so that they and what they hold die with it.
+    A node's hooks live in the node's `metadata`, so that they and what they hold die with it.
     """
 
     def __init__(self) -> None:
@@ -72,9 +72,10 @@ class NodeHooks:
         return hooks is not None and bool(hooks.after)
 
     def run_tensor_hooks(self, node: Any, gradients: Gradients) -> None:
-        """Tensor hooks, then retained gradients [`call_tensor_pre_hooks`].
+        """Run tensor hooks, then store retained gradients [`call_tensor_pre_hooks`].
 
-        What hooks return takes its place in `gradients`, so that nothing else holds the old one.
+        A hook's result replaces the gradient in `gradients`, so that nothing else holds the old
+        one.
         """
         hooks = self._of(node)
         if hooks is not None:
@@ -86,9 +87,9 @@ class NodeHooks:
                 _retain(tensor, gradients[tensor.output_nr])
 
     def settle(self) -> None:
-        """A walk begins: find the nodes of tensors that retain their gradients.
+        """Find the nodes of tensors that retain their gradients, as a walk begins.
 
-        A tensor that was written into has another node than when it was asked to retain.
+        A tensor that was written into since `retain_grad` has a different node.
         """
         self._retained_at = {}
         self._retaining = [known for known in self._retaining if self._retain_at_node(known)]
@@ -101,14 +102,14 @@ class NodeHooks:
         return tensor is not None
 
     def run_before(self, node: Any, gradients: Gradients) -> None:
-        """Pre-hooks, which see all gradients of the node [`call_pre_hooks`]."""
+        """Run pre-hooks, which see all gradients of the node [`call_pre_hooks`]."""
         hooks = self._of(node)
         if hooks is not None:
             for hook in list(hooks.before.values()):
                 _replace(gradients, hook(tuple(gradients)))
 
     def run_after(self, node: Any, outputs: Gradients, inputs: Gradients) -> None:
-        """Post-hooks, which see the node's outputs and inputs, and may replace the former."""
+        """Run post-hooks, which see the node's outputs and inputs, and may replace the former."""
         hooks = self._of(node)
         if hooks is not None:
             for hook in list(hooks.after.values()):
@@ -116,7 +117,7 @@ class NodeHooks:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Answer every registration while the context is open."""
+        """Handle every registration while the context is open."""
 
         def register_hook(node: Any, hook: Callable[..., Any]) -> RemovableHandle:
             return _register(self._make(node).after, hook)
@@ -152,7 +153,7 @@ class NodeHooks:
 def run_tensor_hooks(
     hooks: Mapping[int, Callable[..., Any]], gradient: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Each hook in turn; what it returns replaces the gradient (`PyFunctionTensorPreHook`)."""
+    """Run each hook; its result replaces the gradient (`PyFunctionTensorPreHook`)."""
     for hook in list(hooks.values()):
         replacement = hook(gradient)
         if replacement is not None:
@@ -161,14 +162,14 @@ def run_tensor_hooks(
 
 
 def _retain(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """What `retain_grad` does to a non-leaf (torch/csrc/autograd/variable.cpp): clone or add."""
+    """Store a non-leaf's gradient (torch/csrc/autograd/variable.cpp): clone or add."""
     if gradient is not None:
         note_gradient(tensor)
         tensor.grad = gradient.clone() if tensor.grad is None else tensor.grad + gradient
 
 
 def _replace(values: Gradients, result: Any) -> None:
-    """Put what a hook returned in the place of what it saw, and let go of that first to last."""
+    """Replace what a hook saw by its result, releasing the old values first to last."""
     if result is None:
         return
     replacements = result if isinstance(result, (tuple, list)) else (result,)

@@ -1,7 +1,7 @@
-"""What Python does not tell of an autograd node, read from the node in memory.
+"""Properties of an autograd node that Python does not expose, read from memory.
 
-The layout is that of `Node` in torch/csrc/autograd/node.h (function.h up to torch 2.12). Whether
-the memory looks as expected is checked every time, by the sequence number, which Python does tell.
+The layout is that of `Node` in torch/csrc/autograd/node.h (function.h up to torch 2.12). It is
+verified every time by the sequence number, which Python does expose.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from graphmem.torch_releases import INTRUSIVE_NODES, installed_release
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
 _NODE_IN_WRAPPER = 2 * _POINTER  # THPCppFunction: a Python object's head, then the node
 _COUNTS = _POINTER  # after the virtual table of a node, or of the counts of a `std::shared_ptr`
-_SHARED_COUNTS = 2 * _POINTER  # of `std::enable_shared_from_this`: the object, then its counts
+_SHARED_COUNTS = 2 * _POINTER  # in `std::enable_shared_from_this`: the object, then its counts
 _EDGES_AFTER_SEQUENCE_NR = 9 * _POINTER  # topological number, parent, thread and a mutex between
 _MOST_EDGES = 1 << 24
 _REFERENCES = (1 << 32) - 1  # of the counts (c10/util/intrusive_ptr.h)
@@ -24,12 +24,12 @@ _HAS_WRAPPER = 1 << 63
 
 
 def is_implemented_in_cpp(node: Any) -> bool:
-    """Whether a node is no function in Python, whose wrapper is laid out in another way."""
+    """Whether C++ implements a node; a Python function's wrapper has a different layout."""
     return not isinstance(node, torch._C._FunctionBase)
 
 
 def owners_of(node: Any) -> int:
-    """How many own a node in C++, its wrapper among them."""
+    """How many owners a node has in C++, including its wrapper."""
     address = _sequence_nr_of(node) - _before_sequence_nr()
     if not _counts_itself():
         address = _pointer_at(address + _SHARED_COUNTS)
@@ -37,7 +37,7 @@ def owners_of(node: Any) -> int:
 
 
 def edges_of(node: Any) -> list[int]:
-    """The places of the pointers in a node's edges [`next_edges_`, a `std::vector`]."""
+    """The addresses of the pointers in a node's edges [`next_edges_`, a `std::vector`]."""
     vector = _sequence_nr_of(node) + _EDGES_AFTER_SEQUENCE_NR
     begin, end = _pointer_at(vector), _pointer_at(vector + _POINTER)
     edge = (
@@ -58,15 +58,15 @@ def seen_following(node: Any) -> list[bool]:
 
 
 def unknown_layout() -> RuntimeError:
-    """What to say where memory does not look as expected."""
+    """The error for a node that is not laid out as expected."""
     return RuntimeError(f"torch {torch.__version__} lays out autograd nodes in an unknown way")
 
 
 def _sequence_nr_of(node: Any) -> int:
-    """Where the sequence number of a node that C++ implements lies.
+    """The address of the sequence number of a node that C++ implements.
 
     Raises:
-        RuntimeError: this build of torch lays its nodes out in another way.
+        RuntimeError: this build of torch lays out its nodes differently.
     """
     place = _pointer_at(id(node) + _NODE_IN_WRAPPER) + _before_sequence_nr()
     if ctypes.c_uint64.from_address(place).value != node._sequence_nr():
@@ -75,7 +75,7 @@ def _sequence_nr_of(node: Any) -> int:
 
 
 def _before_sequence_nr() -> int:
-    """Its virtual table, and its counts or a pair of pointers that leads to them."""
+    """Bytes before the sequence number: virtual table, and counts or a pair of pointers to them."""
     return (2 if _counts_itself() else 3) * _POINTER
 
 

@@ -1,16 +1,16 @@
 """The order of autograd's nodes, as the threads of a process with a card number them.
 
-A node takes its sequence number from a count of the thread that makes it
-(aten/src/ATen/SequenceNumber.cpp, `thread_local`), and of nodes that are ready the engine runs that
-of the highest number first. Nodes of the forward pass are made in the program's thread. What a node
-makes while it runs (gradients of gradients, hooks, a checkpoint's second forward pass) is made in
-the thread that runs it: that of its device, whose count begins at 0 and goes on from one backward
-pass to the next; for a node of the CPU, that which called the engine (`Engine::ready_queue` in
-torch/csrc/autograd/engine.cpp; the first device that is not the CPU counts, `Node::device`).
+A node takes its sequence number from a counter of the thread that makes it
+(aten/src/ATen/SequenceNumber.cpp, `thread_local`), and among ready nodes the engine runs the one
+with the highest number first. Nodes of the forward pass are made in the program's thread. Nodes
+made while another node runs (gradients of gradients, hooks, a checkpoint's second forward pass) are
+made in the thread that runs it: for a CUDA node the thread of its device, whose counter begins at 0
+and continues from one backward pass to the next; for a CPU node the thread that called the engine
+(`Engine::ready_queue` in torch/csrc/autograd/engine.cpp; a node's device is its first that is not
+the CPU, `Node::device`). A trace runs all of them in one thread, so their numbers are told apart by
+when they were assigned.
 
-A trace runs all of them in one thread, so their numbers are told apart by when they were given.
-
-Not covered: backward passes that several threads run at once.
+Not covered: backward passes running in several threads at once.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _OF_LEAVES = (1 << 64) - 1  # `AccumulateGrad` comes before any other node
 
 
 class NodeOrder:
-    """Ranks nodes by the numbers that they have where there is a card."""
+    """Ranks nodes by the numbers that they would have on a card."""
 
     def __init__(self) -> None:
-        """The program is about to begin, so no thread of it has made a node."""
+        """Start before the program has made any node."""
         self._begins = [0]
         self._shifts = [-_newest()]
         self._of_device = 0
         self._is_on_device = False
 
     def rank_of(self, node: Any) -> int:
-        """What the engine orders nodes by."""
+        """The number by which the engine orders nodes."""
         number: int = node._sequence_nr()
         if number == _OF_LEAVES:
             return number
@@ -44,7 +44,7 @@ class NodeOrder:
 
     @contextmanager
     def running(self, node: Any) -> Iterator[None]:
-        """Number what is made meanwhile in the thread that runs the node."""
+        """Number the nodes made while the context is open as in the thread that runs this node."""
         if self._is_on_device or not _is_on_card(node):
             yield
             return
@@ -60,7 +60,7 @@ class NodeOrder:
             self._count_from(begin + made, shift - made)
 
     def _count_from(self, number: int, shift: int) -> None:
-        """Nodes from this number on have another count; where none was made, there is none less."""
+        """Shift nodes from this number on; replaces a shift that no node has used."""
         if self._begins[-1] == number:
             self._shifts[-1] = shift
             return
@@ -69,7 +69,7 @@ class NodeOrder:
 
 
 def number_root() -> None:
-    """A walk from several roots takes a number, for the node before them (`Engine::execute`)."""
+    """Use up the number that a walk from several roots takes for their node (`Engine::execute`)."""
     torch._C._functions.UndefinedGrad()  # any node takes one
 
 

@@ -1,4 +1,4 @@
-"""The tensors that an operation is given."""
+"""The tensor operands of an operation."""
 
 from __future__ import annotations
 

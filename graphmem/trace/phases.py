@@ -1,7 +1,7 @@
-"""The phases of a trace: where one ends and the next begins, in program order.
+"""The phases of a trace, in program order.
 
-What follows a backward pass counts as optimizer until another backward pass shows that it was a
-forward pass: all of it, or what came after the last `optimizer.step()`.
+Everything after a backward pass counts as optimizer until another backward pass shows that it was
+a forward pass: all of it, or the part after the last `optimizer.step()`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Phases:
     """
 
     def __init__(self, graph: StepGraph, next_tick: Callable[[], int]) -> None:
-        """Begin with the setup.
+        """Begin with the setup phase.
 
         Args:
-            graph: whose phases they are.
+            graph: the graph to write to.
             next_tick: the clock of the trace.
         """
         self.step = -1
@@ -42,13 +42,13 @@ class Phases:
         phases.append(Phase(name=name, step=self.step, start=start, end=start))
 
     def begin_pending(self) -> None:
-        """The phase that was to begin with the next operation begins now."""
+        """Begin the pending phase now, if there is one."""
         name, self.pending = self.pending, None
         if name is not None:
             self._begin(name)
 
     def mark(self, name: str) -> None:
-        """Note a moment of the iteration by name."""
+        """Mark the current tick by name."""
         self._graph.marks.append(Mark(name=name, step=self.step, tick=self._next_tick()))
 
     def begin_iteration(self, step: int) -> None:
@@ -68,7 +68,7 @@ class Phases:
         self._begin(PhaseName.EVALUATION)
 
     def enter_backward(self) -> None:
-        """Begin a backward phase; where nothing came since the last one, that one goes on."""
+        """Begin a backward phase, or continue the last one if nothing ran since."""
         if self.pending is not None:
             self.pending = None
             return
@@ -81,18 +81,18 @@ class Phases:
         self._begin(PhaseName.BACKWARD)
 
     def leave_backward(self) -> None:
-        """The next operation begins the phase between a backward pass and the iteration's end.
+        """Let the next operation begin the phase after a backward pass.
 
-        What dies before it, such as the gradient of the loss, died with the backward pass.
+        Storages freed before that, such as the gradient of the loss, belong to the backward pass.
         """
         self.pending = PhaseName.OPTIMIZER
 
     def optimizer_stepped(self) -> None:
-        """An optimizer's step has just ended."""
+        """Note that an optimizer's step has just ended."""
         self._stepped_at = self._next_tick()
 
     def _split(self, tick: int) -> None:
-        """What the running phase did after `tick` was the next forward pass."""
+        """Split the running phase: after `tick` it was the next forward pass."""
         graph = self._graph
         index = len(graph.phases)
         graph.phases[-1].end = tick

@@ -1,4 +1,4 @@
-"""Show tensors of the virtual GPU as those of a card are shown, with assumed values."""
+"""Print tensors of the virtual GPU like those of a real one, with assumed values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
-        reads: answers what is read.
-        fake_mode: the mode of the program's tensors; those of others, such as of the tracing of
-            `torch.compile`, have no values.
+        reads: answers the program's reads.
+        fake_mode: the mode of the program's tensors; those of other modes, such as
+            `torch.compile`'s, have no values.
     """
 
     def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:
             return real.numpy()
 
     def formatted(tensor: FakeTensor, specification: str) -> str:
-        """`Tensor.__format__` (torch/_tensor.py), which knows plain tensors only."""
+        """`Tensor.__format__` (torch/_tensor.py), which handles plain tensors only."""
         if not tensor.dim():
             return format(reads.scalar(tensor), specification)
         return object.__format__(tensor, specification)
@@ -67,7 +67,7 @@ def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:
 
 
 def _of(fake_mode: FakeTensorMode, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A method for tensors of one mode; for those of another, PyTorch's own."""
+    """A method that applies to tensors of one mode; others get PyTorch's own."""
     original: Callable[..., Any] = getattr(FakeTensor, name)
 
     def choose(tensor: FakeTensor, *args: Any, **options: Any) -> Any:
@@ -78,9 +78,9 @@ def _of(fake_mode: FakeTensorMode, name: str, function: Callable[..., Any]) -> C
 
 
 def _but_in_kernels(represent: Callable[[FakeTensor], str]) -> Callable[..., str]:
-    """`represent`, and PyTorch's own text of a tensor in the middle of a meta kernel.
+    """`represent`, but PyTorch's own text inside a meta kernel.
 
-    Choosing an overload there writes down why another does not take its arguments
+    Overload resolution there writes down why an overload rejects its arguments
     (`FunctionSchema::checkArg`, aten/src/ATen/core/function_schema_inl.h).
     """
     unassumed: Callable[[FakeTensor], str] = FakeTensor.__repr__
@@ -93,7 +93,7 @@ def _but_in_kernels(represent: Callable[[FakeTensor], str]) -> Callable[..., str
 
 
 def _of_items(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`torch.tensor` and `as_tensor`, which read the tensors in a list past every mode.
+    """`torch.tensor` and `as_tensor`, which read tensors in a list behind the back of every mode.
 
     `infer_scalar_type` (torch/csrc/utils/tensor_new.cpp) promotes their types.
     """
@@ -122,7 +122,7 @@ def _read(data: Any) -> Any:
 
 
 def _refuse_numpy(tensor: FakeTensor) -> NoReturn:
-    """In the words of `tensor_to_numpy` (torch/csrc/utils/tensor_numpy.cpp)."""
+    """Raise the error of `tensor_to_numpy` (torch/csrc/utils/tensor_numpy.cpp)."""
     raise TypeError(
         f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to copy "
         "the tensor to host memory first."

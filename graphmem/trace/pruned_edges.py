@@ -1,11 +1,11 @@
-"""Tell an autograd node which of its results nobody wants.
+"""Tell an autograd node which of its results are not wanted.
 
-`torch.autograd.grad` and `backward(inputs=...)` run only what leads to the inputs, and the formula
-of a node computes only the gradients for edges that are run (`Node::task_should_compute_output`,
-torch/csrc/autograd/node.h). The C++ engine knows them by its own task; a formula that is called
-from Python looks at the node's edges only. Nothing in Python changes these, so for as long as the
-node runs, its other edges are set to null in memory: a `std::vector` of pairs of a pointer and an
-index. Whether the memory looks as expected is checked every time before anything is written.
+`torch.autograd.grad` and `backward(inputs=...)` run only nodes that lead to the inputs, and a
+node's formula computes only the gradients of edges that run (`Node::task_should_compute_output`,
+torch/csrc/autograd/node.h). The C++ engine knows them from its task; a formula called from Python
+only looks at the node's edges. These cannot be changed from Python, so while the node runs, its
+other edges are set to null in memory: they are a `std::vector` of pairs of a pointer and an index.
+The layout is verified every time before anything is written.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from graphmem.trace.node_memory import edges_of, unknown_layout
 
 @contextmanager
 def without_edges(node: Any, unwanted: Sequence[int]) -> Iterator[None]:
-    """Take the edges at some positions from a node that C++ implements; put them back at the end.
+    """Null some edges of a node that C++ implements while the context is open.
 
     Raises:
-        RuntimeError: this build of torch lays its nodes out in another way.
+        RuntimeError: this build of torch lays out its nodes differently.
     """
     places = _places_of_edges(node) if unwanted else []
     taken = [(places[i], places[i].value) for i in unwanted]
@@ -37,7 +37,7 @@ def without_edges(node: Any, unwanted: Sequence[int]) -> Iterator[None]:
 
 
 def _places_of_edges(node: Any) -> list[ctypes.c_void_p]:
-    """Where the node keeps the pointer of each edge."""
+    """The node's pointer for each edge."""
     places = [ctypes.c_void_p.from_address(place) for place in edges_of(node)]
     following = [edge[0] for edge in node.next_functions]
     if [place.value is None for place in places] != [node is None for node in following]:

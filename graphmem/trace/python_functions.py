@@ -1,8 +1,8 @@
-"""Nodes written in Python, run as `PyNode` does (torch/csrc/autograd/python_function.cpp).
+"""Run nodes written in Python as `PyNode` does (torch/csrc/autograd/python_function.cpp).
 
 Three things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
-whether missing gradients become zeros, what the results of the forward pass looked like, and which
-of the tensors that it then saves are arguments.
+whether missing gradients become zeros, the shapes and dtypes of the forward pass's results, and
+which of the tensors that it saves are arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RESULTS = "_graphmem_results"
 
 
 class _OfThread(threading.local):
-    """What a thread has: the functions that run, innermost last, with the versions of arguments."""
+    """A thread's running functions, innermost last, with the versions of their arguments."""
 
     def __init__(self) -> None:
         self.running: list[tuple[int, dict[int, int]]] = []
@@ -38,9 +38,9 @@ _OF_THREAD = _OfThread()
 
 
 def is_argument(tensor: torch.Tensor, node: int) -> bool:
-    """Whether a tensor that a node saves was given to the function in Python that the node is.
+    """Whether a tensor saved by a Python function's node is one of the function's arguments.
 
-    One that the function has written into is a result.
+    A tensor that the function has written into is a result.
     """
     running = _OF_THREAD.running
     if not running or running[-1][0] != node:
@@ -49,7 +49,7 @@ def is_argument(tensor: torch.Tensor, node: int) -> bool:
 
 
 def replacements() -> list[Replacement]:
-    """The attributes to replace for what `apply` needs to know later."""
+    """The attributes to replace so that `apply` has what it needs later."""
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -68,9 +68,9 @@ def replacements() -> list[Replacement]:
 
 
 def _holding_arguments_alike(function: Any) -> Any:
-    """A callable that leaves its arguments to whom PyTorch's `apply` leaves them.
+    """A callable that holds references to its arguments exactly as PyTorch's `apply` does.
 
-    The caller of a `partial`, which is C's, holds them as long as it runs.
+    The caller of a `partial`, which is written in C, holds them as long as it runs.
     """
     is_built_in = FUNCTION_APPLY_IS_BUILT_IN.holds_in(installed_release())
     return partial(function) if is_built_in else function
@@ -101,10 +101,10 @@ def apply(node: Any, gradients: list[Any], edges: Edges, *, keep: bool) -> list[
 
     Args:
         node: the node.
-        gradients: of its results; taken out of the list before the call, so that only the
-            arguments hold them, which up to 2.12 are the engine's as well.
-        edges: where its own results go.
-        keep: leave the gradients in the list, for hooks that see them later.
+        gradients: those of its results; removed from the list before the call, so that only the
+            arguments hold them, which up to 2.12 the engine holds as well.
+        edges: the targets of its results.
+        keep: leave the gradients in the list, for hooks that run later.
     """
     arguments = tuple(_materialized(node, gradients))
     if not keep and ARGUMENTS_HOLD_GRADIENTS.holds_in(installed_release()):
@@ -129,12 +129,12 @@ def _materialized(node: Any, gradients: list[Any]) -> list[Any]:
 
 
 def _per_tensor(node: Any, results: tuple[Any, ...], edges: Edges) -> list[Any]:
-    """One result for each tensor that the function was given: other arguments have none."""
+    """The results for tensor arguments; other arguments have none."""
     needed = zip(results, node.needs_input_grad, strict=False)
     left = deque((value, needs) for value, needs in needed if needs or value is not None)
     outputs: list[Any] = []
     for following, _ in edges:
-        # No edge: a tensor that needs no gradient, for which there may be one all the same.
+        # No edge: a tensor that needs no gradient, although there may be one for it.
         takes_next = left and left[0][1] == (following is not None)
         outputs.append(left.popleft()[0] if takes_next else None)
     return outputs

@@ -1,9 +1,9 @@
-"""What a quantised weight is made of: packed numbers, scales, tables.
+"""The parts of a quantised weight: packed numbers, scales, tables.
 
-(1) A tensor that holds others (torchao's) is made of those: `weight.qdata`, `weight.scale`.
-(2) A parameter of a library's own class keeps statistics in its attributes, or in those of an
-    object there (bitsandbytes' `Params4bit` keeps `quant_state.absmax`).
-(3) A module may keep them in an object of its own (bitsandbytes' `Linear8bitLt`: `state.SCB`).
+(1) A tensor that holds others (torchao's) consists of those: `weight.qdata`, `weight.scale`.
+(2) A parameter of a library's class keeps statistics in its attributes, or in those of an object
+there (bitsandbytes' `Params4bit` keeps `quant_state.absmax`).
+(3) A module may keep them in a separate object (bitsandbytes' `Linear8bitLt`: `state.SCB`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OF_PYTORCH = ("torch", "builtins", "collections", "functools")
 
 
 def parts_of(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that a tensor holds, with what leads to them; itself where it is one alone."""
+    """The tensors that a tensor holds, each with its path; a plain tensor is its own part."""
     parts = list(paths_within(tensor))
     if len(parts) == 1:
         yield "", tensor
@@ -29,13 +29,13 @@ def parts_of(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def tensors_beside(parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Clause (2): attributes of a parameter, and how they are reached."""
+    """Clause (2): tensors in a parameter's attributes, each with its path."""
     if isinstance(parameter, torch.nn.Parameter) and not is_wrapper(type(parameter)):
         yield from _below(parameter, _DEPTH)
 
 
 def tensors_of_objects(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Clause (3): attributes of objects that a module keeps."""
+    """Clause (3): tensors in objects that a module keeps."""
     for name, value in vars(module).items():
         if _is_foreign(value):
             for path, tensor in _below(value, _DEPTH - 1):
@@ -52,7 +52,7 @@ def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether something is an object of a library's own class."""
+    """Whether a value is an instance of a library's class."""
     kind = type(value)
     if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
         return False

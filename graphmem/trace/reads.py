@@ -1,10 +1,10 @@
-"""What a program learns when it reads a value off the card.
+"""The values that a program gets when it reads from the card, by the first clause that applies.
 
-(1) A known value is read as it is, and is no assumption.
-(2) Next comes what `--assume` says for that variable or that line.
-(3) An assumed value is read as its rule says, which the report then lists.
-(4) Else one number is 1.0 or the integer 0, and several numbers are zeros. A truth value that
-    nothing covers is an error, because the way of the program hangs on it.
+(1) A known value is returned as it is; this is not an assumption.
+(2) Otherwise `--assume` may give a value for the variable or the line.
+(3) Otherwise a rule may assume a value, and the report lists it.
+(4) Otherwise a single number is 1.0 or the integer 0, and several numbers are zeros. A bool that
+    nothing covers is an error, because the program would branch on it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def _say_nothing(line: str) -> None:
 
 
 class Reads:
-    """Answers what a program reads off the card.
+    """Answers the program's reads from the card.
 
     Attributes:
         known: the values that are known.
-        tell: called with a line of text when something is assumed for the first time.
-        answer: says what is assumed of a truth value by who knows the library that reads it.
+        tell: called with a line of text the first time something is assumed.
+        answer: assumes a bool for a library that is known to read it; None otherwise.
     """
 
     def __init__(self, recorder: Recorder, location: Location) -> None:
-        """Nothing is assumed yet.
+        """Start without assumptions.
 
         Args:
             recorder: lists each assumption in the step graph.
@@ -63,21 +63,21 @@ class Reads:
         self._newest = ""
 
     def choose(self, choices: Choices) -> None:
-        """Assume what the user says, from now on."""
+        """Apply the user's assumptions from now on."""
         self._choices = self._choices.over(choices)
         self._rules.routing = self._choices.by_name.get("routing", self._rules.routing)
         self._rules.selected = self._choices.by_name.get("nonzero", self._rules.selected)
 
     @property
     def is_routed(self) -> bool:
-        """Whether sizes hung on how choices were spread that outnumber what they are of."""
+        """Whether sizes depended on an assumed spread of more choices than there are targets."""
         return self._sizes_assumed and self._rules.has_routed
 
     def scalar(self, tensor: FakeTensor) -> bool | int | float | complex:
         """The only element of a tensor.
 
         Raises:
-            InputError: the program would branch on it, and nothing says which way.
+            InputError: the program would branch on it, and its value is unknown.
         """
         self._loops.check(self._location.user_frames())
         known = self.known.of(tensor)
@@ -98,7 +98,7 @@ class Reads:
         return number
 
     def on_host(self, tensor: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
-        """A real tensor with the looks of `tensor`, a copy of `copied`."""
+        """A real tensor with the shape and dtype of `tensor`, holding the values of `copied`."""
         known = self.known.of(copied)
         if known is not None and known.tensor.dtype == tensor.dtype:
             return self._copied(tensor, known)
@@ -124,23 +124,23 @@ class Reads:
             return _real_like(tensor).copy_(known.tensor)
 
     def use(self, basis: Basis) -> None:
-        """The program goes on by values that were assumed: list what was."""
+        """List assumptions, now that the program has used values based on them."""
         self._sizes_assumed = self._sizes_assumed or bool(basis)
         for what, value, why, source in sorted(basis, key=str):
             self._recorder.assume(what, value, why, source)
             self._say((what, source), f"{what} is assumed: {value}")
 
     def excuse(self) -> str:
-        """The newest number that was read and not known: what fails next may fail by it."""
+        """A hint on the newest unknown number that was read, which may explain the next error."""
         return self._newest
 
     def saved(self) -> None:
-        """Note that data of the card goes into a file."""
+        """Note that data on the card is being saved to a file."""
         source = self._location.place()
         self._assume("what is saved of tensors on the device", "zeros", None, source)
 
     def eager(self) -> None:
-        """Note that a program was to be compiled."""
+        """Note that a program that asks for compilation runs eagerly."""
         self._replace("torch.compile", "run eagerly", "what the compiled program takes")
 
     def scripted(self) -> None:
@@ -155,7 +155,7 @@ class Reads:
     def count(self, what: str, numel: int) -> int:
         """How many of `numel` elements a result has whose size depends on data.
 
-        All of them, or the share that was chosen by line or as `nonzero`, from 0 to 1.
+        All of them, or the fraction chosen by line or as `nonzero`, from 0 to 1.
         """
         source = self._location.place()
         chosen = self._choices.find("nonzero", source)
@@ -169,9 +169,9 @@ class Reads:
         return round(share * numel)
 
     def pads(self) -> bool:
-        """Whether Inductor pads a product of matrices, which a benchmark decides on a card.
+        """Whether Inductor pads a matrix product, which a benchmark decides on a card.
 
-        It did not for the largest of those that an H100 recorded (docs/compile.md).
+        It did not for the largest of those recorded on an H100 (docs/compile.md).
         """
         source = self._location.place()
         chosen = self._choices.find("padding", source)
@@ -185,11 +185,11 @@ class Reads:
         return is_padded
 
     def graphs_left_out(self) -> None:
-        """Note that compiled code runs without the CUDA graph in which it would be captured."""
+        """Note that compiled code runs outside the CUDA graph that would capture it."""
         self._replace("a CUDA graph", "left out", "what its private pool keeps")
 
     def broke(self) -> None:
-        """Note that a compiled graph breaks where graphmem stands in for PyTorch."""
+        """Note that a compiled graph breaks at one of graphmem's stand-ins for PyTorch."""
         self._recorder.assume(
             "whether compiled code goes on where graphmem stands in for PyTorch",
             "no, it breaks in two",
@@ -206,11 +206,11 @@ class Reads:
         )
 
     def _is_autograd(self) -> bool:
-        """Whether autograd moves a gradient, which the program does not see."""
+        """Whether autograd is moving a gradient, unseen by the program."""
         return torch._C._current_graph_task_id() >= 0
 
     def _name(self, tensor: torch.Tensor) -> str | None:
-        """The variable of the innermost function of the user that holds a tensor, or its data."""
+        """The variable, in the innermost user function, that holds a tensor or its data."""
         frame = next(self._location.user_frames(), None)
         if frame is None:
             return None
@@ -242,7 +242,7 @@ class Reads:
 
 
 def _default(dtype: torch.dtype) -> float:
-    """What one number is that no rule covers: no division by it fails."""
+    """A single number that no rule covers; dividing by a float one does not fail."""
     return 1.0 if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
@@ -259,7 +259,7 @@ def _item(tensor: torch.Tensor) -> bool | int | float | complex:
 
 
 def _real_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros of the host with the looks of a tensor."""
+    """Zeros on the host with the shape, strides and dtype of a tensor."""
     with torch._C._DisableTorchDispatch():
         real = torch.zeros(0, dtype=tensor.dtype, device="cpu")
         return real.new_zeros(_span(tensor)).as_strided(tensor.shape, tensor.stride())

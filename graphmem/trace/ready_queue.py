@@ -2,8 +2,8 @@
 
 `ReadyQueue` (torch/csrc/autograd/engine.h) is a `std::priority_queue` whose comparison puts the
 highest sequence number first; `AccumulateGrad` has the highest there is. Nodes of equal rank come
-out as libstdc++'s binary heap leaves them, so the heap is sifted here as libstdc++ does
-(bits/stl_heap.h, `__push_heap` and `__adjust_heap`): Python's `heapq` breaks ties otherwise.
+out in the order that libstdc++'s binary heap leaves them, so the heap is sifted here as libstdc++
+does (bits/stl_heap.h, `__push_heap` and `__adjust_heap`): Python's `heapq` breaks ties otherwise.
 """
 
 from __future__ import annotations

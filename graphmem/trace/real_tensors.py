@@ -1,7 +1,7 @@
 """Which operations run on real data.
 
 Small tensors on the CPU stay real, so that schedules, masks and data loaders can read their values;
-large ones are fake too.
+large ones are fake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graphmem.values.limits import INTEGERS
 aten = torch.ops.aten
 
 REAL_CPU_ELEMENTS = 1 << 16
-"""A tensor made on the CPU is real up to this many elements, when the device is not the CPU."""
+"""The largest number of elements of a real CPU tensor, if the traced device is not the CPU."""
 
 _FROM_SIZE = {
     aten.empty.memory_format,
@@ -35,7 +35,7 @@ _INTEGERS = {torch.bool, torch.uint8, torch.int32, torch.int64, torch.long}
 def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: float) -> bool:
     """Whether an operation runs on real data.
 
-    It reads only real tensors of the CPU, and makes none elsewhere and, as a factory, none of more
+    It does if it reads only real CPU tensors, makes none elsewhere and, as a factory, none of more
     than `most` elements.
     """
     if args and isinstance(args[0], FakeTensor):
@@ -52,7 +52,7 @@ def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: f
 
 
 def _is_made_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: float) -> bool:
-    """Whether what a factory makes on the CPU is real; integers decide more than others."""
+    """Whether a factory's CPU tensor is real; more often for integers, which control programs."""
     if most > 1 and (func in _RANDOM_INTEGERS or kwargs.get("dtype") in _INTEGERS):
         most = max(most, INTEGERS)
     return _elements(func, args) <= most

@@ -1,4 +1,4 @@
-"""What is said of an operator that cannot be followed."""
+"""The error for an operator that cannot be followed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ EXPLAINED = (
     DynamicOutputShapeException,
     DataDependentOutputException,
 )
-"""What fake tensors raise where they have no answer."""
+"""The exceptions that fake tensors raise for unsupported operations."""
 
 
 def explain(
     error: Exception, func: Any, args: tuple[Any, ...], source: Source | None
 ) -> InputError:
-    """Say which operator cannot be followed at a line, and what to do."""
+    """Explain which operator cannot be followed, at which line, and what to do."""
     where = at(source)
     if has_sparse(args):
         return InputError(
@@ -65,13 +65,13 @@ def has_sparse(args: tuple[Any, ...]) -> bool:
 def lacks_sparse_kernel(error: RuntimeError, args: tuple[Any, ...]) -> bool:
     """Whether an operation has no kernel for fake sparse tensors.
 
-    A CUDA build then calls the card's, which asks for a driver
-    (c10/cuda/CUDAFunctions.cpp, `device_count_ensure_non_zero`).
+    A CUDA build then calls the card's kernel, which needs a driver (c10/cuda/CUDAFunctions.cpp,
+    `device_count_ensure_non_zero`).
     """
     is_missing = isinstance(error, NotImplementedError) or "NVIDIA driver" in str(error)
     return is_missing and has_sparse(args)
 
 
 def at(source: Source | None) -> str:
-    """A line of the user's at the end of a sentence."""
+    """A source line as the end of a sentence."""
     return "" if source is None else f" at {source.in_words}"

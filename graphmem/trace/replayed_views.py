@@ -1,17 +1,18 @@
-"""Views whose node in autograd's graph changes because something was written into them.
+"""Views whose autograd node changes because they were written into.
 
-Writing into a view gives its base a new history, and the view gets a new node the next time that it
-is used. For ordinary tensors this is one `AsStridedBackward0` from the base to the view, however
-many steps the view took (torch/csrc/autograd/variable.cpp, `VariableHooks::grad_fn`); its formula
-makes a whole base of zeros. For fake tensors, autograd repeats the operations that made the view
-instead, and the graph holds their nodes, which allocate nothing. This module knows these nodes, so
-that the walk runs the formula that a real run would.
+Writing into a view gives its base a new history, and the view gets a new node the next time it is
+used. For ordinary tensors this is one `AsStridedBackward0` from the base to the view, however many
+steps the view took (torch/csrc/autograd/variable.cpp, `VariableHooks::grad_fn`); its formula
+allocates a whole base of zeros. For fake tensors, autograd instead repeats the operations that made
+the view, and the graph holds their nodes, which allocate nothing. This module tracks these nodes,
+so
+that the walk runs the formula of a real run.
 
-A repeated view is known by its end: nobody wants the tensor that comes out, only its node, so it is
-gone before the next operation. A view that a program makes and that reaches the loss is alive when
-the operation that uses it runs.
+A repeated view is recognised by its early death: only its node is needed, so the tensor is gone
+before the next operation. A program's own view that reaches the loss is alive when the operation
+that uses it runs.
 
-The gradient of a write into a view repeats the view as well, where a real run takes `as_strided`
+The gradient of a write into a view also repeats the view, where a real run takes `as_strided`
 (`CopySlices::apply`, torch/csrc/autograd/functions/tensor.cpp); second derivatives tell them apart.
 """
 
@@ -44,7 +45,7 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """Where a view lies in its base, and the node that the base had when the view was repeated."""
+    """A view's place in its base, and the base's node when the view was repeated."""
 
     view: Geometry
     base: Geometry
@@ -52,23 +53,23 @@ class _Replayed:
 
 
 class ReplayedViews:
-    """The nodes of views that autograd repeated, by sequence number."""
+    """The nodes of repeated views, by sequence number."""
 
     def __init__(self) -> None:
         self._candidate: _Candidate | None = None
         self._replayed: dict[int, _Replayed] = {}
 
     def note(self, newest: int, args: tuple[Any, ...], result: Any, running: Any) -> None:
-        """An operation has run, which perhaps made a view of a base that was written into.
+        """Look at an operation that just ran, which may have made a view of a written base.
 
-        The node of a base that was not must not be asked for: what Python has seen dies in another
-        order (`freed_graphs`).
+        The `grad_fn` of any other base must not be read: nodes that Python has seen die in a
+        different order (`freed_graphs`).
 
         Args:
             newest: the newest node that autograd has made.
             args: the operation's arguments.
             result: what it returned.
-            running: the node that runs, None in a forward pass.
+            running: the running node; None in a forward pass.
         """
         source: Any = args[0] if args else None
         if not isinstance(source, torch.Tensor) or not torch.is_grad_enabled():
@@ -83,7 +84,7 @@ class ReplayedViews:
             )
 
     def settle(self) -> None:
-        """Something else is about to happen: decide what the newest view was."""
+        """Decide what the newest view was, before anything else happens."""
         candidate, self._candidate = self._candidate, None
         if candidate is None or not (candidate.is_of_slices or candidate.tensor() is None):
             return
@@ -95,7 +96,7 @@ class ReplayedViews:
             )
 
     def edges_of(self, node: Any) -> Edges:
-        """Where the results of a node go: those of a repeated view go straight to its base."""
+        """The edges of a node; those of a repeated view go straight to its base."""
         edges: Edges = node.next_functions
         replayed = self._replayed and self._replayed.get(node._sequence_nr())
         if replayed:
@@ -104,7 +105,7 @@ class ReplayedViews:
         return edges
 
     def formula_of(self, node: Any) -> Any:
-        """What to call for a node: itself, or the node that a real run would have."""
+        """The function to call for a node: itself, or that of the node in a real run."""
         replayed = self._replayed and self._replayed.get(node._sequence_nr())
         if not replayed:
             return node

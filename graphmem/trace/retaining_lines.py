@@ -1,10 +1,10 @@
-"""The line that makes a global or an attribute keep something, for what no running frame names.
+"""The line that makes a global or an attribute retain a tensor that no running frame names.
 
 Clauses, the first that applies, in the file that defines the global or the class:
   (1) the last line that adds to it: `kept.append(x)`, `kept[key] = x`, `kept += [x]`;
   (2) the first line that assigns it: `kept = x`.
 
-Not covered: what another file adds to it, or under another name.
+Not covered: additions in another file, or under another name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADDING = frozenset({"add", "append", "appendleft", "extend", "insert", "setdefa
 
 
 def retaining_line(file: str, name: str, *, of_class: str | None = None) -> Source | None:
-    """Where a global, or an attribute of a class, is added to or assigned; None if nowhere.
+    """The line that adds to or assigns a global or an attribute of a class; None if there is none.
 
     Args:
         file: the Python file.

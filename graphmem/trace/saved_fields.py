@@ -1,7 +1,7 @@
-"""What an autograd node keeps in each of its fields, as a pack hook made it.
+"""The packed objects that an autograd node keeps in its fields.
 
-From torch 2.10 on `_raw_saved_FIELD.data` tells. Before, a field shows no more than what it unpacks
-to, so the unpack hooks are told to answer with a stand-in, by which they are recognized.
+From torch 2.10 on, `_raw_saved_FIELD.data` returns them. Before, a field only shows what it unpacks
+to, so the unpack hooks are made to return a stand-in that identifies the packed object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RAW = "_raw_saved_"
 
 
 class _OfThread(threading.local):
-    """What was asked for by its stand-in's storage; None: nobody peeks."""
+    """The requested objects, by their stand-in's storage; None if nobody is peeking."""
 
     asked_for: dict[int, tuple[Any, torch.Tensor]] | None = None
 
@@ -31,7 +31,7 @@ class SavedFields:
         self._of_thread = _OfThread()
 
     def names_of(self, node: Any) -> tuple[str, ...]:
-        """The fields that a node shows, such as "self" and "result"."""
+        """The fields that a node exposes, such as "self" and "result"."""
         kind = type(node)
         if kind not in self._names:
             names = (name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
@@ -39,10 +39,10 @@ class SavedFields:
         return self._names[kind]
 
     def packed_in(self, node: Any, field: str) -> Iterator[tuple[str, Any]]:
-        """What a field holds, and under which name: that of a list's item has its position.
+        """The packed objects in a field, each with its name, which has the position in a list.
 
         Raises:
-            RuntimeError: it was released before, or the node is a Python function that saved none.
+            RuntimeError: the field was released, or the node is a Python function that saved none.
         """
         if PACKED_TENSORS_CAN_BE_READ.holds_in(installed_release()):
             held = getattr(node, f"{_RAW}{field}")
@@ -56,7 +56,7 @@ class SavedFields:
             yield f"{field}[{position}]" if is_list else field, data
 
     def stand_in_for(self, packed: Any) -> torch.Tensor | None:
-        """What an unpack hook must answer with where somebody peeks; else None."""
+        """The tensor that an unpack hook must return while a field is peeked at; else None."""
         asked_for = self._of_thread.asked_for
         if asked_for is None:
             return None
@@ -66,7 +66,7 @@ class SavedFields:
         return stand_in
 
     def _peeked(self, node: Any, field: str) -> Any:
-        # A node of C++ has `_saved_FIELD`; a Python function has `saved_tensors`, as users know it.
+        # A C++ node has `_saved_FIELD`; a Python function has the public `saved_tensors`.
         name = f"_saved_{field}" if hasattr(type(node), f"_saved_{field}") else f"saved_{field}"
         asked_for: dict[int, tuple[Any, torch.Tensor]] = {}
         self._of_thread.asked_for = asked_for

@@ -1,9 +1,9 @@
-"""Keep autograd's saved tensors apart from Python's: autograd holds a token, not the tensor.
+"""Separate autograd's saved tensors from Python's: autograd holds a token, not the tensor.
 
 `torch.autograd.graph.saved_tensors_hooks` lets a pack hook replace what autograd keeps
-(torch/csrc/autograd/saved_variable.cpp). Keeping a token means that a tensor's fake memory dies
-when Python lets go of it, while the token's life is that of autograd's ownership. Unpacking makes
-a fake tensor of the same geometry whose memory stands for the same storage.
+(torch/csrc/autograd/saved_variable.cpp). With a token, a tensor's fake memory dies when Python
+releases it, while the token lives as long as autograd's ownership. Unpacking makes a fake tensor of
+the same geometry whose memory stands for the same storage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from graphmem.trace.saved_fields import SavedFields
 from graphmem.trace.saved_token import Hook, SavedToken
 from graphmem.trace.saved_variables import note_saved, note_unpacked
 from graphmem.trace.saved_versions import SavedVersions
-from graphmem.trace.transform_levels import innermost, wrapped_anew
+from graphmem.trace.transform_levels import innermost, rewrapped
 from graphmem.trace.wrapper_tensors import is_wrapper, taken_apart
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.notes import NOTHING, Note
@@ -39,9 +39,9 @@ from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
 
 
 class _OfThread(threading.local):
-    """What a thread has: nodes that run and what each has unpacked, and the user's hooks.
+    """A thread's running nodes, with what each has unpacked, and the user's hooks.
 
-    From 2.12 on checkpointing saves its arguments itself, for no node.
+    From 2.12 on checkpointing saves its arguments itself, without a node.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class SavedTensors:
     """Packs and unpacks saved tensors, and releases them node by node.
 
     Attributes:
-        known: the values that go with what is saved; set before anything is.
+        known: the known values of saved tensors; set before anything is saved.
     """
 
     known: KnownValues
@@ -71,7 +71,7 @@ class SavedTensors:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Install the hooks; those that the user's code pushes are wrapped, not replaced."""
+        """Install the hooks; hooks that the user's code pushes are wrapped, not replaced."""
         manager = torch.autograd.graph.saved_tensors_hooks
         leave = manager.__exit__
         of_thread = self._of_thread
@@ -89,7 +89,7 @@ class SavedTensors:
 
         @contextmanager
         def disabled(message: str) -> Iterator[None]:
-            """What torch.func's derivatives begin with; the user's hooks may not be on then."""
+            """Raise PyTorch's error: torch.func's derivatives disallow the user's hooks."""
             if of_thread.regions:
                 raise InputError(
                     message, hint="leave out save_on_cpu() or other hooks around the transform"
@@ -121,7 +121,7 @@ class SavedTensors:
 
     @contextmanager
     def hooks_of_thread(self) -> Iterator[None]:
-        """Install the hooks in another thread of the program, which may outlive the trace."""
+        """Install the hooks in another of the program's threads, which may outlive the trace."""
         torch._C._autograd._push_saved_tensors_default_hooks(self._pack_while_on, self._unpack_any)
         try:
             yield
@@ -135,7 +135,7 @@ class SavedTensors:
         return self._unpack(packed) if isinstance(packed, SavedToken) else packed
 
     def _forget(self) -> None:
-        """What autograd still holds when the trace ends has no end in it."""
+        """Let tokens that autograd still holds when the trace ends never get an end tick."""
         tokens = itertools.chain.from_iterable(self._by_node.values())
         alive = [saved for token in tokens if (saved := token()) is not None]
         for saved in alive:
@@ -144,7 +144,7 @@ class SavedTensors:
             saved.variables.clear()
 
     def forget_released(self) -> None:
-        """Drop what is known of nodes that keep nothing any more, for the sake of long programs."""
+        """Drop nodes that no longer keep anything, so that long programs do not fill memory."""
         alive = (
             (number, [token for token in tokens if token() is not None])
             for number, tokens in self._by_node.items()
@@ -171,7 +171,7 @@ class SavedTensors:
                 note_saved(saved, tensor)
         storage, _ = self._recorder.observe(tensor, None)
         if wrapper is not tensor:
-            saved.payload = wrapped_anew(wrapper)
+            saved.payload = rewrapped(wrapper)
         elif isinstance(tensor, FakeTensor):
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
             saved.pending = tuple(view for is_set, view in _PENDING if is_set(tensor))
@@ -202,10 +202,10 @@ class SavedTensors:
 
     @acts_for_the_program
     def _open(self, saved: SavedToken) -> None:
-        """A node wants back what it saved [`SavedVariable::unpack`].
+        """Check that a node may unpack what it saved [`SavedVariable::unpack`].
 
         Raises:
-            RuntimeError: it was released, as by an earlier backward pass.
+            RuntimeError: it was released, for example by an earlier backward pass.
         """
         if saved.is_released:
             raise RuntimeError(_RELEASED)
@@ -240,7 +240,7 @@ class SavedTensors:
         shape, stride, dtype, device = saved.geometry
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            if saved.values is not None:  # they are of the whole storage
+            if saved.values is not None:  # they cover the whole storage
                 whole = torch.UntypedStorage(saved.values.memory.nbytes(), device="meta")
                 memory.set_(whole, saved.offset, shape, stride)
             for view in saved.pending:
@@ -253,9 +253,9 @@ class SavedTensors:
         return alias
 
     def _wrapped_pack(self, region: list[Hook]) -> Hook:
-        """The user's pack hook, which autograd must not hold: only what is packed may.
+        """The user's pack hook, which only the packed object may hold, not autograd.
 
-        Autograd lets go of hooks together with what they packed. Here it keeps the token, and
+        Autograd releases hooks together with what they packed, but here it keeps the token, and
         checkpointing's hooks hold everything that the recomputation needs.
         """
 
@@ -281,7 +281,7 @@ class SavedTensors:
 
     @contextmanager
     def running(self, node: Any, *, release: bool) -> Iterator[None]:
-        """Run one node; afterwards everything that it saved is released, unless kept."""
+        """Run one node, then release what it saved, unless `release` is false."""
         held = self._held_by(node)
         self._of_thread.unpacked.append([])
         try:
@@ -290,31 +290,31 @@ class SavedTensors:
             unpacked = self._of_thread.unpacked.pop()
         if release:
             if not self._fields.names_of(node):
-                held = self._held_out_of_sight(node, unpacked)
+                held = self._unexposed(node, unpacked)
             for saved in held:
                 saved.release()
 
     def release(self, node: Any) -> None:
-        """Let go of what a node saved, which dies."""
+        """Release what a dying node saved."""
         for saved in self._held_by(node) or self._saved_under(node):
             saved.release()
 
     def describe(self, node: Any) -> Iterator[graph.SavedTensor]:
-        """What a node saved; the field is "" where it shows none."""
+        """Describe what a node saved; the field is "" if it exposes none."""
         for saved in self._held_by(node) or self._saved_under(node):
             yield graph.SavedTensor(saved.field, saved.described(), saved.owner)
 
     def storages_of(self, node: Any) -> Iterator[Storage]:
-        """What a node of a graph that has not run keeps alive."""
+        """The storages that a node keeps alive before it runs."""
         for token in self._by_node.get(node._sequence_nr(), ()):
             saved = token()
             if saved is not None and saved.storage is not None and not saved.is_released:
                 yield saved.storage
 
     def _held_by(self, node: Any) -> list[SavedToken]:
-        """What a node shows that it saved, named after the field, such as `GeluBackward0.self`.
+        """The tokens in a node's fields, named after the field, such as `GeluBackward0.self`.
 
-        The order is that of saving, in which `release_variables` lets go.
+        The order is that of saving, in which `release_variables` frees them.
         """
         found: list[SavedToken] = []
         for field in self._fields.names_of(node):
@@ -329,12 +329,13 @@ class SavedTensors:
                     saved.name_after(f"{node.name()}.{field}")
         return sorted(found, key=lambda saved: saved.number)
 
-    def _held_out_of_sight(self, node: Any, unpacked: list[SavedToken]) -> list[SavedToken]:
-        """What was saved by a node that does not show it.
+    def _unexposed(self, node: Any, unpacked: list[SavedToken]) -> list[SavedToken]:
+        """The tokens of a node that does not expose them.
 
-        That is what it unpacked, and what was saved while it was the newest node. `CopySlices` is
-        one, which holds the node of the operation that wrote into a view, made just before it;
-        functions written in C++ are others. All generated nodes show what they save.
+        They are those that it unpacked, and those saved while it was the newest node. `CopySlices`
+        is such
+        a node: it holds the node of the operation that wrote into a view, made just before it.
+        Functions written in C++ are others. All generated nodes expose what they save.
         """
         held = [*self._saved_under(node), *unpacked]
         for saved in held:
@@ -346,7 +347,7 @@ class SavedTensors:
         return held
 
     def _saved_under(self, node: Any) -> list[SavedToken]:
-        """What was saved while a node that does not show it was the newest, and is alive."""
+        """The live tokens saved while a node that does not expose them was the newest."""
         number = node._sequence_nr()
         if isinstance(node, _FUNCTIONS.CopySlices):
             numbers = [number - 1, number]
@@ -357,13 +358,13 @@ class SavedTensors:
 
 
 def _newest_node() -> int:
-    """The node that saves: autograd makes a node before it saves for it."""
+    """The number of the node being saved for: autograd makes a node before it saves."""
     newest: int = torch._C._autograd._get_sequence_nr() - 1
     return newest
 
 
 def is_just_unpacked(tensor: torch.Tensor) -> bool:
-    """Whether nobody but autograd has seen the tensor yet. The answer is True only once."""
+    """Whether only autograd has seen the tensor so far; True only once."""
     note = getattr(tensor, "_graphmem_unpacked", NOTHING)
     if note.value:
         del tensor._graphmem_unpacked  # type: ignore[attr-defined]
@@ -380,6 +381,6 @@ _PENDING: tuple[tuple[Callable[[torch.Tensor], bool], Hook], ...] = (
     (torch.Tensor.is_conj, torch.Tensor.conj),
     (torch.Tensor.is_neg, torch._neg_view),
 )
-"""What a view leaves to do to whoever reads it (aten/src/ATen/ConjugateFallback.cpp)."""
+"""Operations that a view defers to its readers (aten/src/ATen/ConjugateFallback.cpp)."""
 _FUNCTIONS: Any = torch._C._functions
 _GENERATED = frozenset(kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type))

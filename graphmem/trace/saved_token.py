@@ -1,4 +1,4 @@
-"""What autograd holds in place of a tensor that it saved."""
+"""The token that autograd holds in place of a saved tensor."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Hook = Callable[[Any], Any]
 
 
 class SavedToken:
-    """What autograd holds in place of a tensor. `owner` ends when autograd lets go.
+    """What autograd holds in place of a saved tensor; `owner` ends when autograd releases it.
 
-    That of a sparse tensor has no storage, but parts: its indices and its values. So has that of a
-    tensor which holds others.
+    The token of a sparse tensor has no storage, but parts: indices and values. So does that of a
+    tensor that holds others.
 
     Args:
-        number: tokens are numbered in the order in which they were packed.
-        let_go: told when `owner` ends.
-        hooks: the user's own, where there are any: they live as long as what they packed.
+        number: its number in the order of packing.
+        let_go: called when `owner` ends.
+        hooks: the user's hooks, if any: they live as long as what they packed.
     """
 
     __slots__ = (
@@ -74,25 +74,25 @@ class SavedToken:
         self.savers: Savers | None = None
 
     def name_after(self, field: str) -> None:
-        """Say what holds the tensor: a field of a node."""
+        """Name the token's owner: a field of a node."""
         for saved in (self, *self.parts):
             if saved.owner is not None:
                 saved.owner.name = field
 
     def release(self) -> None:
-        """Let go, as `Node::release_variables` does."""
+        """Release everything, as `Node::release_variables` does."""
         self.is_released = True
         self.payload = self.values = self.version = self.together = None
         self.hooks = []
         self.variables.clear()
-        for part in reversed(self.parts):  # as the members of a `SparseTensorImpl` are destroyed
+        for part in reversed(self.parts):  # as `~SparseTensorImpl` does
             part.release()
         if self.owner is not None and self.owner.end is None:
             assert self.storage is not None
             self._let_go(self.storage, self.owner)
 
     def described(self) -> TensorOut | None:
-        """What the step graph says of the tensor; None where only the user's hooks know."""
+        """The step graph's description of the tensor; None if only the user's hooks know it."""
         if self.geometry is not None:
             shape, stride, dtype, _ = self.geometry
         elif isinstance(self.payload, torch.Tensor) and not self.hooks:

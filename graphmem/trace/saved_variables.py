@@ -1,15 +1,15 @@
-"""What autograd saves is the variable itself, where that is no result of the node that saves it.
+"""Saved variables that keep more alive than their memory.
 
-So a saved variable keeps more alive than its memory (`SavedVariable`, `data_` with
-`saved_original_`, torch/csrc/autograd/saved_variable.cpp): the gradient that it retains, and its
-history, that of its base where it is a view, as it is then and not as it was when it was saved. A
-variable that was written into with what was computed from itself is a cycle in C++, which PyTorch
-never frees.
+Autograd saves the variable itself, unless that is a result of the saving node (`SavedVariable`,
+`data_` with `saved_original_`, torch/csrc/autograd/saved_variable.cpp). A saved variable keeps its
+retained gradient and its history alive (its base's, if it is a view), as they are now and not as
+they were when it was saved. A variable that was overwritten with a result computed from itself is a
+cycle in C++, which PyTorch never frees.
 
-A token has the memory alone. From the moment that a variable gets a gradient or another history it
-has the variable as well. So has what saves the variable later, also in a node that runs and has
-unpacked it: what is unpacked is the variable. Where a retained gradient has a graph that saves
-the variable, that is a cycle as well.
+A token holds only the memory. Once a variable gets a gradient or a new history, the token also
+holds the variable. So does every token that saves it later, including those of a running node that
+has unpacked it: the unpacked tensor is the variable. A retained gradient whose graph saves the
+variable is a cycle as well.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Keeper(Protocol):
     """Stands for a saved variable.
 
     Attributes:
-        variables: what it keeps besides memory.
-        savers: all that have saved the variable.
-        is_released: whether it has let go.
+        variables: those it keeps, in addition to memory.
+        savers: everything that saved the variable.
+        is_released: whether it was released.
     """
 
     variables: list[torch.Tensor]
@@ -41,14 +41,14 @@ class Keeper(Protocol):
 
 @dataclass(slots=True)
 class Savers:
-    """Who has saved a variable, the variable where it retains a gradient, and those of its base."""
+    """A variable's savers, the variable if it retains a gradient, and the savers of its base."""
 
     keepers: list[weakref.ref[Any]] = field(default_factory=list)
     with_gradient: weakref.ref[torch.Tensor] | None = None
     of_base: Savers | None = None
 
     def add(self, keeper: Keeper) -> None:
-        """One more has saved it."""
+        """Add one more saver."""
         if self.of_base is not None:
             self.of_base.add(keeper)
         self.keepers.append(weakref.ref(keeper))
@@ -58,7 +58,7 @@ class Savers:
 
 
 def note_saved(keeper: Keeper, variable: torch.Tensor) -> None:
-    """A variable that is no leaf was saved, and with it the base that it is a view of."""
+    """Note that a non-leaf variable was saved, and with it the base that it is a view of."""
     base = variable._base if variable._is_view() else None
     of_base = None if base is None or base.is_leaf else _savers_of(base)
     if not variable.is_leaf:
@@ -70,19 +70,19 @@ def note_saved(keeper: Keeper, variable: torch.Tensor) -> None:
 
 
 def note_unpacked(keeper: Keeper, variable: torch.Tensor) -> None:
-    """This is the variable that was saved, which a node wants back."""
+    """Note that a node unpacked this variable."""
     if keeper.savers is not None:
         setattr(variable, _SAVED, Note(keeper.savers))
 
 
 def note_gradient(variable: torch.Tensor) -> None:
-    """The variable is about to retain a gradient."""
+    """Note that the variable is about to retain a gradient."""
     keep_where_saved(variable)
     _savers_of(variable).with_gradient = weakref.ref(variable)
 
 
 def keep_where_saved(variable: torch.Tensor) -> None:
-    """The variable has a new history, or a gradient that it retains."""
+    """Have every saver keep a variable with a new history or a retained gradient."""
     savers: Savers | None = getattr(variable, _SAVED, NOTHING).value
     for known in () if savers is None else savers.keepers:
         keeper: Keeper | None = known()
@@ -99,7 +99,7 @@ def _savers_of(variable: torch.Tensor) -> Savers:
 
 
 def note_history(args: tuple[Any, ...], result: Any) -> None:
-    """An operation has run; one that writes into a variable or a view of it adds to its history."""
+    """Look at an operation that just ran: one that writes into a variable extends its history."""
     if not args or result is not args[0] or not torch.is_grad_enabled():
         return
     if isinstance(result, torch.Tensor) and not result.is_inference():

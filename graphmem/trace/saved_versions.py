@@ -1,13 +1,12 @@
-"""Notice that a tensor was written in place after autograd had saved it.
+"""Detect in-place writes to a tensor after autograd saved it.
 
-PyTorch compares the tensor's version when it unpacks what it saved, but not behind hooks
-(`SavedVariable::unpack`, torch/csrc/autograd/saved_variable.cpp). A trace has hooks of its own
-there, so it compares, in the same words and at the same moment.
+PyTorch compares the tensor's version when it unpacks, but not if there are hooks
+(`SavedVariable::unpack`, torch/csrc/autograd/saved_variable.cpp). A trace has hooks there, so it
+compares itself, at the same moment and with the same message.
 
-A token must not hold what was saved. It holds an empty tensor that shares the version counter, as
-every `detach()` does, and that `.data =` has taken off the memory.
-
-Not covered: the name of the node where an operation in place on a view saved its own result.
+A token must not hold the saved tensor. It holds an empty tensor that shares the version counter, as
+every `detach()` does, and that `.data =` has detached from the memory.
+ Not covered: the node's name if an in-place operation on a view saved its own result.
 """
 
 from __future__ import annotations
@@ -21,32 +20,32 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import acts_for_the_program
 
-# As it is in C++: a virtual GPU has a `data` of its own (graphmem/virtual_gpu/parameters.py).
+# The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_gpu/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 
 
 def note_write(func: Any, args: tuple[Any, ...]) -> None:
-    """A foreach operation in place tells of its write by itself, which fake tensors pass over.
+    """Bump the versions that an in-place foreach operation bumps, which fake tensors skip.
 
-    ATen/native/cuda/ForeachFunctors.cuh, `increment_version`. Fused optimizers do not tell.
+    ATen/native/cuda/ForeachFunctors.cuh, `increment_version`. Fused optimizers do not bump them.
     """
     if func.__name__.startswith("_foreach_") and func._schema.is_mutable:
         torch._C._increment_version(args[0])
 
 
 class SavedVersions:
-    """Makes the note of a version for each tensor that is saved."""
+    """Notes the version of each tensor that is saved."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         self._empty = FakeTensor(fake_mode, torch.empty(0, device="meta"), torch.device("cpu"))
 
     def of(self, tensor: torch.Tensor) -> SavedVersion:
-        """The version of now of a tensor that is being saved.
+        """The current version of a tensor that is being saved.
 
-        Its `grad_fn` must not be asked for: that makes a Python object of the node, and changes
-        the order in which a graph dies that nobody walks.
+        Its `grad_fn` must not be read: that makes a Python object of the node, and changes the
+        order in which a graph that is never walked dies.
         """
-        if not isinstance(tensor, FakeTensor):  # a real one is kept by the token itself
+        if not isinstance(tensor, FakeTensor):  # the token itself keeps a real one
             return SavedVersion(tensor, tensor)
         with torch._C._DisableTorchDispatch():
             counter = tensor.detach()
@@ -58,8 +57,8 @@ class SavedVersion:
     """The version at which a tensor was saved.
 
     Args:
-        tensor: is being saved.
-        counter: shares its version counter.
+        tensor: the tensor being saved.
+        counter: a tensor that shares its version counter.
     """
 
     __slots__ = ("_counter", "_is_view", "_looks", "_output", "_saved_at", "_variable")
@@ -74,13 +73,13 @@ class SavedVersion:
 
     @acts_for_the_program
     def check(self, held_as: str) -> None:
-        """Compare with the version of now.
+        """Compare with the current version.
 
         Args:
-            held_as: the node that asks and its field, such as `SigmoidBackward0.result`.
+            held_as: the node that unpacks, and its field, such as `SigmoidBackward0.result`.
 
         Raises:
-            RuntimeError: the tensor was written in place since.
+            RuntimeError: the tensor was written in place since it was saved.
         """
         version = self._counter._version
         if version == self._saved_at:
@@ -99,9 +98,10 @@ class SavedVersion:
         )
 
     def _maker(self, held_as: str) -> str:
-        """What made the tensor; "" for a leaf, and for what nobody holds any more.
+        """The node that made the tensor; "" for a leaf, or a tensor that no longer exists.
 
-        A node's own result is that node's; one of its inputs is of what has written into it last.
+        The node's own result was made by the node; an input, by the last operation that wrote into
+        it.
         """
         node, _, field = held_as.partition(".")
         if self._variable is None:
@@ -113,12 +113,12 @@ class SavedVersion:
         return re.sub(r"Backward\d*$", "", node)
 
 
-# A view's node is recreated once its base was written (`VariableHooks::grad_fn`,
-# torch/csrc/autograd/variable.cpp), which a write that is noticed here has done.
+# A view's node is recreated once its base is written (`VariableHooks::grad_fn`,
+# torch/csrc/autograd/variable.cpp), as it was if a write is detected here.
 _REGENERATED = "AsStridedBackward0"
 
 
-# How tools/autograd/derivatives.yaml calls what an operation returns.
+# The names of results in tools/autograd/derivatives.yaml.
 _RESULT = re.compile(r"(result|output)\d*")
 
 

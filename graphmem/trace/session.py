@@ -1,7 +1,7 @@
-"""Everything that watches torch while a program of the user's runs, put together.
+"""Everything that watches torch while the user's program runs.
 
-A session knows nothing of loops: who calls the program (`tracer` for `build()`, `graphmem.live`
-for a whole script) says where iterations begin.
+A session knows nothing of training loops: its caller (`tracer` for `build()`, `graphmem.live` for a
+whole script) marks where iterations begin.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from graphmem.virtual_gpu.patching import replaced
 
 
 class Session:
-    """Watches one program; also the backward walk's observer: it tells phases apart.
+    """Watches one program, and observes the backward walk to tell phases apart.
 
     Attributes:
         recorder: writes the step graph.
         location: knows where the program is.
         fake_mode: the mode of the fake tensors.
-        saved: what autograd holds.
+        saved: the tensors that autograd holds.
         mode: the dispatch mode under which the program runs.
-        reads: what the program reads off the device.
-        compiles: whether `torch.compile` compiles, or what it is given runs eagerly.
+        reads: answers the program's reads from the device.
+        compiles: whether `torch.compile` compiles, or returns a function that runs eagerly.
     """
 
     compiles = False
     knows_memory = False
-    """Whether the card says on the way how much of its memory is in use."""
+    """Whether the program can ask how much memory is in use while it runs."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Session:
         mode: type[DataDependentMode] = DataDependentMode,
         subclass_like: bool = False,
     ) -> None:
-        """A session that watches nothing yet.
+        """Make a session that is not watching yet.
 
         Args:
-            device: whose memory is counted.
-            mode: what answers operations.
+            device: the device whose memory is counted.
+            mode: the class of the dispatch mode.
             subclass_like: see `GradientRules`.
         """
         self.recorder = Recorder(device)
@@ -119,11 +119,11 @@ class Session:
     def watching(
         self, device: AbstractContextManager[None], outermost: FrameType | None
     ) -> Iterator[None]:
-        """Run what stands in the context on the device, and have it recorded.
+        """Run the context's body on the device, and record it.
 
         Args:
-            device: makes torch believe in it; open while the session watches.
-            outermost: the frame that calls the program, None where the whole stack is the user's.
+            device: makes torch see the device; open while the session watches.
+            outermost: the frame that calls the program; None if the whole stack is the user's.
         """
         with ExitStack() as stack:
             stack.enter_context(_without_logged_errors())
@@ -152,7 +152,7 @@ class Session:
 
     @contextmanager
     def _excusing(self) -> Iterator[None]:
-        """Tell whoever explains an error that a number was assumed before it."""
+        """Add a hint to an error if a number was assumed before it."""
         try:
             yield
         except Exception as error:
@@ -160,7 +160,7 @@ class Session:
             raise
 
     def _compilation(self) -> AbstractContextManager[None]:
-        """What answers a program that asks for compilation."""
+        """The handler of `torch.compile`."""
         if not self.compiles:
             return replaced(eagerly.replacements(self.reads.eager))
         unwatched = Unwatched(self.mode, self._hooks, self.fake_mode, self.recorder.device)
@@ -181,11 +181,11 @@ class Session:
                     self._numbers.go_on()
 
     def _called(self, module: torch.nn.Module) -> None:
-        """A module is called from outside of any other."""
+        """Look for libraries whenever a module is called from outside any other."""
         self._know_libraries()
 
     def _know_libraries(self) -> None:
-        """The program may have loaded transformers or torchvision by now."""
+        """Patch transformers and torchvision once the program has loaded them."""
         if not self._is_disguised and disguise.is_loaded():
             self._is_disguised = True
             self._patches.enter_context(replaced(disguise.replacements()))
@@ -195,11 +195,11 @@ class Session:
             self.mode.follow_nms()
 
     def _end(self) -> None:
-        """Leave threads alone that outlive the program."""
+        """Leave threads that outlive the program alone."""
         self.mode.is_over = True
 
     def name_what_lives(self) -> None:
-        """Say what models and optimizers hold, by the names of now."""
+        """Name what models and optimizers hold, by their current names."""
         for model in self.location.roots:
             name_model(self.recorder, model)
             describe_model(self.recorder, model)
@@ -212,36 +212,36 @@ class Session:
             if optimizer is not None:
                 yield optimizer
 
-    # What the walk tells ------------------------------------------------------------------------
+    # Events of the walk -------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """The outermost call of `backward` or `grad` begins a phase."""
+        """Begin a phase at the outermost call of `backward` or `grad`."""
         if not self._depth:
             name_variables(self.recorder, self.location)
             note_flags(self.recorder)
             self.recorder.phases.enter_backward()
 
     def enter_backward(self) -> None:
-        """Backward passes can be nested."""
+        """Count one more level: backward passes can be nested."""
         self._depth += 1
 
     def leave_backward(self) -> None:
-        """What follows the outermost is the optimizer's, or else the next forward pass."""
+        """End the phase with the outermost call: optimizer or next forward pass follows."""
         self._depth -= 1
         if not self._depth:
             self.recorder.phases.leave_backward()
 
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
-        """Operations that follow belong to this autograd node."""
+        """Assign the following operations to this autograd node."""
         self.mode.node = node
         self.mode.keeps_graph = keeps_graph
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
 
     def failed(self, error: Exception, roots: list[Any]) -> None:
-        """Where no line of the user's calls `backward`, that of the operation is the place.
+        """Attach a place to an error, for the case that no user line calls `backward`.
 
-        Else that of the root's operation, where the module is torch's own.
+        It is the line of the failing node's operation, else that of a root's, else the module.
         """
         nodes = [node for node in (self.mode.node, *roots) if node is not None]
         made_by = [op for op in map(self.mode.forward_of, nodes) if op is not None]
@@ -249,12 +249,12 @@ class Session:
         note_place(error, next(iter(lines), made_by[0].module if made_by else None))
 
     def optimizer_stepped(self) -> None:
-        """An optimizer's step has just ended."""
+        """Note that an optimizer's step has just ended."""
         self.recorder.phases.optimizer_stepped()
 
     @contextmanager
     def _watching_optimizers(self) -> Iterator[None]:
-        """Know every optimizer that steps, and where in the iteration it does."""
+        """Register every optimizer that steps, and when it does."""
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
@@ -277,7 +277,7 @@ class Session:
 
 @contextmanager
 def _without_logged_errors() -> Iterator[None]:
-    """Keep FakeTensorMode from logging the errors that it raises as well."""
+    """Keep FakeTensorMode from also logging the errors that it raises."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,11 +1,11 @@
 """Operations whose results have sizes that depend on data.
 
-Where the values that decide are known, or assumed by a rule, they decide here as well. Else
+If the deciding values are known, or assumed by a rule, they are used. Otherwise
 
-(1) a mask selects all elements, or the share that `--assume` says, spread evenly;
-(2) `nms` keeps as many boxes, and there are as many distinct values (`distinct_values`);
+(1) a mask selects all elements, or the fraction given by `--assume`, spread evenly;
+(2) so does `nms` with boxes and `unique` with distinct values (`distinct_values`);
 (3) `bincount` fills `minlength` bins;
-(4) `repeat_interleave` repeats each element once, unless `output_size` says more.
+(4) `repeat_interleave` repeats each element once, unless `output_size` is given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIZED_BY_DATA = (
 
 
 class SizesByDataMode(SparseMode):
-    """A trace that goes on where data decide how large a result is."""
+    """A trace that continues where data decide the size of a result."""
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
@@ -60,7 +60,7 @@ class SizesByDataMode(SparseMode):
     def _sized_by_data(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A result whose size its operands' values decide."""
+        """Run an operation whose result's size depends on its operands' values."""
         if self._stays_real(func, args, kwargs):
             return self._run_real(func, args, kwargs)
         if kwargs.get("output_size") is not None:
@@ -74,7 +74,7 @@ class SizesByDataMode(SparseMode):
         return bounded(func, args, kwargs)
 
     def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation returns on known operands, without data; None: they are not known."""
+        """The fake result of an operation on known operands; None if they are not known."""
         computed = self.reads.known.compute(func, args, kwargs)
         if computed is None:
             return None
@@ -96,7 +96,7 @@ class SizesByDataMode(SparseMode):
         return result
 
     def _dynamic(self, error: Exception, func: Any, args: Any, kwargs: Any) -> Any:
-        """Go on by known values where PyTorch's own fake rules cannot."""
+        """Use known values where PyTorch's own fake rules fail."""
         if not isinstance(error, (DynamicOutputShapeException, DataDependentOutputException)):
             return None
         return self._by_values(func, args, kwargs)
@@ -120,14 +120,14 @@ class SizesByDataMode(SparseMode):
         return kept
 
     def follow_nms(self) -> None:
-        """The program has loaded torchvision's operators."""
+        """Handle `nms`, once the program has loaded torchvision's operators."""
         nms = torch.ops.torchvision.nms.default
         self._bounded[nms] = self._nms
         self._special[nms] = self._sized_by_data
 
     def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         tensor, mask = args
-        if not isinstance(tensor, FakeTensor):  # of the host, with a mask of the card's
+        if not isinstance(tensor, FakeTensor):  # a host tensor with a mask on the card
             tensor = mask
         shape = torch.broadcast_shapes(args[0].shape, mask.shape)
         count = self._count_true(mask.expand(shape), math.prod(shape))
@@ -136,7 +136,7 @@ class SizesByDataMode(SparseMode):
         )
 
     def _unique(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Distinct values, where each came from, and how often each is there."""
+        """The distinct values, the inverse and the counts."""
         tensor = args[0]
         if self._argument(func, args, kwargs, "dim") is not None:
             return self._run(func, (), args, kwargs)
@@ -149,7 +149,7 @@ class SizesByDataMode(SparseMode):
     def _distinct_values(
         self, func: Any, tensor: FakeTensor, shapes: Sequence[Sequence[int]]
     ) -> list[FakeTensor]:
-        """Distinct values, where each came from, and how often each is there, of these shapes."""
+        """The distinct values, the inverse and the counts, with these shapes."""
         values, inverse, counts = shapes
         many = room(func, tensor)
         if counts_always(func, tensor):
@@ -163,7 +163,7 @@ class SizesByDataMode(SparseMode):
     def _shrunk(
         self, many: int | None, shape: Sequence[int], like: FakeTensor, dtype: torch.dtype
     ) -> FakeTensor:
-        """A tensor that was of `many` elements before `resize_`, which keeps the storage."""
+        """A tensor that had `many` elements before `resize_`, which keeps the storage."""
         if many is None:
             return self._new_empty(shape, like, dtype)
         with torch._C._DisableTorchDispatch():
@@ -171,7 +171,7 @@ class SizesByDataMode(SparseMode):
         return FakeTensor(self._fake_mode, memory, like.fake_device)
 
     def _bincount(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """One bin for each value up to the largest, and at least as many as are asked for."""
+        """One bin for each value up to the largest, but at least `minlength`."""
         tensor = args[0]
         bins = max(1, self._argument(func, args, kwargs, "minlength"))
         weights = self._argument(func, args, kwargs, "weights")
@@ -187,7 +187,7 @@ class SizesByDataMode(SparseMode):
         return self._record_made(func, args, kwargs, self._new_empty((bins,), tensor, dtype))
 
     def _repeat(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """As many elements as the numbers of repetitions sum to."""
+        """The elements repeated: the size is the sum of the repetitions."""
         tensor = args[0]
         self._recorder.assume(
             "how often repeat_interleave repeats",
@@ -199,7 +199,7 @@ class SizesByDataMode(SparseMode):
         return self._record_made(func, args, kwargs, made)
 
     def _positions(self, mask: torch.Tensor, like: FakeTensor) -> list[torch.Tensor]:
-        """Where a mask selects, by dimension: as it is known, or assumed."""
+        """The positions that a mask selects, by dimension, known or assumed."""
         count = self._count_true(mask)
         found = self._new_empty((mask.dim(), count), like, torch.int64)
         if isinstance(mask, FakeTensor) and mask.fake_device.type != "cpu":
@@ -213,7 +213,7 @@ class SizesByDataMode(SparseMode):
         return made
 
     def _assume_selected(self, found: torch.Tensor, shape: Sequence[int], count: int) -> None:
-        """Where a mask of this shape selects so many elements, a row each."""
+        """Assume which `count` elements a mask of this shape selects, a row for each."""
         if 0 < found.numel() <= MOST_SELECTED:
             self.reads.known.assume(found, *selected_of(shape, count))
 
@@ -237,7 +237,7 @@ class SizesByDataMode(SparseMode):
 
 
 def _count(mask: torch.Tensor) -> int:
-    """How many elements are not zero; an expanded dimension is counted once and multiplied."""
+    """How many elements are nonzero; an expanded dimension is counted once and multiplied."""
     times = 1
     with torch._C._DisableTorchDispatch():
         for dim in range(mask.dim() - 1, -1, -1):

@@ -1,7 +1,7 @@
-"""Operations on sparse COO tensors that PyTorch has no meta kernel for.
+"""Operations on sparse COO tensors for which PyTorch has no meta kernel.
 
-A sparse tensor of the host has as many nonzeros as its data say; on the device it has memory for
-that many indices and values, which die with it. What follows is what a graph network needs:
+A sparse host tensor has a known number of nonzeros; on the device it has memory for that many
+indices and values, which die with it. Graph networks need:
 
 (1) copies on the device (aten/src/ATen/native/TensorConversions.cpp, `_to_copy`, and
     sparse/SparseTensor.cpp, `clone_sparse`);
@@ -15,7 +15,7 @@ that many indices and values, which die with it. What follows is what a graph ne
 (6) `coalesce` of such rows, whose new indices lie in memory for all of the old ones
     (sparse/cuda/SparseCUDATensor.cu, `_coalesce_sparse_cuda`: `indices1D.resize_`), and
     `sparse_mask` of a dense matrix by them (sparse/SparseTensor.cpp), as SparseAdam does. How many
-    rows are distinct is known where the indices are; else all are taken to be, the bound.
+    rows are distinct is known if the indices are; otherwise all are assumed to be, the bound.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CUSPARSE_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex
 
 
 class SparseMode(SpecialOperatorsMode):
-    """A trace that follows sparse tensors."""
+    """A trace that supports sparse tensors."""
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
@@ -70,7 +70,7 @@ class SparseMode(SpecialOperatorsMode):
         device: torch.device | None = None,
         **options: Any,
     ) -> FakeTensor | None:
-        """A copy on the device; one on the host has data, which nobody knows."""
+        """A copy on the device; one on the host would need unknown data."""
         target = device or _device_of(tensor)
         if tensor.layout is not torch.sparse_coo or target.type == "cpu":
             return None
@@ -113,7 +113,7 @@ class SparseMode(SpecialOperatorsMode):
     def _add_sparse_rows(
         self, dense: torch.Tensor, rows: torch.Tensor, **factor: Any
     ) -> torch.Tensor | None:
-        """Clause (5): nothing is made."""
+        """Clause (5): nothing is allocated."""
         if not isinstance(rows, FakeTensor) or rows.layout is not torch.sparse_coo:
             return None
         is_fitting = dense.shape == rows.shape and dense.dtype == rows.dtype

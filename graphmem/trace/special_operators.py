@@ -1,9 +1,9 @@
-"""Single operators that a card runs otherwise than their fake rules, or PyTorch's own walk, say.
+"""Operators that behave differently on a card than by their fake rules or in this walk.
 
 (1) Losses keep the storage of all their unreduced values (`virtual_gpu/unreduced_losses.py`).
-(2) Fused attention returns other shapes than its meta kernels (`virtual_gpu/attention.py`).
-(3) Fused optimizers with a tensor as learning rate have no meta kernel, and return nothing.
-(4) `detach` and `clone` take nothing where the engine would not call them.
+(2) Fused attention returns different shapes than its meta kernels (`virtual_gpu/attention.py`).
+(3) Fused optimizers with a tensor learning rate have no meta kernel, and return nothing.
+(4) `detach` and `clone` allocate nothing where the engine would not call them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FUSED_UPDATES = (
 
 
 class SpecialOperatorsMode(TraceMode):
-    """A trace that runs them as a card does."""
+    """A trace that runs these operators as a card does."""
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
@@ -73,20 +73,20 @@ class SpecialOperatorsMode(TraceMode):
         return result
 
     def _into_result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """What compiled code writes into a tensor of its own, for which there is no meta kernel."""
+        """Record an operation of compiled code that writes into `out` and has no meta kernel."""
         return self._record_made(func, args, kwargs, kwargs["out"])
 
     def _update(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> None:
-        """What writes into its arguments and returns nothing can do without a meta kernel."""
+        """Record an operation that only writes into its arguments, which needs no meta kernel."""
         if self._stays_real(func, args, kwargs):
             self._run_real(func, args, kwargs)
         else:
             self._record(func, args, kwargs, None, self._recorder.begin_op())
 
     def _detach(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Autograd makes a variable of what it unpacks, which takes no operation in a real run.
+        """Return an unpacked tensor itself: in a real run, autograd makes it a variable for free.
 
-        It asks for a detached copy only because its argument is held twice at that moment
+        It asks for a detached copy here only because its argument is held twice at that moment
         (torch/csrc/autograd/variable.h, `make_variable`), so it may have the tensor itself.
         """
         (tensor,) = args
@@ -95,9 +95,9 @@ class SpecialOperatorsMode(TraceMode):
         return self._run(func, types, args, kwargs)
 
     def _clone(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A node clones cuDNN's reserve space, which it writes into, only if it may run again.
+        """Clone cuDNN's reserve space, into which its node writes, only if the node may run again.
 
-        That is `retain_variables` in derivatives.yaml, which no engine but the real one can set.
+        That is `retain_variables` in derivatives.yaml, which only the real engine can set.
         """
         is_recurrent = self.node is not None and self.node.name() == "CudnnRnnBackward0"
         if is_recurrent and not self.keeps_graph:

@@ -1,11 +1,11 @@
-"""Kinds of tensors that PyTorch makes in Python: what a mode cannot wrap, and what is refused.
+"""Tensor subclasses that PyTorch defines in Python: stand-ins for some, errors for others.
 
-(1) `CausalBias` (torch/nn/attention/bias.py) is an empty tensor of the host that stands for a mask.
-(2) Jagged tensors (torch/nested/_internal/nested_tensor.py) hold rows, and offsets that say where
-    each piece begins. The size of their ragged dimension is a number of its own for each tensor of
-    offsets (`get_tensor_symint`). Here it is one for each place in memory, since autograd gives
-    back another tensor than it was given (`saved_tensors`).
-(3) Strided nested tensors, which C++ makes, are refused by name.
+(1) `CausalBias` (torch/nn/attention/bias.py) is an empty host tensor that stands for a mask.
+(2) Jagged tensors (torch/nested/_internal/nested_tensor.py) hold rows, and offsets at which each
+piece begins. The size of their ragged dimension is a unique number for each tensor of offsets
+(`get_tensor_symint`). Here it is unique for each place in memory, since autograd unpacks a
+different tensor than it packed (`saved_tensors`).
+(3) Strided nested tensors, which C++ makes, are rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from graphmem.trace.refused_operators import at
 from graphmem.virtual_gpu.patching import Replacement
 
 _NESTED = ("nested_tensor", "as_nested_tensor", "narrow")
-_numbers = itertools.count(1 << 32)  # PyTorch counts its own from 0
+_numbers = itertools.count(1 << 32)  # PyTorch counts from 0
 
 
 def replacements(location: Location, recorder: Recorder) -> list[Replacement]:
@@ -36,7 +36,7 @@ def replacements(location: Location, recorder: Recorder) -> list[Replacement]:
     return [
         (CausalBias, "__new__", staticmethod(_empty_bias)),
         (jagged, "get_tensor_symint", _ragged_size(recorder)),
-        # Made while the trace is on, it would be of this trace.
+        # If made during the trace, it would belong to this trace.
         (jagged, "_dummy_instance", jagged._nt_view_dummy()),
         *((torch.nested, name, _unless_strided(name, location)) for name in _NESTED),
     ]

@@ -1,15 +1,15 @@
-"""Threads that a program starts are watched like the thread that it runs in.
+"""Watch the threads that a program starts like its main thread.
 
 Dispatch modes and hooks for saved tensors belong to a thread (`PythonTorchFunctionTLS`,
-`SavedTensorDefaultHooks`: both `thread_local`), and so does the count by which autograd numbers its
-nodes (aten/src/ATen/SequenceNumber.cpp). Every thread that starts gets the modes and hooks, and a
-count that goes on where the others are, so that a number means one node.
+`SavedTensorDefaultHooks`: both `thread_local`), and so does the counter by which autograd numbers
+its nodes (aten/src/ATen/SequenceNumber.cpp). Every thread that starts gets the modes and hooks, and
+a counter that continues where the others are, so that a number identifies one node.
 
-(1) A thread that outlives the program is left alone from then on.
-(2) A worker of a pool that was there before is watched while it does what the program submitted.
+(1) A thread that outlives the program is then left alone.
+(2) A worker of an existing pool is watched while it does what the program submitted.
 
-Not covered: other threads that were there before; and the engine's order of nodes that are ready at
-the same time and come from different threads, which counts by thread on a card.
+Not covered: other threads that existed before; and the engine's order of simultaneously ready nodes
+from different threads, whose counters are separate on a card.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from graphmem.caller.turns import is_watched, watched_thread
 from graphmem.virtual_gpu.patching import Replacement
 
 _ROOM = 64
-"""Numbers left to the thread that has made the newest node so far for what was not seen of it."""
+"""Numbers reserved for nodes that the thread of the newest node may have made unseen."""
 _GET_AND_INCREMENT = "_ZN2at15sequence_number17get_and_incrementEv"
 
 
 class NodeNumbers:
-    """Keeps threads from giving one number to two nodes."""
+    """Keeps threads from giving the same number to two nodes."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._newest = 0
 
     def go_on(self) -> None:
-        """This thread is about to make nodes, or has just made one."""
+        """Advance this thread's counter before it makes nodes; note its newest one after."""
         thread = threading.get_ident()
         newest = torch._C._autograd._get_sequence_nr()
         if thread != self._thread and newest <= self._newest:
@@ -60,7 +60,7 @@ def _count_on(number: int, target: int) -> int:
 
 @cache
 def _counter() -> Callable[[], int] | None:
-    """Autograd's own count of this thread."""
+    """Autograd's own function that counts in this thread."""
     folder = Path(torch.__file__).parent / "lib"
     for library in folder.glob("libtorch_cpu.*"):
         try:

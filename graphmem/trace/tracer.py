@@ -1,4 +1,4 @@
-"""Trace the iterations of a training step, from `build()` to the step graph."""
+"""Trace the iterations of a training step: from `build()` to the step graph."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from graphmem.virtual_gpu.patching import Replacement, replaced
 
 @dataclass(frozen=True)
 class Options:
-    """How to run the step, where the command line or the caller overrides `build()`.
+    """Options for running the step; they override `build()`.
 
     Attributes:
         steps: iterations to trace.
-        torch_release: the version whose choice of CUDA kernels applies.
+        torch_release: the version of torch whose choice of CUDA kernels applies.
         keep_grads: zero gradients in place instead of dropping them.
         inference: forward passes only, under `torch.inference_mode`.
-        assume: what the program reads and only a real run knows, as `--assume` says it.
-        strict: whatever would be assumed is an error.
-        compile: whether `torch.compile` compiles, or what it is given runs eagerly.
-        within: in words, what runs, for messages about lines of packages.
+        assume: values for the program's reads that only a real run knows, in the syntax of
+            `--assume`.
+        strict: raise an error instead of assuming anything.
+        compile: whether `torch.compile` compiles, or returns a function that runs eagerly.
+        within: the running target, in words, for messages about package lines.
         subclass_like: see `GradientRules`; True only to compare with an observed CPU run.
     """
 
@@ -64,10 +65,10 @@ def trace(
     """Call `build` and trace the step that it returns.
 
     Args:
-        build: makes the training step; it runs on the virtual GPU as well.
+        build: makes the training step; it also runs on the virtual GPU.
         gpu: the GPU to stand in for; None traces on fake CPU tensors.
         options: how to run.
-        progress: told what is being done.
+        progress: called with a description of each stage.
 
     Raises:
         InputError: the step cannot be traced; the message says why and where.
@@ -129,7 +130,7 @@ class _Tracer:
             yield
 
     def _empty_cache(self) -> None:
-        """The program tells the allocator to give back what nobody uses."""
+        """Note that the program emptied the allocator's cache."""
         self._recorder.graph.emptied.append(self._recorder.next_tick())
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
@@ -138,7 +139,7 @@ class _Tracer:
         if step.step is not None:
             if self._options.inference:
                 raise InputError(
-                    "inference cannot be asked of a step that graphmem does not run by its parts",
+                    "--inference needs a model and inputs, not a step function",
                     hint="return (model, inputs) from build(), or leave out --inference",
                 )
             return step.step
@@ -167,12 +168,12 @@ class _Tracer:
 
 
 def _far_from_others(storage: Storage) -> int:
-    """An address on a card that has placed nothing yet, aligned as blocks are."""
+    """A placeholder address before anything is placed on the card, aligned like a block."""
     return (storage.id + 1) * _APART
 
 
 _APART = 1 << 40
-"""Bytes between storages: more than a card has."""
+"""Bytes between storages: more than any card has."""
 
 
 @contextmanager

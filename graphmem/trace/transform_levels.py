@@ -1,7 +1,8 @@
 """Tensors inside `torch.func` transforms: wrappers, one for each level, around the tensor itself.
 
 Autograd of a level works on that level's wrappers (aten/src/ATen/functorch/TensorWrapper.h,
-BatchedTensorImpl.h), so what it saves and hands on are wrappers; memory belongs to the innermost.
+BatchedTensorImpl.h), so it saves and passes on wrappers; the memory belongs to the innermost
+tensor.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _functorch: Any = torch._C._functorch
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, that has memory."""
+    """The innermost tensor, which has the memory."""
     while type(tensor) is torch.Tensor and _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
-def wrapped_anew(wrapper: torch.Tensor) -> torch.Tensor:
-    """The same tensor in another wrapper of its level, which does not hold the node that made it.
+def rewrapped(wrapper: torch.Tensor) -> torch.Tensor:
+    """The same tensor in a new wrapper of its level, without the node that made it.
 
     Autograd saves the results of a node without that node (`Variable::tensor_data`).
     """
@@ -47,7 +48,7 @@ class TransformLevels:
         return self._open > 0
 
     def replacements(self) -> list[Replacement]:
-        """Functions that count, for those with which transforms begin and end a level."""
+        """Counting versions of the functions that begin and end a level."""
         modules: dict[Any, tuple[str, ...]] = {vmap: ("vmap",), eager_transforms: ("grad", "jvp")}
         return [
             (module, name, self._counting(getattr(module, name), change))

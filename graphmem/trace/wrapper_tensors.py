@@ -1,8 +1,8 @@
-"""Tensors that hold others, as those of `DTensor` do: what is allocated is what they hold.
+"""Tensors that hold others, such as `DTensor`: the memory is that of the inner tensors.
 
-Such a class says how it is taken apart and put together (`__tensor_flatten__`,
+Such a class defines how it is taken apart and put together (`__tensor_flatten__`,
 `__tensor_unflatten__`; torch/utils/_python_dispatch.py, `is_traceable_wrapper_subclass`). The
-storage that it shows as its own has no memory (`_make_wrapper_subclass`,
+storage that it exposes as its own has no memory (`_make_wrapper_subclass`,
 torch/csrc/autograd/python_variable.cpp).
 """
 
@@ -22,7 +22,7 @@ def is_wrapper(kind: type) -> bool:
 
 
 def held_by(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that have memory; the tensor itself where it holds no others."""
+    """The tensors that have memory; the tensor itself if it holds no others."""
     return [held for _, held in paths_within(tensor)]
 
 
@@ -38,10 +38,10 @@ def paths_within(tensor: Any, path: str = "") -> Iterator[tuple[str, torch.Tenso
 
 
 def taken_apart(wrapper: Any) -> tuple[list[torch.Tensor], Together]:
-    """The tensors that a tensor holds, and how to make the like of it from the like of them.
+    """The tensors inside a wrapper, and a function that makes a similar wrapper from such tensors.
 
-    The latter does not hold the tensor, nor those; what else the tensor names of itself, such as
-    the mesh of a `DTensor` from torch 2.13 on, it holds.
+    The function holds neither the wrapper nor the tensors, but everything else that the wrapper
+    names, such as the mesh of a `DTensor` from torch 2.13 on.
     """
     kind = type(wrapper)
     names, context = wrapper.__tensor_flatten__()
@@ -51,8 +51,8 @@ def taken_apart(wrapper: Any) -> tuple[list[torch.Tensor], Together]:
     named, shape, stride = list(held), wrapper.shape, wrapper.stride()
 
     def put_together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        anew = others | dict(zip(named, parts, strict=True))
-        made: torch.Tensor = kind.__tensor_unflatten__(anew, context, shape, stride)
+        inner_tensors = others | dict(zip(named, parts, strict=True))
+        made: torch.Tensor = kind.__tensor_unflatten__(inner_tensors, context, shape, stride)
         return made
 
     return list(held.values()), put_together

@@ -1,4 +1,4 @@
-"""Switches PyTorch's compiler on for the virtual card, when the program first asks for it."""
+"""Switch PyTorch's compiler on for the virtual card when the program first uses it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WHAT_THEY_KNOW_OF_A_CARD = {
     "torch._inductor.runtime.hints",
     "torch._inductor.utils",
 }
-"""Modules whose cached answers hang on the machine, or on functions for which others stand in."""
+"""Modules whose caches depend on the machine, or on functions that graphmem replaces."""
 _FRAMES = "torch._dynamo.eval_frame"
 
 
@@ -49,7 +49,7 @@ class Compilation:
     """PyTorch's compiler on a virtual card.
 
     Attributes:
-        origins: what the buffers of compiled code are.
+        origins: the origins of compiled code's buffers.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Compilation:
         *,
         knows_memory: bool,
     ) -> None:
-        """A compiler that is not on yet.
+        """Make a compiler that is not switched on yet.
 
         Args:
             recorder: knows who owns a storage.
-            unwatched: steps aside for the compiler.
+            unwatched: stops recording while the compiler runs.
             unknowns: answers what only a card knows.
-            knows_memory: whether the card says how much of its memory is in use.
+            knows_memory: whether the program can ask how much memory is in use.
         """
         self._recorder = recorder
         self._unknowns = unknowns
@@ -78,14 +78,14 @@ class Compilation:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Be there for a program that asks, while the context is open."""
+        """Wait for the program's first use, while the context is open."""
         with self._stack, replaced(self._entrances()):
             yield
 
     def _entrances(self) -> list[Replacement]:
         found: list[Replacement] = [(torch, "compile", self._first(torch.compile))]
         frames = sys.modules.get(_FRAMES)
-        if frames is not None:  # what was compiled before the program began asks there
+        if frames is not None:  # functions compiled before the program began go through this
             choose = frames._callback_from_stance
 
             def chosen(callback: Any) -> Any:
@@ -105,10 +105,10 @@ class Compilation:
         return switch_on_and_compile
 
     def switch_on(self) -> None:
-        """Make the compiler believe in the card.
+        """Make the compiler see the card.
 
         Raises:
-            InputError: there is no Triton, in which Inductor writes its kernels.
+            InputError: Triton, in which Inductor writes its kernels, is not installed.
         """
         if self._is_on:
             return
@@ -146,7 +146,7 @@ def _check_triton() -> None:
 
 @contextmanager
 def _cache_of_its_own() -> Iterator[None]:
-    """Keep Inductor's files apart from those of real runs: a first run is predicted."""
+    """Keep Inductor's cache separate from that of real runs: a first run is predicted."""
     with (
         tempfile.TemporaryDirectory(prefix="graphmem-torchinductor_") as folder,
         environment({_CACHE: folder}),
@@ -156,7 +156,7 @@ def _cache_of_its_own() -> Iterator[None]:
 
 @contextmanager
 def _forgetting() -> Iterator[None]:
-    """What the compiler remembers of the machine and of code is not that of the virtual card."""
+    """Clear what the compiler remembers of the machine and of code, before and after."""
     _forget()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What Dynamo must know of the virtual card and of graphmem's stand-ins for PyTorch's functions."""
+"""Tell Dynamo about the virtual card and graphmem's stand-ins for PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
-        unwatched: steps aside for the compiler.
-        unknowns: told where a graph breaks in graphmem.
+        unwatched: stops recording while the compiler runs.
+        unknowns: notified when a graph breaks in graphmem.
     """
     import torch._dynamo.convert_frame as frames
     import torch._inductor.compile_fx as compile_fx
@@ -47,12 +47,12 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
         (frames, "_compile", unwatched.running(_telling_breaks(frames._compile, unknowns))),
-        # A backward pass may be compiled only when it first runs.
+        # A backward pass may not be compiled until it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
         (device_interface, "get_cuda_stream", stream_of),
         (device_interface.CudaInterface, "get_raw_stream", staticmethod(stream_of)),
         (FakeTensorMode, "avoid_device_init", property(lambda mode: True)),
-        # graphmem's own hooks are none of the program's, in compiled code and in its guards.
+        # Compiled code and its guards must not count graphmem's own hooks.
         (aot_utils, "top_saved_tensors_hooks", lambda: None),
         (module_hooks, "_has_any_global_hook", _has_any_global_hook),
         *_tensors_of_traces(),
@@ -60,10 +60,10 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
 
 
 def _tensors_of_traces() -> Iterator[Replacement]:
-    """The card's tensors are real ones to a compiler, whose trace has a fake mode of its own.
+    """Let the compiler, whose trace has its own fake mode, treat the card's tensors as real ones.
 
     From torch 2.11 on, `detect_fake_mode` (torch/_guards.py) and `process_inputs`
-    (torch/_functorch/_aot_autograd/frontend_utils.py) take them as such by themselves.
+    (torch/_functorch/_aot_autograd/frontend_utils.py) do so by themselves.
     """
     if installed_release() >= (2, 11):
         return
@@ -116,15 +116,15 @@ def _telling_breaks(compile_: Callable[..., Any], unknowns: Unknowns) -> Callabl
 
 
 def factories(unwatched: Unwatched) -> list[Replacement]:
-    """Those of `torch`, to replace before Dynamo is told of stand-ins."""
+    """Torch's factories, to replace before Dynamo learns of stand-ins."""
     return [(torch, name, unwatched.on_card(getattr(torch, name))) for name in FACTORIES]
 
 
 def tables() -> list[Replacement]:
-    """Dynamo's tables of PyTorch's functions, with the functions that stand in for them.
+    """Dynamo's tables of PyTorch's functions, extended by the functions that stand in for them.
 
-    It looks every function up by its name, and puts a stand-in into its graphs where it would put
-    PyTorch's own. `init_process_group` has it forget them (torch/distributed/distributed_c10d.py).
+    Dynamo looks up every function in them, and puts a stand-in into its graphs where it would put
+    PyTorch's own. `init_process_group` clears them (torch/distributed/distributed_c10d.py).
     """
     from torch._dynamo import trace_rules
 
@@ -153,9 +153,9 @@ def _with_stand_ins(rules: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def leave_own_frames() -> None:
-    """Keep Dynamo from compiling graphmem's frames, and what they call, where a graph breaks.
+    """Keep Dynamo from compiling graphmem's frames, and their callees, after a graph break.
 
-    It may still inline them: a stand-in that the program calls is a part of the program.
+    It may still inline them: a stand-in that the program calls is part of the program.
     """
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
@@ -166,7 +166,7 @@ def leave_own_frames() -> None:
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function of graphmem's, with that of the functions defined in it."""
+    """The code of a graphmem function, and of the functions defined in it."""
     if origin_of(code.co_filename) is Origin.GRAPHMEM:
         yield code
         for constant in code.co_consts:
@@ -177,7 +177,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
 def _is_in(rules: dict[Any, Any], function: Any) -> bool:
     try:
         return function in rules
-    except TypeError:  # it has no hash
+    except TypeError:  # unhashable
         return False
 
 

@@ -1,8 +1,8 @@
-"""`--no-compile`: `torch.compile` returns what it is given, and the program runs eagerly.
+"""`--no-compile`: `torch.compile` returns its argument, and the program runs eagerly.
 
-What was compiled before the program began, as by a decorator while its module was imported, asks
-`torch._dynamo.eval_frame._callback_from_stance` at each call for what compiles it; the answer is
-that of the stance "force_eager": nothing does.
+Functions compiled before the program began, such as by a decorator in an imported module, ask
+`torch._dynamo.eval_frame._callback_from_stance` at each call for their compiler; the answer is
+that of the stance "force_eager": none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def replacements(asked: Callable[[], None]) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
-        asked: called when the program asks for compilation.
+        asked: called when the program requests compilation.
     """
 
     def run_eagerly(model: Any = None, **options: Any) -> Any:

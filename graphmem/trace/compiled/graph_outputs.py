@@ -1,7 +1,7 @@
-"""Whether what a CUDA graph of compiled code returned is still alive.
+"""Whether outputs of a compiled code's CUDA graph are still alive.
 
-torch/_inductor/cudagraph_trees.py asks how often a storage is used. A tensor that autograd saved
-is kept by its record here, and its fake memory is recreated when it is used, so the recorder knows.
+torch/_inductor/cudagraph_trees.py checks a storage's use count. Here, autograd saves tokens, and
+fake memory is recreated when it is used, so the recorder answers instead.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         (wrapper, "__init__", initialise_and_note),
         (wrapper, "swap_weakref", swap_and_note),
         (wrapper, "expired", is_expired),
-        # It asks `torch.device(0)`, which C++ answers where there is a card.
+        # It calls `torch.device(0)`, which C++ only resolves if there is a card.
         (cudagraph_trees, "_use_cuda_memory_pool_manager", use_pool_of_device),
-        # A CPU build has one that does nothing.
+        # A CPU build's version does nothing.
         (cudagraph_trees, "_set_cached_tensors_enabled", torch._C._set_cached_tensors_enabled),
     ]
 
 
 def _is_kept(recorder: Recorder, weak: int) -> bool:
-    """Whether something besides the fake memory of a weak reference holds its storage."""
+    """Whether anything but the fake memory of a weak reference holds its storage."""
     storage = recorder.weak.get(weak)
     if storage is None:
         return False

@@ -1,7 +1,7 @@
-"""What Inductor runs on a card while it compiles, and what its wrapper calls.
+"""Stand-ins for what Inductor runs on a card while it compiles, and for what its wrapper calls.
 
-Nothing of the wrapper is changed: its text is loaded and executed as PyTorch does, and what it
-takes from `torch._C` makes tensors of the virtual card.
+The wrapper is not changed: its text is loaded and executed as in PyTorch, and the functions that it
+imports from `torch._C` make tensors on the virtual card.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphmem.virtual_gpu.patching import Replacement, replaced
 
 SETTINGS = {
     "compile_threads": 1,  # there is nothing to compile
-    "autotune_local_cache": False,  # a first run is predicted, which finds nothing there
+    "autotune_local_cache": False,  # a first run is predicted, with an empty cache
 }
 
 
@@ -34,9 +34,9 @@ def replacements(
     """The attributes to replace.
 
     Args:
-        recorded: opens a context in which what runs on the card is recorded.
+        recorded: opens a context that records operations on the card.
         unknowns: answers what only a card knows.
-        knows_memory: whether the card says how much of its memory is in use.
+        knows_memory: whether the program can ask how much memory is in use.
     """
     from torch._inductor import cudagraph_utils
     from torch._inductor.async_compile import AsyncCompile
@@ -58,7 +58,7 @@ def replacements(
         (AsyncCompile, "triton", _load),
         (CachingAutotuner, "precompile", precompile),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
-        # Which of the two is used was decided when their module was imported.
+        # Which of the two is used is decided when their module is imported.
         (InductorBenchmarker, "benchmark_gpu", _benchmark),
         (TritonBenchmarker, "benchmark_gpu", _benchmark),
         (
@@ -88,7 +88,7 @@ def _padding(pads: Callable[[], bool]) -> list[Replacement]:
 
 
 class _Asked(int):
-    """A flag whose value is asked for when it is looked at; a number, which can be kept in JSON."""
+    """A flag that is evaluated on use; an int, so that it can be serialised to JSON."""
 
     ask: Callable[[], bool]
 
@@ -102,7 +102,7 @@ class _Asked(int):
 
 
 def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that reads values of the small tensors it makes: they are made on the host."""
+    """Run a function that reads values of the small tensors it makes with those on the host."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _OnHost():  # type: ignore[no-untyped-call]
@@ -125,9 +125,9 @@ class _OnHost(TorchDispatchMode):
 
 
 def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let arguments that a benchmark writes into be copied to the host.
+    """Have arguments that a benchmark writes into copied to the host.
 
-    Inductor clones them on the card as long as that raises no peak, so the peak is the same.
+    Inductor clones them on the card only if that does not raise the peak, so the peak is the same.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +140,7 @@ def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> Any:
-    """`AsyncCompile.triton`: a kernel with the configurations between which Inductor chooses."""
+    """`AsyncCompile.triton`: a kernel with the configurations among which Inductor chooses."""
     from torch._inductor.codecache import PyCodeCache
 
     kernel = getattr(PyCodeCache.load(source), name)
@@ -149,7 +149,7 @@ def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> A
 
 
 def _benchmark(benchmarker: Any, function: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
-    """`InductorBenchmarker.benchmark_gpu` and, where the program wants that, Triton's `do_bench`.
+    """`InductorBenchmarker.benchmark_gpu` and, if configured, Triton's `do_bench`.
 
     All candidates are equally fast here, so the first is chosen.
     """

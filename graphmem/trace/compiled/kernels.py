@@ -1,7 +1,7 @@
 """Inductor's kernels on the virtual card, which do nothing.
 
-What a kernel takes is what its wrapper allocates for it; what choosing between its configurations
-takes, Inductor's own code allocates.
+The wrapper allocates a kernel's memory; Inductor's own code allocates what choosing between its
+configurations takes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Launcher:
-    """A kernel in one configuration: it is launched and does nothing.
+    """A kernel in one configuration, whose launch does nothing.
 
-    What a compiler would tell of it (registers, shared memory) is not known. It is taken to spill
-    no registers: a configuration that does is not timed (`CachingAutotuner.bench`).
+    Its registers and shared memory, which a compiler would report, are unknown. It is assumed to
+    spill no registers: a configuration that does is not timed (`CachingAutotuner.bench`).
     """
 
     n_regs = None
@@ -30,5 +30,5 @@ class Launcher:
 
 
 def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
-    """`CachingAutotuner.precompile`, where every configuration compiles."""
+    """`CachingAutotuner.precompile`, in which every configuration compiles."""
     autotuner.launchers = [Launcher(config) for config in autotuner.configs]

@@ -1,7 +1,7 @@
-"""What a buffer of compiled code is: which operations it was fused from, of which module and line.
+"""The origin of a buffer in compiled code: its operations, its module and its line.
 
-Inductor knows it while it writes the wrapper: each buffer has the nodes of the graph that it comes
-from, and each node the module and the line that Dynamo found it at. A wrapper's lines name their
+Inductor knows it while it writes the wrapper: each buffer has the graph nodes that it comes from,
+and each node has the module and the line where Dynamo found it. A wrapper's lines name their
 buffers.
 """
 
@@ -29,10 +29,10 @@ class Buffer:
     """A buffer of a wrapper.
 
     Attributes:
-        name: in the wrapper, such as "buf4".
-        operations: those it was fused from, in order, without views; such as ("mm", "gelu").
-        module: qualified name of the module of the last one, "" where there is none.
-        source: its line.
+        name: its name in the wrapper, such as "buf4".
+        operations: those fused into it, in order, without views; such as ("mm", "gelu").
+        module: qualified name of the last operation's module, or "".
+        source: the last operation's line.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _module_of(meta: dict[str, Any]) -> str:
 
 
 def _source_of(meta: dict[str, Any]) -> Source | None:
-    """The innermost line of the program in a stack trace as Dynamo keeps it."""
+    """The innermost line of the program in a stack trace recorded by Dynamo."""
     lines: Iterable[re.Match[str]] = _LINE_OF_TRACE.finditer(meta.get("stack_trace") or "")
     own = [each for each in lines if origin_of(each["file"]) in (Origin.USER, Origin.LIBRARY)]
     if not own:

@@ -1,4 +1,4 @@
-"""What only a card knows of a compilation: who answers lists it in the report."""
+"""What only a card knows about a compilation; the answers are listed in the report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Protocol
 
 
 class Unknowns(Protocol):
-    """Answers, and notes what was assumed."""
+    """Answers such questions, and notes what was assumed."""
 
     def pads(self) -> bool:
-        """Whether a product of unaligned matrices is padded, which a benchmark decides."""
+        """Whether a product of unaligned matrices is padded; on a card, a benchmark decides."""
 
     def broke(self) -> None:
-        """A graph breaks in graphmem, as it would not on a card."""
+        """Note a graph break in graphmem, which would not happen on a card."""
 
     def graphs_left_out(self) -> None:
-        """Compiled code runs without the CUDA graph in which it would be captured."""
+        """Note that compiled code runs outside the CUDA graph that would capture it."""

@@ -1,8 +1,8 @@
-"""PyTorch's compiler at work: what it runs on the way is no part of the program.
+"""Suspend the record while PyTorch's compiler works: its own operations are not the program's.
 
-Dynamo, AOTAutograd and Inductor trace the program on fake tensors of their own. Meanwhile nothing
-is recorded, nothing is noted as saved, and gradients (AOTAutograd's joint graph is made by
-`torch.autograd.grad`) are walked by an engine that tells nobody.
+Dynamo, AOTAutograd and Inductor trace the program on their own fake tensors. Meanwhile nothing is
+recorded, nothing is noted as saved, and backward passes (`torch.autograd.grad` makes AOTAutograd's
+joint graph) are walked by an engine without observers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _is_method(owner: Any, name: str) -> bool:
 
 
 class Unwatched:
-    """Steps aside for the compiler, and comes back."""
+    """Suspends the record for the compiler, and resumes it."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class Unwatched:
         fake_mode: FakeTensorMode,
         device: torch.device,
     ) -> None:
-        """What is to step aside.
+        """Take everything that has to be suspended.
 
         Args:
-            mode: records what the program does.
-            hooks: those of autograd's nodes, which the compiler's own nodes may have as well.
+            mode: the dispatch mode that records the program.
+            hooks: the hooks of autograd's nodes, which the compiler's nodes may have as well.
             fake_mode: the mode of the program's tensors.
-            device: where they are.
+            device: the device of those tensors.
         """
         self._mode = mode
         self._is_open = False
@@ -64,7 +64,7 @@ class Unwatched:
         self._engine = Backward(rules, saved, hooks, ReplayedViews(), _Nobody())
 
     def running(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of the compiler that runs unwatched."""
+        """Wrap a function of the compiler so that it runs unwatched."""
 
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ class Unwatched:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Watch nothing while the context is open."""
+        """Record nothing while the context is open."""
         if self._is_open:
             yield
             return
@@ -85,20 +85,20 @@ class Unwatched:
             with (
                 _disable_current_modes(),
                 _without_saved_tensor_hooks(),
-                replaced([(FakeTensor, "__repr__", _REPRESENT)]),  # nothing is read
-                suspended(_is_method),  # Dynamo knows C's methods of tensors by themselves
+                replaced([(FakeTensor, "__repr__", _REPRESENT)]),  # printing reads nothing
+                suspended(_is_method),  # Dynamo recognises the original C methods of tensors
                 self._engine.alone(),
             ):
                 yield
         finally:
             self._is_open = False
-            if is_in_backward:  # the engine's thread has no frames of the program, to be held
+            if is_in_backward:  # the engine's thread has no frames of the program
                 gc.collect()
 
     def on_card(self, factory: Callable[..., Any]) -> Callable[..., Any]:
-        """A factory whose tensors are recorded where the compiler makes real ones.
+        """Wrap a factory so that real tensors are recorded even inside the compiler.
 
-        Dynamo runs some of the program while it traces, such as what makes an optimizer's state.
+        Dynamo runs parts of the program while it traces, such as the creation of optimizer state.
         """
 
         @wraps(factory)
@@ -113,13 +113,13 @@ class Unwatched:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record what the compiler itself runs on the card while the context is open."""
+        """Record the compiler's own operations on the card while the context is open."""
         with _disable_current_modes(), self._mode:
             yield
 
 
 def _may_be_on_card(device: Any) -> bool:
-    """Whether a factory's argument leaves it open; the kernels of fake tensors ask for "meta"."""
+    """Whether a factory's `device` allows the card; fake tensors' kernels pass "meta"."""
     return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
 
@@ -138,7 +138,7 @@ def _without_saved_tensor_hooks() -> Iterator[None]:
 
 
 class _Nobody:
-    """An observer of backward passes that is not interested."""
+    """An observer of backward passes that ignores all events."""
 
     def begin_backward(self) -> None:
         return None
