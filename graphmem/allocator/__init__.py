@@ -1,7 +1,7 @@
 """A model of PyTorch's CUDA caching allocator, in plain Python and without torch.
 
-It answers what `torch.cuda.memory_stats` would say after the same requests: bytes allocated,
-reserved, requested, active, and in unusable splits. `graphmem verify` holds it against recordings.
+It reports what `torch.cuda.memory_stats` would after the same requests: bytes allocated, reserved,
+requested, active, and in unusable splits. `graphmem verify` checks it against recordings.
 """
 
 from __future__ import annotations

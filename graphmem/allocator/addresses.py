@@ -1,17 +1,17 @@
-"""Where a driver puts new segments.
+"""Where a driver places new segments.
 
-The allocator never looks at an address but to order blocks: of free blocks of one size it takes
-the lowest. A request goes to the lowest free place that is large enough, as first fit does; drivers
-differ in what they count as places.
+The allocator uses addresses only to order blocks: of free blocks of one size it takes the lowest.
+A request goes to the lowest free place that is large enough (first fit); drivers differ in what
+counts as a place.
 
-(1) Under WDDM, the driver model of Windows, which WSL 2 shares: the whole address space, so that
-    segments lie side by side and rise.
-(2) On Linux: chunks, each a multiple of 32 MiB. Where none has room, a new chunk takes the top of
-    the highest gap that is wide enough, as the kernel's mmap does, so that chunks fall. A chunk in
-    which nothing is left is a gap again.
+(1) Under WDDM, the driver model of Windows and WSL 2: the whole address space, so that segments lie
+    side by side at rising addresses.
+(2) On Linux: chunks, each a multiple of 32 MiB. If none has room, a new chunk takes the top of the
+    highest gap that is wide enough, as the kernel's mmap does, so that chunks go downwards. An
+    empty chunk becomes a gap again.
 
-Read off the recordings that tell addresses; docs/exactness.md has the count. Not known, and so not
-modelled: what else of the process lies between segments (libraries, cuBLAS, host memory).
+Derived from the recordings that show addresses; docs/exactness.md has the count. Unknown, and so
+not modelled: what else of the process lies between segments (libraries, cuBLAS, host memory).
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from typing import Literal, Protocol
 from graphmem.allocator.settings import MIB
 
 Driver = Literal["linux", "wddm"]
-"""The kind of driver: that of Linux, or that of Windows and WSL 2."""
+"""The kind of driver: Linux, or Windows and WSL 2."""
 
 DEFAULT_DRIVER: Driver = "linux"
-"""Every run that is known to be of native Linux bears its order out (docs/exactness.md, "Where the
-driver puts segments"); `--gpu NAME,driver=wddm` asks for the other one."""
+"""Every run known to be on native Linux confirms its order (docs/exactness.md, "Where the driver
+puts segments"); `--gpu NAME,driver=wddm` selects the other one."""
 
 _ALIGNMENT = 2 * MIB
 _CHUNK = 32 * MIB
-_LINUX_SPACE = 1 << 47  # bytes: what is there before lies far below
+_LINUX_SPACE = 1 << 47  # bytes: recorded segments lie far below
 _ENDLESS = 1 << 70
 
 
 class AddressSpace(Protocol):
-    """The addresses that a driver has given, and those that it has left."""
+    """The addresses that a driver has given out, and those that are left."""
 
     def take(self, size: int) -> int:
-        """The address of a new range of this many bytes."""
+        """Take a new range of this many bytes; returns its address."""
         ...
 
     def give_back(self, address: int) -> None:
-        """A range is no longer used; nothing happens if it was not taken here."""
+        """Return a range; does nothing if it was not taken here."""
         ...
 
 
 def address_space(driver: Driver, first: int) -> AddressSpace:
-    """Addresses from `first` on, with nothing taken."""
+    """The addresses from `first` on, all free."""
     return _LinuxSpace(first) if driver == "linux" else _WddmSpace(first)
 
 
@@ -103,7 +103,7 @@ class _LinuxSpace:
             self._gaps.add(begin, end)
 
     def _new_chunk(self, size: int) -> int:
-        """A chunk for a range of this size, which starts it."""
+        """Open a chunk for a range of this size, and put the range at its start."""
         room = _round_up(size, _CHUNK)
         address = self._gaps.take_highest(room)
         assert address is not None
@@ -116,8 +116,8 @@ class _LinuxSpace:
 class _FreeRanges:
     """Ranges (begin, end) by address; neighbours are joined, but not across a border.
 
-    A large model leaves thousands of holes that are too small for the next segment, of few sizes:
-    they are found by size.
+    A large model leaves thousands of holes too small for the next segment, but of few sizes, so
+    ranges are looked up by size.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class _FreeRanges:
         self._begins: dict[int, list[int]] = {}  # by size, rising
 
     def add(self, begin: int, end: int, borders: Container[int] = ()) -> tuple[int, int]:
-        """Enter a range; returns the range that it has become."""
+        """Add a range; returns the range after joining."""
         index = bisect_left(self._ranges, (begin, end))
         above = self._ranges[index] if index < len(self._ranges) else None
         below = self._ranges[index - 1] if index else None
@@ -139,7 +139,7 @@ class _FreeRanges:
         return begin, end
 
     def remove(self, begin: int, end: int) -> None:
-        """Take out one whole range."""
+        """Remove one whole range."""
         del self._ranges[bisect_left(self._ranges, (begin, end))]
         begins = self._begins[end - begin]
         del begins[bisect_left(begins, begin)]

@@ -1,7 +1,7 @@
-"""The caching allocator itself: which block a request gets, and what is then held.
+"""The caching allocator itself: which block a request gets, and what is reserved for it.
 
 The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp; each method
-names the function whose rule it states. They hold for torch 2.1 to 2.13.
+names the function whose rule it follows. They hold for torch 2.1 to 2.13.
 
 Not modelled: cudaMallocAsync, and memory that other processes use (leave it out of
 `capacity_bytes`).
@@ -24,15 +24,15 @@ from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSetting
 
 
 class CachingAllocator(DeviceStats):
-    """One device's caching allocator; its figures are those of `Figures`.
+    """One device's caching allocator, with the figures of `DeviceStats`.
 
     Attributes:
         settings: the allocator's configuration.
         device: the memory that it manages.
         private: the pools of CUDA graphs and of `torch.cuda.MemPool`.
-        release: the version of torch whose words `OutOfMemory` has.
-        on_event: told what happens (action, address, bytes, stream), in the words of a snapshot's
-            `device_traces` (`record_trace`); for "oom", the address is what the driver has left.
+        release: the version of torch whose wording `OutOfMemory` uses.
+        on_event: called at each event with (action, address, bytes, stream); actions are those of a
+            snapshot's `device_traces` (`record_trace`). For "oom", the address is the free bytes.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class CachingAllocator(DeviceStats):
         device: Device | None = None,
         release: tuple[int, int] = LATEST_RELEASE,
     ) -> None:
-        """An allocator that holds nothing yet.
+        """Make an empty allocator.
 
         Args:
             settings: the configuration; default: PyTorch's.
-            capacity_bytes: memory that PyTorch can have on this device; None: unlimited.
-            device: in place of a capacity, a device that also decides about addresses.
-            release: the version of torch in whose words it says that memory ran out.
+            capacity_bytes: memory that PyTorch can use on this device; None: unlimited.
+            device: instead of a capacity, a device that also chooses addresses.
+            release: the version of torch whose wording out-of-memory errors use.
         """
         super().__init__()
         self.settings = settings or AllocatorSettings()
@@ -63,7 +63,7 @@ class CachingAllocator(DeviceStats):
         self.configure(self.settings)
 
     def configure(self, settings: AllocatorSettings) -> None:
-        """Take over other settings for what is to come (`setAllocatorSettings`)."""
+        """Change the settings from now on (`setAllocatorSettings`)."""
         self.settings = settings
         if settings.expandable_segments and self._expandable is None:
             self._expandable = ExpandableSegments(
@@ -75,15 +75,15 @@ class CachingAllocator(DeviceStats):
 
     @property
     def limit_bytes(self) -> int | None:
-        """What the process may reserve by its memory fraction (`setMemoryFraction`)."""
+        """The bytes that its memory fraction lets the process reserve (`setMemoryFraction`)."""
         fraction, total = self.settings.memory_fraction, self.device.total_bytes
         return None if fraction is None or total is None else int(fraction * total)
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> Block:
-        """Hand out a block (`malloc`, `alloc_found_block`); a request of no bytes takes nothing.
+        """Hand out a block (`malloc`, `alloc_found_block`); a request of 0 bytes takes nothing.
 
         Raises:
-            OutOfMemory: when the device is full even with an empty cache.
+            OutOfMemory: the device is full even with an empty cache.
         """
         if requested_bytes <= 0:
             if requested_bytes < 0:
@@ -110,9 +110,9 @@ class CachingAllocator(DeviceStats):
     def free(self, block: Block, *, still_used: bool = False) -> None:
         """Take a block back (`free`).
 
-        With `still_used`, another stream has yet to finish with it (`record_stream`): the block
+        With `still_used`, another stream is not done with it yet (`record_stream`): the block
         leaves `allocated_bytes` now, but stays active until `finish` or until the cache is
-        emptied. When that happens on a real device is a matter of timing.
+        emptied. On a real device, when that happens depends on timing.
         """
         if not block.allocated:
             if block is self._nothing:
@@ -131,7 +131,7 @@ class CachingAllocator(DeviceStats):
             self._recycle(block)
 
     def finish(self, block: Block) -> None:
-        """The last stream is done with a block that was freed `still_used` (`process_events`)."""
+        """Recycle a block freed with `still_used` once its streams are done (`process_events`)."""
         if not block.pending:
             raise ValueError(f"{block!r} does not wait for a stream.")
         del self._pending[block.address]
@@ -139,13 +139,13 @@ class CachingAllocator(DeviceStats):
         self._recycle(block)
 
     def empty_cache(self, pool_id: PoolId = EVERYBODYS) -> None:
-        """Give back every segment, or page, that nothing uses (`release_cached_blocks`).
+        """Return every unused segment or page to the driver (`release_cached_blocks`).
 
-        Everybody's pools keep theirs while a capture is underway; private ones give theirs back
-        when nobody has them any more.
+        The shared pools keep theirs while a capture is in progress; private pools return theirs
+        once they have no users.
 
         Args:
-            pool_id: a private pool, if no other is to be emptied.
+            pool_id: empty only this private pool.
         """
         pools = [
             each
@@ -164,10 +164,10 @@ class CachingAllocator(DeviceStats):
         self.private.drop_empty()
 
     def release_segment(self, address: int) -> int:
-        """Give back the one free segment (or the pages of the free block) at an address.
+        """Return the free segment (or the pages of the free block) at an address to the driver.
 
         Returns:
-            the bytes given back; 0 when nothing there can be.
+            the bytes returned; 0 if nothing there can be.
         """
         segment = self._segments.get(address)
         if segment is not None and not segment.page_size:
@@ -180,7 +180,7 @@ class CachingAllocator(DeviceStats):
         return 0
 
     def segments(self) -> tuple[SegmentInfo, ...]:
-        """What is reserved and what it holds, by address (`snapshot`)."""
+        """The reserved segments and their blocks, by address (`snapshot`)."""
         return segment_infos(self._segments.values())
 
     def snapshot(self) -> list[dict[str, object]]:
@@ -188,7 +188,7 @@ class CachingAllocator(DeviceStats):
         return torch_snapshot(self.segments())
 
     def _best_fit(self, free: list[tuple[int, int]], size: int) -> int:
-        """Where in a stream's free blocks the smallest that fits is; ties: lowest address."""
+        """The index of the smallest free block that fits; ties go to the lowest address."""
         return bisect_left(free, (size, 0))
 
     def _cached_block(self, pool: Pool, stream: int, size: int) -> Block | None:
@@ -198,13 +198,13 @@ class CachingAllocator(DeviceStats):
         if not free:
             return None
         index = self._best_fit(free, size)
-        if not self.settings.expandable_segments:  # those of before it was switched off stay idle
+        if not self.settings.expandable_segments:  # older expandable ones are not used any more
             while index < len(free) and pool.block_at(free[index][1]).segment.page_size:
                 index += 1
         if index == len(free):
             return None
         block = pool.block_at(free[index][1])
-        while block.segment.page_size and index + 1 < len(free):  # its size: what it can grow to
+        while block.segment.page_size and index + 1 < len(free):  # compare by what it can grow to
             index += 1
             other = pool.block_at(free[index][1])
             if expandable_size(other) >= expandable_size(block):
@@ -220,7 +220,7 @@ class CachingAllocator(DeviceStats):
         return block
 
     def _split(self, pool: Pool, block: Block, size: int) -> None:
-        """Cut what the request does not need off a block, if it is enough (`should_split`)."""
+        """Split off what the request does not need, if it is large enough (`should_split`)."""
         was_split = block.is_split
         rest = block.size - size
         if not pool.may_split:
@@ -243,7 +243,7 @@ class CachingAllocator(DeviceStats):
         self._splits_changed(pool, count, change)
 
     def _recycle(self, block: Block) -> None:
-        """Return a block to its pool, joined with its free neighbours (`free_block`)."""
+        """Return a block to its pool, merged with its free neighbours (`free_block`)."""
         pool = block.segment.pool
         size, requested = block.size, block.requested
         self._tell("free_completed", block.address, requested, block.segment.stream)
@@ -258,7 +258,7 @@ class CachingAllocator(DeviceStats):
         pool.statistics.taken_back(size, requested)
 
     def _new_block(self, pool: Pool, stream: int, size: int, requested: int) -> Block:
-        """Get memory from the driver, at need by giving some back first (`malloc`)."""
+        """Get memory from the driver, returning some first if necessary (`malloc`)."""
         if requested >= OutOfMemory.ONE_EXABYTE:
             raise self._out_of_memory(requested, size, stream)
         if self.limit_bytes is not None and self.settings.garbage_collection_threshold > 0:
@@ -275,7 +275,7 @@ class CachingAllocator(DeviceStats):
         return block
 
     def _helped_out(self, pool: Pool, stream: int, size: int) -> Block | None:
-        """Take a free block of a private pool that is for such a need (`try_mempool_fallback`)."""
+        """Take a free block of a private pool with `use_on_oom` (`try_mempool_fallback`)."""
         if pool.id != EVERYBODYS:
             return None
         pools = (
@@ -300,7 +300,7 @@ class CachingAllocator(DeviceStats):
         return block
 
     def enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
-        """Book a segment that cudaMalloc gave; its one block is not in the pool yet."""
+        """Register a segment from cudaMalloc; its one block is not in the pool yet."""
         segment = Segment(pool, address, size, stream, page_size=0)
         self._segments[address] = segment
         self.statistics.segment.increase(1)
@@ -311,13 +311,13 @@ class CachingAllocator(DeviceStats):
         return segment.head
 
     def enter_stretch(self, pool: Pool, info: SegmentInfo, end: int) -> Block:
-        """Book a recorded stretch of an expandable segment."""
+        """Register a recorded stretch of an expandable segment."""
         if self._expandable is None:
-            raise ValueError("The recorded state has expandable segments; the settings have not.")
+            raise ValueError("The recorded state has expandable segments, the settings do not.")
         return self._expandable.adopt(pool, info.stream, info.address, info.size, end)
 
     def enter_block(self, pool: Pool, block: Block) -> None:
-        """Book a recorded block of a segment that was just entered."""
+        """Register a recorded block of a segment that was just entered."""
         if block.is_free:
             pool.insert(block)
             if block.is_split and not block.segment.page_size:
@@ -331,7 +331,7 @@ class CachingAllocator(DeviceStats):
             self._pending[block.address] = block
 
     def _release(self, block: Block) -> int:
-        """Give a free block's memory back if the driver can take it (`release_blocks`)."""
+        """Return a free block's memory to the driver if possible (`release_blocks`)."""
         segment = block.segment
         if segment.page_size:
             return 0 if self._expandable is None else self._expandable.unmap(block)
@@ -350,7 +350,7 @@ class CachingAllocator(DeviceStats):
         return segment.size
 
     def _release_oversize(self, pool: Pool, stream: int, size: int) -> bool:
-        """Give back just enough blocks too large to split; whether they are enough."""
+        """Return just enough blocks too large to split; returns whether there were enough."""
         limit = self.settings.max_split_size
         if limit is None or self.settings.expandable_segments:
             return False
@@ -358,7 +358,7 @@ class CachingAllocator(DeviceStats):
         return sum([self._release(block) for block in blocks]) >= max(size, limit)
 
     def _collect_garbage(self, limit: int) -> None:
-        """Give back large segments that were long unused."""
+        """Return large segments that have long been unused."""
         threshold = int(self.settings.garbage_collection_threshold * limit)
         for block in long_unused(self.large, self.device.reserved_bytes - threshold):
             self._release(block)
@@ -372,7 +372,7 @@ class CachingAllocator(DeviceStats):
             self.on_event(action, address, size, stream)
 
     def _pages_changed(self, segment: Segment, address: int, change: int) -> None:
-        """Pages were mapped, or unmapped."""
+        """Count pages that were mapped or unmapped."""
         self._reserved_changed(segment.pool, change)
         action = "segment_map" if change > 0 else "segment_unmap"
         self._tell(action, address, abs(change), segment.stream)

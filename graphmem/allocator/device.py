@@ -1,17 +1,17 @@
-"""The part of a GPU that the allocator sees: addresses, and how much memory there is."""
+"""The part of a GPU that the allocator sees: addresses and the amount of memory."""
 
 from __future__ import annotations
 
 from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver, address_space
 from graphmem.allocator.settings import MIB
 
-_FIRST_ADDRESS = 0x7F_0000_0000_00  # only the order of addresses means anything
+_FIRST_ADDRESS = 0x7F_0000_0000_00  # only the order of addresses matters
 _PAGE = 2 * MIB
 _UNBOUNDED_ROOM = 1 << 40  # the address range of an expandable segment when capacity is unknown
 
 
 class Device:
-    """Answers cudaMalloc and cuMemMap: where, and whether there is room."""
+    """Answers cudaMalloc and cuMemMap: whether there is room, and where."""
 
     def __init__(
         self,
@@ -20,13 +20,13 @@ class Device:
         driver: Driver = DEFAULT_DRIVER,
         first_address: int = _FIRST_ADDRESS,
     ) -> None:
-        """A device that nothing was taken from yet.
+        """Make an empty device.
 
         Args:
-            capacity_bytes: what PyTorch's allocator can have; None: unlimited.
-            context_bytes: what the process takes besides (context, kernels, handles of libraries).
-            driver: decides the order of addresses.
-            first_address: no range lies below it.
+            capacity_bytes: what PyTorch's allocator can use; None: unlimited.
+            context_bytes: what else the process uses (context, kernels, library handles).
+            driver: determines the order of addresses.
+            first_address: the lowest address of any range.
         """
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
@@ -36,24 +36,24 @@ class Device:
         self._addresses = address_space(driver, first_address)
 
     def grow_context(self, context_bytes: int) -> None:
-        """The process takes more besides than it did."""
+        """Raise the process's other memory, such as its context, to this many bytes."""
         if self.capacity_bytes is not None:
             self.capacity_bytes -= context_bytes - self.context_bytes
             self.context_bytes = context_bytes
 
     @property
     def total_bytes(self) -> int | None:
-        """The device's memory as cudaMemGetInfo tells it, or None when there is no end."""
+        """The device's memory as cudaMemGetInfo reports it; None: unlimited."""
         return None if self.capacity_bytes is None else self.capacity_bytes + self.context_bytes
 
     @property
     def process_bytes(self) -> int:
-        """What the process has of the device."""
+        """The process's memory on the device."""
         return self.reserved_bytes + self.context_bytes
 
     @property
     def free_bytes(self) -> int | None:
-        """What the driver would still give, or None when there is no end."""
+        """The memory that the driver has left; None: unlimited."""
         return None if self.capacity_bytes is None else self.capacity_bytes - self.reserved_bytes
 
     @property
@@ -63,14 +63,14 @@ class Device:
         return _UNBOUNDED_ROOM if total is None else total + total // 8
 
     def reserve(self, size: int) -> bool:
-        """Take physical memory; False when there is not enough."""
+        """Take physical memory; returns False if there is not enough."""
         if self.capacity_bytes is not None and self.reserved_bytes + size > self.capacity_bytes:
             return False
         self.reserved_bytes += size
         return True
 
     def occupy(self, address: int, size: int) -> None:
-        """Book memory that was there before anything was placed; new ranges come after it."""
+        """Register memory that existed before anything was placed; new ranges come after it."""
         self.reserved_bytes += size
         end = address + size + self.address_room
         if end > self._first_address:
@@ -82,13 +82,13 @@ class Device:
         self.reserved_bytes -= size
 
     def place(self, size: int) -> int:
-        """The address of a new range of this size."""
+        """Take a new range of this size; returns its address."""
         return self._addresses.take(size)
 
     def place_expandable(self, room: int) -> int:
-        """The address of a new range that has room to grow, and no memory yet."""
+        """Take a new range with room to grow and no memory yet; returns its address."""
         return self.place(room)
 
     def vacate(self, address: int) -> None:
-        """Return the range of addresses that was placed here; one that was there before is kept."""
+        """Return the range of addresses placed here; one that existed before is kept."""
         self._addresses.give_back(address)

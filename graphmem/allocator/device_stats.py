@@ -1,4 +1,4 @@
-"""What a caching allocator counts (`DeviceStats` in CachingDeviceAllocator.h)."""
+"""The counters of a caching allocator (`DeviceStats` in CachingDeviceAllocator.h)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class DeviceStats:
     """The figures of one device's allocator.
 
     Attributes:
-        small, large: the pools, each with statistics of its own.
+        small, large: the pools, each with its own statistics.
         statistics: the figures over both pools.
         num_alloc_retries: how often the cache was emptied because the driver refused.
         num_ooms: how often even that did not help.
         num_sync_all_streams: how often it waited for all streams, to empty the cache.
-        num_device_alloc, num_device_free: how often the driver gave memory, and took it back.
+        num_device_alloc, num_device_free: how often memory came from the driver, and went back.
         oversize_allocations: blocks of at least `max_split_size`; `oversize_segments` likewise.
     """
 
@@ -32,7 +32,7 @@ class DeviceStats:
         self.oversize_segments = Stat()
 
     def reset_peak(self) -> None:
-        """Each peak becomes the current value (`resetPeakStats`)."""
+        """Reset each peak to the current value (`resetPeakStats`)."""
         for statistics in (self.statistics, self.small.statistics, self.large.statistics):
             statistics.reset_peak()
         self.oversize_allocations.reset_peak()
@@ -59,7 +59,7 @@ class DeviceStats:
         }
 
     def _reserved_changed(self, pool: Pool, change: int) -> None:
-        """Memory came from the driver, or went back to it."""
+        """Count memory that came from the driver, or went back to it."""
         everybodys = self.statistics.reserved_bytes, pool.statistics.reserved_bytes
         for stat in (*everybodys, *pool.reserved):
             if change > 0:
@@ -72,6 +72,6 @@ class DeviceStats:
             self.num_device_free += 1
 
     def _splits_changed(self, pool: Pool, count: int, change: int) -> None:
-        """There are more or fewer free blocks of split segments, and bytes in them."""
+        """Count free blocks of split segments, and bytes in them, that came or went."""
         self.statistics.splits_changed(count, change)
         pool.statistics.splits_changed(count, change)

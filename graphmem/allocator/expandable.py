@@ -1,4 +1,4 @@
-"""Expandable segments: one range of addresses for each pool and stream, mapped as needed.
+"""Expandable segments: one range of addresses per pool and stream, mapped as needed.
 
 Note [Expandable Segments] in c10/cuda/CUDACachingAllocator.cpp. Physical pages are 2 MiB in the
 small pool, `large_segment_size` (20 MiB) in the large one.
@@ -23,13 +23,13 @@ class ExpandableSegments:
         segments: dict[int, Segment],
         pages_changed: Callable[[Segment, int, int], None],
     ) -> None:
-        """Ranges that hold nothing yet.
+        """Start without ranges.
 
         Args:
             device: gives addresses and physical memory.
-            large_page_size: bytes of a page of the large pool.
-            segments: where the ranges are entered, by address.
-            pages_changed: told the segment, the address and the bytes mapped, or minus those
+            large_page_size: bytes per page in the large pool.
+            segments: where the ranges are registered, by address.
+            pages_changed: called with segment, address, and the bytes mapped, negative if
                 unmapped.
         """
         self._device = device
@@ -38,14 +38,14 @@ class ExpandableSegments:
         self._pages_changed = pages_changed
 
     def take(self, pool: Pool, stream: int, size: int) -> Block | None:
-        """A free block of at least this size, with memory (`try_allocate_expandable_block`)."""
+        """Take a free, mapped block of at least this size (`try_allocate_expandable_block`)."""
         candidate = self._lowest_room(pool, stream, size)
         if not candidate.mapped:
             mapped = self._map(candidate, min(candidate.size, size))
             if mapped is None:
                 return None
             candidate = mapped
-        while candidate.size < size:  # free memory, then unmapped room
+        while candidate.size < size:  # free memory followed by unmapped room
             room = candidate.next
             assert room is not None
             mapped = self._map(room, min(size - candidate.size, room.size))
@@ -56,7 +56,7 @@ class ExpandableSegments:
         return candidate
 
     def open(self, pool: Pool, stream: int, address: int, size: int) -> Segment:
-        """A new range of addresses without memory."""
+        """Open a new range of addresses without memory."""
         page_size = SMALL_SEGMENT if pool.is_small else self._large_page_size
         segment = Segment(pool, address, size, stream, page_size)
         segment.head.mapped = False
@@ -65,9 +65,9 @@ class ExpandableSegments:
         return segment
 
     def adopt(self, pool: Pool, stream: int, address: int, size: int, end: int) -> Block:
-        """A stretch that a recording shows as mapped; its one block is not in the pool yet.
+        """Map a stretch that a recording shows as mapped; its one block is not in the pool yet.
 
-        The lowest stretch of a stream is taken for the start of the range, which ends before `end`.
+        A stream's range is assumed to start at its lowest stretch, and to end before `end`.
         """
         unmapped = pool.unmapped_blocks(stream)
         block = unmapped[-1] if unmapped else None
@@ -85,7 +85,7 @@ class ExpandableSegments:
         return block
 
     def unmap(self, block: Block) -> int:
-        """Give back the pages that lie wholly in a free block (`unmap_block`)."""
+        """Unmap the pages that lie entirely in a free block (`unmap_block`)."""
         segment, pool = block.segment, block.segment.pool
         page, base = segment.page_size, segment.address
         begin = base + (block.address - base + page - 1) // page * page
@@ -110,7 +110,7 @@ class ExpandableSegments:
         return end - begin
 
     def _lowest_room(self, pool: Pool, stream: int, size: int) -> Block:
-        """The lowest address with room, partly mapped or not (`find_expandable_block`)."""
+        """The lowest block from which there is room, mapped or not (`find_expandable_block`)."""
         for unmapped in pool.unmapped_blocks(stream):
             before = unmapped.prev
             first = before if before is not None and before.is_free else unmapped
@@ -139,13 +139,13 @@ class ExpandableSegments:
 
 
 def expandable_size(block: Block) -> int:
-    """A free block and the unmapped room after it: what best fit looks at."""
+    """The size that best fit compares: a free block and the unmapped room after it."""
     room = block.next
     return block.size + (room.size if room is not None and not room.mapped else 0)
 
 
 def _room_from(block: Block | None, enough: int) -> int:
-    """Free bytes, mapped or not, in one stretch from a block on; counting stops at enough."""
+    """Count contiguous free bytes from a block on, mapped or not, until there are enough."""
     size = 0
     while size < enough and block is not None and block.is_free:
         size += block.size

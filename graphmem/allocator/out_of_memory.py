@@ -1,11 +1,11 @@
-"""What the allocator says when the device is full, in the words of each version of torch.
+"""The allocator's out-of-memory error, in the wording of each version of torch.
 
 Read in libc10_cuda.so of the wheels of torch 2.1.2, 2.2.2, 2.4.1, 2.6.0, 2.8.0, 2.9.1, 2.10.0,
 2.11.0, 2.12.0 and 2.13.0, and in c10/cuda/CUDACachingAllocator.cpp (`malloc`,
 `reportProcessMemoryInfo`).
 
-Not told: other processes on the card. Where the driver cannot name this process (in a container
-with process ids of its own), PyTorch says "Process 1234 has" in place of "Including non-PyTorch
+Not covered: other processes on the card. If the driver cannot identify this process (in a container
+with its own process ids), PyTorch says "Process 1234 has" instead of "Including non-PyTorch
 memory, this process has".
 """
 
@@ -33,7 +33,7 @@ _EXPAND = (
     "  See documentation for Memory Management  ({guide})"
 )
 
-# What is to be tried, by the release from which PyTorch says so, the latest first.
+# PyTorch's advice, by the first release that gives it, latest first.
 _ADVICE: tuple[tuple[tuple[int, int], str], ...] = (
     ((2, 11), _EXPAND.format(variable="PYTORCH_CUDA_ALLOC_CONF", guide=_NEW_GUIDE)),
     ((2, 10), _EXPAND.format(variable="PYTORCH_ALLOC_CONF", guide=_OLD_GUIDE)),
@@ -47,12 +47,12 @@ class MemoryState:
     """The figures in PyTorch's message, in bytes.
 
     Attributes:
-        total_bytes: of the device, as cudaMemGetInfo says.
-        free_bytes: what the driver would still give.
-        process_bytes: what this process has of the device, its context included.
+        total_bytes: the device's memory, as cudaMemGetInfo reports it.
+        free_bytes: what the driver has left.
+        process_bytes: this process's memory on the device, including its context.
         allowed_bytes: what a memory fraction allows, or None.
-        allocated_bytes: blocks of the program.
-        reserved_bytes: segments of the allocator.
+        allocated_bytes: the program's blocks.
+        reserved_bytes: the allocator's segments.
         private_bytes: free blocks of private pools; PyTorch calls them allocated.
     """
 
@@ -66,7 +66,7 @@ class MemoryState:
 
 
 class OutOfMemory(GraphmemError):  # noqa: N818 - a state of the model, not a fault
-    """A request that the device cannot meet even after all cached segments were given back.
+    """A request that the device cannot meet even after all cached segments were returned.
 
     Its text is PyTorch's.
 
@@ -74,11 +74,11 @@ class OutOfMemory(GraphmemError):  # noqa: N818 - a state of the model, not a fa
         requested_bytes: what the program asked for.
         tried_bytes: the segment that the driver refused ("Tried to allocate" in PyTorch).
         stream: the stream of the request.
-        state: what the memory held at that moment.
+        state: the state of memory at that moment.
     """
 
     exit_code = 1
-    ONE_EXABYTE = 1 << 60  # from here on a request is refused unseen
+    ONE_EXABYTE = 1 << 60  # larger requests are refused without trying
 
     def __init__(
         self,

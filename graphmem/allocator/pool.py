@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from graphmem.allocator.statistics import Stat, Statistics
 
 PoolId = tuple[int, int]
-"""`MempoolId_t`: the first number is set for a graph's own pool, the second for a `MemPool`."""
+"""`MempoolId_t`: the first number is nonzero for a graph's own pool, the second for a `MemPool`."""
 EVERYBODYS: PoolId = (0, 0)
 
 BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
@@ -18,7 +18,7 @@ BLOCK_STATES: tuple[BlockState, ...] = get_args(BlockState)
 
 
 class Segment:
-    """A range of addresses got from the driver: one cudaMalloc, or one expandable range."""
+    """A range of addresses obtained from the driver: one cudaMalloc, or one expandable range."""
 
     __slots__ = ("address", "head", "page_size", "pool", "size", "stream")
 
@@ -41,8 +41,8 @@ class Segment:
 class Block:
     """A part of a segment: handed out, free, or (in an expandable segment) not yet mapped.
 
-    The block that is handed out is the low part of the free block it is cut from; a free block
-    is absorbed by its lower neighbour. So the first block of a segment is always the same object.
+    A block that is handed out is the low part of the free block it is cut from, and a free block is
+    absorbed by its lower neighbour. So the first block of a segment is always the same object.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class Block:
         self.size = size
         self.requested = 0
         self.allocated = False
-        self.pending = False  # given up, but a stream still uses it
+        self.pending = False  # freed, but a stream still uses it
         self.mapped = True
         self.cached_at = 0  # the pool's count of searches when this block became free
         self.prev: Block | None = None
@@ -108,10 +108,10 @@ class Pool:
     """The free blocks of small or of large size (`BlockPool`), ordered by (size, address).
 
     Attributes:
-        id: whose it is.
-        statistics: of all small, or of all large pools (`get_stat_types_for_pool`).
-        reserved: figures of the memory that it has, and of what it is a part of.
-        may_split: whether its blocks are cut (not so with `no_split` of a `MemPool`).
+        id: the private pool that it belongs to, or `EVERYBODYS`.
+        statistics: shared by all small, or by all large pools (`get_stat_types_for_pool`).
+        reserved: figures of its own reserved memory, and of the private pool it belongs to.
+        may_split: whether its blocks may be split (not with `no_split` of a `MemPool`).
     """
 
     __slots__ = (
@@ -138,11 +138,11 @@ class Pool:
         self._at: dict[int, Block] = {}
 
     def private(self, pool_id: PoolId, whole: Stat) -> Pool:
-        """An empty pool of the same size, whose figures count into this one's.
+        """Make an empty private pool for the same sizes, counted in this one's statistics.
 
         Args:
-            pool_id: whose it is.
-            whole: what the driver gave to both of its owner's pools.
+            pool_id: the private pool that it belongs to.
+            whole: reserved bytes of both pools of that private pool.
         """
         pool = Pool(self.is_small, pool_id)
         pool.statistics = self.statistics
@@ -165,7 +165,7 @@ class Pool:
             insort(free, key)
 
     def remove(self, block: Block) -> None:
-        """Take a free or an unmapped block out."""
+        """Remove a free or an unmapped block."""
         del self._at[block.address]
         stream = block.segment.stream
         if block.mapped:
@@ -175,10 +175,10 @@ class Pool:
             self.unmapped[stream].remove(block.address)
 
     def merge(self, block: Block) -> tuple[Block, int, int]:
-        """Join a free block with its free neighbours (`try_merge_blocks`).
+        """Merge a free block with its free neighbours (`try_merge_blocks`).
 
         Returns:
-            the joined block, not yet inserted; how many neighbours it took; and their bytes.
+            the merged block, not yet inserted; the number of neighbours merged; and their bytes.
         """
         count = size = 0
         left = block.prev
@@ -195,21 +195,21 @@ class Pool:
         return block, count, size
 
     def block_at(self, address: int) -> Block:
-        """The free or unmapped block that begins there."""
+        """The free or unmapped block at an address."""
         return self._at[address]
 
     def free_blocks(self) -> list[Block]:
-        """All free blocks that have memory, of all streams, in order of search."""
+        """All free, mapped blocks of all streams, in search order."""
         return [self._at[address] for free in self.free.values() for _, address in free]
 
     def unmapped_blocks(self, stream: int) -> list[Block]:
-        """The blocks of a stream without physical memory, by address."""
+        """A stream's blocks without physical memory, by address."""
         return [self._at[address] for address in self.unmapped.get(stream, ())]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """One block as a snapshot tells it."""
+    """One block in a snapshot."""
 
     address: int
     size: int
@@ -224,7 +224,7 @@ class BlockInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """One segment as a snapshot tells it; of an expandable one, one stretch with memory."""
+    """One segment in a snapshot; of an expandable segment, one mapped stretch."""
 
     address: int
     size: int

@@ -1,9 +1,8 @@
-"""Private pools: blocks that a CUDA graph, or a `torch.cuda.MemPool`, has for itself.
+"""Private pools: blocks reserved for one CUDA graph or one `torch.cuda.MemPool`.
 
 Note [Interaction with CUDA graph capture] in c10/cuda/CUDACachingAllocator.cpp. While a capture is
-underway, or a `MemPool` is in use, requests go to its pool; what is freed goes back there and is
-nobody else's. Its segments return to the driver when the last user has let go of the pool and its
-blocks are free.
+in progress, or a `MemPool` is in use, requests go to its pool, and freed blocks return to that pool
+only. Its segments return to the driver once the pool has no users and its blocks are free.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from graphmem.allocator.settings import SMALL_LIMIT
 from graphmem.allocator.statistics import POOLS, Stat
 
 Takes = Callable[[int], bool]
-"""Whether a request on a stream goes to a pool."""
+"""Whether requests on a stream go to a pool."""
 
 
 class PrivatePool:
-    """One pool of its own (`PrivatePool`).
+    """One private pool (`PrivatePool`).
 
     Attributes:
         id: `MempoolId_t`.
         small, large: its free blocks.
-        reserved: what the driver gave it.
-        users: graphs and `MemPool`s that have it (`use_count`).
-        helps_out: whether its free blocks serve others when the device is full (`use_on_oom`).
+        reserved: its memory from the driver.
+        users: the number of graphs and `MemPool`s that use it (`use_count`).
+        helps_out: whether other requests may use its free blocks on a full device (`use_on_oom`).
     """
 
     def __init__(self, pool_id: PoolId, small: Pool, large: Pool) -> None:
-        """A pool beside everybody's, `small` and `large`."""
+        """Make a pool beside the shared pools `small` and `large`."""
         self.id = pool_id
         self.reserved = Stat()
         self.small = small.private(pool_id, self.reserved)
@@ -49,7 +48,7 @@ class PrivatePool:
 
     @property
     def free_bytes(self) -> int:
-        """What its free blocks have."""
+        """The bytes in its free blocks."""
         return sum(block.size for pool in (self.small, self.large) for block in pool.free_blocks())
 
 
@@ -57,11 +56,11 @@ class PrivatePools:
     """The private pools of one device, and which requests go to which.
 
     Attributes:
-        are_in_use: a capture is underway, or a `MemPool` in use (`captures_underway`).
+        are_in_use: a capture is in progress, or a `MemPool` in use (`captures_underway`).
     """
 
     def __init__(self, small: Pool, large: Pool) -> None:
-        """None yet; `small` and `large` are everybody's, whose statistics theirs count into."""
+        """Start without pools; they count in the statistics of the shared `small` and `large`."""
         self._everybodys = small, large
         self._pools: dict[PoolId, PrivatePool] = {}
         self._routes: list[tuple[PoolId, Takes]] = []
@@ -71,19 +70,19 @@ class PrivatePools:
         return iter(list(self._pools.values()))
 
     def get(self, pool_id: PoolId) -> PrivatePool | None:
-        """The pool of that number, if it is there."""
+        """The pool with this id, if it exists."""
         return self._pools.get(pool_id)
 
     def pools(self) -> list[Pool]:
-        """The large and the small pools of all of them."""
+        """The large and the small pools of all private pools."""
         return [each for pool in self for each in (pool.large, pool.small)]
 
     def helpers(self) -> list[PrivatePool]:
-        """Those whose free blocks serve others when the device is full (`use_on_oom_pools`)."""
+        """The pools that other requests may use when the device is full (`use_on_oom_pools`)."""
         return [pool for pool in self if pool.helps_out]
 
     def open(self, pool_id: PoolId) -> PrivatePool:
-        """Have one more user of a pool, which is made if it is not there (`createOrIncrefPool`)."""
+        """Add a user to a pool, creating it if necessary (`createOrIncrefPool`)."""
         pool = self._pools.get(pool_id)
         if pool is None:
             pool = self._pools[pool_id] = PrivatePool(pool_id, *self._everybodys)
@@ -97,7 +96,7 @@ class PrivatePools:
         """Send requests to a pool from now on (`beginAllocateToPool`).
 
         Raises:
-            RuntimeError: they go there already.
+            RuntimeError: they already go there.
         """
         self.open(pool_id)
         if any(pool_id == other for other, _ in self._routes):
@@ -106,7 +105,7 @@ class PrivatePools:
         self.are_in_use = True
 
     def end(self, pool_id: PoolId) -> None:
-        """Send no more requests there (`endAllocateToPool`).
+        """Stop sending requests to a pool (`endAllocateToPool`).
 
         Raises:
             RuntimeError: none go there.
@@ -118,11 +117,11 @@ class PrivatePools:
         self.are_in_use = bool(kept)
 
     def release(self, pool_id: PoolId) -> None:
-        """Have one user less (`releasePool`)."""
+        """Take one user off a pool (`releasePool`)."""
         self._pools[pool_id].users -= 1
 
     def pool_for(self, stream: int, size: int) -> Pool | None:
-        """Where a request goes, if not to everybody's pools (`get_pool`)."""
+        """The private pool that a request goes to, or None for the shared ones (`get_pool`)."""
         for pool_id, takes in self._routes:
             if takes(stream):
                 pool = self._pools[pool_id]
@@ -130,15 +129,15 @@ class PrivatePools:
         return None
 
     def unused(self) -> list[PrivatePool]:
-        """Those that nobody has any more (`graph_pools_freeable`)."""
+        """The pools without users (`graph_pools_freeable`)."""
         return [pool for pool in self._pools.values() if pool.users == 0]
 
     def drop_empty(self) -> None:
-        """Forget pools that nobody has and that have no memory (`release_cached_blocks`)."""
+        """Drop pools without users and without memory (`release_cached_blocks`)."""
         for pool in self.unused():
             if not pool.reserved.current:
                 del self._pools[pool.id]
 
     def reserved_bytes(self) -> int:
-        """What the driver gave to all of them."""
+        """The bytes reserved by all private pools."""
         return sum(pool.reserved.current for pool in self)

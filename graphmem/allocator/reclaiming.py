@@ -1,4 +1,4 @@
-"""Which cached blocks go back to the driver when the limit or the card's end is near."""
+"""Which cached blocks return to the driver when the limit or the card's capacity is near."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from graphmem.allocator.pool import Block, Pool
 
 
 def long_unused(pool: Pool, wanted: int) -> list[Block]:
-    """Whole segments, those unused for longest first (`garbage_collect_cached_blocks`).
+    """Choose whole segments, longest unused first (`garbage_collect_cached_blocks`).
 
     Args:
-        pool: the large one.
-        wanted: bytes; the round that reaches them is finished.
+        pool: the large pool.
+        wanted: bytes; the round that reaches them is completed.
     """
     found: list[Block] = []
     ages = {
@@ -31,12 +31,12 @@ def long_unused(pool: Pool, wanted: int) -> list[Block]:
 
 
 def too_large_to_split(pool: Pool, stream: int, size: int, limit: int) -> list[Block]:
-    """Just enough blocks of at least `limit` bytes (`release_available_cached_blocks`).
+    """Choose just enough blocks of at least `limit` bytes (`release_available_cached_blocks`).
 
     Args:
-        pool: where the request went.
-        stream: of the request.
-        size: what it asks for, rounded.
+        pool: the pool of the request.
+        stream: the stream of the request.
+        size: its rounded size.
         limit: `max_split_size`.
     """
     wanted = max(size, limit)

@@ -1,4 +1,4 @@
-"""Puts an empty allocator into a recorded state."""
+"""Put an empty allocator into a recorded state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphmem.allocator.segment_info import lay_out, range_ends
 
 
 def restore(allocator: CachingAllocator, segments: Iterable[SegmentInfo]) -> dict[int, Block]:
-    """Enter recorded segments, with the blocks in them.
+    """Restore recorded segments and their blocks.
 
     Returns:
         the blocks in use, by address.

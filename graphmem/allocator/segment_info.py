@@ -1,4 +1,4 @@
-"""Segments as a snapshot tells them: out of the allocator, and back into it."""
+"""Convert segments from the allocator to a snapshot's form, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NO_END = 1 << 64
 
 
 def segment_infos(segments: Iterable[Segment]) -> tuple[SegmentInfo, ...]:
-    """What each segment holds, by address; unmapped stretches are left out."""
+    """The segments and their blocks, by address, without unmapped stretches."""
     infos = [
         _info(stretch)
         for segment in sorted(segments, key=lambda segment: segment.address)
@@ -20,7 +20,7 @@ def segment_infos(segments: Iterable[Segment]) -> tuple[SegmentInfo, ...]:
 
 
 def range_ends(infos: Sequence[SegmentInfo]) -> list[int]:
-    """Where the range of addresses that each segment lies in must end, for another begins."""
+    """The upper limit of each segment's address range: where one of another kind begins."""
     ends: list[int] = []
     end = _NO_END
     following = None
@@ -34,7 +34,7 @@ def range_ends(infos: Sequence[SegmentInfo]) -> list[int]:
 
 
 def lay_out(head: Block, info: SegmentInfo) -> list[Block]:
-    """Cut the only block of a segment into the recorded ones."""
+    """Split the only block of a segment into the recorded ones."""
     blocks = []
     block = head
     for recorded in info.blocks:
@@ -82,7 +82,7 @@ def torch_snapshot(infos: Iterable[SegmentInfo]) -> list[dict[str, object]]:
 
 
 def _mapped_stretches(segment: Segment) -> list[list[Block]]:
-    """The blocks with memory, cut where an expandable segment has none."""
+    """The mapped blocks, grouped into contiguous stretches."""
     stretches: list[list[Block]] = [[]]
     for block in segment.blocks():
         if block.mapped:

@@ -1,7 +1,7 @@
-"""What PYTORCH_CUDA_ALLOC_CONF may say, and the sizes that follow from it.
+"""The settings of PYTORCH_CUDA_ALLOC_CONF, and the sizes that follow from them.
 
 Read in `c10/core/AllocatorConfig.{h,cpp}` and `c10/cuda/CUDAAllocatorConfig.{h,cpp}` of torch
-2.13. Keys that change no byte on the device (pinned memory, locks) are accepted and ignored.
+2.13. Keys that do not affect device memory (pinned memory, locks) are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _IGNORED = {*_IGNORED_FLAGS, *_IGNORED_NUMBERS, _REGISTER_THREADS}
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """The settings of the caching allocator that change where bytes go.
+    """The settings of the caching allocator that affect device memory.
 
     Attributes:
         max_split_size: blocks of at least this size are never split; None: all may be.
@@ -52,8 +52,8 @@ class AllocatorSettings:
         roundup_power2_divisions: parts into which each power of two is divided when rounding, one
             number for each size class from 1 MiB upwards; empty: no such rounding.
         garbage_collection_threshold: share of the memory limit above which unused segments are
-            given back; 0: never. It acts only when a memory fraction is set, as in PyTorch.
-        expandable_segments: one growing segment for each pool and stream.
+            returned; 0: never. As in PyTorch, it acts only if a memory fraction is set.
+        expandable_segments: one growing segment per pool and stream.
         large_segment_size: the segment opened for requests of 1 to 10 MiB.
         memory_fraction: share of the device that the process may reserve; None: all of it.
     """
@@ -96,10 +96,10 @@ def _next_division(size: int, divisions: int) -> int:
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """The settings in a PYTORCH_CUDA_ALLOC_CONF string such as `"max_split_size_mb:128"`.
+    """Parse a PYTORCH_CUDA_ALLOC_CONF string such as `"max_split_size_mb:128"`.
 
     Raises:
-        InputError: for a key or a value that PyTorch 2.13 refuses, or a backend not modelled.
+        InputError: PyTorch 2.13 refuses a key or a value, or the backend is not modelled.
     """
     pairs = dict(_pairs(text))
     unknown = next((key for key in pairs if key not in _PARSERS and key not in _IGNORED), None)
@@ -116,7 +116,7 @@ def parse_settings(text: str) -> AllocatorSettings:
 
 
 def settings_of_snapshot(recorded: Mapping[str, object]) -> AllocatorSettings:
-    """The settings that a memory snapshot carries under `allocator_settings`."""
+    """Read the settings from a memory snapshot's `allocator_settings`."""
     split = recorded.get("max_split_size")
     divisions = recorded.get("roundup_power2_divisions")
     parts: tuple[int, ...] = ()
@@ -159,7 +159,7 @@ def _fraction(key: str, value: str) -> float:
 
 
 def _check_ignored(key: str, value: str) -> None:
-    """What changes no byte on the device must make sense all the same."""
+    """Check the value of an ignored setting, as PyTorch does."""
     if key in _IGNORED_FLAGS:
         _truth(key, value)
     elif key == _REGISTER_THREADS and _power_of_two(key, value) > _MAX_REGISTER_THREADS:
@@ -222,7 +222,7 @@ def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSett
 
 
 def _early_refusal(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
-    """Beside a memory fraction it refuses before the cache is emptied (PR #177356, torch 2.12)."""
+    """With a memory fraction, it refuses before emptying the cache (PR #177356, torch 2.12)."""
     if value == "True":
         raise InputError(f"Allocator setting {key} is not modelled.")
     return settings
@@ -246,7 +246,7 @@ def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSe
             divisions[last + 1 :] = [count] * (DIVISION_CLASSES - last - 1)
             continue
         last = min(_power_of_two(key, bound).bit_length() - 1, DIVISION_CLASSES - 1)
-        if first:  # the first entry also speaks for all smaller sizes
+        if first:  # the first entry also covers all smaller sizes
             divisions[:last] = [count] * last
             first = False
         divisions[last] = count

@@ -9,7 +9,7 @@ POOLS = ("all", "small_pool", "large_pool")
 
 
 class Stat:
-    """One figure over time: `current`, `peak`, all that was ever `allocated`, and `freed`."""
+    """One figure over time: `current`, `peak`, and the totals `allocated` and `freed`."""
 
     __slots__ = ("_carried", "allocated", "current", "peak")
 
@@ -17,11 +17,11 @@ class Stat:
         self.current = 0
         self.peak = 0
         self.allocated = 0
-        self._carried = 0  # what was current when `allocated` began at 0 again
+        self._carried = 0  # `current` when `allocated` was last reset
 
     @property
     def freed(self) -> int:
-        """All that was ever taken off again."""
+        """The total that was taken off again."""
         return self._carried + self.allocated - self.current
 
     def increase(self, amount: int) -> None:
@@ -37,11 +37,11 @@ class Stat:
         self.current -= amount
 
     def reset_peak(self) -> None:
-        """The peak becomes the current value."""
+        """Reset the peak to the current value."""
         self.peak = self.current
 
     def reset_accumulated(self) -> None:
-        """Count what is allocated and freed from now on."""
+        """Restart the totals at 0."""
         self.allocated = 0
         self._carried = self.current
 
@@ -85,11 +85,11 @@ class Statistics:
         self.requested_bytes = Stat()
 
     def stats(self) -> dict[str, Stat]:
-        """Each figure by its name."""
+        """The figures by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def handed_out(self, size: int, requested: int) -> None:
-        """A block was given to the program."""
+        """Count a block given to the program."""
         self.allocation.increase(1)
         self.allocated_bytes.increase(size)
         self.active.increase(1)
@@ -97,18 +97,18 @@ class Statistics:
         self.requested_bytes.increase(requested)
 
     def given_up(self, size: int) -> None:
-        """The program gave a block up; a stream may still be using it."""
+        """Count a block that the program freed; a stream may still be using it."""
         self.allocation.decrease(1)
         self.allocated_bytes.decrease(size)
 
     def taken_back(self, size: int, requested: int) -> None:
-        """A block that was given up returned to its pool."""
+        """Count a freed block that returned to its pool."""
         self.active.decrease(1)
         self.active_bytes.decrease(size)
         self.requested_bytes.decrease(requested)
 
     def splits_changed(self, count: int, size: int) -> None:
-        """Free parts of split segments came, went, grew or shrank."""
+        """Count free parts of split segments that came, went, grew or shrank."""
         if count > 0:
             self.inactive_split.increase(count)
         elif count:
@@ -119,18 +119,18 @@ class Statistics:
             self.inactive_split_bytes.decrease(-size)
 
     def reset_peak(self) -> None:
-        """Each peak becomes the current value (`resetPeakStats`)."""
+        """Reset each peak to the current value (`resetPeakStats`)."""
         for stat in self.stats().values():
             stat.reset_peak()
 
     def reset_accumulated(self) -> None:
-        """Each figure counts from now on (`resetAccumulatedStats`)."""
+        """Restart the totals of each figure at 0 (`resetAccumulatedStats`)."""
         for stat in self.stats().values():
             stat.reset_accumulated()
 
 
 def flat_stats(parts: Mapping[str, Statistics]) -> dict[str, int]:
-    """Figures of several parts under names such as `allocated_bytes.small_pool.peak`."""
+    """Flatten figures of several parts to names such as `allocated_bytes.small_pool.peak`."""
     return {
         f"{name}.{part}.{metric}": value
         for part, statistics in parts.items()
