@@ -1,7 +1,7 @@
-"""One rank of many: what a program finds of its process group while graphmem runs it alone.
+"""One rank of many: the process group of a program that graphmem runs as a single rank.
 
-Nothing goes over the network. Every other rank is taken to do what this one does, at the same
-time, with the same values: an assumption that the report lists.
+Nothing goes over the network. Every other rank is assumed to do what this one does, at the same
+time and with the same values; the report lists this assumption.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["groups_taken_down", "replacements"]
 
 
 def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
-    """The attributes of `torch.distributed` to replace while a program runs."""
-    # a build may lack what they import
+    """List the attributes of `torch.distributed` to replace while a program runs."""
+    # a build without distributed lacks what they import
     from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, objects, spawned
 
     mail, unwaited = _Mail(known), Unwaited(recorder)
@@ -42,21 +42,21 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
 
 
 class _Mail:
-    """Sends and receives values that are known of tensors on the card."""
+    """Sends and receives the known values of tensors on the card."""
 
     def __init__(self, known: KnownValues) -> None:
         self.messages = Messages()
         self._known = known
 
     def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
-        """This rank sends a tensor."""
+        """Send a tensor from this rank."""
         known = self._known.of(tensor)
         values = None if known is None else known.tensor.flatten().tolist()
         source, other = _ranks_of(group, group.rank(), destination)
         self.messages.send(source, other, values)
 
     def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
-        """This rank will want the values of a tensor, when it calls what is returned."""
+        """Announce a tensor to receive; the function returned waits for its values."""
         other, this = _ranks_of(group, source, group.rank())
         message = self.messages.next(other, this)
 
@@ -80,7 +80,7 @@ _open: list[tuple[Messages, Unwaited]] = []
 
 @contextmanager
 def groups_taken_down() -> Iterator[None]:
-    """Take down the groups that a program has left when the context closes."""
+    """Destroy the groups that a program left open when the context closes."""
     try:
         yield
     finally:

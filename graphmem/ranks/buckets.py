@@ -1,6 +1,6 @@
 """A bucket of gradients: one flat tensor, and a view of it for each parameter.
 
-A view has the strides of its parameter where that is dense, else it is contiguous
+A view has its parameter's strides if that is dense, otherwise it is contiguous
 (`initialize_bucket_views` in torch/csrc/distributed/c10d/reducer.cpp).
 """
 
@@ -14,15 +14,15 @@ from graphmem.trace.gradients import is_non_overlapping_and_dense
 
 
 class Bucket:
-    """Some parameters, and where their gradients are reduced together.
+    """Some parameters, and the flat tensor in which their gradients are reduced together.
 
     Attributes:
-        indices: which parameters of the reducer.
-        parameters: themselves.
+        indices: the parameters' indices in the reducer.
+        parameters: the parameters.
         gradients: the flat tensor.
-        views: of it, one for each parameter.
-        pending: how many gradients have not come yet.
-        work: of the reduction; a future where a communication hook does it.
+        views: views of the flat tensor, one for each parameter.
+        pending: how many gradients are still missing.
+        work: the reduction's work, or a future if a communication hook does it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Bucket:
         self.views = self.views_of(self.gradients)
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a flat tensor that belong to the parameters."""
+        """Views of a flat tensor for the parameters."""
         offset = 0
         views = []
         for each in self.parameters:
@@ -51,7 +51,7 @@ class Bucket:
 
 
 class GradBucket:
-    """What a communication hook is given, as `torch.distributed.GradBucket`."""
+    """The argument of a communication hook, like `torch.distributed.GradBucket`."""
 
     def __init__(self, number: int, bucket: Bucket, is_last: bool) -> None:
         self._number = number
@@ -60,7 +60,7 @@ class GradBucket:
         self._buffer = bucket.gradients
 
     def index(self) -> int:
-        """Which bucket it is."""
+        """The bucket's number."""
         return self._number
 
     def buffer(self) -> torch.Tensor:
@@ -68,11 +68,11 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, buffer: torch.Tensor) -> None:
-        """Let another tensor be it."""
+        """Replace the flat tensor."""
         self._buffer = buffer
 
     def gradients(self) -> list[torch.Tensor]:
-        """The views."""
+        """The gradients, as views of the flat tensor."""
         return self._bucket.views_of(self._buffer)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -80,5 +80,5 @@ class GradBucket:
         return list(self._bucket.parameters)
 
     def is_last(self) -> bool:
-        """Whether it is reduced last."""
+        """Whether the bucket is reduced last."""
         return self._is_last

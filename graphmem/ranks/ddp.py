@@ -1,7 +1,7 @@
-"""What DistributedDataParallel asks of C++, besides its reducer.
+"""The C++ functions that DistributedDataParallel calls, apart from its reducer.
 
-Before it begins it compares the parameters of all ranks: their number, gathered into a tensor for
-each rank, and their shapes, of which rank 0 sends its own (`verify_params_across_processes` in
+When it is constructed it compares the parameters of all ranks: their number, gathered into one
+tensor per rank, and their shapes, which rank 0 broadcasts (`verify_params_across_processes` in
 torch/csrc/distributed/c10d/reducer.cpp; fixtures/cuda/ranks/ddp.rank0 shows the bytes).
 """
 
@@ -21,7 +21,7 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:
-    """The attributes to replace."""
+    """List the attributes to replace."""
     return [
         (torch.distributed, "Reducer", partial(Reducer, recorder)),
         (torch.distributed, "Logger", SilentLogger),
@@ -32,7 +32,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
 
 
 class SilentLogger:
-    """Takes what `torch.distributed.Logger` is told."""
+    """Replaces `torch.distributed.Logger` and logs nothing."""
 
     def __init__(self, reducer: Reducer) -> None:
         pass
@@ -57,7 +57,7 @@ def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: 
     sent = torch.tensor(shapes, dtype=torch.int64).to(device)
     group.broadcast([sent]).wait()
     del sent
-    while gathered:  # first to last, as a C++ vector lets go
+    while gathered:  # first to last, as a C++ vector frees its elements
         del gathered[0]
 
 

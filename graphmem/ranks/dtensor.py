@@ -1,8 +1,8 @@
-"""DTensor asks of each operation what shapes it gives, under a fake mode of its own.
+"""DTensor's shape propagation, which runs each operation under its own fake mode.
 
-That is no work of the program, and not to be counted: it runs without the modes that watch
-(`ShardingPropagator._propagate_tensor_meta_non_cached` in torch/distributed/tensor/
-_sharding_prop.py).
+That is not work of the program and must not be counted, so it runs without graphmem's modes
+(`ShardingPropagator._propagate_tensor_meta_non_cached` in
+torch/distributed/tensor/_sharding_prop.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "_propagate_tensor_meta_non_cached"
 
 
 def replacements() -> list[Replacement]:
-    """The method to replace."""
+    """List the method to replace."""
     propagate = getattr(ShardingPropagator, _NAME)
 
     def propagate_unseen(propagator: Any, schema: Any) -> Any:

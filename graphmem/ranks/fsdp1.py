@@ -1,7 +1,6 @@
-"""FullyShardedDataParallel given the number of a card.
+"""FullyShardedDataParallel with a card's number as `device_id`.
 
-It makes a device of it by `torch.device(number)`, which asks C++ for an accelerator; a build of
-PyTorch for the CPU has none.
+It calls `torch.device(number)`, which asks C++ for an accelerator; a CPU build of PyTorch has none.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def replacements() -> list[Replacement]:
-    """The functions to replace."""
+    """List the functions to replace."""
     init_handle: Callable[..., Any] = _init_utils._init_device_handle
     get_device: Callable[..., Any] = _init_utils._get_device_from_device_id
 

@@ -1,6 +1,6 @@
-"""The names of what `fully_shard` holds: gathered parameters, reduced gradients, its buffers.
+"""Names for the memory of `fully_shard`: gathered parameters, reduced gradients, buffers.
 
-It gathers and reduces the parameters of a module together, through one flat tensor each
+It gathers and reduces all parameters of a module together, each time through one flat tensor
 (`foreach_all_gather`, `foreach_reduce`, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 """
 
@@ -21,7 +21,7 @@ Call = Callable[..., Any]
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:
-    """The functions to replace."""
+    """List the functions to replace."""
     names = vars(_fsdp_param_group)
     gather: Call = names["foreach_all_gather"]
     reduce: Call = names["foreach_reduce"]

@@ -1,23 +1,23 @@
-"""A process group of one process: what collectives take of the card, without the other ranks.
+"""A process group of one process: the memory that collectives use, without the other ranks.
 
 Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
   (1) `allgather` into a list of equal tensors gathers into one flat tensor, from which they are
-      copied; `reduce_scatter` of such a list copies it into one first (`newLikeFlat`);
-  (2) a barrier reduces one float, which its work holds; it is on the rank's card where the program
+      copied; `reduce_scatter` of such a list first copies it into one (`newLikeFlat`);
+  (2) a barrier reduces one float, which its work holds; it is on the rank's card if the program
       names no device (`guessDeviceIdForRank`);
   (3) everything else works in the memory that it is given;
-  (4) a work holds what it was given until it is waited for. Where nobody waits, as where only a
-      future of it is taken, a thread that looks ten times a second lets it go at a later
-      collective of the group (`stashed_for_allocator_safety_`, `shelvesToUnstash_`). Here that is
-      the first one outside of the backward pass that began it, as the cards did
+  (4) a work holds its arguments until it is waited for. If nobody waits, as when only its future is
+      taken, a thread that polls ten times a second releases them at a later collective of the
+      group (`stashed_for_allocator_safety_`, `shelvesToUnstash_`). Here that is the first one
+      outside of the backward pass that began it, as on the cards
       (fixtures/cuda/ranks/ddp_bf16_hook). It is a race: with a static graph the two ranks of
-      fixtures/cuda/ranks/ddp_static_graph let go of the first bucket at different times, in the
-      second backward pass, so that both hold it longer than this.
+      fixtures/cuda/ranks/ddp_static_graph release the first bucket at different times, in the
+      second backward pass, so both hold it longer than here.
 
-Every other rank is taken to send what this one does: what is gathered, scattered or exchanged is a
-copy of the rank's own, sums of tensors on the CPU count each rank once. Tensors of the card are
-copied where they may be counts or bytes, which programs read: integers, and no more than 1 MiB.
-Those that are sent from one rank to one other are that rank's own (graphmem/ranks/messages.py).
+Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
+a copy of this rank's tensor, and sums of CPU tensors count each rank once. Tensors on the card are
+copied only if they may be counts or bytes that programs read: integers of at most 1 MiB. Those sent
+from one rank to one other have that rank's own values (graphmem/ranks/messages.py).
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _READ_BYTES = 1 << 20
 
 
 class Mail(Protocol):
-    """Carries the values of tensors between ranks, which it is told by their numbers in a group."""
+    """Carries the values of tensors between ranks, given by their numbers in a group."""
 
     def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
-        """This rank sends a tensor."""
+        """Send a tensor from this rank."""
 
     def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
-        """This rank will want the values of a tensor, when it calls what is returned.
+        """Announce a tensor to receive.
 
-        The call says whether somebody knows them.
+        Returns:
+            a function that waits for its values, and returns whether they are known.
         """
 
 
@@ -51,7 +52,7 @@ _ProcessGroup: Any = c10d.ProcessGroup
 
 
 class DoneWork(_Work):  # type: ignore[misc]
-    """A collective that has ended when it is asked for; it holds tensors until it is waited for."""
+    """A collective that is done at once, but holds tensors until it is waited for."""
 
     def __init__(self, result: Tensors, held: list[Any]) -> None:
         super().__init__()
@@ -61,26 +62,26 @@ class DoneWork(_Work):  # type: ignore[misc]
         self.arrivals: list[Callable[[], object]] = []
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let go of what was given; what other ranks sent by value is there."""
+        """Receive the values that other ranks sent, and release the tensors held."""
         while self.arrivals:
             self.arrivals.pop(0)()
         self._held.clear()
         return True
 
     def synchronize(self) -> None:
-        """The same without blocking."""
+        """`wait`, which never blocks here."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def is_success(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def exception(self) -> None:
-        """There is none."""
+        """Always None."""
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that were written."""
@@ -99,11 +100,11 @@ class DoneWork(_Work):  # type: ignore[misc]
 class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     """The ranks of a group, seen from the one that runs.
 
-    Methods have PyTorch's names and arguments; those of 2.13 go by both of theirs.
+    Methods have PyTorch's names and arguments; those renamed in 2.13 have both names.
 
     Attributes:
-        device_types: what the backends that the program asked for serve: NCCL leaves out the CPU.
-            Objects travel by a tensor on one of these (`_get_object_coll_device`).
+        device_types: the devices of the backends that the program asked for; NCCL's has no CPU.
+            Objects are sent as a tensor on one of them (`_get_object_coll_device`).
     """
 
     def __init__(
@@ -115,14 +116,14 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         let_go: Callable[[list[Any]], object],
         joined: Callable[[], object],
     ) -> None:
-        """A group of a size.
+        """Make a group.
 
         Args:
-            rank: which of its ranks runs.
-            size: how many there are.
-            mail: brings other ranks what this one sends by value.
-            card: the one that this rank works on.
-            let_go: empties a list of what a collective holds that nobody waited for.
+            rank: the rank that runs.
+            size: the number of ranks.
+            mail: carries values to and from other ranks.
+            card: the card of this rank.
+            let_go: empties a list of tensors held by a collective that nobody waited for.
             joined: called at the first collective on the card, when NCCL makes a communicator
                 (`ProcessGroupNCCL::initNCCLComm`).
         """
@@ -137,7 +138,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._shelves: list[tuple[int, list[Any]]] = []
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
-        """A collective begins, and lets go of what earlier ones held (clause 4)."""
+        """Begin a collective, and release what earlier ones held (clause 4)."""
         if self._joined is not None and any(map(_is_on_card, (*result, *held))):
             joined, self._joined = self._joined, None
             joined()
@@ -151,15 +152,15 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         return DoneWork(result, shelf)
 
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._size
 
     def rank(self) -> int:
-        """Which of them runs."""
+        """The rank that runs."""
         return self._rank
 
     def getBackendName(self) -> str:  # noqa: N802 - its name in C++
-        """As errors name it."""
+        """The backend's name in error messages."""
         return "graphmem"
 
     @property
@@ -176,7 +177,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     # In place -----------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
-        """Each rank has the sum."""
+        """Give each rank the sum."""
         if opts is None or getattr(opts, "reduceOp", None) == c10d.ReduceOp.SUM:
             self._sum(tensors)
         return self._begun(tensors, list(tensors))
@@ -188,41 +189,41 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
                     tensor.mul_(self._size)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> DoneWork:
-        """Each rank has the sums."""
+        """Give each rank the sums."""
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
-        """One rank has the sum."""
+        """Give one rank the sum."""
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> DoneWork:
-        """Every rank has what one sent."""
+        """Give every rank what one sends."""
         return self._begun(tensors, list(tensors))
 
     def barrier(self, opts: Any = None) -> DoneWork:
-        """All ranks meet (clause 2)."""
+        """Wait for all ranks (clause 2)."""
         if getattr(opts, "device", None) == torch.device("cpu"):
             return self._begun([])
         return self._begun([], [torch.zeros(1, device=self._card)])
 
     def monitored_barrier(self, *args: Any, **options: Any) -> None:
-        """All ranks meet."""
+        """Wait for all ranks."""
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork:
-        """Another rank takes it."""
+        """Send tensors to another rank."""
         for tensor in filter(_is_read, tensors):
             self._mail.send(self, destination, tensor)
         return self._begun(tensors, list(tensors))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
-        """Another rank has sent it."""
+        """Receive tensors from another rank."""
         arrivals = [self._mail.expect(self, source, each) for each in filter(_is_read, tensors)]
         work = self._begun(tensors, list(tensors))
         work.arrivals += arrivals
         return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
-        """Some rank has sent it; nobody knows which, so that nothing is known of it."""
+        """Receive tensors from an unknown rank, so their values are unknown too."""
         return self._begun(tensors, list(tensors))
 
     # From one tensor to another -----------------------------------------------------------------
@@ -230,7 +231,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather(
         self, outputs: Sequence[list[torch.Tensor]], inputs: Tensors, opts: Any = None
     ) -> DoneWork:
-        """Every rank has what each sent (clause 1)."""
+        """Give every rank what each sends (clause 1)."""
         held: list[Any] = [list(inputs)]
         for gathered, sent in zip(outputs, inputs, strict=True):
             held.append(_flat(gathered))
@@ -241,7 +242,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def all_gather_single(
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
-        """Every rank has what each sent, in one tensor."""
+        """Give every rank what each sends, in one tensor."""
         if _is_read(output):
             for each in output.view(-1).chunk(self._size):
                 _copy(each, sent.reshape(-1))
@@ -250,7 +251,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> DoneWork:
-        """Several at once."""
+        """Gather several tensors at once."""
         for output, sent in zip(outputs, inputs, strict=True):
             self.all_gather_single(output, sent)
         return self._begun(outputs, [*outputs, *inputs])
@@ -258,21 +259,21 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
     ) -> DoneWork:
-        """Several lists at once."""
+        """Gather several lists at once."""
         for gathered in outputs:
             for each, sent in zip(gathered, inputs, strict=True):
                 _copy(each, sent)
         return self._begun([each for gathered in outputs for each in gathered])
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DoneWork:
-        """One rank has what each sent."""
+        """Give one rank what each sends."""
         for gathered, sent in zip(outputs, inputs, strict=False):
             for each in gathered:
                 _copy(each, sent)
         return self._begun([each for gathered in outputs for each in gathered], [*outputs, *inputs])
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> DoneWork:
-        """Each rank has its part of what one sent."""
+        """Give each rank its part of what one sends."""
         for output, parts in zip(outputs, inputs, strict=False):
             _copy(output, parts[self._rank])
         return self._begun(outputs, [*outputs, *inputs])
@@ -280,7 +281,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[list[torch.Tensor]], opts: Any = None
     ) -> DoneWork:
-        """Each rank has its part of the sum (clause 1)."""
+        """Give each rank its part of the sum (clause 1)."""
         held: list[Any] = [list(outputs), [list(parts) for parts in inputs]]
         for output, parts in zip(outputs, inputs, strict=True):
             held.append(_flat(parts))
@@ -290,13 +291,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
-        """Each rank has its part of the sum of one tensor."""
+        """Give each rank its part of the sum of one tensor."""
         return self._begun([output], [sent, output])
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> DoneWork:
-        """Several at once."""
+        """Reduce several tensors at once."""
         return self._begun(outputs, [*outputs, *inputs])
 
     def all_to_all_single(
@@ -307,13 +308,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         input_splits: Any = None,
         opts: Any = None,
     ) -> DoneWork:
-        """Each rank has a part of what each sent."""
+        """Give each rank a part of what each sends."""
         if output.shape == sent.shape:
             _copy(output, sent)
         return self._begun([output], [sent, output])
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DoneWork:
-        """The same of lists."""
+        """`all_to_all_single` for lists."""
         for output, sent in zip(outputs, inputs, strict=True):
             if output.shape == sent.shape:
                 _copy(output, sent)
@@ -327,7 +328,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """The one tensor in which NCCL has a list of equal ones (`newLikeFlat`)."""
+    """The one tensor that NCCL uses for a list of equal ones (`newLikeFlat`)."""
     first = tensors[0]
     if first.device.type != "cuda" or any(each.shape != first.shape for each in tensors):
         return None

@@ -1,9 +1,9 @@
-"""`init_process_group` and its kin without a rendezvous, for every backend by its own name.
+"""`init_process_group` and its kin without a rendezvous, for every backend under its own name.
 
-PyTorch's own function runs; two things that it calls are replaced. The rendezvous answers at once
-with a store of this process, in which what another rank should have written is missing: to wait for
-it is an error after a second. Each group is made by the backend "fake", which is registered as
-`LoneGroup` meanwhile, and then bears the name that the program asked for.
+PyTorch's own function runs; two functions that it calls are replaced. The rendezvous immediately
+returns a store of this process, which lacks what other ranks should have written: waiting for that
+is an error after a second. Groups are made by the backend "fake", which is registered as
+`LoneGroup` for the time, and are then renamed to what the program asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HashStore: Any = vars(torch.distributed)["HashStore"]
 def replacements(
     recorder: Recorder, mail: Mail, unwaited: Unwaited, devices: Devices
 ) -> list[Replacement]:
-    """The attributes to replace; the recorder is told what is assumed."""
+    """List the attributes to replace; assumptions go to the recorder."""
     cuda = _Cuda(devices)
     handle = device_mesh._get_device_handle
     backend: Any = distributed_c10d.Backend
@@ -60,15 +60,15 @@ def replacements(
             "_get_device_handle",
             lambda device_type="cuda": cuda if device_type == "cuda" else handle(device_type),
         ),
-        # what fails is logged with NCCL's version, which a build for the CPU has not
+        # failures are logged with NCCL's version, which a CPU build does not have
         (c10d_logger, "_get_msg_dict", lambda *args, **options: {}),
     ]
 
 
 class _Cuda:
-    """`torch.cuda` for device meshes, which choose the device where CUDA is not initialized yet.
+    """`torch.cuda` for device meshes, which choose the device if CUDA is not initialized yet.
 
-    For everybody else it is from the beginning (graphmem/virtual_gpu/cuda_api.py).
+    For everything else CUDA is initialized from the start (graphmem/virtual_gpu/cuda_api.py).
     """
 
     def __init__(self, devices: Devices) -> None:
@@ -125,4 +125,4 @@ class LoneStore(_HashStore):  # type: ignore[misc]
         super().set_timeout(_PATIENCE)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Nobody else will write, so there is no use in waiting."""
+        """Do nothing: no other rank will write, so waiting is pointless."""

@@ -1,9 +1,9 @@
-"""What one rank sends to another by value: pickled objects, and how long they are.
+"""Messages that one rank sends to another by value: pickled objects and their lengths.
 
-Ranks of a job that run on this machine share a folder, one file a message. A rank that waits for
-a message of one that does not run has that one run in a process of its own, for an iteration: a
-stage of a pipeline asks the one before it for shapes (`PipelineStage._shape_inference`,
-torch/distributed/pipelining/stage.py). To wait for what never comes is an error.
+Ranks of a job on this machine share a folder, with one file per message. A rank that waits for a
+message from one that is not running starts that one in another process, for one iteration: a stage
+of a pipeline asks the one before it for shapes (`PipelineStage._shape_inference`,
+torch/distributed/pipelining/stage.py). Waiting for a message that never comes is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from graphmem.errors import InputError
 from graphmem.ranks.world import World
 
 COMMAND = "GRAPHMEM_RANK_COMMAND"
-"""The variable with the command line of a rank, as JSON; "RANK" stands for its number."""
+"""The variable with a rank's command line, as JSON; "RANK" stands for its number."""
 FOLDER = "GRAPHMEM_RANK_MESSAGES"
 _PATIENCE = 600.0
 _PAUSE = 0.05
@@ -42,7 +42,7 @@ class Messages:
         self._helpers: dict[int, subprocess.Popen[bytes]] = {}
 
     def send(self, source: int, destination: int, values: Numbers | None) -> None:
-        """Another rank may ask for a message of this one; None: nobody knows its values."""
+        """Send a message that another rank may ask for; None: its values are unknown."""
         message = self.next(source, destination), json.dumps(values)
         if self._folder is None and FOLDER not in os.environ:
             self._kept.append(message)
@@ -56,7 +56,7 @@ class Messages:
         return f"{source}-{destination}.{self._numbers[pair]}"
 
     def receive(self, name: str, source: int, destination: int) -> Numbers | None:
-        """A message of another rank; None where nobody knows its values.
+        """Wait for a message from another rank; None if its values are unknown.
 
         Raises:
             InputError: it never comes.
@@ -81,13 +81,13 @@ class Messages:
         return found
 
     def close(self) -> None:
-        """End what was started, and say that this rank has ended."""
+        """End the processes started here, and mark this rank as ended."""
         if self._folder is not None and self._world is not None and self._folder.is_dir():
             _write(self._folder / f"{self._world.rank}.ended", "")
         self._stack.close()
 
     def _place(self, rank: int) -> Path:
-        """The folder of the messages, where this rank is known to run."""
+        """The folder of the messages, in which this rank is marked as running."""
         if self._folder is None:
             shared = os.environ.get(FOLDER)
             self._folder = Path(
@@ -102,7 +102,7 @@ class Messages:
         return self._folder
 
     def _has_ended(self, rank: int, folder: Path) -> bool:
-        """Whether a rank has ended; one that does not run is started."""
+        """Whether a rank has ended; one that is not running is started."""
         if _claim(folder, rank):
             command = [
                 str(rank) if part == "RANK" else part for part in json.loads(os.environ[COMMAND])
@@ -123,7 +123,7 @@ class Messages:
 
 
 def _claim(folder: Path, rank: int) -> bool:
-    """Whether nobody else has started a rank."""
+    """Mark a rank as started; returns whether it was not."""
     try:
         (folder / f"{rank}.started").touch(exist_ok=False)
     except FileExistsError:
@@ -132,7 +132,7 @@ def _claim(folder: Path, rank: int) -> bool:
 
 
 def _is_circle(folder: Path, source: int, destination: int) -> bool:
-    """Whether the other rank waits for what this one has not sent."""
+    """Whether the other rank waits for something that this one has not sent."""
     try:
         awaited = (folder / f"{source}.waits").read_text()
     except FileNotFoundError:

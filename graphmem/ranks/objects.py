@@ -1,8 +1,8 @@
-"""Objects that one rank sends to all, which have to be that rank's own.
+"""Objects that one rank sends to all, so that the others receive that rank's own values.
 
-`broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths by
-`broadcast` and `scatter` of the same module, which nobody else reaches there: the tensors of
-programs come by `torch.distributed`. A rank that receives has nothing that resembles them.
+`broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths through
+`broadcast` and `scatter` of their own module. Nothing else calls them there: programs call those of
+`torch.distributed`. A receiving rank has no values of its own to take instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 def replacements(mail: Mail) -> list[Replacement]:
-    """The functions to replace."""
+    """List the functions to replace."""
     broadcast, scatter = distributed_c10d.broadcast, distributed_c10d.scatter
 
     def broadcast_values(tensor: torch.Tensor, *, group_src: int, group: Any) -> None:
@@ -48,6 +48,6 @@ def _exchange(
                 mail.send(group, other, sent[other])
     elif not mail.expect(group, source, received)():
         raise InputError(
-            f"rank {rank} waits for an object of rank {source}, which does not run",
-            hint="`graphmem run --nproc-per-node N script.py` runs it for an iteration",
+            f"rank {rank} waits for an object from rank {source}, which is not running",
+            hint="`graphmem run --nproc-per-node N script.py` runs it for one iteration",
         )

@@ -4,20 +4,20 @@ Clauses (torch/csrc/distributed/c10d/reducer.cpp; names in brackets are its own)
   (1) a hook on each parameter's `AccumulateGrad` copies the gradient, divided by the number of
       ranks, into its place in a bucket; with a communication hook it is not divided
       [`mark_variable_ready_dense`];
-  (2) buckets are reduced in their order, each when its last gradient is there
-      [`mark_bucket_ready`];
-  (3) after the backward pass what was reduced is copied back into the gradients, which are made
-      where there are none [`finalize_backward`, `copy_bucket_to_grad`]; with
-      `gradient_as_bucket_view` the gradients are views of the buckets all along;
-  (4) before the second forward pass buckets are made anew, in the order in which gradients were
-      ready [`rebuild_buckets`]; rank 0 sends that order to the others, by two small tensors on the
+  (2) buckets are reduced in order, each once its last gradient is ready [`mark_bucket_ready`];
+  (3) after the backward pass the reduced values are copied back into the gradients, which are
+      created if there are none [`finalize_backward`, `copy_bucket_to_grad`]; with
+      `gradient_as_bucket_view` the gradients are always views of the buckets;
+  (4) before the second forward pass buckets are rebuilt, in the order in which gradients became
+      ready [`rebuild_buckets`]; rank 0 sends that order to the others in two small tensors on the
       card [`sync_bucket_indices`]; the old buckets are freed first [`initialize_buckets`];
-  (5) where unused parameters are searched, buckets are not rebuilt and a map of what was used,
-      one int for a parameter, is on the card [`initialize_local_used_map`];
+  (5) with `find_unused_parameters`, buckets are not rebuilt and a map of used parameters, one int
+      each, is on the card [`initialize_local_used_map`];
   (6) with a static graph, the first iteration's gradients are copied and reduced when it ends
       [`delay_all_reduce`].
 
-A parameter that this rank leaves unused is taken to be unused by all. Sparse gradients are refused.
+A parameter that this rank does not use is assumed to be unused on all. Sparse gradients are
+refused.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _is_alias_of: Any = vars(torch._C)["_is_alias_of"]
 
 
 class Reducer:
-    """Stands in for `torch.distributed.Reducer`, with its arguments and methods.
+    """Replaces `torch.distributed.Reducer`, with its arguments and methods.
 
-    Before its arguments comes the recorder, which is told what buckets are.
+    The additional first argument is the recorder, in which the buckets are named.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Reducer:
 
     def __getattr__(self, name: str) -> Any:
         raise InputError(
-            f"graphmem run has no model of what DistributedDataParallel does with Reducer.{name}",
+            f"graphmem run does not model Reducer.{name} of DistributedDataParallel",
             hint="docs/ranks.md lists what works",
         )
 
@@ -135,7 +135,7 @@ class Reducer:
         for count in (len(order) + 1, len(found)):
             sent.append(self._new_ints(count))
             self._group.broadcast(sent[-1:]).wait()
-        while sent:  # the last goes first, as C++ scopes do
+        while sent:  # last to first, as C++ scopes do
             sent.pop()
         self._has_rebuilt = True
         self._make_buckets(found)
@@ -156,14 +156,14 @@ class Reducer:
     # What DistributedDataParallel calls ---------------------------------------------------------
 
     def set_logger(self, logger: Any) -> None:
-        """Nothing is logged."""
+        """Do nothing: nothing is logged."""
 
     def prepare_for_forward(self) -> None:
-        """A forward pass begins that will be reduced."""
+        """Begin a forward pass whose gradients will be reduced."""
         self._iterations += 1
 
     def prepare_for_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Gradients of all parameters that the outputs depend on are to come."""
+        """Expect gradients of all parameters that the outputs depend on."""
         self._expects_hooks = True
         for bucket in self._buckets:
             bucket.pending = len(bucket.parameters)
@@ -189,7 +189,7 @@ class Reducer:
             self._used_map = self._new_ints(len(self._parameters))
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
-        """How many ranks take part: all."""
+        """Do nothing: all ranks take part."""
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -200,7 +200,7 @@ class Reducer:
         self._futures += futures
 
     def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
-        """Nothing is logged."""
+        """Do nothing: nothing is logged."""
 
     def _remove_autograd_hooks(self) -> None:
         for _, handle in self._hooked:
@@ -303,7 +303,7 @@ class Reducer:
             self._is_used = [False] * len(self._parameters)
 
     def _give_back(self, bucket: Bucket, position: int, reduced: torch.Tensor) -> None:
-        """Put what was reduced into a gradient (clause 3)."""
+        """Copy the reduced values into a gradient (clause 3)."""
         is_checked = self._is_static or self._finds_unused
         is_unused = is_checked and not self._is_used[bucket.indices[position]]
         parameter, view = bucket.parameters[position], bucket.views[position]

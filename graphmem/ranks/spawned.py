@@ -1,7 +1,7 @@
-"""Ranks that a script starts by `torch.multiprocessing.spawn`: the one that runs, runs here.
+"""Ranks that a script starts with `torch.multiprocessing.spawn`; one of them runs in this process.
 
-A process of its own would have no virtual card. So the function is called in this one, with the
-number of the rank on its node; the others do what it does.
+Another process would not have the virtual card. So the function is called in this one, with the
+rank's number on its node; the others are assumed to do the same.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from graphmem.virtual_gpu.patching import Replacement
 
 
 class _Ended:
-    """The context of processes that have all ended."""
+    """The context of spawned processes, all of which have ended."""
 
     processes: Sequence[Any] = ()
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """They have."""
+        """Return True: they have ended."""
         return True
 
     def pids(self) -> list[int]:
-        """None of them is left."""
+        """Return no process: they have ended."""
         return []
 
 
 def replacements() -> list[Replacement]:
-    """The functions to replace."""
+    """List the functions to replace."""
     return [
         (torch.multiprocessing, "start_processes", _start_processes),
         (sys.modules["torch.multiprocessing.spawn"], "start_processes", _start_processes),
@@ -50,7 +50,7 @@ def _start_processes(
     """Call the function as the rank that runs.
 
     Raises:
-        InputError: more processes are started than there are ranks on the node.
+        InputError: the script starts more processes than the node has ranks.
     """
     world = World.here()
     if nprocs > world.per_node:

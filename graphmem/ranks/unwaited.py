@@ -1,7 +1,7 @@
-"""What collectives hold that nobody waits for (clause 4 of `graphmem.ranks.group`).
+"""Tensors held by collectives that nobody waits for (clause 4 of `graphmem.ranks.group`).
 
-A thread of NCCL's lets it go, at a time that no two runs share. What it holds of an iteration, and
-nobody holds to the end, is a bound on what may be held longer than here.
+A thread of NCCL frees them, at a time that differs from run to run. Those of one iteration that
+nothing else holds to the end bound how much a card may hold longer than is assumed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from graphmem.units import format_bytes
 
 
 class Unwaited:
-    """Lets go of what collectives hold."""
+    """Releases what collectives hold, and keeps count of it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -32,7 +32,7 @@ class Unwaited:
         held.clear()
 
     def tell(self) -> None:
-        """Say how many bytes may be held longer, if there are any."""
+        """Report how many bytes may be held longer, if any."""
         end = self._recorder.graph.end
         of_step: Counter[int] = Counter()
         for step, storage in self._held.values():
@@ -42,8 +42,8 @@ class Unwaited:
         if most:
             self._recorder.assume(
                 "collectives",
-                "what nobody waits for is let go at the next one; up to "
+                "tensors of one that nobody waits for are freed at the next; up to "
                 f"{format_bytes(most)} ({most:,} bytes) may be held longer",
-                "a thread of NCCL's decides",
+                "a thread of NCCL decides",
                 None,
             )

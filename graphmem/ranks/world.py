@@ -1,4 +1,4 @@
-"""How many ranks there are and which one runs, as a launcher tells it."""
+"""The number of ranks, and which one runs, from a launcher's variables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-
 
 
 class _Launcher(NamedTuple):
-    """The variables in which a launcher tells a rank, how many there are, on a node, and of nodes.
+    """A launcher's variables for the rank, and for the numbers of ranks, ranks per node, and nodes.
 
     Attributes:
-        least: how many ranks a job has; what has fewer is none.
+        least: the fewest ranks of a job; the variables of a smaller one are ignored.
     """
 
     rank: str
@@ -41,9 +41,9 @@ class World:
     """The ranks of a launched job.
 
     Attributes:
-        size: how many there are.
+        size: the number of ranks.
         rank: the one that runs here.
-        per_node: how many a node has.
+        per_node: the number of ranks on a node.
     """
 
     size: int
@@ -52,7 +52,7 @@ class World:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.per_node < 1:
-            raise InputError(f"a world of {self.size} ranks has none to run", hint=_HINT)
+            raise InputError(f"a world of {self.size} ranks has no rank to run", hint=_HINT)
         if not 0 <= self.rank < self.size:
             raise InputError(
                 f"rank {self.rank} is not in a world of {self.size}: 0 to {self.size - 1} are",
@@ -61,13 +61,13 @@ class World:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
-        """The world that a launcher wrote into the environment; None where none did.
+        """The world that a launcher wrote into the environment, or None.
 
-        torchrun's variables, which accelerate and DeepSpeed set as well, come before those of
-        Open MPI and of SLURM. A job of one SLURM task is none.
+        torchrun's variables, which accelerate and DeepSpeed set as well, take precedence over those
+        of Open MPI and of SLURM. A SLURM job with one task does not count.
 
         Raises:
-            InputError: it is not a number, or no such rank.
+            InputError: a variable is not a number, or there is no such rank.
         """
         for each in _LAUNCHERS:
             if each.rank not in environment and each.size not in environment:
@@ -81,16 +81,16 @@ class World:
 
     @classmethod
     def here(cls) -> Self:
-        """The world of this process; one rank where no launcher has told of any."""
+        """The world of this process; one rank if no launcher started it."""
         return cls.of(os.environ) or cls(1, 0, 1)
 
     @classmethod
     def chosen(
         cls, environment: Mapping[str, str], per_node: int | None, nodes: int, ranks: str | None
     ) -> list[Self]:
-        """The worlds of options, or else of the environment, one for each rank that is to run.
+        """The worlds given by options, or else by the environment, one for each rank to run.
 
-        There is none where neither tells of any. `ranks` is as in "3", "0,3" or "all".
+        Empty if neither gives one. `ranks` is like "3", "0,3" or "all".
 
         Raises:
             InputError: the options do not go together, or there is no such rank.
@@ -106,7 +106,10 @@ class World:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+        """The variables that torchrun sets.
+
+        torch/distributed/elastic/agent/server/local_elastic_agent.py
+        """
         node, local_rank = divmod(self.rank, self.per_node)
         return {
             "RANK": str(self.rank),
@@ -121,10 +124,10 @@ class World:
 
     @contextmanager
     def launched(self, more: Mapping[str, str]) -> Iterator[None]:
-        """Let the process look like this rank, with more variables, while the context is open."""
+        """Set this rank's variables, and some more, while the context is open."""
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         given = {name: os.environ.get(name, text) for name, text in rendezvous.items()}
-        # A launcher may give each rank one card; without one it is the shell that names real cards.
+        # A launcher may give each rank one card; without a launcher the variable names real cards.
         is_launched = World.of(os.environ) is not None
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") if is_launched else None
         with environment({**self.variables, **given, "CUDA_VISIBLE_DEVICES": visible, **more}):
@@ -132,7 +135,7 @@ class World:
 
 
 def devices_of(environment: Mapping[str, str]) -> Devices:
-    """The cards of a rank: those of its node, or those that CUDA_VISIBLE_DEVICES names."""
+    """The cards of a rank: those of its node, or those named by CUDA_VISIBLE_DEVICES."""
     visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     count = len(visible) or _number(environment, "LOCAL_WORLD_SIZE", 1)
     return Devices(count, min(_number(environment, "LOCAL_RANK", 0), count - 1))

@@ -1,4 +1,4 @@
-"""Which releases of PyTorch graphmem runs on, and what differs between them."""
+"""The releases of PyTorch that graphmem runs on, and the differences between them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @cache
 def installed_release() -> Release:
-    """The release that is installed, such as (2, 13)."""
+    """The installed release, such as (2, 13)."""
     import torch
 
     return parse_release(torch.__version__)

@@ -1,4 +1,4 @@
-"""`python -m graphmem.torch_releases`: whether graphmem works with the installed PyTorch."""
+"""`python -m graphmem.torch_releases`: check whether graphmem works with the installed PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphmem.torch_releases.manifest import (
 
 
 def main() -> int:
-    """Print what is missing and what does not work without it; 0 fine, 1 not, 2 too old."""
+    """Print what is missing and what that breaks; returns 0: nothing, 1: something, 2: too old."""
     release = installed_release()
     try:
         check_supported(release)
@@ -27,8 +27,8 @@ def main() -> int:
         return error.exit_code
     missing = list(missing_names(release))
     for name, row in missing:
-        sys.stdout.write(f"{name} is missing, without which there is not: {row.without}\n")
-    newer = f", newer than {written(NEWEST_TRIED)}, the last that was tried"
+        sys.stdout.write(f"{name} is missing, which breaks {row.without}\n")
+    newer = f", newer than {written(NEWEST_TRIED)}, the last one tried"
     count = sum(len(row.names.split()) for row in MANIFEST)
     sys.stdout.write(
         f"torch {torch.__version__}{newer if release > NEWEST_TRIED else ''}: "

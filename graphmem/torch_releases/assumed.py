@@ -1,4 +1,4 @@
-"""What a report must say of the releases that it was made with."""
+"""The assumptions that a report lists because of the releases it was made with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from graphmem.torch_releases.manifest import written
 
 
 def assumed_of(version: str) -> Iterator[Assumption]:
-    """What was assumed because of the installed release.
+    """List what is assumed because of the installed release.
 
     Args:
-        version: the one whose CUDA rules apply.
+        version: the version of torch whose CUDA rules apply.
     """
     installed = torch.__version__.partition("+")[0]
     if installed_release() > NEWEST_TRIED:

@@ -1,10 +1,10 @@
-"""The names of PyTorch's compiler that are replaced while it works for the virtual card."""
+"""The names in PyTorch's compiler that are replaced while it compiles for the virtual card."""
 
 from __future__ import annotations
 
 from graphmem.torch_releases.names import Names
 
-_COMPILED = "programs that torch.compile compiles"
+_COMPILED = "programs that use torch.compile"
 
 WHERE_MODES_ARE_LOOKED_FOR = (
     "torch._guards",
@@ -15,15 +15,15 @@ WHERE_MODES_ARE_LOOKED_FOR = (
     "torch._inductor.fx_passes.pre_grad",
     "torch._inductor.utils",
 )
-"""The modules that hold `detect_fake_mode` by its name."""
+"""The modules that import `detect_fake_mode` by name."""
 
 COMPILER_NAMES = (
-    Names("torch", "compile", "programs that ask for compilation", _COMPILED),
-    Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled before", _COMPILED),
+    Names("torch", "compile", "programs that call it", _COMPILED),
+    Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled earlier", _COMPILED),
     Names(
         "torch._dynamo.trace_rules",
         "get_tensor_method get_torch_obj_rule_map",
-        "what Dynamo puts into its graphs",
+        "the functions that Dynamo puts into its graphs",
         _COMPILED,
     ),
     Names("torch._dynamo.convert_frame", "_compile", "Dynamo's own operations", _COMPILED),
@@ -33,7 +33,12 @@ COMPILER_NAMES = (
         "the stream for which Inductor launches kernels",
         _COMPILED,
     ),
-    Names("torch._dynamo.device_interface.CudaInterface", "get_raw_stream", "it", _COMPILED),
+    Names(
+        "torch._dynamo.device_interface.CudaInterface",
+        "get_raw_stream",
+        "the stream for which Inductor launches kernels",
+        _COMPILED,
+    ),
     Names(
         "torch._subclasses.fake_tensor.FakeTensorMode",
         "avoid_device_init",
@@ -43,45 +48,57 @@ COMPILER_NAMES = (
     Names(
         "torch._functorch._aot_autograd.utils",
         "top_saved_tensors_hooks",
-        "graphmem's hooks are not the program's",
+        "hiding graphmem's hooks from the compiler",
         _COMPILED,
     ),
-    Names("torch.nn.modules.module", "_has_any_global_hook", "the same", _COMPILED),
-    Names("torch._functorch.aot_autograd", "process_inputs", "its inputs", _COMPILED),
+    Names(
+        "torch.nn.modules.module",
+        "_has_any_global_hook",
+        "hiding graphmem's hooks from the compiler",
+        _COMPILED,
+    ),
+    Names("torch._functorch.aot_autograd", "process_inputs", "the compiler's inputs", _COMPILED),
     *(
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)
         for owner in WHERE_MODES_ARE_LOOKED_FOR
     ),
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
-    Names("torch._inductor.graph.GraphLowering", "compile_to_module", "reasons", _COMPILED),
+    Names(
+        "torch._inductor.graph.GraphLowering",
+        "compile_to_module",
+        "the reasons of compiled code's memory",
+        _COMPILED,
+    ),
     Names(
         "torch._inductor.cudagraph_trees",
         "_set_cached_tensors_enabled _use_cuda_memory_pool_manager",
-        "outputs of graphs are kept in their pool for the next replay, in a CPU build too",
+        "keeping outputs of graphs in their pool for the next replay, in a CPU build too",
         "mode='reduce-overhead'",
     ),
     Names(
         "torch._inductor.cudagraph_trees.StorageWeakRefWrapper",
         "__init__ swap_weakref expired",
-        "what a graph of compiled code returned is alive as the recorder knows",
+        "taking the lifetimes of a compiled graph's outputs from the recorder",
         "mode='reduce-overhead'",
     ),
     Names(
         "torch._inductor.cudagraph_utils",
         "check_lowering_disable_cudagraph",
-        "CUDA graphs are left out",
+        "leaving out CUDA graphs",
         _COMPILED,
     ),
-    Names("torch._inductor.async_compile.AsyncCompile", "triton", "kernels", _COMPILED),
+    Names("torch._inductor.async_compile.AsyncCompile", "triton", "Triton kernels", _COMPILED),
     Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
         "precompile copy_args_to_cpu_if_needed",
-        "kernels",
+        "Triton kernels",
         _COMPILED,
     ),
     Names("torch.cuda", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
     Names("torch.accelerator", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
-    Names("torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", "kernels", _COMPILED),
+    Names(
+        "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", "Triton kernels", _COMPILED
+    ),
     Names(
         "torch._inductor.runtime.benchmarking.InductorBenchmarker",
         "benchmark_gpu",
@@ -97,26 +114,26 @@ COMPILER_NAMES = (
     Names(
         "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder",
         "_deduce_value",
-        "constants that are folded",
+        "folding constants",
         _COMPILED,
     ),
     Names(
         "torch._inductor.fx_passes.pad_mm",
         "no_dispatch",
-        "whether matrices are padded",
+        "deciding whether to pad matrices",
         _COMPILED,
     ),
     Names(
         "torch._inductor.fx_passes.pad_mm",
         "is_padded_faster",
-        "the same",
+        "deciding whether to pad matrices",
         _COMPILED,
         since=(2, 11),
     ),
     Names(
         "torch._inductor.fx_passes.pad_mm",
         "_skip_do_bench_times",
-        "the same",
+        "deciding whether to pad matrices",
         _COMPILED,
         before=(2, 11),
     ),
@@ -136,13 +153,13 @@ COMPILER_NAMES = (
     Names(
         "torch._C._autograd",
         "_get_current_graph_task_keep_graph _top_saved_tensors_default_hooks",
-        "what compiled code saved, and when it is freed",
+        "tensors that compiled code saved, and when they are freed",
         _COMPILED,
     ),
     Names(
         "torch.autograd.function.BackwardCFunction",
         "maybe_clear_saved_tensors",
-        "when what compiled code saved is freed",
+        "when tensors that compiled code saved are freed",
         _COMPILED,
     ),
 )

@@ -1,7 +1,7 @@
-"""The names by which PyTorch's Python reaches a card, for which the virtual GPU answers.
+"""The names through which PyTorch's Python code reaches a card; the virtual GPU replaces them.
 
 C functions are those of torch/csrc/cuda/Module.cpp and torch/csrc/DeviceAccelerator.cpp. A CPU
-build lacks those with "cuda"; there they are added.
+build lacks those with "cuda" in their names, so there they are added.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from __future__ import annotations
 from graphmem.torch_releases.names import Build, Names
 
 _C = "torch._C"
-_PROGRAM = "programs that ask, which then ask for a driver"
+_PROGRAM = "programs that use it, which would then need a driver"
 
 CUDA_NAMES = (
     Names(
         _C,
         "_conv_determine_backend_memory_format",
         "the layout in which cuDNN computes convolutions",
-        "those in 16 bits with channels last",
+        "those in 16-bit precision and channels-last",
     ),
     Names(
         _C,
         "_cuda_init _cuda_isInBadFork _cuda_hasPrimaryContext _cuda_getDeviceCount "
         "_cuda_getDevice _cuda_setDevice _cuda_exchangeDevice _cuda_maybeExchangeDevice "
         "_cuda_canDeviceAccessPeer _cuda_ipc_collect _cuda_getArchFlags _cuda_getCompiledVersion",
-        "the devices that there are, and the current one",
-        "nothing runs on the virtual GPU",
+        "the list of devices, and the current one",
+        "the whole virtual GPU",
         build=Build.CUDA,
     ),
     Names(
         _C,
         "_has_cuda _get_accelerator _accelerator_getAccelerator _accelerator_getDeviceIndex "
         "_accelerator_setDeviceIndex _accelerator_exchangeDevice _accelerator_maybeExchangeDevice",
-        "the devices that there are, and the current one",
-        "nothing runs on the virtual GPU",
+        "the list of devices, and the current one",
+        "the whole virtual GPU",
     ),
     Names(
         _C,
@@ -42,14 +42,14 @@ CUDA_NAMES = (
         "_cuda_attach_out_of_memory_observer _cuda_getAllocatorBackend "
         "_cuda_cudaCachingAllocator_raw_alloc _cuda_cudaCachingAllocator_raw_delete "
         "_cuda_cudaCachingAllocator_enable",
-        "how much memory is in use",
+        "memory queries",
         _PROGRAM,
         build=Build.CUDA,
     ),
     Names(
         _C,
         "_cuda_setMemoryMetadata _cuda_getMemoryMetadata",
-        "what a program writes beside its memory's history",
+        "the text that a program attaches to its memory history",
         _PROGRAM,
         since=(2, 10),
         build=Build.CUDA,
@@ -57,7 +57,7 @@ CUDA_NAMES = (
     Names(
         _C,
         "_cuda_allocationTraceback _cuda_cudaCachingAllocator_is_enabled",
-        "how much memory is in use",
+        "memory queries",
         _PROGRAM,
         since=(2, 12),
         build=Build.CUDA,
@@ -65,7 +65,7 @@ CUDA_NAMES = (
     Names(
         _C,
         "_cuda_cudaCachingAllocator_set_allocator_settings",
-        "settings of the allocator: `_accelerator_setAllocatorSettings` from 2.10 on",
+        "settings of the allocator (from 2.10 on `_accelerator_setAllocatorSettings`)",
         _PROGRAM,
         before=(2, 10),
         build=Build.CUDA,
@@ -74,7 +74,7 @@ CUDA_NAMES = (
         _C,
         "_accelerator_isAllocatorInitialized _accelerator_emptyCache _accelerator_getDeviceStats "
         "_accelerator_resetPeakStats _accelerator_resetAccumulatedStats",
-        "how much memory is in use, by torch.accelerator",
+        "memory queries through torch.accelerator",
         _PROGRAM,
     ),
     Names(
@@ -142,7 +142,7 @@ CUDA_NAMES = (
     Names(
         "torch.cuda",
         "_get_device_properties",
-        "properties of the card; `torch._C._cuda_init` puts it there",
+        "properties of the card (`torch._C._cuda_init` adds it)",
         _PROGRAM,
         build=Build.INITIALIZED,
     ),
@@ -150,8 +150,8 @@ CUDA_NAMES = (
         "torch.cuda",
         "_exchange_device _maybe_exchange_device _CudaDeviceProperties _is_in_bad_fork "
         "_device_count_nvml _cached_device_count _initialized",
-        "CUDA counts as initialized, with one device",
-        "nothing runs on the virtual GPU",
+        "having CUDA count as initialized, with one device",
+        "the whole virtual GPU",
     ),
     Names(
         "torch.cuda",
@@ -169,9 +169,7 @@ CUDA_NAMES = (
         "CUDA graphs of the virtual GPU",
         "programs with CUDA graphs",
     ),
-    Names(
-        "torch.cuda.graphs.CUDAGraph", "__new__", "`analyze` refuses graphs", "programs with graphs"
-    ),
+    Names("torch.cuda.graphs.CUDAGraph", "__new__", "refusing graphs in `analyze`", "that error"),
     Names(
         _C,
         "_CUDAGraph _graph_pool_handle _MemPool _cuda_beginAllocateToPool "
@@ -182,7 +180,7 @@ CUDA_NAMES = (
     Names(
         _C,
         "_construct_storage_from_data_pointer",
-        "what graphs of compiled code leave in their pool",
+        "the tensors that graphs of compiled code leave in their pool",
         "mode='reduce-overhead'",
     ),
     Names(
@@ -192,20 +190,20 @@ CUDA_NAMES = (
         "_set_storage_data_ptr_access_error_msg _cuda_getCheckpointState "
         "_cuda_setCheckpointPoolState _cuda_checkPoolLiveAllocations "
         "_cuda_get_conv_benchmark_empty_cache _cudnn_set_conv_benchmark_empty_cache",
-        "what graphs of compiled code leave in their pool",
+        "the tensors that graphs of compiled code leave in their pool",
         "mode='reduce-overhead'",
         build=Build.CUDA,
     ),
     Names(
         "torch.UntypedStorage",
         "_new_with_weak_ptr",
-        "what graphs of compiled code leave in their pool",
+        "the tensors that graphs of compiled code leave in their pool",
         "mode='reduce-overhead'",
     ),
     Names("torch.cuda.memory", "MemPool use_mem_pool", "memory pools", "programs with pools"),
-    Names("torch.cuda.MemPool", "__new__", "`analyze` refuses pools", "programs with pools"),
-    Names("torch.cuda.nvtx", "_nvtx", "ranges of NVTX", _PROGRAM),
+    Names("torch.cuda.MemPool", "__new__", "refusing pools in `analyze`", "that error"),
+    Names("torch.cuda.nvtx", "_nvtx", "NVTX ranges", _PROGRAM),
     Names("torch.cuda.streams", "Stream ExternalStream Event", "streams", _PROGRAM),
-    Names("torch.version", "cuda", "the CUDA of the build that is stood in for", _PROGRAM),
+    Names("torch.version", "cuda", "the CUDA version of the simulated build", _PROGRAM),
     Names("torch", "Stream Event Generator", "streams and random numbers", _PROGRAM),
 )

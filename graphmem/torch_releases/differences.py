@@ -1,8 +1,8 @@
-"""What one release of PyTorch does otherwise than another: a row each, with release and source.
+"""Differences between releases of PyTorch, one row each, with the release and the source.
 
-`Difference.holds_in(release)` is asked wherever behaviour depends on a release. Some rows are of
-the card's kernels and libraries: there `--torch` chooses the release that is asked about. The
-others are of the Python and C++ that run here, where only the installed release counts.
+Code whose behaviour depends on a release calls `Difference.holds_in(release)`. Some rows concern
+the card's kernels and libraries; for those `--torch` chooses the release. The others concern the
+Python and C++ that run here, for which only the installed release counts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NEWEST_TRIED: Release = (2, 15)
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that holds from a release on.
+    """A fact that holds from some release on.
 
     Attributes:
-        since: the first release of which it is true.
-        what: holds from then on.
-        source: where in PyTorch it is to be read, or what shows it.
+        since: the first release in which it is true.
+        what: the fact.
+        source: where it can be read in PyTorch, or what shows it.
     """
 
     since: Release
@@ -32,11 +32,11 @@ class Difference:
     source: str
 
     def holds_in(self, release: Release) -> bool:
-        """Whether it is true of a release."""
+        """Whether the fact is true in a release."""
         return release >= self.since
 
 
-# Of the card: `--torch` decides ------------------------------------------------------------------
+# The card's kernels and libraries: `--torch` decides ---------------------------------------------
 
 LT_WORKSPACE_MAY_BE_SHARED = Difference(
     (2, 8),
@@ -55,12 +55,13 @@ LT_WORKSPACE_IS_KEPT = Difference(
 )
 ALLOC_CONF_IS_READ = Difference(
     (2, 10),
-    "`PYTORCH_ALLOC_CONF` configures the allocator where `PYTORCH_CUDA_ALLOC_CONF` is not set",
-    "issue #183387 of PyTorch, PR #41158 of vllm; libc10.so of 2.13.0 takes the latter of both",
+    "`PYTORCH_ALLOC_CONF` configures the allocator if `PYTORCH_CUDA_ALLOC_CONF` is not set",
+    "issue #183387 of PyTorch, PR #41158 of vllm; if both are set, libc10.so of 2.13.0 takes the "
+    "latter",
 )
 LT_LOOKS_AT_BOTH_OPERANDS = Difference(
     (2, 10),
-    "cublasLt adds a bias where both sizes of both operands exceed 1; before, of the second",
+    "cublasLt adds a bias if both sizes of both operands exceed 1; before, of the second only",
     "aten/src/ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`",
 )
 EMBEDDINGS_ADD_ATOMICALLY = Difference(
@@ -75,7 +76,7 @@ CUB_IS_OF_CUDA_13 = Difference(
 )
 LT_WORKSPACE_IS_SHARED = Difference(
     (2, 12),
-    "cublasLt has no workspace besides cuBLAS's",
+    "cublasLt has no workspace of its own, but shares cuBLAS's",
     "PRs #168175 and #175879; docs/sources.md, cublasLt workspaces",
 )
 BLACKWELL_HAS_THE_LARGE_WORKSPACE = Difference(
@@ -98,11 +99,11 @@ SEED_OF_EACH_CAPTURE = Difference(
 )
 SEED_WHEN_NEEDED = Difference(
     (2, 14),
-    "they are allocated when the first captured kernel asks for random numbers",
+    "seed and offset are allocated when the first captured kernel draws random numbers",
     "aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, `get_capture_state(…, create_if_not_found)`",
 )
 
-# Of the installed build --------------------------------------------------------------------------
+# The installed build -----------------------------------------------------------------------------
 
 NO_OP_CUDA_GUARD = Difference(
     (2, 10),
@@ -111,12 +112,12 @@ NO_OP_CUDA_GUARD = Difference(
 )
 COPIES_TO_DEVICES_KEPT_OFF = Difference(
     (2, 10),
-    "a copy of a real tensor to a device is fake, where no device may be touched",
+    "copying a real tensor to a device gives a fake tensor, where no device may be touched",
     "torch/_subclasses/fake_tensor.py, `_dispatch_impl`, `avoiding_device_init`",
 )
 PACKED_TENSORS_CAN_BE_READ = Difference(
     (2, 10),
-    "a node's `_raw_saved_FIELD` has `data`, what the pack hook made",
+    "a node's `_raw_saved_FIELD` has `data`, the pack hook's result",
     "torch/csrc/autograd/init.cpp, class `SavedTensor`",
 )
 OOM_REJECTIONS_ARE_COUNTED = Difference(
@@ -131,39 +132,39 @@ PRIVATE_POOLS_ARE_COUNTED = Difference(
 )
 INTRUSIVE_NODES = Difference(
     (2, 13),
-    "an autograd node counts its references itself, and is no longer held by `std::shared_ptr`",
+    "an autograd node counts its own references, and is no longer held by `std::shared_ptr`",
     "torch/csrc/autograd/function.h (to 2.12) and node.h (from 2.13), `struct Node`",
 )
 INNER_NODES_ARE_DESTROYED = Difference(
     (2, 13),
-    "what a node saved that only `CopySlices` holds goes last to first, as its members are "
+    "a node that only `CopySlices` holds frees its saved tensors last to first, as its members are "
     "destroyed; before, `deleteNode` had it release them in the order of saving",
     "torch/csrc/autograd/function.cpp, `deleteNode`; functions/tensor.h, `CopySlices::fn`",
 )
 ARGUMENTS_HOLD_GRADIENTS = Difference(
     (2, 13),
-    "a function in Python is the only one to hold the gradients that it is called with",
+    "a Python function is the only holder of the gradients that it is called with",
     "torch/csrc/autograd/python_function.cpp, `PyNode::apply`; real runs on the CPU",
 )
 ONE_HOT_LOOKS_ONCE = Difference(
     (2, 13),
-    "`one_hot` on the CPU asks for the least and the greatest index at once",
+    "`one_hot` on the CPU reads the smallest and the largest index at once",
     "aten/src/ATen/native/Onehot.cpp; real runs on the CPU",
 )
 UNUSED_INPUTS_ARE_COUNTED = Difference(
     (2, 13),
-    "the error of an input that the graph does not use says which it is",
+    "the error for an input that the graph does not use names the input",
     "torch/csrc/autograd/python_engine.cpp, `THPEngine_run_backward`",
 )
 TIES_ARE_SPLIT = Difference(
     (2, 14),
-    "tensors that bound `clamp`, and `fmax` and `fmin`, share the gradient of a tie: formulas that "
-    "fill what `where` made, in place where nobody observes",
+    "the gradient of a tie is split, in `clamp` with tensor bounds, `fmax` and `fmin`: formulas "
+    "that fill the result of `where`, in place unless a mode observes",
     "tools/autograd/derivatives.yaml, `masked_fill_inplace_if_safe`",
 )
 FUNCTION_APPLY_IS_BUILT_IN = Difference(
     (2, 14),
-    "`Function.apply` is C's: its caller holds the arguments until it returns, and lets go of them "
-    "first to last; a method of Python's takes them over",
+    "`Function.apply` is a C function: its caller holds the arguments until it returns, and frees "
+    "them first to last; a Python method takes them over",
     "torch/autograd/function.py, `Function.apply`",
 )

@@ -1,10 +1,10 @@
-"""The names of autograd, of fake tensors and of the dispatcher that a trace reads or replaces."""
+"""The names in autograd, fake tensors and the dispatcher that a trace reads or replaces."""
 
 from __future__ import annotations
 
 from graphmem.torch_releases.names import Build, Names
 
-_NO_TRACE = "nothing can be traced"
+_NO_TRACE = "every trace"
 _BACKWARD = "the backward pass"
 _RANKS = "launched jobs"
 _FACTORIES = (
@@ -20,74 +20,84 @@ INNER_NAMES = (
     Names(
         "torch._C._autograd",
         "_get_sequence_nr _push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks",
-        "which node saved what",
+        "the nodes that saved tensors",
         _NO_TRACE,
     ),
-    Names("torch.utils", "swap_tensors", "tensors become others", "NF4 weights"),
-    Names("torch._C._autograd", "_unsafe_set_version_counter", "models are put back", "them"),
+    Names("torch.utils", "swap_tensors", "swapping tensors", "NF4 weights"),
+    Names("torch._C._autograd", "_unsafe_set_version_counter", "restoring models", "it"),
     Names("torch._C._functions", "AccumulateGrad CopySlices", "kinds of nodes", _BACKWARD),
-    Names("torch._C._FunctionBase", "_sequence_nr _input_metadata", "the walk", _BACKWARD),
+    Names(
+        "torch._C._FunctionBase",
+        "_sequence_nr _input_metadata",
+        "the walk of the autograd graph",
+        _BACKWARD,
+    ),
     Names(
         "torch._C",
         "_current_graph_task_id _current_autograd_node _will_engine_execute_node",
-        "checkpointing asks in which walk it is",
+        "telling checkpointing which backward pass it is in",
         "checkpointing",
     ),
-    Names("torch.autograd", "_make_grads", "a backward pass begins", _BACKWARD),
-    Names("torch.autograd.Variable", "_execution_engine", "the walk stands in", _BACKWARD),
-    Names("torch.autograd.function.Function", "apply", "functions in Python", _BACKWARD),
-    Names("torch.autograd.function.FunctionCtx", "set_materialize_grads", "the same", _BACKWARD),
+    Names("torch.autograd", "_make_grads", "the start of a backward pass", _BACKWARD),
+    Names("torch.autograd.Variable", "_execution_engine", "replacing the engine", _BACKWARD),
+    Names("torch.autograd.function.Function", "apply", "Python functions", _BACKWARD),
+    Names(
+        "torch.autograd.function.FunctionCtx",
+        "set_materialize_grads",
+        "Python functions",
+        _BACKWARD,
+    ),
     Names("torch.autograd.graph", "disable_saved_tensors_hooks", "torch.func", "torch.func"),
     Names(
         "torch.autograd.graph.saved_tensors_hooks",
         "__enter__ __exit__",
-        "hooks of the program for what is saved",
+        "the program's own hooks for saved tensors",
         "programs that have some",
     ),
     Names(
         "torch.utils.checkpoint._CheckpointFrame",
         "save_inputs",
-        "checkpoints save what they are given",
+        "the inputs that checkpoints save",
         "checkpointing",
         since=(2, 12),
     ),
-    Names("torch._C", "_increment_version", "writes in place are noticed", "those errors"),
+    Names("torch._C", "_increment_version", "noticing in-place writes", "errors about them"),
     Names("torch.autograd.profiler.profile", "__init__", "profilers", "programs that profile"),
     # tensors and their memory
     Names(
         "torch.Tensor",
         "_base _cdata _version _is_view _backward_hooks _post_accumulate_grad_hooks _use_count "
         "_nnz _make_subclass",
-        "what a tensor is",
+        "the properties of a tensor",
         _NO_TRACE,
     ),
     Names(
         "torch.Tensor",
         "record_stream pin_memory is_pinned cuda to data type type_as float double half bfloat16 "
         "cpu data_ptr __reduce_ex__ share_memory_ is_shared",
-        "moves to the virtual GPU, casts that the program asks for, addresses",
+        "moves to the virtual GPU, the program's casts, addresses",
         _NO_TRACE,
     ),
-    Names("torch.UntypedStorage", "_cdata", "storages are told apart", _NO_TRACE),
+    Names("torch.UntypedStorage", "_cdata", "telling storages apart", _NO_TRACE),
     Names(
-        "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses; saved files", "torch.save"
+        "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses and saved files", "torch.save"
     ),
     Names(
         "torch._C",
         "_storage_Use_Count _is_cached_tensor",
-        "when gradients are stolen",
+        "deciding when gradients are stolen",
         _BACKWARD,
     ),
-    Names("torch._C", "_swap_tensor_impl", "models move, and are put back", "models of the caller"),
+    Names("torch._C", "_swap_tensor_impl", "moving and restoring models", "models of the caller"),
     Names("torch.nn.Parameter", "__new__ __reduce_ex__", "parameters without memory", _NO_TRACE),
-    Names("torch.nn.Module", "_apply _parameters _buffers", "models move", _NO_TRACE),
+    Names("torch.nn.Module", "_apply _parameters _buffers", "moving models", _NO_TRACE),
     Names(
         "torch._utils",
         "_rebuild_parameter _rebuild_tensor _rebuild_tensor_v2 _rebuild_meta_tensor_no_storage",
-        "files",
+        "saved files",
         "them",
     ),
-    Names("torch._tensor_str", "PRINT_OPTS", "settings are put back", "them"),
+    Names("torch._tensor_str", "PRINT_OPTS", "restoring settings", "it"),
     # fake tensors and the dispatcher
     Names(
         "torch._subclasses.fake_tensor",
@@ -105,7 +115,7 @@ INNER_NAMES = (
     Names(
         "torch._subclasses.fake_tensor.FakeTensor",
         "__new__ __format__ __deepcopy__ __repr__ tolist numpy __array__ __reduce_ex__",
-        "tensors without data are shown, copied and saved",
+        "printing, copying and saving tensors without data",
         "programs that do so",
     ),
     Names(
@@ -126,10 +136,10 @@ INNER_NAMES = (
         since=(2, 10),
     ),
     Names("torch._C", "_RestorePythonTLSSnapshot", "autocast inside composites", "inference mode"),
-    Names("torch._C._nn", "_parse_to", "devices by their number", "`.to(0)`"),
+    Names("torch._C._nn", "_parse_to", "devices given by number", "`.to(0)`"),
     Names("torch._ops", "OpOverload", "operations", _NO_TRACE),
     Names("torch._ops.OpOverload", "_can_decompose", "composites", "inference mode"),
-    Names("torch.library.Library", "_destroy", "kernels are taken off again", _NO_TRACE),
+    Names("torch.library.Library", "_destroy", "removing kernels again", _NO_TRACE),
     Names(
         "torch.utils._python_dispatch",
         "TorchDispatchMode _disable_current_modes _get_current_dispatch_mode_stack _pop_mode "
@@ -137,25 +147,47 @@ INNER_NAMES = (
         "dispatch modes",
         _NO_TRACE,
     ),
-    Names("torch._C", "_len_torch_dispatch_stack _len_torch_function_stack", "modes", "new ones"),
-    Names("torch.overrides", "_pop_mode", "modes are put back", "them"),
-    Names("torch.utils._device", "_device_constructors", "torch.device as a context", "it"),
-    Names("torch", _FACTORIES, "devices by their number", _NO_TRACE),
-    Names("torch", "_GLOBAL_DEVICE_CONTEXT _is_any_true _neg_view", "settings; anomalies", "them"),
+    Names(
+        "torch._C",
+        "_len_torch_dispatch_stack _len_torch_function_stack",
+        "dispatch and function modes",
+        "new ones",
+    ),
+    Names("torch.overrides", "_pop_mode", "restoring modes", "it"),
+    Names("torch.utils._device", "_device_constructors", "torch.device as a context manager", "it"),
+    Names("torch", _FACTORIES, "devices given by number", _NO_TRACE),
+    Names(
+        "torch",
+        "_GLOBAL_DEVICE_CONTEXT _is_any_true _neg_view",
+        "restoring settings, and detecting anomalies",
+        "both",
+    ),
     Names(
         "torch._C",
         "_get_deterministic_fill_uninitialized_memory _get_mkldnn_enabled _set_mkldnn_enabled "
         "_set_deterministic_fill_uninitialized_memory",
-        "settings are put back",
-        "them",
+        "restoring settings",
+        "it",
     ),
     # parts of PyTorch written in Python
     Names("torch.amp.autocast_mode.autocast", "__enter__ __exit__", "autocast", "autocast"),
-    Names("torch.optim.optimizer", "_foreach_supported_types", "foreach forms", "optimizers"),
-    Names("torch.utils._foreach_utils", "_foreach_supported_types", "foreach forms", "clipping"),
-    Names("torch.optim.Optimizer", "__init__", "marks of optimizers", "them"),
+    Names(
+        "torch.optim.optimizer", "_foreach_supported_types", "foreach forms of optimizers", "them"
+    ),
+    Names(
+        "torch.utils._foreach_utils",
+        "_foreach_supported_types",
+        "the foreach form of gradient clipping",
+        "it",
+    ),
+    Names("torch.optim.Optimizer", "__init__", "noting the optimizers that a program makes", "it"),
     Names("torch.optim.LBFGS", "step", "line searches", "LBFGS"),
-    Names("torch.nn.init", f"{_DRAWING} orthogonal_ sparse_ dirac_", "weights", "large models"),
+    Names(
+        "torch.nn.init",
+        f"{_DRAWING} orthogonal_ sparse_ dirac_",
+        "initializing weights quickly",
+        "large models",
+    ),
     Names("torch.nn.RNNBase", "flatten_parameters", "cuDNN's layers", "LSTM, GRU"),
     Names("torch.nn.parallel._functions", "_streams _get_stream Scatter", "DataParallel", "it"),
     Names("torch.nn.parallel._functions.Scatter", "forward", "DataParallel", "it"),
@@ -173,17 +205,22 @@ INNER_NAMES = (
         "process groups",
         _RANKS,
     ),
-    Names("torch.distributed.distributed_c10d", "broadcast scatter", "objects of one rank", _RANKS),
+    Names(
+        "torch.distributed.distributed_c10d",
+        "broadcast scatter",
+        "objects that one rank sends",
+        _RANKS,
+    ),
     Names(
         "torch.distributed.fsdp._init_utils",
         "_init_device_handle _get_device_from_device_id",
-        "FullyShardedDataParallel given a card's number",
+        "FullyShardedDataParallel with a card's number",
         _RANKS,
     ),
     Names(
         "torch.distributed.fsdp.fully_sharded_data_parallel",
         "_init_device_handle",
-        "FullyShardedDataParallel given a card's number",
+        "FullyShardedDataParallel with a card's number",
         _RANKS,
     ),
     Names("torch.multiprocessing", "start_processes", "ranks that a script starts", _RANKS),
@@ -193,7 +230,7 @@ INNER_NAMES = (
     Names(
         "torch.distributed.distributed_c10d",
         "_NCCL_AVAILABLE default_pg_nccl_timeout",
-        "NCCL is there, on a build for the CPU too",
+        "making NCCL available in a CPU build too",
         _RANKS,
     ),
     Names(
@@ -212,30 +249,30 @@ INNER_NAMES = (
     Names(
         "torch.distributed.fsdp._fully_shard._fsdp_param_group",
         "foreach_all_gather foreach_reduce",
-        "what fully_shard holds has names",
+        "naming the memory of fully_shard",
         _RANKS,
     ),
     Names(
         "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
         "to_unsharded",
-        "what fully_shard holds has names",
+        "naming the memory of fully_shard",
         _RANKS,
     ),
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
-    Names("torch.nested", _NESTED, "strided nested tensors are refused by name", "that message"),
+    Names("torch.nested", _NESTED, "refusing strided nested tensors by name", "that error"),
     Names(
         "torch.nested._internal.nested_tensor",
         "get_tensor_symint _dummy_instance",
-        "jagged tensors of one tensor of offsets have one ragged size",
+        "giving jagged tensors with the same offsets the same ragged size",
         "jagged tensors",
     ),
     Names(
         "torch.nested._internal.sdpa",
         "can_use_flash_attention can_use_efficient_attention",
-        "attention of jagged tensors",
+        "attention on jagged tensors",
         "it",
     ),
-    Names("torch.nn.attention.bias.CausalBias", "__new__", "attention's masks", "them"),
+    Names("torch.nn.attention.bias.CausalBias", "__new__", "causal masks of attention", "them"),
     # torch.func
     Names(
         "torch._functorch.eager_transforms",

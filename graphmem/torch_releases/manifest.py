@@ -1,4 +1,4 @@
-"""The list of PyTorch's names, and what an installed PyTorch lacks of it."""
+"""The list of PyTorch names that graphmem uses, and which of them the installed one lacks."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from graphmem.torch_releases.inner_names import INNER_NAMES
 from graphmem.torch_releases.names import Names, owner_at
 
 MANIFEST = (*CUDA_NAMES, *INNER_NAMES, *COMPILER_NAMES)
-_HAS_CUDA = torch.version.cuda is not None  # the virtual GPU answers for it later
+_HAS_CUDA = torch.version.cuda is not None  # read now: the virtual GPU replaces it later
 
 
 def written(release: Release) -> str:
-    """A release as people write it, such as "2.13"."""
+    """Format a release as "2.13"."""
     return ".".join(map(str, release))
 
 
 def check_supported(release: Release) -> None:
-    """Refuse what is older than what graphmem runs on.
+    """Refuse a release that is too old for graphmem.
 
     Raises:
-        InputError: it is.
+        InputError: it is too old.
     """
     if release < OLDEST:
         raise InputError(
             f"torch {torch.__version__} is too old: graphmem runs on {written(OLDEST)} to "
             f"{written(NEWEST_TRIED)}, and on newer ones",
-            hint=f"`pip install 'torch>={written(OLDEST)}'`; `--torch X.Y` asks for the CUDA rules "
-            "of an older one",
+            hint=f"`pip install 'torch>={written(OLDEST)}'`; `--torch X.Y` selects the CUDA rules "
+            "of an older release",
         )
 
 
 def missing_names(release: Release) -> Iterator[tuple[str, Names]]:
-    """The names that the installed PyTorch should have and lacks, each with its row."""
+    """Yield the names that the installed PyTorch should have but lacks, each with its row."""
     for row in MANIFEST:
         if row.are_expected(release, has_cuda=_HAS_CUDA):
             for name in row.missing():
@@ -49,7 +49,7 @@ def missing_names(release: Release) -> Iterator[tuple[str, Names]]:
 
 
 def check_replaced(owner: Any, name: str, release: Release) -> None:
-    """Refuse to replace a name of PyTorch that has no row, or that is not there.
+    """Refuse to replace a PyTorch name that has no row, or that does not exist.
 
     Raises:
         InternalError: it has no row.

@@ -1,7 +1,8 @@
-"""What a row of the list of PyTorch's names says, and whether an installed PyTorch has them.
+"""A row in the list of PyTorch names, and whether the installed PyTorch has them.
 
-Names that PyTorch keeps to itself may go with any release. Each that graphmem reads or replaces has
-a row in `cuda_names.py` or `inner_names.py`, so that a missing one is found at the start.
+Private names of PyTorch may disappear with any release. Each one that graphmem reads or replaces
+has a row in `cuda_names.py`, `inner_names.py` or `compiler_names.py`, so that a missing one is
+noticed at the start.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ class Build(enum.Enum):
 
 @dataclass(frozen=True)
 class Names:
-    """Names of one owner that serve one end.
+    """Names of one owner that serve one purpose.
 
     Attributes:
         owner: the module or class, such as "torch._C".
-        names: separated by spaces.
-        why: what they are read or replaced for.
-        without: what does not work where they are missing.
+        names: the names, separated by spaces.
+        why: what graphmem needs them for.
+        without: what breaks if they are missing.
         since: the first release that has them, of those that graphmem runs on.
-        before: the first release that has them no more.
+        before: the first release that no longer has them.
         build: which builds have them.
     """
 
@@ -54,20 +55,20 @@ class Names:
     build: Build = Build.ANY
 
     def are_expected(self, release: Release, *, has_cuda: bool) -> bool:
-        """Whether a build of a release has them."""
+        """Whether a build of a release should have them."""
         is_of_build = self.build is Build.ANY or (self.build is Build.CUDA and has_cuda)
         is_there_still = self.before is None or release < self.before
         return is_of_build and self.since <= release and is_there_still
 
     def missing(self) -> Iterator[str]:
-        """Those that the installed PyTorch lacks."""
+        """Yield the ones that the installed PyTorch lacks."""
         for name in self.names.split():
             if not _is_there(self.owner, name):
                 yield f"{self.owner}.{name}"
 
 
 def owner_at(path: str) -> Any:
-    """The module or class of a path; None where its module is not imported.
+    """The module or class at a path; None if its module is not imported.
 
     Raises:
         AttributeError: the module has no such class.
@@ -77,7 +78,7 @@ def owner_at(path: str) -> Any:
         found: Any = sys.modules.get(".".join(parts[:count]))
         if found is not None:
             for part in parts[count:]:
-                found = inspect.getattr_static(found, part)  # `torch._dynamo` imports itself else
+                found = inspect.getattr_static(found, part)  # getattr would import `torch._dynamo`
             return found
     return None
 
@@ -85,7 +86,7 @@ def owner_at(path: str) -> Any:
 def _is_there(owner: str, name: str) -> bool:
     try:
         found = owner_at(owner)
-    except AttributeError:  # of a module that is not imported
+    except AttributeError:  # its module is not imported
         wanted = owner.rpartition(".")[2] if name.startswith("__") else name
         return bool(re.search(rf"\b{wanted}\b", _source_of(owner)))
     return hasattr(found, name) or name in getattr(found, "__annotations__", ())
@@ -93,7 +94,7 @@ def _is_there(owner: str, name: str) -> bool:
 
 @cache
 def _source_of(path: str) -> str:
-    """The text of the module of a path: it is not imported, because some take seconds."""
+    """The source of a path's module, which is not imported because that can take seconds."""
     parts = path.split(".")[1:]
     for count in range(len(parts), 0, -1):
         place = _TORCH.joinpath(*parts[:count])

@@ -1,4 +1,4 @@
-"""A release of PyTorch, read out of a version."""
+"""Parse the release of PyTorch from a version."""
 
 from __future__ import annotations
 
