@@ -345,5 +345,5 @@ class TestInference:
         assert read == [4.0]
 
     def test_a_step_of_the_users_own_cannot_be_inference(self) -> None:
-        with pytest.raises(InputError, match="inference cannot be asked"):
+        with pytest.raises(InputError, match="--inference needs a model and inputs"):
             traced(stepping(lambda: None), inference=True)

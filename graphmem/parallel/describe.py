@@ -1,4 +1,4 @@
-"""A plan as the report tells it."""
+"""Turn a planner's results into the report of a plan."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from graphmem.parallel.schema import HostInfo, LayoutInfo, Plan, StageInfo
 from graphmem.version import __version__
 
 _NCCL = (
-    "NCCL: each communicator takes memory outside of PyTorch's allocator, which graphmem cannot "
+    "NCCL: each communicator takes memory outside PyTorch's allocator, which graphmem cannot "
     "know: up to 4 MiB (NCCL_BUFFSIZE) for each channel, peer and direction"
 )
 
 
 def layout_info(layout: Layout, checkpoint: Sequence[str]) -> LayoutInfo:
-    """A layout, for the report."""
+    """Describe a layout for the report."""
     return LayoutInfo(
         data=layout.data,
         tensor=layout.tensor,
@@ -42,7 +42,7 @@ def describe(
     ranks: Sequence[RankPlan],
     checkpoint: Sequence[str] = (),
 ) -> Plan:
-    """The report of a layout."""
+    """Make the report of a layout."""
     gpu = planner.runtime.gpu
     stages = [_stage(planner, each) for each in ranks]
     return Plan(
@@ -80,7 +80,7 @@ def _stage(planner: Planner, plan: RankPlan) -> StageInfo:
 
 
 def divided(dimensions: Dimensions) -> Iterator[str]:
-    """What tensor parallelism divides, one line for each kind of axis."""
+    """Say what tensor parallelism divides, one line for each kind of axis."""
     found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for column in dimensions.columns:
         key = column.what, tuple(atom.size for atom in column.atoms)
@@ -92,7 +92,7 @@ def divided(dimensions: Dimensions) -> Iterator[str]:
 
 
 def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
-    """What of a plan is exact and what is a model."""
+    """Say which parts of a plan are exact and which are modelled."""
     split = layout.tensor * layout.context * layout.pipeline * layout.micro_batches
     if layout.ranks == split == 1 and layout.precision is Precision.TRACED and not layout.offload:
         yield "exact: one GPU, the same events as `graphmem analyze`"
@@ -103,8 +103,8 @@ def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
     )
     if layout.tensor * layout.context * layout.micro_batches > 1:
         yield (
-            "a model: the scratch memory of kernels is divided as the kernel's result is; real "
-            "kernels choose theirs again for the smaller shapes"
+            "a model: the scratch memory of a kernel is divided like its result; real kernels "
+            "choose theirs for the smaller shapes"
         )
     if layout.sharding_ranks > 1:
         yield from _notes_on_sharding(layout)
@@ -120,15 +120,15 @@ def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
 
 def _notes_on_experts(dimensions: Dimensions) -> Iterator[str]:
     yield (
-        "a model: routing is balanced, so that each rank is sent as many rows as it sends, tokens "
-        "x top-k; a skewed router gives one rank up to as many times that as there are ranks"
+        "a model: routing is balanced, so that each rank receives as many rows as it sends, tokens "
+        "x top-k; a skewed router can send one rank that many rows times the number of ranks"
     )
     if dimensions.whole_experts:
         first, *more = dimensions.whole_experts
         also = f" and {len(more)} more" if more else ""
         yield (
-            f"{first}{also}: whole on each rank, as no batched product runs over the first "
-            "dimension: it cannot be told that it counts experts"
+            f"{first}{also}: whole on each rank, because no batched product runs over the first "
+            "dimension, so it is not known to count experts"
         )
 
 

@@ -2,7 +2,7 @@
 
 The degrees multiply to the number of ranks: `data * tensor * pipeline * context`. Expert
 parallelism regroups the data-parallel ranks (Megatron-LM, megatron/core/parallel_state.py), so
-it is no factor of its own.
+it is not a separate factor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Sharding(enum.StrEnum):
     """Which state data-parallel ranks shard."""
 
     REPLICATED = "ddp"
-    """Nothing: every rank has all (`DistributedDataParallel`)."""
+    """Nothing: every rank has everything (`DistributedDataParallel`)."""
     ZERO_1 = "zero-1"
     """Optimizer state."""
     ZERO_2 = "zero-2"
@@ -25,40 +25,41 @@ class Sharding(enum.StrEnum):
     ZERO_3 = "zero-3"
     """Optimizer state, gradients and parameters."""
     FSDP = "fsdp"
-    """As ZeRO-3, in the manner of `torch.distributed.fsdp.fully_shard`."""
+    """Like ZeRO-3, as done by `torch.distributed.fsdp.fully_shard`."""
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether a rank keeps but a share of the gradients."""
+        """Whether a rank keeps only a share of the gradients."""
         return self in (Sharding.ZERO_2, Sharding.ZERO_3, Sharding.FSDP)
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether a rank keeps but a share of the parameters."""
+        """Whether a rank keeps only a share of the parameters."""
         return self in (Sharding.ZERO_3, Sharding.FSDP)
 
     @property
     def shares_optimizer(self) -> bool:
-        """Whether a rank keeps but a share of the optimizer state."""
+        """Whether a rank keeps only a share of the optimizer state."""
         return self is not Sharding.REPLICATED
 
 
 class Schedule(enum.StrEnum):
-    """In which order a pipeline's stages run their micro-batches."""
+    """The order in which a pipeline's stages run their micro-batches."""
 
     GPIPE = "gpipe"
     """All forward, then all backward (Huang et al. 2018, arXiv:1811.06965)."""
     ONE_F_ONE_B = "1f1b"
-    """One forward, one backward in turn after a warm-up (PipeDream-Flush, arXiv:2006.09503)."""
+    """After a warm-up, alternately one forward, one backward (PipeDream-Flush,
+    arXiv:2006.09503)."""
     INTERLEAVED = "interleaved"
     """The same with several model chunks a rank (Narayanan et al. 2021, arXiv:2104.04473)."""
 
 
 class Precision(enum.StrEnum):
-    """What parameters, gradients and master weights are kept in."""
+    """The precision of parameters, gradients and master weights."""
 
     TRACED = "as-traced"
-    """As `build()` has it: fp32 weights, with autocast where it says so."""
+    """As in `build()`: fp32 weights, with autocast if it is on."""
     BF16_MASTER = "bf16-master"
     """bf16 weights; the optimizer keeps fp32 weights and moments, gradients are summed in fp32."""
 
@@ -69,17 +70,18 @@ class Layout:
 
     Attributes:
         data, tensor, pipeline, context: degrees; they multiply to the number of ranks.
-        expert: degree of expert parallelism; it divides `data`.
-        sharding: what data-parallel ranks keep but a share of.
-        sequence_parallel: with tensor parallelism, split norms and dropouts along the sequence.
-        micro_batches: into how many parts the batch of one data-parallel rank is cut.
-        schedule: of the pipeline.
+        expert: degree of expert parallelism; a divisor of `data`.
+        sharding: which state data-parallel ranks shard.
+        sequence_parallel: whether tensor-parallel ranks split norms and dropouts along the
+            sequence.
+        micro_batches: how many parts a data-parallel rank's batch is cut into.
+        schedule: the pipeline's schedule.
         interleave: model chunks on each pipeline rank.
         reshard_after_forward: free a unit's gathered parameters after its forward pass.
         bucket_view: DDP's `gradient_as_bucket_view`.
-        precision: what is kept in which precision.
-        offload: "optimizer" and "parameters" may live on the host.
-        stages: the number of blocks of each pipeline stage; empty: balanced by bytes.
+        precision: the precision of weights, gradients and master copies.
+        offload: what lives on the host: "optimizer", "parameters".
+        stages: the number of blocks of each pipeline stage; if empty, balanced by bytes.
     """
 
     data: int = 1
@@ -105,10 +107,10 @@ class Layout:
 
     @property
     def sharding_ranks(self) -> int:
-        """Over how many ranks ZeRO and FSDP share: those that hold the same weights.
+        """The number of ranks over which ZeRO and FSDP shard: those that hold the same weights.
 
-        Ranks of context parallelism see other tokens with the same weights, so they are replicas
-        as well (Megatron-LM's data-parallel-with-context-parallel group, parallel_state.py).
+        Context-parallel ranks see different tokens with the same weights, so they are replicas as
+        well (Megatron-LM's data-parallel-with-context-parallel group, parallel_state.py).
         """
         return self.data * self.context
 
@@ -137,7 +139,7 @@ class Layout:
 
 
 def check_degrees(layout: Layout, ranks: int) -> None:
-    """See that a layout takes exactly the ranks that there are.
+    """Check that a layout uses exactly the given number of ranks.
 
     Raises:
         InputError: it does not; the hint names the nearest that does.
@@ -180,6 +182,6 @@ def _nearest_degrees(model: int, ranks: int) -> str:
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of `number` that is nearest to `wanted`, the smaller of two as near."""
+    """The divisor of `number` nearest to `wanted`; the smaller one in a tie."""
     divisors = [each for each in range(1, number + 1) if number % each == 0]
     return min(divisors, key=lambda each: (abs(each - wanted), each))

@@ -1,4 +1,4 @@
-"""From one trace of one device's step to what each rank of a layout holds."""
+"""Compute what each rank of a layout holds, from one trace of one device's step."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one pipeline rank holds; the ranks beside it in other dimensions hold as much or less.
+    """What one pipeline rank holds; its peers in other dimensions hold as much or less.
 
     Attributes:
-        rank: of the pipeline.
+        rank: its number in the pipeline.
         blocks: how many blocks it has.
-        in_flight: micro-batches whose backward pass is waited for, at most.
+        in_flight: the most micro-batches that wait for their backward pass.
         timeline: bytes over time.
-        phase, step: when the peak is.
+        phase, step: when the peak occurs.
         host: bytes on the host.
-        padding: bytes on all ranks together that hold nothing.
-        traffic: what it sends in one step.
+        padding: unused bytes on all ranks together.
+        traffic: the data it sends in one step.
     """
 
     rank: int
@@ -57,14 +57,14 @@ class RankPlan:
 
 
 class Planner:
-    """Answers layouts from one trace.
+    """Plans layouts from one trace.
 
     Args:
         graph: the trace of one data-parallel rank's step, unsplit.
-        programs: what kernels allocate.
+        programs: the allocations of kernels.
         runtime: the card, and the allocator's settings.
-        blocks: the list of modules that a pipeline divides; None: found.
-        wrap: patterns of the modules that FSDP wraps; the blocks where there are none.
+        blocks: the list of modules that a pipeline divides; None to detect it.
+        wrap: patterns of the modules that FSDP wraps; the blocks if empty.
 
     Raises:
         InputError: there is no such list, or no such module.
@@ -91,7 +91,7 @@ class Planner:
 
     @cached_property
     def block_bytes(self) -> list[int]:
-        """Bytes of parameters of each block, with what is in no block at the ends."""
+        """Bytes of parameters of each block; at the ends, those before and after the blocks."""
         found = [0] * (self.blocks.count + 2)
         first_read: dict[int, int] = {}
         for index, storages in self.dimensions.reads.items():
@@ -103,14 +103,14 @@ class Planner:
         return found
 
     def stages(self, layout: Layout) -> Stages:
-        """Which blocks each stage of a layout holds."""
+        """The blocks that each stage of a layout holds."""
         return divide(self.blocks, self.block_bytes, layout)
 
     def plan(self, layout: Layout, progress: Progress = lambda message: None) -> list[RankPlan]:
-        """What each pipeline rank holds under a layout, the allocator replayed for each.
+        """Compute what each pipeline rank holds under a layout, by replaying the allocator.
 
         Raises:
-            InputError: the layout cannot be; the hint names the nearest that can.
+            InputError: the layout is impossible; the hint names the nearest possible one.
         """
         check_degrees(layout, layout.ranks)
         self.check_experts(layout)
@@ -122,7 +122,7 @@ class Planner:
         return plans
 
     def check_experts(self, layout: Layout) -> None:
-        """See that there is something for expert parallelism to split, or to be named in a note.
+        """Check that the model has experts for expert parallelism to split, or to name in a note.
 
         Raises:
             InputError: the model has nothing that looks like experts.
@@ -135,7 +135,7 @@ class Planner:
             )
 
     def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, HeldByRank]:
-        """A rank's allocations under a layout."""
+        """Compute a rank's allocations under a layout."""
         shares = ShardSizes(self.graph, self.dimensions, layout)
         rank = Rank(self.traced, self.dimensions, layout, self.blocks, stages, number, self._units)
         allocations = [

@@ -1,4 +1,4 @@
-"""What `graphmem plan` says: schema `graphmem.plan/1`. Sizes are bytes; nothing here computes."""
+"""The report of `graphmem plan`: schema `graphmem.plan/1`. Sizes are bytes; no computation here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LayoutInfo(msgspec.Struct, frozen=True):
 
 
 class HostInfo(msgspec.Struct, frozen=True):
-    """Bytes of one rank on the host; pinned bytes are among them."""
+    """Bytes of one rank on the host, including pinned ones."""
 
     optimizer_state: int
     parameters: int
@@ -37,9 +37,9 @@ class HostInfo(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What one rank sends in one step for one purpose.
+    """The data that one rank sends in one step for one purpose.
 
-    `bytes` is what the rank sends; `formula` says how it comes about.
+    `bytes` is what the rank sends; `formula` shows how it is computed.
     """
 
     what: str
@@ -50,17 +50,17 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class StageInfo(msgspec.Struct, frozen=True):
-    """One rank of the pipeline, the largest among the ranks of its stage.
+    """One pipeline stage, by its fullest rank.
 
     Attributes:
-        blocks: of the model.
-        in_flight: micro-batches whose backward pass is waited for, at most.
-        most: by category, the most bytes at once.
+        blocks: how many of the model's blocks it has.
+        in_flight: the most micro-batches that wait for their backward pass.
+        most: the most bytes of each category.
         peak, reserved: the most allocated and reserved bytes.
-        at_peak: by category; they sum to `peak`.
-        phase: of the step, in which the peak is.
-        headroom: what is left of the card, its context and what is reserved set aside.
-        traffic: what it sends in one step.
+        at_peak: bytes by category at the peak; they sum to `peak`.
+        phase: the phase of the step in which the peak occurs.
+        headroom: the card's memory minus its context and the reserved bytes.
+        traffic: the data it sends in one step.
     """
 
     stage: int
@@ -82,10 +82,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         fits: whether every stage's reserved bytes leave room for the context.
-        memory: of the card.
-        context: what the process takes besides PyTorch's allocator.
-        padding: bytes on all ranks of the first stage together that hold nothing.
-        notes: what is exact, what is a model, and what is left out.
+        memory: the card's memory.
+        context: the process's memory outside PyTorch's allocator.
+        padding: unused bytes on all ranks of the first stage together.
+        notes: what is exact, what is modelled, and what is left out.
     """
 
     schema: str = SCHEMA
@@ -108,7 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A layout that the search found. Figures are those of its fullest stage."""
+    """A layout that the search found, with the figures of its fullest stage."""
 
     layout: LayoutInfo
     title: str
@@ -121,9 +121,9 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """The layouts that fit.
 
     Attributes:
-        tried: how many layouts were computed; `impossible` were refused.
-        seconds: how long that took, without the traces.
-        fitting: in the order that was asked for.
+        tried: how many layouts were computed; `impossible` more were rejected.
+        seconds: how long that took, excluding the traces.
+        fitting: in the requested order.
     """
 
     schema: str = "graphmem.search/1"

@@ -1,4 +1,4 @@
-"""A plan and a search for people."""
+"""The text of a plan and of a search."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _verdict(plan: Plan, title: str) -> Iterator[Text]:
 
 
 def _stages(plan: Plan) -> Iterator[Text | Table]:
-    yield Text("the most that one rank holds of each, and its peak", style="bold")
+    yield Text("the most that one rank holds of each category, and its peak", style="bold")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     if len(plan.stages) > 1:
         table.add_column("stage")
@@ -101,7 +101,7 @@ def _host(plan: Plan) -> Iterator[Text]:
         if total:
             yield Text(
                 f"on the host, each rank{_of(stage, plan)}: {format_bytes(total)} "
-                f"({format_exact(total)}), of it {format_bytes(host.pinned)} pinned"
+                f"({format_exact(total)}), {format_bytes(host.pinned)} of it pinned"
             )
             yield Text()
 
@@ -128,7 +128,9 @@ def _traffic(plan: Plan) -> Iterator[Text | Table]:
 
 def _tensor(plan: Plan) -> Iterator[Text]:
     if plan.divided:
-        yield Text("tensor parallelism divides; all else is whole on each rank", style="bold")
+        yield Text(
+            "divided by tensor parallelism; everything else is whole on each rank", style="bold"
+        )
         for line in plan.divided:
             yield Text(f"  {line}")
         yield Text()
@@ -147,7 +149,7 @@ def print_search(search: Search, console: Console) -> None:
         Text.assemble(
             (f"{search.target} on {search.gpus} x {search.gpu}", "bold"),
             f": {found} layouts shown of those that fit; {search.tried} tried in "
-            f"{search.seconds:.1f} s, {search.impossible} more cannot be",
+            f"{search.seconds:.1f} s, {search.impossible} more are impossible",
         )
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

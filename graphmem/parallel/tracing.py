@@ -20,15 +20,15 @@ def planner_for(
     wrap: Sequence[str] = (),
     progress: Progress = lambda message: None,
 ) -> tuple[str, Planner]:
-    """The target's name, and a planner of its step.
+    """Trace a target; return its name and a planner of its step.
 
     Args:
-        target: as `graphmem.analyze` takes it.
+        target: a target, as for `graphmem.analyze`.
         request: how to trace.
-        precision: bf16 weights are traced as such, without autocast.
+        precision: for bf16 weights, they are traced as such, without autocast.
         blocks: see `Planner`.
         wrap: see `Planner`.
-        progress: told what is being done.
+        progress: called with a description of each stage.
 
     Raises:
         InputError: the target cannot be traced.

@@ -1,1 +1,1 @@
-"""Axes: which dimensions of a step's tensors are one and the same, and which can be divided."""
+"""Axes: which dimensions of a step's tensors are the same, and which can be divided."""

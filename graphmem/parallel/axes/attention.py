@@ -1,12 +1,12 @@
-"""Attention written out as batched products: of which tensors every rank needs all positions.
+"""Attention written out as batched products: the tensors of which a rank needs all positions.
 
-Queries are the rows of the first operand, so the second one has the keys, or the values.
+Queries are the rows of the first operand, so the second one holds the keys, or the values.
 
 Clauses:
   (1) forward or recomputed, a product of two activations that have positions: its second operand;
-  (2) backward, a product that reads one of those: the one that it reads;
-  (3) backward, a product that reads scores, which have positions twice, and none of those: what it
-      makes, the gradient of keys or values, before it is summed over the ranks.
+  (2) backward, a product that reads one of those: that operand;
+  (3) backward, a product that reads scores, which have positions twice, but none of those: its
+      result, the gradient of keys or values, before it is summed over the ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SCORES = 2
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor as the part of its storage that it is: of fused queries, keys and values a third.
+    """A tensor as a fraction of its storage: queries are a third of fused queries, keys and values.
 
     Attributes:
-        storage: its id.
-        numel, of: elements of the tensor, and of the storage.
+        storage: the storage's id.
+        numel, of: the elements of the tensor, and of the storage.
     """
 
     storage: int
@@ -40,10 +40,10 @@ class BatchedProduct:
 
     Attributes:
         op: index of the operation.
-        is_gradient: it computes a gradient.
-        operands: the axes of both.
-        reads: both, as parts of their storages.
-        makes: the result.
+        is_gradient: whether it computes a gradient.
+        operands: the axes of both operands.
+        reads: both operands, as parts of their storages.
+        makes: the result, as a part of its storage.
     """
 
     op: int
@@ -56,10 +56,10 @@ class BatchedProduct:
 def find_written_out(
     products: Iterable[BatchedProduct], sequence: Axis
 ) -> Iterator[tuple[int, tuple[Part, ...]]]:
-    """By operation, the tensors of which it needs all positions.
+    """For each operation, the tensors of which it needs all positions.
 
     Args:
-        products: in order.
+        products: in execution order.
         sequence: the axis of positions.
     """
     keys: set[Part] = set()

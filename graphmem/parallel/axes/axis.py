@@ -1,10 +1,10 @@
-"""Axes: the dimensions of a step's tensors, and which of them are one and the same.
+"""Axes: the dimensions of a step's tensors, and which of them are the same.
 
-A dimension of a tensor is an axis. Operators say which axes are equal (a residual addition: those
+A dimension of a tensor is an axis. Operators tell which axes are equal (a residual addition: those
 of both operands), which one is a product of others (`view`: 768 channels are 12 heads of 64) and
-which one is put together of parts (`cat`). The facts are kept in a union-find, so that an
-axis that runs through the whole model is one axis, and two axes of equal size that have nothing to
-do with each other stay two. Nothing is concluded from sizes alone.
+which one is a concatenation (`cat`). These facts are kept in a union-find, so that an axis that
+runs through the whole model is a single axis, and two unrelated axes of equal size stay separate.
+Nothing is inferred from sizes alone.
 
 An axis without factors is an *atom*. A layout divides atoms; every size follows.
 """
@@ -19,12 +19,13 @@ class Axis:
     """One axis; equal axes share a `root`.
 
     Attributes:
-        size: in the trace.
-        factors: what it is the product of, the outermost first; empty for an atom.
-        parts: what it is put together of, one behind the other; empty for most.
-        cut_from: the axis that it is a stretch of, or None.
-        drawn_from: the axis of which the data pick so many, in proportion, or None.
-        counts_parts: it only counts equal parts, as the 3 of fused queries, keys and values.
+        size: its size in the trace.
+        factors: the axes it is the product of, outermost first; empty for an atom.
+        parts: the axes it is the concatenation of; empty for most.
+        cut_from: the axis that it is a slice of, or None.
+        drawn_from: the axis from which the data pick a proportional number of items, or None.
+        counts_parts: whether it only counts equal parts, like the 3 of fused queries, keys and
+            values.
     """
 
     __slots__ = ("_parent", "counts_parts", "cut_from", "drawn_from", "factors", "parts", "size")
@@ -49,7 +50,7 @@ class Axis:
 
     @property
     def root(self) -> Axis:
-        """The axis that stands for all that are equal to this one."""
+        """The representative of all axes that are equal to this one."""
         root = self
         while root._parent is not None:
             root = root._parent
@@ -59,7 +60,7 @@ class Axis:
         return root
 
     def atoms(self) -> list[Axis]:
-        """The atoms that it is the product of, the outermost first; none for a size of 1."""
+        """The atoms it is the product of, outermost first; none for a size of 1."""
         root = self.root
         if root.size == 1:
             return []
@@ -68,10 +69,10 @@ class Axis:
         return [atom for factor in root.factors for atom in factor.atoms()]
 
     def local_size(self, divided: Mapping[Axis, int]) -> int:
-        """Its size where some atoms have another one.
+        """Its size when some atoms have different sizes.
 
         Args:
-            divided: the sizes of those atoms.
+            divided: the new sizes of those atoms.
         """
         root = self.root
         if root in divided:
@@ -89,7 +90,7 @@ class Axis:
         return root.size
 
     def reaches(self, wanted: set[Axis]) -> bool:
-        """Whether its size depends on one of some atoms."""
+        """Whether its size depends on any of these atoms."""
         root = self.root
         if root in wanted:
             return True
@@ -98,7 +99,7 @@ class Axis:
 
 
 def unify(one: Axis, other: Axis) -> bool:
-    """Learn that two axes are the same; False where that cannot be."""
+    """Record that two axes are the same; return False if that is impossible."""
     one, other = one.root, other.root
     if one is other:
         return True
@@ -120,7 +121,7 @@ def unify(one: Axis, other: Axis) -> bool:
 
 
 def _knows_more(one: Axis, other: Axis) -> bool:
-    """Whether `one` is the better root: factors tell most, a stretch of something else least."""
+    """Whether `one` is the better root: factors are the most informative, a slice the least."""
 
     def rank(axis: Axis) -> int:
         return 3 if axis.factors else 2 if axis.parts else 0 if axis.cut_from else 1
@@ -129,7 +130,7 @@ def _knows_more(one: Axis, other: Axis) -> bool:
 
 
 def _refine_both(one: Axis, other: Axis) -> bool:
-    """Two products of the same size are cut until their factors have the same sizes."""
+    """Cut two products of the same size until their factors have the same sizes."""
     made = regroup([other], [factor.size for factor in one.factors])
     if made is None:
         return False
@@ -140,9 +141,9 @@ def _refine_both(one: Axis, other: Axis) -> bool:
 
 
 def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis] | None:
-    """Regroup axes, as `view` does: an axis for each size, of the same atoms in the same order.
+    """Regroup axes as `view` does: an axis for each size, of the same atoms in the same order.
 
-    Atoms are cut where a size asks for it. None where atoms and sizes do not fit.
+    Atoms are cut where a size requires it. None if atoms and sizes do not match.
     """
     atoms = deque(atom for axis in axes for atom in axis.atoms())
     found = []
@@ -168,7 +169,7 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis] | None:
 
 
 def cut(atom: Axis, outer_size: int) -> tuple[Axis, Axis]:
-    """Make an atom the product of two."""
+    """Make an atom the product of two axes."""
     outer, inner = Axis(outer_size), Axis(atom.size // outer_size)
     atom.factors = (outer, inner)
     atom.parts, atom.cut_from = (), None
@@ -176,7 +177,7 @@ def cut(atom: Axis, outer_size: int) -> tuple[Axis, Axis]:
 
 
 def cut_into_parts(axis: Axis, count: int) -> Axis:
-    """Learn that an axis is `count` equal parts one behind the other; one part's axis."""
+    """Record that an axis is a concatenation of `count` equal parts; return a part's axis."""
     counter = Axis(count, counts_parts=True)
     part = Axis(axis.size // count)
     if count == 1:

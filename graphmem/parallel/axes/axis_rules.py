@@ -1,17 +1,17 @@
 """How operators relate the axes of their results to those of their arguments.
 
-One rule a family of operators, by the operator's name without its overload; those that only
-rearrange elements are in `view_rules`. The rules are those of the operators' shapes; what a rule
-does not know it leaves unrelated, so an operator without a rule makes new axes, save where a result
-has the shape of an argument (clause 2).
+One rule for a family of operators, by the operator's name without its overload; operators that only
+rearrange elements are in `view_rules`. The rules follow from the operators' shapes. A rule leaves
+unrelated what it does not know, so an operator without a rule makes new axes, unless a result has
+the shape of an argument (clause 2).
 
 Clauses:
-  (1) an operator with a rule is related by it;
-  (2) of every other one, a result is related to the first tensor argument of the same shape, and
-      tensor arguments that broadcast to it with it; this covers pointwise operators, casts, copies,
-      softmax, dropout, norms' gradients and in-place forms.
+  (1) if the operator has a rule, the rule relates its axes;
+  (2) otherwise, a result is related to the first tensor argument of the same shape, and to tensor
+      arguments that broadcast to it; this covers pointwise operators, casts, copies, softmax,
+      dropout, norms' gradients and in-place forms.
 
-Not covered: `index` in the middle of dimensions; its axes are new.
+Not covered: `index` on dimensions other than the leading ones; its axes are new.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from graphmem.parallel.axes.view_rules import REARRANGED, broadcast, broadcasts
 
 
 def relate(name: str, call: OpView, facts: AxisFacts) -> list[Axes]:
-    """The axes of an operation's results.
+    """Find the axes of an operation's results.
 
     Args:
         name: such as `aten.mm`.
         call: its arguments and the shapes of its results.
-        facts: grows by what the operator tells.
+        facts: receives the facts that the operator reports.
     """
     rule = RULES.get(name, _alike)
     made = rule(call, facts)
@@ -49,7 +49,7 @@ def relate(name: str, call: OpView, facts: AxisFacts) -> list[Axes]:
 
 
 def _fitting(axes: Axes, shape: Sequence[int]) -> Axes:
-    """The axes where they have the sizes that the trace saw, else new ones."""
+    """The axes, with new ones in place of those whose sizes differ from the trace."""
     if len(axes) != len(shape):
         return new_axes(shape)
     return tuple(
@@ -226,7 +226,7 @@ def _index_put(call: OpView, facts: AxisFacts) -> list[Axes]:
 
 
 def _nonzero(call: OpView, facts: AxisFacts) -> list[Axes]:
-    """How many there are goes with how many are asked: experts with balanced routing."""
+    """The number of results is proportional to the input: experts with balanced routing."""
     axes, (shape,) = first(call), call.shapes
     return [(Axis(shape[0], drawn_from=axes[0]), Axis(shape[1]))] if axes else [new_axes(shape)]
 

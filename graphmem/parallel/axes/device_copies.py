@@ -1,4 +1,4 @@
-"""The storages on the device of parameters and buffers that were created on the host."""
+"""Device storages of parameters and buffers that were created on the host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from graphmem.graph import PhaseName, StepGraph
 def find_device_copies(graph: StepGraph) -> dict[Node, int]:
     """For each node that made a tensor, the tensor's storage on the device.
 
-    Parameters and buffers keep their identity, and so the node that made them, while
-    `model.to(device)` gives them another storage.
+    Parameters and buffers keep their identity, and thus the node that made them, when
+    `model.to(device)` gives them a new storage.
     """
     copies: dict[Node, int] = {}
     chains: list[tuple[Node, int]] = []

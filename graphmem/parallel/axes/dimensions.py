@@ -1,17 +1,17 @@
-"""What the axes of a traced step are: batch, positions, and those that tensor parallelism divides.
+"""Identify the axes of a traced step: batch, sequence, and those tensor parallelism divides.
 
 The rules of `axis_rules` are applied to every operation of the forward and the backward passes.
 
 Clauses:
-  (1) the *batch* axis is the first one of the first input; the *sequence* axis is the one over
-      which queries of attention run, or the rows of a batched product of activations where
-      attention is written out;
+  (1) the *batch* axis is the first axis of the first input; the *sequence* axis is that of
+      attention's queries, or of the rows of a batched product of activations where attention is
+      written out;
   (2) an axis that an operator normalises or reduces over in the forward pass stays *whole*, except
-      the classes of a cross entropy (Megatron-LM computes that one in parts,
+      the classes of a cross entropy (Megatron-LM computes it in parts,
       megatron/core/tensor_parallel/cross_entropy.py);
-  (3) what tensor parallelism divides of the rest is chosen by `tensor_parallel`.
+  (3) `tensor_parallel` chooses what tensor parallelism divides among the rest.
 
-Not covered: convolutions and recurrent layers are left whole by tensor parallelism.
+Not covered: tensor parallelism of convolutions and recurrent layers, which stay whole.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ class Dimensions:
     """The axes of a step.
 
     Attributes:
-        of_storage: by the storage's id; of the first tensor that lived in it.
-        batch, sequence: None where there is none.
-        columns: what tensor parallelism divides.
-        rows: by operation, the products whose sum runs over a divided axis.
-        whole: atoms that tensor parallelism leaves whole: what sequence parallelism may divide
-            along the sequence.
-        products: in forward order.
+        of_storage: by storage id, the axes of the first tensor that lived in it.
+        batch, sequence: None if there is none.
+        columns: the axes that tensor parallelism divides.
+        rows: the operations that are products summing over a divided axis.
+        whole: atoms that tensor parallelism leaves whole; sequence parallelism may divide their
+            tensors along the sequence.
+        products: products with a weight, in forward order.
         all_products: operations of the forward and backward passes that multiply matrices.
         attentions: by operation, the keys and values, or their gradients, of which attention needs
-            all positions; gradients of fused attention count as keys and values.
-        experts: by parameter of experts, how many of them there are.
-        expert_axes: axes along which experts lie in one parameter.
-        whole_experts: parameters that look like experts in one tensor, but that no batched product
-            reads: they stay whole.
-        exchanges: what goes to the experts and comes back.
-        of_parameter: by storage, the parameter that it is, or is the gradient or the optimizer's
-            state of, or that the optimizer made it for.
+            all positions; gradients of fused attention count like keys and values.
+        experts: by name of an expert parameter, the number of experts.
+        expert_axes: axes along which experts are stacked in one parameter.
+        whole_experts: parameters that look like stacked experts but that no batched product reads:
+            they stay whole.
+        exchanges: the data sent to the experts and back.
+        of_parameter: by storage, the parameter that it is, or whose gradient or optimizer state it
+            is, or for which the optimizer made it.
         reads: by operation of the forward and backward passes, the storages of its arguments.
     """
 
@@ -104,7 +104,7 @@ class Dimensions:
 
 
 def find_dimensions(graph: StepGraph) -> Dimensions:
-    """Relate the axes of every tensor of a step, and say what they are."""
+    """Relate the axes of all tensors of a step, and identify them."""
     return _Finder(graph).run()
 
 
@@ -145,7 +145,7 @@ class _Finder:
         return self._found
 
     def _at_home(self, storage_id: int) -> Axes:
-        """The axes of the first tensor that lived in a storage; gradients are as parameters."""
+        """The axes of the first tensor in a storage; gradients have their parameter's."""
         found = self._found.of_storage
         if storage_id in found:
             return found[storage_id]
@@ -193,10 +193,10 @@ class _Finder:
                 self._weights.setdefault(op.outputs[0].storage, weight)
 
     def _follow_optimizer(self) -> None:
-        """What the optimizer computes for a parameter has the parameter's axes.
+        """Give the optimizer's tensors for a parameter the parameter's axes.
 
-        A result of a `_foreach` operation belongs to the parameter at its position in the list;
-        any other result to the first argument that belongs to one.
+        A result of a `_foreach` operation belongs to the parameter at its position in the list; any
+        other result to the first argument that belongs to one.
         """
         known = self._found.of_parameter
         for storage in self._graph.storages:
@@ -261,7 +261,7 @@ class _Finder:
         self._found.products.append(Product(op.index, name, sums_over, makes))
 
     def _remember(self, output: TensorOut, axes: Axes) -> Axes:
-        """Tensors of one storage with the same geometry have the same axes."""
+        """Give tensors of one storage with the same geometry the same axes."""
         if output.storage is None:
             return axes
         storage = self._graph.storages[output.storage]
@@ -316,7 +316,7 @@ class _Finder:
             return False
         return self._graph.storages[tensor.storage].owned_as(OwnerKind.INPUT) is not None
 
-    # What the axes are --------------------------------------------------------------------------
+    # Identifying the axes -----------------------------------------------------------------------
 
     def _name_data_axes(self) -> None:
         inputs = self._inputs_by_step()
@@ -333,7 +333,7 @@ class _Finder:
             self._found.attentions |= dict(find_written_out(self._of_activations, sequence))
 
     def _inputs_by_step(self) -> list[list[Storage]]:
-        """Each step moves its inputs again; those that were there before are the first step's."""
+        """The inputs of each step; those moved before the first step belong to it."""
         found: dict[int, list[Storage]] = {}
         for storage in self._graph.storages:
             if storage.shape and storage.owned_as(OwnerKind.INPUT):
@@ -372,7 +372,7 @@ class _Finder:
 
 
 def parameter_of(storage: Storage) -> str | None:
-    """The parameter that a storage is, or is the gradient or the optimizer state of."""
+    """The parameter that a storage is, or whose gradient or optimizer state it is."""
     for owner in storage.owners:
         if owner.kind in _NAMED_AFTER:
             is_itself = owner.kind is OwnerKind.PARAMETER
@@ -381,7 +381,7 @@ def parameter_of(storage: Storage) -> str | None:
 
 
 def _is_row_major(tensor: TensorOut) -> bool:
-    """Whether a tensor lies in its storage from the beginning, the last dimension innermost."""
+    """Whether a tensor is row-major and starts at the beginning of its storage."""
     expected = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size != 1 and stride != expected:

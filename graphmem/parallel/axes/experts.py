@@ -1,18 +1,17 @@
-"""Mixtures of experts: whose parameters are divided, and what is sent to the experts and back.
+"""Mixtures of experts: which parameters are divided, and what is sent to the experts and back.
 
 Clauses:
-  (1) *experts* are the children of a list of that name (`….experts.3`), or lie one behind the other
-      along the first axis of a parameter of a module of that name, where a batched product runs
-      over that axis;
-  (2) what the operations of the experts read of what was made outside of them in the same pass is
-      *dispatched* to them; what they make and others read is *combined*. In the backward pass the
-      same goes for the gradients, the other way round (Megatron-LM, `MoEAlltoAllTokenDispatcher`,
-      megatron/core/transformer/moe/token_dispatcher.py; DeepSpeed, `_AllToAll`,
-      deepspeed/moe/sharded_moe.py);
-  (3) routing is balanced: a rank is sent as many rows as it sends, tokens x top-k. The trace has it
-      so as well where it is told how many rows an expert picks.
+  (1) *experts* are the children of a list of that name (`….experts.3`), or are stacked along the
+      first axis of a parameter of a module of that name, if a batched product runs over that axis;
+  (2) storages that the experts' operations read and that others made in the same pass are
+      *dispatched* to them; storages that they make and others read are *combined*. In the backward
+      pass the same holds for the gradients, in the opposite direction (Megatron-LM,
+      `MoEAlltoAllTokenDispatcher`, megatron/core/transformer/moe/token_dispatcher.py; DeepSpeed,
+      `_AllToAll`, deepspeed/moe/sharded_moe.py);
+  (3) routing is balanced: a rank receives as many rows as it sends, tokens x top-k. So does the
+      trace if the number of rows that an expert picks is given.
 
-Not covered: capacity factors and dropped tokens, unless the model's own code has them.
+Not covered: capacity factors and dropped tokens, unless the model's code implements them.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _STACKED_DIMENSIONS = 3
 
 @dataclass(frozen=True)
 class Exchange:
-    """What goes to the experts of one layer and comes back, in one pass over the trace.
+    """The data sent to the experts of one layer and back, in one pass of the trace.
 
     Attributes:
-        first, last: the operations of the experts between which it happens.
+        first, last: the first and last of the experts' operations.
         dispatched, combined: storages.
     """
 
@@ -53,18 +52,18 @@ class Exchange:
 
 
 def is_of_model(storage: Storage) -> bool:
-    """Whether a storage belongs to the model and not to the data that run through it."""
+    """Whether a storage belongs to the model, not to the data that run through it."""
     return any(owner.kind in MODEL_KINDS for owner in storage.owners)
 
 
 def expert_of(module: str) -> tuple[str, int] | None:
-    """The list of experts that a module belongs to, and which of them it is."""
+    """The list of experts that a module belongs to, and its expert's number."""
     match = _NUMBERED.match(module)
     return None if match is None else (match[1], int(match[2]))
 
 
 def count_experts(graph: StepGraph) -> dict[str, int]:
-    """How many experts each list has."""
+    """Count the experts of each list."""
     found: dict[str, int] = {}
     for module in graph.modules:
         expert = expert_of(module)
@@ -74,13 +73,13 @@ def count_experts(graph: StepGraph) -> dict[str, int]:
 
 
 def may_be_stacked(parameter: str, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter's name and shape are those of experts in one tensor."""
+    """Whether a parameter's name and shape suggest stacked experts."""
     is_expert = _WITHIN.match(parameter.rpartition(".")[0]) is not None
     return is_expert and expert_of(parameter) is None and len(shape) >= _STACKED_DIMENSIONS
 
 
 def find_exchanges(graph: StepGraph, reads: Mapping[int, tuple[int, ...]]) -> Iterator[Exchange]:
-    """Every exchange of the trace (clause 2).
+    """Find every exchange of the trace (clause 2).
 
     Args:
         graph: the trace.

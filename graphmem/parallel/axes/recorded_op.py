@@ -1,4 +1,4 @@
-"""An operation of the trace, as the rules of operators see it."""
+"""An operation of the trace, as the axis rules see it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class RecordedOp:
         return [output.shape for output in self.op.outputs]
 
     def value(self, name: str) -> Any:
-        """An argument as the node has it, or its default."""
+        """An argument of the node, or its default."""
         return argument_of(self.op.node, name)
 
     def axes(self, name: str) -> Axes | None:
-        """The axes of a tensor argument, None where there is none."""
+        """The axes of a tensor argument; None if it was not given."""
         value = self.value(name)
         return self.axes_of(value) if isinstance(value, Node) else None
 

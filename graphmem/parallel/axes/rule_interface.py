@@ -1,4 +1,4 @@
-"""What rules of operators see of an operation, and what they report beyond its results' axes."""
+"""The interface of axis rules: what they see of an operation, and the facts they report."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class OpView(Protocol):
         """The shapes of the results."""
 
     def value(self, name: str) -> Any:
-        """An argument that is no tensor."""
+        """A non-tensor argument."""
 
     def axes(self, name: str) -> Axes | None:
-        """The axes of a tensor argument, None where there is none."""
+        """The axes of a tensor argument; None if it was not given."""
 
     def lists(self, name: str) -> list[Axes | None]:
         """The axes of a list of tensors."""
@@ -33,7 +33,7 @@ class OpView(Protocol):
 
 @dataclass
 class AxisFacts:
-    """Facts about axes other than which are equal.
+    """Facts about axes, apart from which are equal.
 
     Attributes:
         whole: axes over which an operator normalises or reduces in the forward pass.
@@ -50,12 +50,12 @@ Rule = Callable[[OpView, AxisFacts], list[Axes]]
 
 
 def new_axes(shape: Sequence[int]) -> Axes:
-    """New axes."""
+    """Make an unrelated axis for each dimension."""
     return tuple(map(Axis, shape))
 
 
 def equate(one: Sequence[Axis], other: Sequence[Axis]) -> None:
-    """Learn that two tensors have the same axes, as far as sizes allow, from the last one on."""
+    """Record that two tensors have the same axes, from the last one, where sizes allow."""
     for mine, theirs in zip(reversed(one), reversed(other), strict=False):
         if mine.size == theirs.size:
             unify(mine, theirs)
@@ -67,5 +67,5 @@ def first(call: OpView) -> Axes:
 
 
 def sizes(axes: Axes) -> tuple[int, ...]:
-    """Of each axis."""
+    """The size of each axis."""
     return tuple(axis.size for axis in axes)

@@ -1,14 +1,14 @@
 """Which axes tensor parallelism splits.
 
 Clauses:
-  (1) going through the products with a weight in forward order: where the axis that is summed over
-      is divided, the weight is divided by *rows*, and what it makes is whole; else what is summed
-      over is whole, and what it makes is divided where it may be: the weight is divided by
-      *columns* (Shoeybi et al. 2019, arXiv:1909.08053, section 3);
-  (2) of an axis of several factors the leading ones of a batched product or of attention are
-      divided, the outermost first: heads, and key-value heads before the repeats of each; else
-      the outermost factor that does not merely count parts, as the 3 of fused q, k and v;
-  (3) the rows of the largest embedding that an input looks up are divided (VocabParallelEmbedding,
+  (1) products with a weight are visited in forward order: if the axis summed over is divided, the
+      weight is divided by *rows*, and the result is whole; otherwise the axis summed over is whole,
+      and the result is divided if possible: the weight is divided by *columns* (Shoeybi et al.
+      2019, arXiv:1909.08053, section 3);
+  (2) in an axis of several factors, the leading ones of a batched product or of attention are
+      divided, outermost first: heads, and key-value heads before the repeats of each; otherwise the
+      outermost factor that does not merely count parts, like the 3 of fused q, k and v;
+  (3) the rows of the largest embedding indexed by an input are divided (VocabParallelEmbedding,
       megatron/core/tensor_parallel/layers.py).
 """
 
@@ -28,7 +28,7 @@ class Product:
     Attributes:
         op: index of the operation.
         weight: the parameter's name.
-        sums_over, makes: axes of the weight.
+        sums_over, makes: the weight's axes that it sums over and that the result has.
     """
 
     op: int
@@ -39,12 +39,12 @@ class Product:
 
 @dataclass(frozen=True)
 class Column:
-    """An axis that tensor parallelism divides: its divisible atoms, the outermost first.
+    """An axis that tensor parallelism divides: its divisible atoms, outermost first.
 
     Attributes:
         what: "heads", "features" or "vocabulary".
-        atoms: where more than one, the second is divided when the first is used up.
-        pads: an uneven share is filled up (Megatron-LM pads the vocabulary).
+        atoms: if there are several, the second is divided when the first is used up.
+        pads: whether an uneven share is padded (Megatron-LM pads the vocabulary).
     """
 
     what: str
@@ -54,7 +54,7 @@ class Column:
 
     @property
     def size(self) -> int:
-        """By how much it could be divided."""
+        """The largest degree by which it can be divided."""
         size = 1
         for atom in self.atoms:
             size *= atom.size
@@ -63,11 +63,11 @@ class Column:
 
 @dataclass
 class Choice:
-    """What is divided, and what is not.
+    """What tensor parallelism divides, and what it leaves whole.
 
     Attributes:
-        columns: what is divided.
-        rows: by operation, the products whose sum runs over a divided axis.
+        columns: the divided axes.
+        rows: the operations that are products summing over a divided axis.
         whole: atoms that stay whole.
     """
 
@@ -87,10 +87,10 @@ def choose_split_axes(
 
     Args:
         products: with weights, in forward order.
-        facts: reported by the operators.
-        classes: axes of the classes of a cross entropy.
-        lookups: embeddings that an input looks up: the parameter, and the axis of its rows.
-        undivided: operations whose weights nobody divides, as those of recurrent layers.
+        facts: those that the operators report.
+        classes: the axes of cross entropies' classes.
+        lookups: embeddings indexed by an input: the parameter, and the axis of its rows.
+        undivided: operations whose weights are never divided, such as those of recurrent layers.
     """
     chosen = Choice(whole=_atoms(facts.whole))
     batched, of_loss = _atoms(facts.batched), _atoms(classes)
@@ -123,7 +123,7 @@ def _atoms(axes: Sequence[Axis]) -> set[Axis]:
 def _divisible(
     axis: Axis, batched: set[Axis], whole: set[Axis], classes: set[Axis]
 ) -> Iterator[tuple[str, list[Axis]]]:
-    """Clause (2): the divisible atoms of what a weight makes; of each part, where it has parts."""
+    """Clause (2): the divisible atoms of a weight's result axis, or of each of its parts."""
     if axis.root.parts:
         for part in axis.root.parts:
             yield from _divisible(part, batched, whole, classes)

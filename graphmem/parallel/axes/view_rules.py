@@ -1,4 +1,4 @@
-"""How operators that only rearrange elements relate axes: views, slices, joins and broadcasts."""
+"""Axis rules of operators that only rearrange elements: views, slices, joins and broadcasts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def broadcasts(axes: Axes, shape: Sequence[int]) -> bool:
 
 
 def broadcast(arguments: Sequence[Axes], shape: Sequence[int]) -> Axes:
-    """For each dimension the first argument's axis that has its size."""
+    """For each dimension, the axis of the first argument that has its size."""
     result = list(new_axes(shape))
     for axes in reversed(arguments):
         if not broadcasts(axes, shape):
@@ -61,7 +61,7 @@ def _permute(call: OpView, facts: AxisFacts) -> list[Axes]:
 
 
 def _squeeze(call: OpView, facts: AxisFacts) -> list[Axes]:
-    """What has a size of 1 carries no information, so the others match in order."""
+    """Match the axes in order; those of size 1 carry no information."""
     left = [axis for axis in first(call) if axis.size != 1]
     (shape,) = call.shapes
     return [tuple(Axis(1) if size == 1 or not left else left.pop(0) for size in shape)]

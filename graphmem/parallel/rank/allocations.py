@@ -1,7 +1,6 @@
-"""What one rank allocates in the course of the trace, before data-parallel sharding.
+"""A rank's allocations over the trace, before data-parallel sharding.
 
-For a storage of the trace that is as many bytes as the rank's share of it, once for each
-micro-batch.
+For each storage of the trace, the rank allocates its share, once for each micro-batch.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ class Allocation:
     """One allocation of a rank.
 
     Attributes:
-        nbytes: requested.
-        born, dies: None where it outlives the trace.
-        what: for people; the parameter's name for what belongs to one.
-        storage: of the trace, or None for what the trace does not have, such as buckets.
-        category: where it is not that of the storage.
-        micro: which micro-batch.
+        nbytes: requested bytes.
+        born, dies: when it lives; `dies` is None if it outlives the trace.
+        what: a description; the parameter's name if it belongs to one.
+        storage: the storage in the trace; None for allocations outside it, such as buckets.
+        category: its category, if it differs from the storage's.
+        micro: the number of its micro-batch.
     """
 
     nbytes: int
@@ -37,11 +36,11 @@ class Allocation:
 
 
 def allocations_of(rank: Rank, nbytes: Callable[[Storage], int]) -> Iterator[Allocation]:
-    """Every allocation, in no order.
+    """Yield every allocation, in no particular order.
 
     Args:
-        rank: whose they are.
-        nbytes: of a storage on this rank; 0 where it has none of it.
+        rank: the rank that allocates.
+        nbytes: gives a storage's bytes on this rank; 0 if it has no part of it.
     """
     lifetimes = Lifetimes(rank)
     for storage in rank.traced.storages.values():
@@ -76,7 +75,7 @@ def _allocations_of_storage(
 
 
 def name_of(storage: Storage) -> str:
-    """What holds a storage, in words."""
+    """The name of a storage's first named owner."""
     return next((owner.name for owner in storage.owners if owner.name), "")
 
 

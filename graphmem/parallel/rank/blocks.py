@@ -11,13 +11,12 @@ from graphmem.graph import PhaseName, StepGraph
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a model that run one after the other, such as the layers of a decoder.
+    """The repeated blocks of a model, which run one after another.
 
     Attributes:
-        name: of the list that holds them, such as "layers".
+        name: the name of the list that holds them, such as "layers".
         count: how many there are.
-        of_op: by operation, the block that it belongs to, from -1 (before the first) to `count`
-            (behind the last).
+        of_op: the block of each operation, from -1 (before the first) to `count` (after the last).
     """
 
     name: str
@@ -34,11 +33,11 @@ class Blocks:
 def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:
     """Find the repeated blocks.
 
-    Of the lists whose children have one class, the longest; of equally long ones the outermost.
+    They are the longest list whose children have the same class; the outermost in a tie.
 
     Args:
         graph: the trace.
-        name: the list to take instead.
+        name: the list to use instead.
 
     Raises:
         InputError: there is no list of that name.
@@ -66,8 +65,8 @@ def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:
 def _blocks_of_ops(graph: StepGraph, name: str, count: int) -> list[int]:
     """The block of each operation.
 
-    One outside of the blocks belongs to the block that ran last; in front of the first block and
-    behind the last it stands alone.
+    An operation between blocks belongs to the block that ran last; one before the first or after
+    the last block belongs to neither.
     """
     found: list[int] = []
     forward, backward = -1, count

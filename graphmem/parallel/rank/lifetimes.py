@@ -1,16 +1,16 @@
 """When a storage of the trace is born on a rank, and when it dies there.
 
 Clauses:
-  (1) with one stage and one micro-batch every storage is born and dead at its own events: the trace
+  (1) with one stage and one micro-batch every storage is born and dies at its own events: the trace
       itself;
-  (2) micro-batches repeat the forward and backward passes. A gradient that is already there is
-      added to: of a later micro-batch it dies when it has been added (AccumulateGrad). What lives
-      until the next iteration's forward pass, as a loop's variables do, lives until the next
+  (2) micro-batches repeat the forward and backward passes. Gradients accumulate: a later
+      micro-batch's gradient dies when it has been added (AccumulateGrad). Storages that live until
+      the next iteration's forward pass, such as a loop's variables, live until the next
       micro-batch's;
-  (3) a stage has what its operations allocate, read or save. What another stage made arrives when
-      the stage's pass begins. A variable of the loop over the stages is let go when the stage's
-      pass ends and its result has been sent; what autograd saved for one of the stage's nodes stays
-      until that node has run.
+  (3) a stage has the storages that its operations allocate, read or save. Those that another stage
+      made arrive when the stage's pass begins. A variable of the loop over the stages is released
+      when the stage's pass ends and its result has been sent; a tensor that autograd saved for one
+      of the stage's nodes stays until that node has run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from graphmem.graph import Owner, OwnerKind, PhaseName, Storage
 from graphmem.parallel.rank.rank import WALKED, Moment, Rank
 
 Lifetime = tuple[Moment, Moment | None]
-"""Birth and death; no death where it outlives the trace."""
+"""Birth and death; the death is None if it outlives the trace."""
 
 
 class Lifetimes:
@@ -112,7 +112,7 @@ class Lifetimes:
         return self._rank.moment(self._traced.phase_at(event), chunk, micro, event - 0.5)
 
     def _released(self, owner: Owner, chunk: int, micro: int) -> Moment | None:
-        """When an owner lets go as far as a chunk is concerned; None where it never holds."""
+        """When an owner releases a storage in a chunk; None if it never holds it there."""
         traced = self._traced
         end = len(traced.events) if owner.end is None else self._rank.event_at(owner.end)
         if owner.kind is OwnerKind.SAVED_TENSOR:

@@ -1,8 +1,8 @@
 """The trace as phases: setup, and each step's forward, backward and optimizer.
 
-The *events* of `simulate` (births and deaths of storages, in order) are numbered. A phase is a run
-of events. A pipeline stage's part of a forward or backward phase is a run of it, as blocks run one
-after the other.
+The *events* of `simulate` (births and deaths of storages, in order) are numbered. A phase is a
+range of events. Blocks run one after another, so a pipeline stage's part of a forward or backward
+phase is a range as well.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class TracedPhase:
     """One phase of the trace.
 
     Attributes:
-        step: of the trace; -1 is the setup.
-        phase: which of them.
+        step: the number of the step; -1 is the setup.
+        phase: the name of the phase.
         start, end: its first event, and the one after its last.
     """
 
@@ -41,9 +41,9 @@ class TracedPhases:
     Attributes:
         graph: the trace.
         events: births and deaths of storages, in order.
-        phases: in order; they cover all events.
-        birth, death: events by the storage's id; no death where it outlives the trace.
-        storages: by id, scratch memory of kernels included.
+        phases: in execution order; they cover all events.
+        birth, death: events by storage id; storages that outlive the trace have no death.
+        storages: by id, including the scratch memory of kernels.
     """
 
     def __init__(self, graph: StepGraph, programs: Mapping[int, Program]) -> None:
@@ -70,11 +70,11 @@ class TracedPhases:
         return bisect_right(self._ticks, tick)
 
     def event_of(self, op: Op) -> int:
-        """The first event that an operation causes, or could cause."""
+        """The first event at or after an operation's tick."""
         return bisect_left(self._ticks, op.tick)
 
     def phase_at(self, event: int) -> int:
-        """Which phase an event lies in."""
+        """The index of the phase that an event lies in."""
         index = bisect_right(self._starts, event) - 1
         while self.phases[index].start == self.phases[index].end:
             index -= 1
@@ -82,14 +82,14 @@ class TracedPhases:
 
     @cached_property
     def by_phase(self) -> dict[tuple[int, PhaseName], int]:
-        """The pass of each phase of each step, where a step has one forward and one backward."""
+        """The index of each step's phases, for steps with one forward and one backward pass."""
         return {(each.step, each.phase): i for i, each in enumerate(self.phases)}
 
     def check_one_micro_batch(self) -> None:
-        """See that each step has one forward and one backward pass to be repeated.
+        """Check that each step has exactly one forward and one backward pass to repeat.
 
         Raises:
-            InputError: it has more, as one that accumulates gradients has.
+            InputError: it has more, for example because it accumulates gradients.
         """
         if len(self.by_phase) != len(self.phases):
             raise InputError(

@@ -1,10 +1,10 @@
-"""One pipeline rank: its slots of time, what runs in them, and its part of the model.
+"""One pipeline rank: its time slots, what runs in them, and its part of the model.
 
 A *slot* is a phase of the trace (setup, a turn of the schedule, an optimizer step) as this rank
 runs it; a *moment* is a slot and an event of the trace in it.
 
-Parameters, their gradients and optimizer state are on every stage that reads the parameter; tied
-weights are on several.
+A parameter, its gradient and its optimizer state are on every stage that reads the parameter: tied
+weights may be on several.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 @dataclass(frozen=True)
 class Slot:
-    """A stretch of a rank's time: a pass of the trace, and in it the turn of the schedule."""
+    """A slice of a rank's time: a phase of the trace, with its turn of the schedule."""
 
     traced: int
     turn: Turn | None = None
@@ -43,17 +43,17 @@ class Rank:
     """One pipeline rank.
 
     Attributes:
-        slots: in the order of time.
+        slots: in chronological order.
         chunk_of_op: the pipeline's chunk of each operation; `mine` are those of this rank.
-        is_whole: it runs all of the model on all of the batch at once.
+        is_whole: whether it runs the whole model on the whole batch at once.
 
     Args:
         traced: the trace.
-        dimensions: of the trace, for who reads what.
-        layout: its pipeline and micro-batches count here.
-        blocks, stages: of the model.
-        rank: of the pipeline.
-        units: names of the modules that FSDP wraps; the blocks where there are none.
+        dimensions: the trace's axes; they tell which operations read what.
+        layout: its pipeline and micro-batches matter here.
+        blocks, stages: the model's.
+        rank: its number in the pipeline.
+        units: names of the modules that FSDP wraps; the blocks if empty.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Rank:
     # Moments ------------------------------------------------------------------------------------
 
     def first_moment(self, event: int) -> Moment:
-        """When an event of the trace first happens on this rank."""
+        """The moment when an event of the trace first happens on this rank."""
         index = self.traced.phase_at(event)
         if (index, None) in self._slot_of:
             return self._slot_of[index, None], event
         return next(i for i, slot in enumerate(self.slots) if slot.traced == index), event
 
     def first_of_phase(self, index: int) -> Moment | None:
-        """When the rank's first turn in a pass of the trace begins, if it has one."""
+        """The moment when the rank's first turn in a phase begins, if it has one."""
         for i, slot in enumerate(self.slots):
             if slot.traced == index:
                 assert slot.turn is not None
@@ -114,19 +114,19 @@ class Rank:
         return self.mine[turn.chunk]
 
     def chunks_of(self, op: Op) -> tuple[int, ...]:
-        """The rank's chunk that runs an operation of a forward or backward pass, if one does."""
+        """The rank's chunk that runs an operation of a forward or backward pass, if any."""
         chunk = self.chunk_of_op[op.index]
         return (chunk,) if chunk in self.mine else ()
 
     def moment(self, index: int, chunk: int, micro: int, event: float) -> Moment:
-        """An event of a phase, when a micro-batch goes through one of the rank's chunks."""
+        """The moment of a phase's event, as a micro-batch runs through one of the rank's chunks."""
         if (index, None) in self._slot_of:
             return self._slot_of[index, None], event
         turn = Turn(self.traced.phases[index].phase, self.mine.index(chunk), micro)
         return self._slot_of[index, turn], event
 
     def part(self, index: int, chunk: int) -> tuple[int, int]:
-        """The events of a phase in which a chunk runs: its first, and the one after its last."""
+        """A chunk's range of events in a phase: its first, and the one after its last."""
         each = self.traced.phases[index]
         if each.phase not in WALKED or self.layout.pipeline * self.layout.interleave == 1:
             return each.start, each.end
@@ -134,7 +134,7 @@ class Rank:
 
     @cached_property
     def _parts(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """A chunk's part begins with its first operation and ends where the next one's begins."""
+        """Each chunk's range: from its first operation to where the next chunk's begins."""
         firsts: dict[int, dict[int, int]] = {}
         for op in self.graph.ops:
             if self.graph.phases[op.phase].name in WALKED:
@@ -155,9 +155,9 @@ class Rank:
         return found
 
     def span(self, slot: int, unit: str) -> tuple[int, int] | None:
-        """The events of a slot in which a wrapped module runs; of the root, all of the slot.
+        """The range of a slot's events in which a wrapped module runs; the whole slot for the root.
 
-        None where the slot does not run it.
+        None if the module does not run in the slot.
         """
         each = self.slots[slot]
         traced = self.traced.phases[each.traced]
@@ -170,11 +170,11 @@ class Rank:
         return found if found is not None and part[0] <= found[0] < part[1] else None
 
     def unit_of(self, name: str) -> str:
-        """The innermost wrapped module that a module or parameter is in; the root's is empty."""
+        """The innermost wrapped module around a module or parameter; "" for the root."""
         return next(reversed(self._units_around(name)), "")
 
     def _units_around(self, name: str) -> list[str]:
-        """The wrapped modules that a module or parameter is in, the outermost first."""
+        """The wrapped modules around a module or parameter, outermost first."""
         ends = [*(i for i, letter in enumerate(name) if letter == "."), len(name)]
         return [name[:end] for end in ends if name[:end] in self._units]
 
@@ -182,7 +182,7 @@ class Rank:
     def _unit_spans(self) -> dict[tuple[int, str], tuple[int, int]]:
         """By phase and unit, the event of its first operation and of the one after its last.
 
-        Operations outside of any module, such as autograd's sums, belong to what ran before.
+        Operations outside any module, such as autograd's sums, belong to the unit that ran before.
         """
         firsts: dict[tuple[int, str], int] = {}
         lasts: dict[tuple[int, str], int] = {}
@@ -200,7 +200,7 @@ class Rank:
         return {key: (first, lasts[key]) for key, first in firsts.items()}
 
     def end_of(self, slot: int) -> int:
-        """The event after a slot's last."""
+        """The event after the last one of a slot."""
         span = self.span(slot, "")
         assert span is not None
         return span[1]
@@ -210,11 +210,11 @@ class Rank:
         return self.traced.phases[self.slots[slot].traced].step == self.graph.steps - 1
 
     def backward_of(self, slot: int) -> int | None:
-        """The slot in which a forward slot's micro-batch comes back."""
+        """The slot with the backward pass of a forward slot's micro-batch."""
         return self._partner(slot, PhaseName.BACKWARD)
 
     def forward_of(self, slot: int) -> int | None:
-        """The slot in which a backward slot's micro-batch went forward."""
+        """The slot with the forward pass of a backward slot's micro-batch."""
         return self._partner(slot, PhaseName.FORWARD)
 
     def _partner(self, slot: int, phase: PhaseName) -> int | None:
@@ -227,12 +227,12 @@ class Rank:
         return self._slot_of.get((index, turn))
 
     def handed_over(self, gradient: Storage) -> int:
-        """The event at which a gradient is complete and its parameter takes it."""
+        """The event at which a complete gradient is handed to its parameter."""
         return self._handed_over.get(gradient.id, self.traced.birth[gradient.id] + 1)
 
     @cached_property
     def _handed_over(self) -> Mapping[int, int]:
-        """`AccumulateGrad` takes a gradient by `detach`, or copies it into a new storage."""
+        """By gradient, that event: `AccumulateGrad` detaches it, or copies it to a new storage."""
         taken = [op for op in self.graph.ops if op.autograd_node == _ACCUMULATE]
         return {
             output.storage: self.traced.event_after(op.tick)
@@ -255,10 +255,10 @@ class Rank:
                 found.setdefault(storage, []).append((op.phase, self.chunk_of_op[index]))
         return found
 
-    # What is sent -------------------------------------------------------------------------------
+    # Data that it sends -------------------------------------------------------------------------
 
     def row_products(self) -> list[int]:
-        """The rank's products, in one forward pass, whose sum runs over a divided axis."""
+        """The rank's products in one forward pass that sum over a divided axis."""
         return [op for op in self._rows if self._runs_in_last_forward(op)]
 
     def keys_and_values(self) -> list[Part]:
@@ -271,7 +271,7 @@ class Rank:
         ]
 
     def exchanged_storages(self) -> list[int]:
-        """What one micro-batch sends to the experts of the rank's layers, and what comes back."""
+        """The storages that one micro-batch sends to the rank's experts and back."""
         last = self.graph.steps - 1
         return [
             storage
@@ -282,7 +282,7 @@ class Rank:
         ]
 
     def replicas(self, parameter: str) -> int:
-        """How many ranks hold the same of a parameter; of an expert fewer than of all else.
+        """How many ranks hold the same part of a parameter; fewer for an expert.
 
         Megatron-LM's expert-data-parallel group (megatron/core/parallel_state.py).
         """
@@ -295,10 +295,10 @@ class Rank:
         return is_last and self.chunk_of_op[index] in self.mine
 
     def sent_storages(self) -> list[int]:
-        """What one micro-batch has the rank send on, forward and backward, once for each sending.
+        """The storages that the rank sends on for one micro-batch, forward and backward.
 
-        What several stages read goes from each to the next one, as the gradient of a residual
-        stream does, which autograd sums in place.
+        A storage read by several stages is passed from each to the next, like the gradient of a
+        residual stream, which autograd sums in place.
         """
         last = self.graph.steps - 1
         sent = []
@@ -315,10 +315,10 @@ class Rank:
                 sent += [number for chunk in self.mine if chunk in forward or chunk in backward]
         return sent
 
-    # Who has what of the model ------------------------------------------------------------------
+    # Its part of the model ----------------------------------------------------------------------
 
     def holds_model_part(self, storage: Storage) -> bool:
-        """Whether a storage of setup or optimizer is on this rank."""
+        """Whether a storage made in setup or by the optimizer is on this rank."""
         name = parameter_of(storage) or self._parameter_of_op(storage)
         if name is not None:
             return self.holds(name)

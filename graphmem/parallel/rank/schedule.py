@@ -21,8 +21,8 @@ class Turn:
 
     Attributes:
         phase: forward or backward.
-        chunk: which of the rank's chunks, from 0; there is one without interleaving.
-        micro: which micro-batch.
+        chunk: the number of the rank's chunk, from 0; there is only one without interleaving.
+        micro: the number of the micro-batch.
     """
 
     phase: PhaseName
@@ -31,11 +31,11 @@ class Turn:
 
 
 def turns(layout: Layout, rank: int) -> list[Turn]:
-    """What a pipeline rank runs in one step, in order.
+    """The turns that a pipeline rank runs in one step, in order.
 
     Args:
-        layout: its schedule, its degree of pipeline parallelism, its micro-batches.
-        rank: of the pipeline, from 0.
+        layout: gives the schedule, the pipeline's degree and the micro-batches.
+        rank: the rank in the pipeline, from 0.
     """
     count = layout.micro_batches
     if layout.schedule is Schedule.GPIPE and layout.pipeline > 1:
@@ -76,7 +76,7 @@ def _one_forward_one_backward(
 
 
 def in_flight(layout: Layout, rank: int) -> int:
-    """The most forward passes of a rank whose backward pass has not run, over all its chunks."""
+    """The most forward passes of a rank that wait for their backward pass, over all its chunks."""
     most = waiting = 0
     for turn in turns(layout, rank):
         waiting += 1 if turn.phase is PhaseName.FORWARD else -1

@@ -1,8 +1,8 @@
-"""Which blocks of a model each pipeline stage holds.
+"""Divide a model's blocks into pipeline stages.
 
-A stage is a run of blocks; what comes before the first block (an embedding) is with the first
-stage, what comes behind the last (a norm, a head, the loss) with the last. With interleaving a rank
-holds several such runs, its chunks: rank r of p has the chunks r, r + p, r + 2p, ... of p * v.
+A stage is a range of blocks; everything before the first block (an embedding) is on the first
+stage, everything after the last (a norm, a head, the loss) on the last. With interleaving a rank
+holds several such ranges, its chunks: rank r of p has the chunks r, r + p, r + 2p, ... of p * v.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Stages:
     """The chunks of a pipeline.
 
     Attributes:
-        sizes: blocks of each chunk, in the order in which a micro-batch goes through them.
-        of_block: the chunk of each block; the first item is what comes before the first block, the
-            last what comes behind the last.
+        sizes: the number of blocks of each chunk, in the order in which a micro-batch visits them.
+        of_block: the chunk of each block; the first item is for everything before the first block,
+            the last for everything after the last.
     """
 
     sizes: tuple[int, ...]
@@ -34,16 +34,17 @@ class Stages:
 
 
 def divide(blocks: Blocks, weights: Sequence[int], layout: Layout) -> Stages:
-    """Divide blocks into stages: as the layout gives them, else so that the heaviest is lightest.
+    """Divide blocks into stages: as the layout says, else with the lightest heaviest stage.
 
     Args:
-        blocks: of the model.
-        weights: bytes of each block, with what comes before the first and behind the last at the
-            ends: `blocks.count + 2` numbers.
-        layout: its degree of pipeline parallelism.
+        blocks: the model's blocks.
+        weights: bytes before the first block, of each block, and after the last:
+            `blocks.count + 2` numbers.
+        layout: gives the degree of pipeline parallelism.
 
     Raises:
-        InputError: there are more stages than blocks, or the given ones are not all blocks.
+        InputError: there are more stages than blocks, or the given ones do not add up to all
+            blocks.
     """
     count = layout.pipeline * layout.interleave
     if count == 1:
@@ -68,9 +69,9 @@ def divide(blocks: Blocks, weights: Sequence[int], layout: Layout) -> Stages:
 
 
 def _balanced(weights: Sequence[int], count: int) -> tuple[int, ...]:
-    """The runs of at least one block each whose heaviest is as light as can be.
+    """The sizes of ranges of at least one block each whose heaviest is as light as possible.
 
-    By bisection over the weight that no run may exceed; within that, the first are the longest.
+    Bisects the weight that no range may exceed; within that, earlier ranges are longer.
     """
     inner = list(weights[1:-1])
     inner[0] += weights[0]
@@ -86,7 +87,7 @@ def _balanced(weights: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _greedy(weights: Sequence[int], limit: int, count: int) -> list[int]:
-    """Runs that do not exceed a limit, each as long as it leaves a block for those behind it."""
+    """Ranges within a limit, each as long as possible while every later one has a block."""
     sizes = [0]
     filled = 0
     for i, weight in enumerate(weights):

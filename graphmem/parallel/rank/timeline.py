@@ -1,4 +1,4 @@
-"""Replay a rank's allocations through the caching allocator: its peak, and what is alive when."""
+"""Replay a rank's allocations through the caching allocator: the peak, and what is alive when."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ROUNDING = "rounding"
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """What a rank's device held.
+    """The bytes that a rank's device holds over time.
 
     Attributes:
         peak: the most allocated bytes.
         reserved: the most reserved bytes.
         at: the moment of the peak.
-        at_peak: bytes by category then; they sum to `peak`.
-        most: for each category the most bytes at once: at the peak, or when a slot begins.
-        after: allocated bytes when each slot of the rank has ended.
+        at_peak: bytes by category at the peak; they sum to `peak`.
+        most: the most bytes of each category, at the peak or when a slot begins.
+        after: allocated bytes at the end of each of the rank's slots.
     """
 
     peak: int
@@ -40,9 +40,9 @@ def replay(
     """Allocate and free in the order of the schedule.
 
     Args:
-        rank: whose allocations they are.
+        rank: the rank that allocates.
         allocations: in any order.
-        allocator: an empty one.
+        allocator: an empty allocator.
     """
     events = _events(allocations)
     blocks: dict[int, Block] = {}
@@ -71,7 +71,7 @@ def replay(
 
 
 def _filled(after: Sequence[int]) -> Iterator[int]:
-    """A slot in which nothing happens ends as the one before."""
+    """Give a slot in which nothing happens the bytes of the previous one."""
     last = 0
     for nbytes in after:
         last = nbytes or last
@@ -82,7 +82,7 @@ _Event = tuple[Moment, bool, int]
 
 
 def _events(allocations: Sequence[Allocation]) -> list[_Event]:
-    """Births and deaths in order; of those at one moment deaths come first."""
+    """Births and deaths in order; at the same moment, deaths come first."""
     found: list[_Event] = []
     for number, allocation in enumerate(allocations):
         if not allocation.nbytes:
@@ -132,10 +132,10 @@ def _most(
 
 
 class _Categories:
-    """What allocations are for at a moment.
+    """The categories of allocations at a moment.
 
-    A micro-batch that waits between its forward and its backward pass is as its forward pass left
-    it, whatever the rank does meanwhile.
+    A micro-batch that waits between its forward and its backward pass stays as its forward pass
+    left it, whatever the rank does meanwhile.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -168,6 +168,6 @@ class _Categories:
         return rank.end_of(born if waits or back is None else back) - 0.5
 
     def _tick(self, event: float) -> int:
-        """The tick of an event; between two events, that of the earlier."""
+        """The tick of an event; between two events, that of the earlier one."""
         whole = min(max(int(event), 0), len(self._ticks) - 1)
         return self._ticks[whole]

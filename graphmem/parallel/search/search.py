@@ -1,7 +1,7 @@
 """Find the layouts of a number of GPUs under which a step fits.
 
-Every way of splitting is estimated (`stage_estimate`), hundreds in a second; those that are shown
-are then replayed through the allocator like any other plan.
+Every way of splitting is estimated (`stage_estimate`), hundreds a second; those shown are then
+replayed through the allocator like any other plan.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _NOTE = (
 
 
 SEARCHED = (Sharding.REPLICATED, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
-"""What a search chooses from; ZeRO-3 is modelled as FSDP is."""
+"""The shardings that a search tries; ZeRO-3 is modelled like FSDP."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a search is free to choose; None and empty mean anything.
+    """The layouts that a search may choose from; None means any value.
 
     Attributes:
-        base: what it is not free to choose: precision, offload, schedule.
+        base: the fixed settings: precision, offload, schedule.
         tensor, pipeline, context, expert, data, micro_batches: fixed degrees.
-        shardings: to choose from.
-        sequence_parallel: fixed, or both.
+        shardings: those to try.
+        sequence_parallel: a fixed value; None tries both.
     """
 
     base: Layout = field(default_factory=Layout)
@@ -58,7 +58,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Found:
-    """A layout with the estimates for its fullest and its busiest stage."""
+    """A layout with the estimates for its fullest and its busiest stages."""
 
     layout: Layout
     checkpoint: tuple[str, ...]
@@ -67,11 +67,11 @@ class Found:
 
 
 class Searcher:
-    """Sketches layouts of one trace.
+    """Estimates layouts of one trace.
 
     Args:
-        planner: of the trace.
-        checkpoint: what is checkpointed in it.
+        planner: the trace's planner.
+        checkpoint: the modules checkpointed in it.
     """
 
     def __init__(self, planner: Planner, checkpoint: tuple[str, ...] = ()) -> None:
@@ -86,10 +86,10 @@ class Searcher:
         return Groups(self.planner.dimensions, shares, storages)
 
     def look_at(self, layout: Layout) -> Found:
-        """The estimate of a layout.
+        """Estimate a layout.
 
         Raises:
-            InputError: it cannot be.
+            InputError: the layout is impossible.
         """
         check_degrees(layout, layout.ranks)
         shares = ShardSizes(self.planner.graph, self.planner.dimensions, layout)
@@ -122,7 +122,7 @@ class Searcher:
             yield StageEstimate(rank, self._groups, allocations)
 
     def layouts(self, gpus: int, wanted: Wanted) -> Iterator[Layout]:
-        """Every layout of so many GPUs that is wanted; some of them cannot be."""
+        """Yield every wanted layout of this many GPUs; some may be impossible."""
         dimensions = self.planner.dimensions
         longest = self.planner.blocks.count
         sequence = dimensions.sequence.size if dimensions.sequence is not None else 1
@@ -179,16 +179,16 @@ def search(
     top: int,
     progress: Progress = lambda message: None,
 ) -> Search:
-    """The layouts that fit.
+    """Find the layouts that fit.
 
     Args:
-        target: its name.
-        searchers: one for each trace, such as with and without checkpoints.
+        target: the target's name.
+        searchers: one for each trace, for example with and without checkpoints.
         gpus: how many there are.
-        wanted: what is free to choose.
+        wanted: the layouts to choose from.
         by: "headroom" or "traffic".
         top: how many to show.
-        progress: told what is being done.
+        progress: called with a description of each stage.
     """
     gpu = searchers[0].planner.runtime.gpu
     room = gpu.memory_bytes - gpu.context_bytes

@@ -1,7 +1,7 @@
-"""Searches as jobs: of one model here, or of many on a Dask cluster.
+"""Run searches as jobs: of one model in this process, or of many on a Dask cluster.
 
-On Dask the same function runs on the workers, which see the same files at the same paths, as
-`graphmem check --dask` has it (graphmem/gate/jobs.py).
+On Dask the same function runs on the workers, which must see the same files at the same paths, as
+for `graphmem check --dask` (graphmem/gate/jobs.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SearchJob:
     """A search of one target.
 
     Attributes:
-        target, request: what to trace.
+        target, request: the target, and how to trace it.
         gpus, wanted, by, top: see `search`.
         blocks: see `Planner`.
     """
@@ -42,10 +42,10 @@ class SearchJob:
 def run_job(job: SearchJob, progress: Progress = lambda message: None) -> Search:
     """Trace a target and search its layouts.
 
-    Where nothing is said about checkpoints, a second trace checkpoints every block.
+    If the request does not mention checkpoints, a second trace checkpoints every block.
 
     Raises:
-        InputError: the target cannot be traced, or has no experts to split as asked for.
+        InputError: the target cannot be traced, or has no experts to split.
     """
     with undisturbed():
         return _run_job(job, progress)
@@ -82,5 +82,5 @@ def run_jobs(
 
 
 def searches_json(found: Sequence[Search]) -> str:
-    """One search as it is, several as a list."""
+    """One search as an object, several as a list."""
     return json_text(found[0] if len(found) == 1 else list(found))

@@ -1,14 +1,13 @@
-"""A pipeline stage's step as arrays, so that a layout's peak is a few sums: for the search.
+"""A pipeline stage's step as arrays, so that the search gets a layout's peak from a few sums.
 
 An estimate is made once for each way of cutting the model into stages, from the allocations of one
-micro-batch in the last traced step. What storages of equal sizes and equal axes have in common is
-computed once: their *group*. A layout gives each group its bytes; the peak is the largest partial
-sum.
+micro-batch in the last traced step. Storages of equal sizes and equal axes form a *group*, whose
+bytes are computed once for each layout; the peak is the largest partial sum.
 
-Where it is less than the replay of `planner`: blocks are rounded to 512 bytes and otherwise not
-modelled, so neither are reserved bytes; of `micro_batches` only the number in flight counts; FSDP's
-buffers are three times the largest unit other than the root; ZeRO-1's shares are even. The search
-replays what it shows.
+It is simpler than the replay of `planner`: blocks are only rounded to 512 bytes, so reserved bytes
+are not modelled; of `micro_batches` only the number in flight counts; FSDP's buffers are three
+times the largest unit other than the root; ZeRO-1's shares are even. The search replays the layouts
+it shows.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _BLOCK = 512
 
 
 class Groups:
-    """Storages whose share is the same under every layout.
+    """Storages grouped so that all in a group have the same share under every layout.
 
     Attributes:
-        of_storage: the group of each storage, by its id.
-        representatives: one storage of each.
+        of_storage: the group of each storage, by storage id.
+        representatives: one storage of each group.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Groups:
 
 
 def _atom_names(dimensions: Dimensions) -> dict[Axis, Hashable]:
-    """Atoms with equal names are divided alike."""
+    """Name atoms so that equal names are divided in the same way."""
     names: dict[Axis, Hashable] = {atom: ("whole", atom.size) for atom in dimensions.whole}
     for column in dimensions.columns:
         sizes = tuple(atom.size for atom in column.atoms)
@@ -101,9 +100,9 @@ class Events:
 
     Attributes:
         signs: 1 for a birth, -1 for a death.
-        groups: of each.
-        before_step: how many events come before the step begins.
-        forward_end: how many there are until the forward pass ends.
+        groups: the group of each event.
+        before_step: how many events precede the step.
+        forward_end: how many events precede the end of the forward pass.
     """
 
     signs: Bytes
@@ -122,12 +121,12 @@ class Events:
 
 
 class StageEstimate:
-    """One stage.
+    """The estimate of one stage.
 
     Args:
-        rank: a pipeline rank of one micro-batch.
-        groups: of the trace.
-        allocations: of the rank, before data-parallel sharding.
+        rank: a pipeline rank with one micro-batch.
+        groups: the trace's groups.
+        allocations: the rank's, before data-parallel sharding.
     """
 
     def __init__(self, rank: Rank, groups: Groups, allocations: Sequence[Allocation]) -> None:
@@ -192,7 +191,7 @@ class StageEstimate:
         return max(walking, stepping + gradients) + states
 
     def _states_and_gradients(self, layout: Layout, nbytes: Bytes) -> tuple[int, int]:
-        """What a rank keeps from step to step with its buffers, and its gradients."""
+        """Bytes that a rank keeps between steps, with its buffers, and bytes of its gradients."""
         weights = nbytes[self._weights]
         ranks = np.where(
             self._experts, layout.sharding_ranks // layout.expert, layout.sharding_ranks
@@ -229,7 +228,7 @@ class StageEstimate:
     # Traffic ------------------------------------------------------------------------------------
 
     def traffic(self, layout: Layout, nbytes: Bytes) -> int:
-        """Bytes that a rank of the stage sends in one step; as `traffic` counts them."""
+        """Bytes that a rank of the stage sends in one step, counted like `traffic`."""
         weights = nbytes[self._weights]
         wide = 2 if layout.precision is Precision.BF16_MASTER else 1
         apart = self._experts & (layout.expert > 1)
@@ -253,7 +252,7 @@ _WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
 
 
 def traffic_of_weights(layout: Layout, parameters: int, gradients: int, ranks: int) -> int:
-    """What data parallelism sends in one step, among the ranks that hold the same."""
+    """Bytes that data parallelism sends in one step, among ranks that hold the same weights."""
     if layout.sharding is Sharding.REPLICATED:
         return ring_all_reduce(gradients, ranks)
     times = layout.micro_batches if layout.sharding.shares_parameters else 1

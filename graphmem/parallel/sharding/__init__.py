@@ -1,1 +1,1 @@
-"""What a layout leaves of storages on one rank, and what it sends and buffers for that."""
+"""The share of each storage on one rank of a layout, and the buffers and traffic this takes."""

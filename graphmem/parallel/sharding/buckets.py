@@ -3,13 +3,13 @@
 Clauses (torch/csrc/distributed/c10d/reducer.cpp, torch/nn/parallel/distributed.py of 2.13):
   (1) a bucket takes parameters in order until it holds its limit or more; it is one flat tensor of
       the gradients' dtype (`compute_bucket_assignment_by_size`, `initialize_buckets`);
-  (2) at first there is a single bucket for each dtype, whatever its size: where unused parameters
-      are not searched, the limit is `sys.maxsize` (`compute_bucket_size_limits`);
+  (2) at first there is a single bucket for each dtype, whatever its size: without
+      `find_unused_parameters` the limit is `sys.maxsize` (`compute_bucket_size_limits`);
   (3) the second forward pass rebuilds the buckets in the order in which gradients became ready, the
       first with a limit of 1 MiB, the others of 25 MiB (`rebuild_buckets`); the old ones are freed
-      before (`initialize_buckets` clears them);
-  (4) buckets stay until training ends; `gradient_as_bucket_view` lets the gradients live in them,
-      else they are copied in and out, and both stay.
+      first (`initialize_buckets` clears them);
+  (4) buckets stay until training ends; with `gradient_as_bucket_view` the gradients live in them,
+      otherwise they are copied in and out, and both stay.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def assign(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[int]
 
     Args:
         sizes: dtype and bytes of each gradient, in order.
-        limits: of the first bucket, the second, and so on; the last one counts for all behind it.
-            Each dtype goes through them by itself.
+        limits: those of the first bucket, the second, and so on; the last one applies to all later
+            buckets. Each dtype goes through them separately.
     """
     filled: dict[str, int] = {}
     closed: dict[str, int] = {}

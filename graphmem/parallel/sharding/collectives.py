@@ -1,20 +1,20 @@
-"""The buffers of tensor, sequence, context and expert parallelism: what is there for a moment.
+"""Temporary buffers of tensor, sequence, context and expert parallelism.
 
 Clauses:
-  (1) tensor parallelism alone sums in place: no buffer;
-  (2) with sequence parallelism, a product that has a divided axis has its other operands gathered
-      along the sequence, and makes a whole result that is then reduced and scattered; both are
-      freed after the product (Megatron-LM, megatron/core/tensor_parallel/layers.py,
+  (1) tensor parallelism alone sums in place, without a buffer;
+  (2) with sequence parallelism, a product with a divided axis gathers its other operands along the
+      sequence, and makes a whole result that is then reduced and scattered; both are freed after
+      the product (Megatron-LM, megatron/core/tensor_parallel/layers.py,
       `LinearWithGradAccumulationAndAsyncCommunication`, gathers the input again in the backward
-      pass and keeps but its share);
-  (3) with context parallelism, attention has the keys and values of all positions gathered for as
-      long as it runs, and their gradients whole before they are scattered (Llama 3,
-      arXiv:2407.21783, section 3.3.2; `AttnFuncWithCPAndKVAllGather` of TransformerEngine); written
-      out, each product has those that it needs (`attention`). Ring attention would have those of
-      two ranks at a time;
-  (4) with expert parallelism, an all-to-all has what is sent and what is received at once, before
-      the experts run and behind them (`experts`, clauses 2 and 3). What the experts then keep of it
-      is in the trace.
+      pass and keeps only its share);
+  (3) with context parallelism, attention gathers the keys and values of all positions while it
+      runs, and has their whole gradients before they are scattered (Llama 3, arXiv:2407.21783,
+      section 3.3.2; `AttnFuncWithCPAndKVAllGather` of TransformerEngine); if it is written out,
+      each product gathers those that it needs (`attention`). Ring attention would hold those of two
+      ranks at a time;
+  (4) with expert parallelism, an all-to-all holds the sent and the received data at once, before
+      the experts run and after them (`experts`, clauses 2 and 3). What the experts keep of it is in
+      the trace.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from graphmem.report.categories import COMMUNICATION
 
 
 def buffers(rank: Rank, dimensions: Dimensions, shares: ShardSizes) -> Iterator[Allocation]:
-    """The allocations that collectives add to a rank's own.
+    """Yield the allocations that collectives add to a rank's own.
 
     Args:
-        rank: whose they are.
-        dimensions: of the trace.
-        shares: of the rank's layout.
+        rank: the rank that allocates.
+        dimensions: the trace's axes.
+        shares: the sizes under the rank's layout.
     """
     if rank.layout.sequence_parallel:
         for index in dimensions.all_products:

@@ -3,20 +3,20 @@
 Clauses:
   (1) *DDP* adds its buckets (`buckets`); with `gradient_as_bucket_view` a gradient dies when it has
       been copied into its bucket;
-  (2) *ZeRO-1* keeps the optimizer state of this rank's share of the parameters. With weights as
-      traced it is `ZeroRedundancyOptimizer` on DDP: whole parameters, the largest first, each to
-      the rank that has least (torch/distributed/optim/zero_redundancy_optimizer.py,
-      `_partition_parameters`); the fullest rank is reported. With bf16 weights it is Megatron-LM's
-      distributed optimizer: an even share of every parameter, filled up;
-  (3) *ZeRO-2* is DeepSpeed's stage 2: from the backward pass on a buffer of 5e8 elements
-      (`reduce_bucket_size`, deepspeed/runtime/zero/stage_1_and_2.py) takes the gradients in, and an
+  (2) *ZeRO-1* keeps the optimizer state for this rank's share of the parameters. With weights as
+      traced it is `ZeroRedundancyOptimizer` on DDP: whole parameters, largest first, each to the
+      emptiest rank (torch/distributed/optim/zero_redundancy_optimizer.py, `_partition_parameters`);
+      the fullest rank is reported. With bf16 weights it is Megatron-LM's distributed optimizer: an
+      even share of every parameter, padded;
+  (3) *ZeRO-2* is DeepSpeed's stage 2: in the backward pass a buffer of 5e8 elements
+      (`reduce_bucket_size`, deepspeed/runtime/zero/stage_1_and_2.py) collects the gradients, and an
       even share of each is kept;
-  (4) *ZeRO-3* and *FSDP* keep a share of the parameters as well and gather them by units, as
-      `fsdp` says;
+  (4) *ZeRO-3* and *FSDP* also keep only a share of the parameters and gather them by units
+      (`fsdp`);
   (5) *bf16 weights with master copies* (DeepSpeed, Megatron-LM): the optimizer has fp32 copies of
-      its parameters and fp32 moments, and gradients are added up in fp32 buffers that stay
+      its parameters and fp32 moments, and gradients accumulate in permanent fp32 buffers
       (`accumulate_allreduce_grads_in_fp32`), unless they are sharded;
-  (6) what is offloaded is on the host: pinned where it crosses over in each step.
+  (6) offloaded data is on the host, in pinned memory if it is transferred in each step.
 
 Shares are those of the first rank, which has the largest: `ceil(n / ranks)` of each parameter.
 """
@@ -36,12 +36,12 @@ from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES, Paramete
 from graphmem.report.categories import COMMUNICATION
 
 REDUCE_BUCKET_ELEMENTS = 500_000_000
-"""DeepSpeed's `reduce_bucket_size` where the configuration does not say."""
+"""DeepSpeed's default `reduce_bucket_size`."""
 
 
 @dataclass
 class Host:
-    """Bytes on the host, for each rank. Pinned bytes are among them."""
+    """Bytes on the host for each rank, including pinned ones."""
 
     optimizer_state: int = 0
     parameters: int = 0
@@ -50,16 +50,16 @@ class Host:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All bytes on the host."""
         return self.optimizer_state + self.parameters + self.gradients
 
 
 @dataclass
 class HeldByRank:
-    """What a rank holds: its allocations, and what is on the host.
+    """What a rank holds: its allocations, and its bytes on the host.
 
     Attributes:
-        padding: bytes of shares that hold no parameter, gradient or state.
+        padding: unused bytes in its shares.
     """
 
     allocations: list[Allocation]
@@ -68,7 +68,7 @@ class HeldByRank:
 
 
 def kind_of(allocation: Allocation) -> OwnerKind | None:
-    """Parameter, gradient or optimizer state, or None for all else."""
+    """Parameter, gradient or optimizer state; None for everything else."""
     if allocation.storage is None:
         return None
     for kind in (OwnerKind.PARAMETER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE):
@@ -81,9 +81,9 @@ class DataParallel:
     """Applies a layout's data parallelism, precision and offload to a rank's allocations.
 
     Args:
-        rank: whose allocations they are.
-        allocations: after the other kinds of parallelism.
-        shapes: of each parameter on this rank, by name.
+        rank: the rank that allocates.
+        allocations: those after the other kinds of parallelism.
+        shapes: each parameter's shape on this rank, by name.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class DataParallel:
         return found
 
     def parameter_of(self, allocation: Allocation) -> str:
-        """The parameter that an allocation belongs to, or nothing."""
+        """The parameter that an allocation belongs to, or ""."""
         return (
             ""
             if allocation.storage is None
@@ -118,11 +118,11 @@ class DataParallel:
         )
 
     def apply(self) -> HeldByRank:
-        """What the rank holds."""
+        """Compute what the rank holds."""
         layout = self._layout
         if layout.precision is Precision.BF16_MASTER:
             self._keep_masters()
-        if layout.sharding_ranks > 1:  # over one rank there is nothing to share
+        if layout.sharding_ranks > 1:  # one rank has nothing to share
             if layout.sharding.shares_parameters:
                 self._padding += padding(self.parameters.values(), layout)
                 self._pieces = shard_fully(self._rank, self._pieces, self.parameters)
@@ -169,7 +169,7 @@ class DataParallel:
         return allocation.nbytes * FP32_BYTES // BYTES_OF.get(allocation.storage.dtype, FP32_BYTES)
 
     def _is_optimizers(self, allocation: Allocation) -> bool:
-        """Whether an allocation is what the optimizer computes with, as large as a parameter."""
+        """Whether an allocation is a temporary of the optimizer, as large as a parameter."""
         if (
             allocation.storage is None
             or allocation.storage.op is None
@@ -215,7 +215,7 @@ class DataParallel:
                 self._end_when_ready(each.gradients)
 
     def _first_forwards(self) -> list[Moment]:
-        """When each step's first forward pass begins."""
+        """The moment when each step's first forward pass begins."""
         found: dict[int, Moment] = {}
         for i, slot in enumerate(self._rank.slots):
             traced = self._rank.traced.phases[slot.traced]
@@ -228,7 +228,7 @@ class DataParallel:
         return _before(self._first_forwards()[0])
 
     def ready(self, gradient: Allocation) -> Moment:
-        """When a gradient has been computed and is handed to the parameter."""
+        """The moment when a finished gradient is handed to its parameter."""
         assert gradient.storage is not None
         return gradient.born[0], self._rank.handed_over(gradient.storage) - 0.5
 
@@ -263,9 +263,9 @@ class DataParallel:
         self._pieces = kept
 
     def _fullest_rank(self) -> set[str]:
-        """The parameters of the rank that has most (clause 2).
+        """The parameters of the fullest rank (clause 2).
 
-        Experts are shared among fewer ranks than all else, and so by themselves.
+        Experts are sharded over fewer ranks than other parameters, and so separately.
         """
         trained = [each for each in self.parameters.values() if each.gradients]
         found: set[str] = set()
@@ -274,12 +274,12 @@ class DataParallel:
         return found
 
     def _shared(self, nbytes: int, parameter: ParameterOnRank, *, stays: bool) -> int:
-        """This rank's share of what has as many elements as a parameter; scalars stay whole.
+        """This rank's share of a tensor with a parameter's number of elements; scalars stay whole.
 
         Args:
-            nbytes: of all of it.
-            parameter: that it belongs to.
-            stays: whether it is kept from step to step, so that its padding counts.
+            nbytes: bytes of the whole tensor.
+            parameter: the parameter it belongs to.
+            stays: whether it is kept between steps, so that its padding counts.
         """
         if not parameter.numel or nbytes % parameter.numel:
             return nbytes
@@ -290,7 +290,7 @@ class DataParallel:
         return element * share
 
     def _share(self, parameter: ParameterOnRank) -> int:
-        """Elements of a share, filled up: of rows under FSDP, else of the flat parameter."""
+        """Elements of a padded share: of rows under FSDP, else of the flat parameter."""
         if self._layout.sharding.shares_parameters:
             return share_rows(parameter.shape, parameter.ranks)
         return -(-parameter.numel // parameter.ranks)
@@ -357,7 +357,7 @@ class DataParallel:
         self._pieces = kept
 
     def _offload_gradients(self, kept: list[Allocation]) -> None:
-        """The optimizer on the host reads gradients there: they leave the device when complete."""
+        """Move complete gradients to the host, where the offloaded optimizer reads them."""
         on_host: dict[str, int] = {}
         for allocation in kept:
             is_gradient = Category.GRADIENT in (allocation.category, kind_of(allocation))
@@ -382,7 +382,7 @@ class DataParallel:
 
 
 def _fullest(parameters: Iterable[ParameterOnRank], count: int) -> set[str]:
-    """Of so many ranks, what the one gets that gets most."""
+    """The parameters of the fullest of `count` ranks."""
     ranks: list[set[str]] = [set() for _ in range(count)]
     filled = [0] * count
     for each in sorted(parameters, key=lambda each: -each.numel):

@@ -1,28 +1,28 @@
-"""`fully_shard`: parameters, gradients and optimizer state in shares, parameters gathered by units.
+"""`fully_shard`: sharded parameters, gradients and optimizer state, gathered unit by unit.
 
-The units are the wrapped modules, where nothing is said the model's blocks, and the root, which has
-all that is in none of them. Sources, of 2.13:
-torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _fsdp_param_group.py, _fsdp_collectives.py,
-_fsdp_state.py.
+The units are the wrapped modules (by default the model's blocks) and the root, which has everything
+else. Sources, of 2.13: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _fsdp_param_group.py,
+_fsdp_collectives.py, _fsdp_state.py.
 
 Clauses:
   (1) a parameter is cut along its first dimension into `ceil(d0 / ranks)` rows; every rank's share
-      is filled up to that (`padded_sharded_param_size`);
-  (2) to gather a unit takes one flat buffer for all its shares, then one tensor for each parameter
+      is padded to that (`padded_sharded_param_size`);
+  (2) gathering a unit takes one flat buffer for all its shares, then one tensor for each parameter
       (`foreach_all_gather`, `foreach_all_gather_copy_out`). In the forward pass the flat buffer
       stays until the next unit has been copied out (`AllGatherState`), the last one until the
-      root's forward pass ends; in the backward pass it goes at once, and the next unit's is taken
-      before this unit's gradients are computed (`_backward_prefetch`);
+      root's forward pass ends; in the backward pass it is freed at once, and the next unit's is
+      allocated before this unit's gradients are computed (`_backward_prefetch`);
   (3) after its forward pass a unit's gathered parameters are freed, with `reshard_after_forward`;
-      those of the root stay (`fully_shard`: "False for the root"); after its backward pass all are;
-  (4) when a unit's gradients are complete the previous unit's buffer is freed, a flat buffer is
-      filled with them, they are freed, and the share is received (`foreach_reduce`); the buffer
-      stays until the next unit's turn, the last one until the backward pass ends;
-  (5) the share of the gradients is one storage for each unit, and lives as the gradients would; a
-      later micro-batch's is added to it and freed.
+      those of the root stay (`fully_shard`: "False for the root"); after the unit's backward pass
+      they are always freed;
+  (4) when a unit's gradients are complete, the previous unit's buffer is freed, they are copied
+      into a flat buffer and freed, and the share is received (`foreach_reduce`); the buffer stays
+      until the next unit's turn, the last one until the backward pass ends;
+  (5) a unit's share of gradients is one storage, and lives as long as the gradients would; a later
+      micro-batch's share is added to it and freed.
 
-DeepSpeed's ZeRO-3 gathers smaller units, within limits of its own (`stage3_prefetch_bucket_size`,
-`stage3_max_live_parameters`); it is modelled by these clauses too, and the report says so.
+DeepSpeed's ZeRO-3 gathers smaller units, within its own limits (`stage3_prefetch_bucket_size`,
+`stage3_max_live_parameters`); it is modelled by the same clauses, and the report says so.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROOT = ""
 
 @dataclass
 class Unit:
-    """What is gathered at once: a wrapped module without those in it, or the root."""
+    """Parameters gathered together: a wrapped module without nested ones, or the root."""
 
     name: str
     parameters: list[ParameterOnRank] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Unit:
         return sum(each.ranks * share_bytes(each) for each in self.parameters)
 
     def trained(self) -> list[ParameterOnRank]:
-        """Those that get gradients."""
+        """The parameters that get gradients."""
         return [each for each in self.parameters if each.gradients]
 
 
 def share_rows(shape: tuple[int, ...], ranks: int) -> int:
-    """Elements of a share, filled up (clause 1)."""
+    """Elements of a padded share (clause 1)."""
     rows = shape[0] if shape else 1
     inner = 1
     for size in shape[1:]:
@@ -66,12 +66,12 @@ def share_rows(shape: tuple[int, ...], ranks: int) -> int:
 
 
 def share_bytes(parameter: ParameterOnRank) -> int:
-    """Bytes of a share as it is gathered, filled up."""
+    """Bytes of a padded share when it is gathered."""
     return share_rows(parameter.shape, parameter.ranks) * parameter.element_bytes
 
 
 def padding(parameters: Iterable[ParameterOnRank], layout: Layout) -> int:
-    """Bytes with which the shares of parameters and gradients are filled up, on all ranks."""
+    """Bytes of padding in the shares of parameters and gradients, on all ranks."""
     found = 0
     for each in parameters:
         kept = FP32_BYTES if layout.precision is Precision.BF16_MASTER else each.element_bytes
@@ -83,12 +83,12 @@ def padding(parameters: Iterable[ParameterOnRank], layout: Layout) -> int:
 def shard_fully(
     rank: Rank, allocations: Iterable[Allocation], parameters: Mapping[str, ParameterOnRank]
 ) -> list[Allocation]:
-    """The allocations of a rank under `fully_shard`.
+    """Apply `fully_shard` to a rank's allocations.
 
     Args:
-        rank: whose they are.
-        allocations: before; those of parameters and gradients are changed.
-        parameters: of the rank.
+        rank: the rank that allocates.
+        allocations: the unsharded ones; those of parameters and gradients are modified.
+        parameters: the rank's parameters.
     """
     return _FullySharded(rank, list(allocations), parameters).run()
 
@@ -134,7 +134,7 @@ class _FullySharded:
     # Forward ------------------------------------------------------------------------------------
 
     def _spans(self, slot: int) -> list[tuple[Unit, Moment, Moment]]:
-        """The units that run in a slot, in order, with when each begins and ends."""
+        """The units that run in a slot, in order, each with its begin and end."""
         found = []
         for unit in self._units:
             span = self._rank.span(slot, unit.name)
@@ -222,12 +222,12 @@ def _later(moment: Moment, by: float) -> Moment:
 
 
 def _flat(unit: Unit, born: Moment, dies: Moment) -> Allocation:
-    """The buffer in which a unit's shards are gathered."""
+    """The flat buffer in which a unit's shards are gathered."""
     return Allocation(unit.gathered(), born, dies, "gathered, flat", category=COMMUNICATION)
 
 
 def _unsharded(unit: Unit, begins: Moment, dies: Moment) -> Iterator[Allocation]:
-    """The whole parameters of a unit that begins to run."""
+    """The gathered parameters of a unit that is about to run."""
     for each in unit.parameters:
         nbytes, born = each.ranks * share_bytes(each), _later(begins, 0.03)
         yield Allocation(nbytes, born, dies, each.name, category=COMMUNICATION)

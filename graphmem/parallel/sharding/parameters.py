@@ -1,4 +1,4 @@
-"""A parameter as one rank has it, with its gradients."""
+"""A parameter on one rank, with its gradients."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ParameterOnRank:
     """One parameter of a rank, before data-parallel sharding.
 
     Attributes:
-        shape: after tensor parallelism.
-        ranks: over how many it is shared.
+        shape: its shape after tensor parallelism.
+        ranks: over how many ranks it is sharded.
         gradients: the allocations of its gradients.
     """
 
@@ -36,7 +36,7 @@ class ParameterOnRank:
 
     @property
     def element_bytes(self) -> int:
-        """Of the parameter as traced."""
+        """Bytes of one element of the traced parameter."""
         assert self.allocation.storage is not None
         return BYTES_OF.get(self.allocation.storage.dtype, FP32_BYTES)
 

@@ -1,18 +1,18 @@
-"""How large each storage is on one rank of a layout, by its axes.
+"""The size of each storage on one rank of a layout, from its axes.
 
 Clauses:
   (1) tensor parallelism divides the divisible atoms of every storage (`tensor_parallel`); a share
-      that does not divide evenly is padded where the column pads, else the layout is refused;
+      that does not divide evenly is padded if the column pads, otherwise the layout is rejected;
   (2) the batch axis is cut into micro-batches, the sequence axis over the context-parallel ranks,
-      on every storage that is no parameter, buffer, gradient or optimizer state;
-  (3) an axis that occurs twice in a storage is divided once, at its first place: attention's scores
-      keep all keys of the queries at hand (Llama 3, arXiv:2407.21783, section 3.3.2: keys and
-      values are gathered, queries are not);
-  (4) sequence parallelism divides along the sequence, over the tensor-parallel ranks, what tensor
-      parallelism leaves whole and carries a whole feature axis or a norm's statistics
-      (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
-  (5) what belongs to an expert is on one of the expert-parallel ranks, and with as many times the
-      tokens as there are of them (`experts`).
+      on every storage that is not a parameter, buffer, gradient or optimizer state;
+  (3) an axis that occurs twice in a storage is divided once, at its first position: attention's
+      scores keep all keys for the rank's queries (Llama 3, arXiv:2407.21783, section 3.3.2: keys
+      and values are gathered, queries are not);
+  (4) sequence parallelism divides along the sequence, over the tensor-parallel ranks, those
+      storages that tensor parallelism leaves whole and that have a whole feature axis or are a
+      norm's statistics (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
+  (5) an expert's storages are on only one of the expert-parallel ranks, with the tokens of all of
+      them (`experts`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NORM_STATISTICS = re.compile(r"aten\.(native_layer_norm|_fused_rms_norm)")
 
 
 class ShardSizes:
-    """Says for each storage what one rank holds of it, before data-parallel sharding.
+    """Computes one rank's share of each storage, before data-parallel sharding.
 
     Raises:
-        InputError: the layout cannot be; the hint names the nearest that can.
+        InputError: the layout is impossible; the hint names the nearest possible one.
     """
 
     def __init__(self, graph: StepGraph, dimensions: Dimensions, layout: Layout) -> None:
@@ -60,12 +60,12 @@ class ShardSizes:
         return self._of_expert(storage, self._by_axes(storage))
 
     def part(self, part: Part) -> int:
-        """Bytes of a tensor that is a part of its storage."""
+        """Bytes of a tensor that is only a part of its storage."""
         whole = self.nbytes(self._graph.storages[part.storage])
         return whole * part.numel // part.of
 
     def describe(self, storage: Storage) -> tuple[object, ...]:
-        """What besides bytes and axes decides about a storage's share."""
+        """Everything other than bytes and axes that determines a storage's share."""
         op = self._graph.op_of(storage)
         is_statistics = op is not None and _NORM_STATISTICS.match(op.target) is not None
         scratch_like: tuple[object, ...] = ()
@@ -84,7 +84,7 @@ class ShardSizes:
         return self._is_split_along_sequence(self._graph.storages[number], axes)
 
     def gathered(self, number: int) -> int:
-        """Bytes of a storage where the sequence is whole again on each tensor-parallel rank."""
+        """Bytes of a storage gathered along the sequence on each tensor-parallel rank."""
         ways = self._layout.tensor if self.is_along_sequence(number) else 1
         return self.nbytes(self._graph.storages[number]) * ways
 
@@ -94,9 +94,9 @@ class ShardSizes:
         return tuple(axis.local_size(self._model_sizes) for axis in axes)
 
     def _scratch(self, storage: Storage) -> int:
-        """A kernel's scratch memory shrinks as its result does, else as its first argument.
+        """Scale a kernel's scratch memory like its result, or else like its first argument.
 
-        What a library keeps, cuBLAS's workspace, is as large as ever.
+        Memory that a library keeps, such as cuBLAS's workspace, does not shrink.
         """
         if storage.death is None or storage.op is None:
             return storage.nbytes
@@ -108,11 +108,11 @@ class ShardSizes:
         return -(-storage.nbytes * self.nbytes(like) // like.nbytes) if like.nbytes else 0
 
     def belongs_to_model(self, storage: Storage) -> bool:
-        """Whether a storage is of the model, or what the optimizer computes for a parameter."""
+        """Whether a storage belongs to the model, or the optimizer made it for a parameter."""
         return is_of_model(storage) or storage.id in self._dimensions.of_parameter
 
     def _of_expert(self, storage: Storage, nbytes: int) -> int:
-        """Clause (5), of experts in a list."""
+        """Clause (5), for experts in a list."""
         ways = self._layout.expert
         expert = expert_of(self._module_of(storage)) if ways > 1 else None
         if expert is None:
@@ -127,7 +127,7 @@ class ShardSizes:
         return count_experts(self._graph)
 
     def _expert_sizes(self) -> dict[Axis, int]:
-        """Clause (5), of experts in one tensor; and that all divide evenly."""
+        """Clause (5), for stacked experts; also checks that all experts divide evenly."""
         ways, dimensions = self._layout.expert, self._dimensions
         if ways == 1:
             return {}
@@ -242,7 +242,7 @@ def _tensor_sizes(columns: Sequence[Column], degree: int) -> Iterator[tuple[Axis
 
 
 def _divides(column: Column, degree: int) -> bool:
-    """Whether each rank can have a share: whole heads, whole features, or a padded vocabulary."""
+    """Whether each rank can get a share: whole heads, whole features, or a padded vocabulary."""
     if column.pads:
         return degree <= column.size
     for atom in column.atoms:

@@ -1,6 +1,6 @@
-"""What a rank sends in one step, by collective.
+"""Bytes that a rank sends in one step, by collective.
 
-Bytes are what one rank sends in a ring, which is also the least that any algorithm can do
+They are the bytes that one rank sends in a ring, which is also the least that any algorithm can do
 (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms"; NCCL tests, PERFORMANCE.md):
 
 - all-reduce of n bytes over r ranks: 2 (r - 1) / r * n
@@ -14,8 +14,8 @@ reduce-scatter gradients (Rajbhandari et al. 2019, arXiv:1910.02054, section 7),
 micro-batch. Tensor parallelism reduces once for each product divided by rows in the forward pass
 and once for each input of products divided by columns in the backward pass; sequence parallelism
 does the same by all-gather and reduce-scatter (arXiv:2205.05198, section 4.2.2). Context
-parallelism gathers keys and values in the forward pass, again in the backward pass, where only a
-rank's own were saved, and reduces and scatters their gradients (`AttnFuncWithCPAndKVAllGather`,
+parallelism gathers keys and values in the forward pass, and again in the backward pass, because
+only a rank's own were saved, and reduce-scatters their gradients (`AttnFuncWithCPAndKVAllGather`,
 transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py). Expert parallelism
 sends each layer's tokens to the experts and back in the forward and in the backward pass
 (`experts`, clauses 2 and 3).
@@ -44,7 +44,7 @@ def ring_gather(nbytes: int, ranks: int) -> int:
 
 
 def traffic_of(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
-    """What a pipeline rank sends in one step."""
+    """Yield everything that a pipeline rank sends in one step."""
     yield from _of_data_parallelism(rank, shares)
     yield from _of_tensor_parallelism(rank, shares)
     yield from _of_context_parallelism(rank, shares)
@@ -53,7 +53,7 @@ def traffic_of(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
 
 
 def _of_data_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
-    """Experts are reduced and gathered among their own replicas, which are fewer."""
+    """Traffic of weights; experts are reduced and gathered among their fewer replicas."""
     layout = rank.layout
     sums: dict[str, list[int]] = {}
     for storage in rank.graph.storages:
@@ -129,7 +129,7 @@ def _of_tensor_parallelism(rank: Rank, shares: ShardSizes) -> Iterator[Traffic]:
 
 
 def _whole(rank: Rank, shares: ShardSizes, op: int) -> int:
-    """Bytes of what a product divided by rows makes, before it is split along the sequence."""
+    """Bytes of a row-divided product's result, before it is split along the sequence."""
     return sum(shares.gathered(born) for born in rank.graph.ops[op].births)
 
 
