@@ -67,12 +67,15 @@ class VirtualFakeMode(FakeTensorMode):
         return result if lay_out is None else lay_out(func, result, args)
 
     def _get_output_tensor_from_cache_entry(
-        self, state: Any, entry: Any, key: Any, func: Any, args: Any
+        self, state: Any, entry: Any, key: Any, *func_and_args: Any
     ) -> Any:
-        """Do what PyTorch does, faster for the usual entry: a dense tensor or a view of one."""
+        """Do what PyTorch does, faster for the usual entry: a dense tensor or a view of one.
+
+        `func_and_args`: up to 2.14 the operator, then its arguments; from 2.15 on the arguments.
+        """
         looks = entry.metadata
         if looks is None or entry.inplace_idx is not None or not self._is_plainly_made(looks):
-            return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+            return super()._get_output_tensor_from_cache_entry(state, entry, key, *func_and_args)
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(
                 looks.shape,
@@ -81,8 +84,8 @@ class VirtualFakeMode(FakeTensorMode):
                 device="meta",
                 requires_grad=looks.requires_grad,
             )
-            if func.is_view:
-                storage = args[entry.view_idx].untyped_storage()
+            if entry.view_idx is not None:
+                storage = func_and_args[-1][entry.view_idx].untyped_storage()
                 memory.set_(storage, looks.storage_offset, looks.shape, looks.stride)
         return self._wrap(memory, looks.device)
 
