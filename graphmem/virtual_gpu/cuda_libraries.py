@@ -165,7 +165,14 @@ def library_replacements(
 def refused_pools() -> list[Replacement]:
     """Make graphs and pools errors in a trace, whose memory is simulated only afterwards."""
     no_graphs = _only_run("a CUDA graph")
+
+    def is_current_stream_capturing() -> bool:
+        return False
+
     return [
+        # Optimizers ask (`_accelerator_graph_capture_health_check`).
+        (torch.cuda, "is_current_stream_capturing", is_current_stream_capturing),
+        (torch.cuda.graphs, "is_current_stream_capturing", is_current_stream_capturing),
         (torch.cuda.graphs.CUDAGraph, "__new__", staticmethod(no_graphs)),
         (torch.cuda, "graph_pool_handle", no_graphs),
         (torch.cuda.graphs, "graph_pool_handle", no_graphs),
