@@ -576,3 +576,27 @@ class TestSeveralRanks:
         assert [rank["exit_code"] for rank in found["ranks"]] == [0, 0, 1]
         peaks = [rank["report"]["peak"]["allocated"] for rank in found["ranks"]]
         assert peaks == [1 << 20, 2 << 20, 3 << 20]
+
+
+class TestCompiled:
+    def test_two_models_of_one_graph_are_compiled_in_one_rank(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """Inductor's cache has the second graph, and asks the process group for its backend."""
+        script = tmp_path / "train.py"
+        script.write_text(
+            """import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+first, second = (torch.nn.Linear(64, 64).cuda() for _ in range(2))
+for model in (first, second):
+    torch._dynamo.reset()
+    torch.compile(model)(torch.ones(8, 64, device="cuda")).sum().backward()
+print("compiled twice")
+"""
+        )
+
+        done = run("--gpu", "h100", "--nproc-per-node", "2", "--rank", "0", script)
+
+        assert done.exit_code == 0, done.stderr
+        assert "compiled twice" in done.stdout

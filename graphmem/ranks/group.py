@@ -167,6 +167,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def _device_types(self) -> list[torch.device]:
         return self.device_types
 
+    def _get_backend(self, device: torch.device) -> LoneGroup:
+        """What serves a device; Inductor asks for it where its cache has a graph.
+
+        `add_ephemeral_timeout_increase_for_distributed`, torch/_inductor/codecache.py.
+        """
+        return self
+
     @property
     def pg_name(self) -> str:
         """The name under which it is registered."""

@@ -94,6 +94,8 @@ class Compilation:
                 return choose(callback)
 
             found.append((frames, "_callback_from_stance", chosen))
+            # It imports modules that a build for CPUs has only once the compiler is on.
+            found.append((torch._dynamo, "reset", self._first(torch._dynamo.reset)))
         return found
 
     def _first(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
