@@ -50,6 +50,76 @@ def test_flash_attention_keeps_and_takes_what_its_source_says() -> None:
     assert "flash_attn" not in sys.modules
 
 
+def test_flash_attention_3_keeps_and_takes_what_its_source_says() -> None:
+    """`mha_fwd` and `mha_bwd` of hopper/flash_api.cpp; 8 heads share 2 of keys, tiles of 128."""
+    queries, keys = 2 * 256 * 8 * 64, 2 * 256 * 2 * 64
+    sums = 2 * 8 * 256 * FLOAT
+    few_numbers = 512  # of the scheduler, and the semaphore: a block each
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
+        attend = importlib.import_module("flash_attn_interface").flash_attn_func
+        q, k, v = tensor(2, 256, 8, 64), tensor(2, 256, 2, 64), tensor(2, 256, 2, 64)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out = attend(q, k, v, causal=True)
+        assert gpu.allocated - before == queries * HALF + sums
+        assert extra_peak(before) == queries * HALF + sums + few_numbers
+
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        gradients = (queries + 2 * keys) * HALF
+        in_float32 = (queries + 2 * keys) * FLOAT
+        assert extra_peak(before) == gradients + 2 * sums + in_float32 + few_numbers
+    assert "flash_attn_interface" not in sys.modules
+
+
+def test_flash_attention_3_pads_each_packed_sequence_to_a_tile() -> None:
+    """Width 128 in a window: tiles of 64 queries; 3 sequences of 300 rows in all."""
+    rows, heads, width, sequences = 300, 4, 128, 3
+    padded = 512  # 300 rows and 64 for each sequence, up to a multiple of 64
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
+        # As Hugging Face's hub of kernels hands it out.
+        kernel = importlib.import_module("kernels").get_kernel("varunneal/flash-attention-3")
+        q, k, v = (tensor(rows, heads, width) for _ in range(3))
+        starts = torch.tensor([0, 100, 200, 300], dtype=torch.int32, device="cuda")
+        out = kernel.flash_attn_interface.flash_attn_varlen_func(
+            q, k, v, starts, starts, 200, 200, causal=True, window_size=(63, 0)
+        )
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        gradients = 3 * rows * heads * width * HALF
+        sums, in_float32 = heads * padded * FLOAT, heads * padded * width * FLOAT
+        semaphore = 512  # ceil(200 / 64) * 3 * 4 numbers
+        assert semaphore >= -(-200 // 64) * sequences * heads * FLOAT
+        assert extra_peak(before) == gradients + 2 * sums + in_float32 + semaphore
+
+
+def test_flash_attention_3_is_one_operator_of_a_compiled_graph() -> None:
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
+        attend = importlib.import_module("flash_attn_interface").flash_attn_func
+
+        @torch.compile(fullgraph=True)
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            return attend(q, k, v, causal=True).square().sum()
+
+        q, k, v = (tensor(2, 256, 8, 64) for _ in range(3))
+        loss(q, k, v).backward()
+        assert q.grad is not None
+        assert q.grad.shape == q.shape
+
+
+def test_flash_attention_3_refuses_what_it_lacks_by_name() -> None:
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
+        module = importlib.import_module("flash_attn_interface")
+        with pytest.raises(InputError, match="flash_attn_with_kvcache"):
+            module.flash_attn_with_kvcache()
+        with pytest.raises(InputError, match="someone/rotary"):
+            importlib.import_module("kernels").get_kernel("someone/rotary")
+
+
 def test_flash_attention_splits_few_queries_over_many_keys() -> None:
     """One block of 64 rows for 108 multiprocessors, 16 blocks of 256 keys: 16 splits."""
     splits = 16 * 64 * FLOAT + 16 * 64 * 64 * FLOAT
