@@ -20,7 +20,7 @@ WHERE_MODES_ARE_LOOKED_FOR = (
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that call it", _COMPILED),
     Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled earlier", _COMPILED),
-    Names("torch._dynamo", "reset", "programs that reset the compiler before they use it", _COMPILED),
+    Names("torch._dynamo", "reset", "programs that reset it before they compile", _COMPILED),
     Names(
         "torch._dynamo.trace_rules",
         "get_tensor_method get_torch_obj_rule_map",
