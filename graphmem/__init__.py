@@ -1,7 +1,7 @@
 """graphmem: predict the GPU memory of a PyTorch training step, byte for byte, without a GPU.
 
 `import graphmem` does not import torch; `graphmem.analyze` does when it is called, and
-`graphmem.virtual_gpu` when it is looked at.
+`graphmem.virtual_gpu` when it is first accessed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graphmem.training_step import TrainingStep
 from graphmem.version import __version__
 
 if TYPE_CHECKING:
-    from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - a package to be called
+    from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - a callable package
 
 __all__ = [
     "GraphmemError",
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`graphmem.virtual_gpu` is a package that imports torch, so it is not imported before."""
+    """Import `graphmem.virtual_gpu`, a package that imports torch, on first access."""
     if name == "virtual_gpu":
         return import_module("graphmem.virtual_gpu")
     if name == "load_ipython_extension":

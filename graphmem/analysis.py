@@ -1,7 +1,7 @@
 """From a target to a report: capture, passes, simulation.
 
-A target is code that is traced now, or a step that was saved before (`graphmem/record/`). Every
-command takes either through `traced_step`.
+A target is code to trace, or a step that was saved earlier (`graphmem/record/`). Every command
+accepts both, through `traced_step`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,24 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What to analyse and how; the fields are the options of `graphmem analyze`.
+    """How to analyse a step; the fields are the options of `graphmem analyze`.
 
     Attributes:
         gpu: name of the card.
-        torch: version whose CUDA rules apply; None: the one that is installed.
-        env: environment variables of the run that is predicted.
-        autocast: "fp16", "bf16" or "none", in place of what `build` says.
-        optimizer: such as "adamw-fused" or "none", in place of what `build` says.
+        torch: version whose CUDA rules apply; None for the installed one.
+        env: environment variables of the predicted run.
+        autocast: "fp16", "bf16" or "none"; overrides `build`.
+        optimizer: such as "adamw-fused" or "none"; overrides `build`.
         grads: "keep" zeroes gradients in place, "none" drops them.
         steps: iterations to trace.
         inference: forward passes only.
-        assume: what the program reads and only a real run knows, as `--assume` says it.
-        strict: whatever would be assumed is an error.
-        compile: True compiles the model; False runs eagerly what `torch.compile` is given.
-        worst_routing: where sizes hang on routing, say the peak under the worst as well.
+        assume: values for the program's reads that only a real run knows, in the syntax of
+            `--assume`.
+        strict: raise an error instead of assuming anything.
+        compile: True compiles the model; False makes `torch.compile` do nothing.
+        worst_routing: if sizes depend on routing, also report the peak under the worst one.
         settings: keyword arguments of `build`, as text.
-        changes: what to change in the step that `build` made.
+        changes: changes to the step that `build` made.
     """
 
     gpu: str = DEFAULT_GPU
@@ -68,7 +69,7 @@ class Request:
 
 
 class Options(TypedDict, total=False):
-    """The fields of `Request`, as keyword arguments; `gpu` has a place of its own."""
+    """The fields of `Request` as keyword arguments, without `gpu`."""
 
     torch: str | None
     env: Mapping[str, str]
@@ -87,7 +88,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Analysis:
-    """A report, and what it was made of: pictures need more than the figures."""
+    """A report, and the data it was made from, which pictures need."""
 
     report: Report
     step: TracedStep
@@ -113,14 +114,14 @@ def analyze(
     """Predict a training step's GPU memory, without a GPU.
 
     Args:
-        target: a model, beside its inputs; a `TrainingStep`; `"model.py:build"`,
+        target: a model, together with `inputs`; a `TrainingStep`; `"model.py:build"`,
             `"package.module:build"`, `"model.pt2"`, a saved step `"step.graphmem"`, or a callable
-            that returns what `build` may return. What it is made of is afterwards what it was.
-        inputs: of a model: a tensor, a tuple, a dict of keyword arguments.
-        loss: of a model: `loss(output) -> scalar`.
+            that returns what `build` may return. Models are restored afterwards.
+        inputs: a model's inputs: a tensor, a tuple, or a dict of keyword arguments.
+        loss: a model's loss: `loss(output) -> scalar`.
         gpu: the card.
-        advice: measure the largest batch that fits and the changes that save most as well.
-        progress: told what is being done.
+        advice: also measure the largest batch that fits and the changes that save most.
+        progress: called with a description of each stage.
         options: the other fields of `Request`.
 
     Raises:
@@ -151,7 +152,7 @@ def run_analysis(
     request: Request,
     progress: Progress = lambda message: None,
 ) -> Analysis:
-    """What `analyze` does, with all that it found on the way."""
+    """Run the analysis of `analyze`, and return everything found on the way."""
     from graphmem.record import is_record
 
     step = traced_step(target, request, progress)
@@ -164,10 +165,10 @@ def run_analysis(
 
 
 def analysis_of(step: TracedStep) -> Analysis:
-    """What passes and the simulator find in a captured step.
+    """Run the passes and the simulator on a captured step.
 
-    A program that ran by itself has a timeline of its own, and lines of the report that were
-    written while it ran.
+    A program captured by `graphmem run` already has a timeline, and report lines written while it
+    ran.
     """
     from graphmem.pipeline import run_passes
     from graphmem.record.step import Section
@@ -196,7 +197,7 @@ def _with_worst_routing(
     request: Request,
     progress: Progress,
 ) -> Report:
-    """The report, with the peak where all tokens go to the same experts beside its own."""
+    """Add the peak for the case that all tokens go to the same experts to a report."""
     import msgspec
 
     progress("tracing the worst routing")
@@ -206,7 +207,7 @@ def _with_worst_routing(
 
 
 def runtime_of(request: Request) -> Runtime:
-    """The machine that a request is for."""
+    """The machine of a request."""
     gpu = find_gpu(request.gpu)
     version = request.torch
     if version is None:
@@ -221,10 +222,10 @@ def traced_step(
     request: Request,
     progress: Progress = lambda message: None,
 ) -> TracedStep:
-    """The step of a target, traced now, or read where it was saved.
+    """The step of a target: traced now, or read from its file.
 
     Raises:
-        InputError: the target or an option cannot be used; nothing changes a saved step.
+        InputError: the target or an option cannot be used; a saved step cannot be changed.
     """
     from graphmem.record import TracedStep, is_record, load
 
@@ -233,7 +234,7 @@ def traced_step(
         progress("reading the saved step")
         return load(Path(target))
     runtime = runtime_of(request)
-    runtime.new_allocator(bounded=False)  # what its settings say wrong is said before the trace
+    runtime.new_allocator(bounded=False)  # reports wrong settings before the trace
     name, graph, batch = _traced(target, request, runtime, progress)
     return TracedStep(name, runtime, graph, batch=batch)
 
@@ -242,7 +243,7 @@ _READ_OF_A_RECORD = frozenset({"steps", "worst_routing"})
 
 
 def _refuse_changes(target: str, request: Request) -> None:
-    """A saved step is what it was: a field that would have changed the trace is an error."""
+    """Raise an error for fields that would change the trace of a saved step."""
     untouched = Request()
     for each in fields(Request):
         if each.name in _READ_OF_A_RECORD:
@@ -252,7 +253,7 @@ def _refuse_changes(target: str, request: Request) -> None:
 
 
 def cannot_change(target: str, what: str) -> InputError:
-    """What is said where somebody asks for another step than the one that was saved."""
+    """The error for an option that would change a saved step."""
     return InputError(
         f"{target} is a saved step: {what} cannot change it any more",
         hint="name the code that it was saved from, or save it again as you want it",
@@ -294,7 +295,7 @@ def _traced(
 
 
 def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[str, Any]:
-    """The defaults of `build`, read where a trace would import it: on the virtual GPU.
+    """The defaults of `build`, imported on the virtual GPU, as in a trace.
 
     Raises:
         InputError: the target cannot be imported.
@@ -318,10 +319,10 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
 
 
 def overridden(step: TrainingStep, request: Request) -> TrainingStep:
-    """A training step with what the request says in place of what `build` said.
+    """Override what `build` set by what the request sets.
 
     Raises:
-        InputError: a step that runs itself has its own autocast and optimizer.
+        InputError: the step is a function with its own autocast and optimizer.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What passes find, by name and for mypy by type: the only passes that the engine knows."""
+"""The annotations that the engine itself reads, with their types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from graphmem.graph import Assumption
     from graphmem.kernel_program import KernelMemory
 
-    # mypy knows the passes by their folder; nothing is imported when this runs.
+    # mypy finds the passes in their folder; nothing is imported at run time.
     from passes.checkpointing import Checkpointing
     from passes.output_reuse import OutputReuse
     from passes.saved_tensors import SavedTensors
@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Key(Generic[Found]):
-    """The name of an annotation; its type is what the pass returns that provides it."""
+    """The name of an annotation; the type parameter is the result of the pass that provides it."""
 
     name: str
 
@@ -33,9 +33,9 @@ UNMODELLED: Key[Sequence[Assumption]] = Key("unmodelled")
 
 
 class Annotations(dict[str, Any]):
-    """What each pass found, by the name that it provides."""
+    """The results of passes, by the name that each provides."""
 
     def of(self, key: Key[Found]) -> Found:
-        """What one pass found."""
+        """The result of one pass."""
         found: Found = self[key.name]
         return found

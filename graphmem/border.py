@@ -1,16 +1,16 @@
-"""The largest size of a step that fits: a search that traces as little as it can.
+"""Search for the largest size of a step that fits, with as few traces as possible.
 
 Clauses:
-  (1) where nothing is known the smallest value is tried first, then the one at which a line from
-      what no size at all would take meets the card's room;
-  (2) from two traces that are alike, or from a large one, the border is foretold
-      (`other_sizes.py`), and both of its sides are tried: where the one fits and the other does
-      not, it is proven;
-  (3) where it is not foretold, or wrong `_FORETOLD` times, values grow until one does not fit,
-      twofold at most; between the last that fits and the first that does not, the next value is by
-      turns where a line through the reserved bytes of both meets the capacity, and the middle.
+  (1) with nothing known, the smallest value is tried first, then the one at which a line from the
+      bytes of size zero meets the card's capacity;
+  (2) from two similar traces, or from a large one, the border is predicted (`other_sizes.py`), and
+      the values on both sides are tried: if one fits and the other does not, it is proven;
+  (3) without a prediction, or after `_FORETOLD` wrong ones, values grow until one does not fit, at
+      most doubling; between the last that fits and the first that does not, the next value is
+      alternately where a line through the reserved bytes of both meets the capacity, and the
+      middle.
 
-That all smaller values fit too is assumed.
+The search assumes that all smaller values fit as well.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _FIXED = (
 
 @dataclass(frozen=True)
 class Tried:
-    """One value: whether it fits, and what else its trace says.
+    """The result for one value: whether it fits, and more from its trace.
 
     Attributes:
-        fixed: bytes that do not grow with it, about.
-        sizes: what it allocates and frees; None where that cannot be known.
+        fixed: approximately the bytes that do not grow with the value.
+        sizes: what it allocates and frees; None if unknown.
     """
 
     fits: bool
@@ -53,7 +53,7 @@ class Tried:
 
     @classmethod
     def of(cls, report: Report, sizes: Sizes | None) -> Tried:
-        """What an analysis found."""
+        """Take the result from an analysis."""
         memory = report.memory
         assert memory is not None
         fixed = sum(report.at_peak.by_category[category] for category in _FIXED)
@@ -63,32 +63,32 @@ class Tried:
 
 @dataclass(frozen=True)
 class Values:
-    """What may be tried: multiples of `unit` from `first` to `last`, both included."""
+    """The values to try: multiples of `unit` from `first` to `last`, both included."""
 
     first: int
     last: int
     unit: int = 1
 
     def rounded(self, value: int) -> int:
-        """The largest multiple that is no more than a value."""
+        """The largest multiple not above a value."""
         return value // self.unit * self.unit
 
     def has(self, value: int) -> bool:
-        """Whether a multiple lies between both ends."""
+        """Whether a multiple lies in the range."""
         return self.first <= value <= self.last
 
 
 class _OutOfTriesError(Exception):
-    """More would have to be tried than may be."""
+    """The limit on tries is reached."""
 
 
 class Border:
-    """Narrows the border down.
+    """Narrows down the border between values that fit and values that do not.
 
     Attributes:
-        tried: by value.
-        low: the largest value that fits of those that were tried, or None.
-        high: the smallest above it that does not, or None.
+        tried: the results, by value.
+        low: the largest tried value that fits, or None.
+        high: the smallest tried value above it that does not, or None.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Border:
         others: Mapping[int, Sizes] | None = None,
         tries: int | None = None,
     ) -> None:
-        """Nothing is tried yet.
+        """Start without results.
 
         Args:
-            values: that may be tried.
-            measure: tries one.
+            values: the values to try.
+            measure: tries a value.
             runtime: the card.
-            others: what is known of the step on another card.
-            tries: how many may be measured at most.
+            others: sizes known from another card's search.
+            tries: the most values to measure.
         """
         self.tried: dict[int, Tried] = {}
         self.low: int | None = None
@@ -119,7 +119,7 @@ class Border:
         self._by_line = False
 
     def know(self, value: int, tried: Tried) -> None:
-        """Take note of what is known of a value."""
+        """Record the result for a value."""
         self.tried[value] = tried
         if tried.fits:
             self.low = value if self.low is None else max(self.low, value)
@@ -129,7 +129,7 @@ class Border:
             self.high = value if self.high is None else min(self.high, value)
 
     def find(self) -> None:
-        """Try values until no other lies between `low` and `high`, or the tries are used up."""
+        """Try values until none lies between `low` and `high`, or the tries are used up."""
         foretold = 0
         with suppress(_OutOfTriesError):
             while not self._is_closed:
@@ -144,7 +144,7 @@ class Border:
                         self._fits(value)
 
     def foretells(self, value: int) -> bool | None:
-        """Whether a value is thought to fit; None where nothing is thought."""
+        """Whether a value is predicted to fit; None without a prediction."""
         line = self._line()
         return None if line is None else line.fits(value, self._runtime)
 
@@ -167,7 +167,7 @@ class Border:
         return self.high - self.low <= values.unit
 
     def _line(self) -> Line | None:
-        """Through what this card's traces say, else another's."""
+        """The line through this card's traces, or else another's."""
         own = {value: each.sizes for value, each in self.tried.items() if each.sizes is not None}
         found = Line.through(own) or Line.through({**self._others, **own})
         if found is None and len(own) > 1:
@@ -195,7 +195,7 @@ class Border:
         return self._between(self._on_the_line(self.low, self.high) if self._by_line else middle)
 
     def _is_telling(self, value: int) -> bool:
-        """Whether one trace may tell of other values."""
+        """Whether a trace of this value alone predicts others."""
         return self._between(value) == value and large_prime_of(value) is not None
 
     @property
@@ -203,20 +203,20 @@ class Border:
         return any(each.sizes is not None for each in self.tried.values())
 
     def _where_the_room_ends(self, value: int) -> int:
-        """From one value, where a line from what is fixed would meet the capacity."""
+        """Where a line from the fixed bytes through one value meets the capacity."""
         tried = self.tried[value]
         each = (tried.reserved - tried.fixed) / value
         return int((tried.capacity - tried.fixed) / each) if each > 0 else 2 * value
 
     def _between(self, value: int) -> int:
-        """The multiple next to a value that is above `low` and below `high`."""
+        """The multiple nearest to a value that is above `low` and below `high`."""
         values = self._values
         least = values.first if self.low is None else self.low + values.unit
         most = values.last if self.high is None else self.high - values.unit
         return min(max(values.rounded(value), least), most)
 
     def _border_of(self, line: Line) -> int:
-        """The largest value that is thought to fit; the one before the first where none is."""
+        """The largest value predicted to fit; the one before the first if none is."""
         values, unit = self._values, self._values.unit
         low = values.first - unit if self.low is None else self.low
         high = values.rounded(values.last) + unit if self.high is None else self.high
@@ -232,7 +232,7 @@ class Border:
         return low
 
     def _met(self, otherwise: int) -> int:
-        """Where a straight line through the two largest values that were tried meets the room."""
+        """Where a line through the two largest tried values meets the capacity."""
         points = sorted(self.tried.items())[-2:]
         if not points:
             return otherwise
@@ -243,7 +243,7 @@ class Border:
         return self._values.rounded(one + int(share * (other - one)))
 
     def _on_the_line(self, low: int, high: int) -> int:
-        """Where reserved bytes meet the capacity if they grow evenly, between both."""
+        """Where reserved bytes meet the capacity if they grow evenly between both values."""
         least, most = self.tried[low], self.tried[high]
         growth = most.reserved - least.reserved
         share = (least.capacity - least.reserved) / growth if growth > 0 else 0.5

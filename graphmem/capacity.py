@@ -1,12 +1,11 @@
-"""Whether a step fits on the card: its allocations and frees, replayed with an end of memory.
+"""Whether a step fits on the card: its allocations and frees, replayed with limited memory.
 
-A step fits iff the caching allocator of the runtime meets every request, by emptying its cache
-where the driver refuses. What the context and NCCL take is an estimate with bounds
-(graphmem/gpus/context.py, nccl.py); the verdict is certain iff it is the same where they take the
-least and the driver leaves as much of the card as any was seen to leave, and where they take the
-most and the driver leaves as little. cuDNN passes over a convolution's plan whose workspace is
-refused; which one it takes then is not known, so the run goes on without one, and the verdict is
-not certain.
+A step fits iff the runtime's caching allocator serves every request, if necessary by emptying its
+cache. The memory of the context and NCCL is an estimate with bounds (graphmem/gpus/context.py,
+nccl.py); the verdict is certain iff it is the same for their lower bounds with the most card memory
+that a driver was seen to leave, and for their upper bounds with the least. cuDNN skips a
+convolution's plan whose workspace cannot be allocated; which plan it then takes is unknown, so the
+replay continues without a workspace, and the verdict is not certain.
 
 Not covered: other processes on the card.
 """
@@ -26,7 +25,7 @@ from graphmem.simulate import Simulator, Timeline
 
 @dataclass(frozen=True)
 class Refused:
-    """What the card could not give: for which storage, when, and in PyTorch's words."""
+    """A failed request: its storage, its tick, and PyTorch's message."""
 
     tick: int
     storage: Storage
@@ -35,13 +34,13 @@ class Refused:
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of some changes.
+    """The outcome of replaying events.
 
     Attributes:
-        timeline: up to the end, or to the request that was refused.
-        cache_emptied: how often the driver refused and the cache was given back.
-        refused: the request that ended it, or None.
-        did_without: how many workspaces of convolutions were refused.
+        timeline: up to the end, or to the failed request.
+        cache_emptied: how often the driver refused memory and the cache was emptied.
+        refused: the request that failed, or None.
+        did_without: how many convolution workspaces could not be allocated.
     """
 
     timeline: Timeline
@@ -62,14 +61,14 @@ class Replay:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a step fares on a card.
+    """Whether a step fits on a card.
 
     Attributes:
-        replay: what happens there.
-        is_certain: whether it is the same for a card that has less room, or more.
-        capacity_bytes: what the allocator can have.
-        margin_bytes: what is left where the most is reserved; negative where the step does not fit:
-            how much more than the capacity it would reserve with unlimited memory.
+        replay: the replay on that card.
+        is_certain: whether a card with less or more free memory gives the same verdict.
+        capacity_bytes: the most that the allocator can reserve.
+        margin_bytes: capacity left at the highest reserved bytes; if the step does not fit, minus
+            the bytes above the capacity that it would reserve with unlimited memory.
     """
 
     replay: Replay
@@ -79,7 +78,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """Whether every request is met."""
+        """Whether every request succeeds."""
         return self.replay.refused is None
 
 
@@ -94,7 +93,7 @@ def replay(found: Iterable[Event], allocator: CachingAllocator) -> Replay:
         try:
             simulator.apply(event)
         except OutOfMemory as error:
-            assert isinstance(event, Birth)  # nothing else asks for memory
+            assert isinstance(event, Birth)  # no other event requests memory
             if can_do_without(event.storage):
                 without.add(event.storage.id)
                 continue
@@ -144,12 +143,12 @@ def judge(found: Sequence[Event], runtime: Runtime, unbounded: Timeline) -> Verd
 
 
 def _never_full(allocator: CachingAllocator, reserved_bytes: int) -> bool:
-    """Whether the driver has no reason to refuse, nor the allocator to give back before that."""
+    """Whether the driver never refuses memory, and the allocator never collects garbage."""
     collects = allocator.limit_bytes and allocator.settings.garbage_collection_threshold
     return not collects and reserved_bytes <= capacity_of(allocator)
 
 
 def capacity_of(allocator: CachingAllocator) -> int:
-    """What an allocator with an end of memory can have."""
+    """The most that an allocator with limited memory can reserve."""
     bounds = (allocator.device.capacity_bytes, allocator.limit_bytes)
     return min(bound for bound in bounds if bound is not None)

@@ -1,9 +1,9 @@
-"""What cuDNN's recurrent layers keep and need, measured: no source says it.
+"""Memory of cuDNN's recurrent layers, as measured: there is no source for it.
 
-Formulas were found in two runs on one H100 (torch 2.11.0, cuDNN 9.19.0): the calls of
-`fixtures/cuda/operators.jsonl.gz`, and 949 layers of other sizes. They meet, byte for byte, every
-reserve space of those, and the workspace of an LSTM whose input is no wider than its state; the
-others come close, and the report says so (`is_exact`).
+The formulas come from two runs on one H100 (torch 2.11.0, cuDNN 9.19.0): the calls of
+`fixtures/cuda/operators.jsonl.gz`, and 949 layers of other sizes. They match, byte for byte, every
+reserve space, and the workspace of an LSTM whose input is no wider than its state; the others are
+approximate, and the report says so (`is_exact`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIBRARY_BYTES = 8 << 20  # for each layer and direction
 _SMALL_STATE = 128
 _DROPOUT_BYTES_PER_MULTIPROCESSOR = 48 << 10
 
-# By kind and directions: widths of the state for each step, and for each sequence and layer.
+# By kind and directions: state widths for each step, and for each sequence and layer.
 _WORK = {
     (LSTM, 1): (5, 10),
     (LSTM, 2): (14, 24),
@@ -45,7 +45,7 @@ def dropout_state_bytes(multiprocessors: int) -> int:
 def extents(
     shape: Sequence[int], batch_first: bool, batch_sizes: Sequence[int]
 ) -> tuple[int, int, int]:
-    """Time steps, sequences and rows of an input; `batch_sizes` are those of packed sequences."""
+    """Time steps, sequences and rows of an input; `batch_sizes` belongs to packed sequences."""
     if batch_sizes:
         return len(batch_sizes), batch_sizes[0], shape[0]
     steps, batch = shape[1::-1] if batch_first else shape[:2]
@@ -63,11 +63,11 @@ class Layers:
         rows: time steps of all sequences together.
         inputs: width of the input.
         hidden: width of the state.
-        out: width of the output of one direction; less than `hidden` where it is projected.
-        layers: how many.
+        out: width of the output of one direction; less than `hidden` if it is projected.
+        layers: how many layers.
         directions: 1 or 2.
-        dropout: its probability.
-        dtype: of all numbers.
+        dropout: probability of dropout.
+        dtype: the dtype of all numbers.
         is_training: whether a backward pass may follow.
     """
 
@@ -86,17 +86,18 @@ class Layers:
 
     @property
     def is_exact(self) -> bool:
-        """Whether `workspace_bytes` is what was measured, not merely close to it."""
+        """Whether `workspace_bytes` is exact, not only approximate."""
         is_long = self.steps >= 2 * self.layers
         return self.mode == LSTM and self.inputs <= self.hidden and is_long
 
     @property
     def reserve_bytes(self) -> int:
-        """What autograd keeps for the backward pass.
+        """Bytes that autograd keeps for the backward pass.
 
-        Of each layer all gates and an LSTM's cell states (a GRU has six values), with a projection
-        what goes into it and comes out; the outputs between layers; one bit for each number that
-        dropout may drop, for each direction that reads it.
+        For each layer all gates and an LSTM's cell states (a GRU has six values), and a
+        projection's input
+        and output; the outputs between layers; one bit for each number that dropout may drop, for
+        each direction that reads it.
         """
         projected = self.hidden + self.out if self.out < self.hidden else 0
         kept = _KEPT[self.mode] * self.hidden + projected
@@ -113,9 +114,9 @@ class Layers:
 
     @property
     def workspace_bytes(self) -> int:
-        """What each of the calls forward, backward for data and backward for weights takes.
+        """Bytes that each call takes: forward, backward for data, backward for weights.
 
-        The matrices (not the biases) once more, the input time by time, so many states for each
+        A copy of the matrices (not the biases), the input step by step, a number of states for each
         step and each sequence, and two integers for each sequence.
         """
         numbers = self._matrices + self._states
@@ -148,7 +149,7 @@ class Layers:
 
     @property
     def _wide_inputs(self) -> int:
-        """What one layer's input takes more where it is as wide as the state or wider."""
+        """Extra numbers of a single layer whose input is at least as wide as its state."""
         is_one = self.mode == LSTM and self.layers == self.directions == 1 and self.is_training
         if not is_one or self._is_small:
             return 0
@@ -157,7 +158,7 @@ class Layers:
 
     @property
     def _is_small(self) -> bool:
-        """There are other kernels for narrow states, which know float16 and float32."""
+        """Whether cuDNN runs its kernels for narrow states, which exist for float16 and float32."""
         is_narrow = self.hidden <= _SMALL_STATE and self.out == self.hidden
         return is_narrow and self.dtype != torch.bfloat16
 

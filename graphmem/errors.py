@@ -1,7 +1,7 @@
 """The two ways in which graphmem stops, and the exit code of each.
 
-Exit codes are a promise to scripts: 0 fine, 1 the gate or a verification failed,
-2 the input was wrong, 3 graphmem itself broke.
+Scripts can rely on the exit codes: 0 success, 1 the gate or a verification failed, 2 the input was
+wrong, 3 graphmem itself failed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class GraphmemError(Exception):
     """Base of every error that graphmem raises on purpose.
 
     Attributes:
-        exit_code: what the command line returns.
-        hint: one sentence that says what to do, or None.
-        user_traceback: the traceback of the user's own code, cut to the user's frames, or None.
+        exit_code: the exit code of the command line.
+        hint: one sentence on what to do, or None.
+        user_traceback: the traceback reduced to the user's frames, or None.
     """
 
     exit_code = 3
@@ -29,10 +29,10 @@ class GraphmemError(Exception):
         self.hint = hint
         self.user_traceback = user_traceback
         if hint is not None:
-            self.add_note(f"hint: {hint}")  # where Python prints it, as in a notebook
+            self.add_note(f"hint: {hint}")  # for tracebacks, as in a notebook
 
     def __reduce__(self) -> Any:
-        """To another process goes what was said, not the fields that it was made of."""
+        """Pickle the message, not the arguments that subclasses make it from."""
         return _said_before, (type(self), self.args), self.__dict__
 
 
@@ -43,18 +43,18 @@ def _said_before(kind: type[GraphmemError], args: tuple[str, ...]) -> GraphmemEr
 
 
 class InputError(GraphmemError):
-    """What the user gave cannot be used: a missing file, a wrong return, an unknown GPU."""
+    """The user's input cannot be used: a missing file, a wrong return value, an unknown GPU."""
 
     exit_code = 2
 
 
 class InternalError(GraphmemError):
-    """graphmem's own reasoning failed; the message asks for a report."""
+    """A bug in graphmem; the message asks for a report."""
 
     exit_code = 3
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
-    """The hint for a name that is misspelt: the nearest one that is known."""
+    """A hint for a misspelt name: the nearest known one."""
     near = get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""What happens to a device's memory, in order: storages are born and die, caches are emptied."""
+"""Events of a device's memory: storages are born and die, caches are emptied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Death(NamedTuple):
 
 
 class CacheEmptied(NamedTuple):
-    """The program gives back what nobody uses, as `torch.cuda.empty_cache()` does."""
+    """The program releases unused memory, as by `torch.cuda.empty_cache()`."""
 
     tick: int
 
@@ -33,7 +33,7 @@ Event = LifeEvent | CacheEmptied
 
 
 def alive_after(events: Iterable[Event]) -> dict[int, Storage]:
-    """The storages that are alive when the last event is over, by id, in order of birth."""
+    """The storages that are alive after the last event, by id, in order of birth."""
     alive: dict[int, Storage] = {}
     for event in events:
         if isinstance(event, Birth):

@@ -1,13 +1,13 @@
-"""Files that are written whole or not at all.
+"""Write files atomically: whole or not at all.
 
 Clauses:
-  (1) a regular file, or one that is not there yet, is written beside its place and renamed over
-      it; through symbolic links, so that a link stays one; with the mode and owner that it had;
+  (1) a regular or new file is written to a temporary file next to it and renamed over it; symbolic
+      links are followed and kept; mode and owner stay the same;
   (2) a device, a fifo and a stream of this process (`/dev/stdout`, `/dev/fd/3`) are written to
-      as they are: a file in their place would break others that use them.
+      directly: replacing them would break their other users.
 
-Not covered: access lists and extended attributes of a file that is replaced; a name of the same
-file by another hard link keeps the old content.
+Not covered: access lists and extended attributes of a replaced file; other hard links to it keep
+the old content.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from graphmem.errors import InputError
 
 _STREAM = re.compile(r"/dev/(?:std(?P<name>in|out|err)|fd/(?P<fd>\d+))|/proc/self/fd/(?P<proc>\d+)")
 _NAMED_STREAMS = {"in": 0, "out": 1, "err": 2}
-_MOST_LINKS = 40  # of one path, as Linux counts (path_resolution(7))
+_MOST_LINKS = 40  # in one path, Linux's limit (path_resolution(7))
 
 
 def check_place(path: Path) -> None:
-    """Know before the work is done that its result can be written.
+    """Check before the work starts that its result can be written.
 
     Raises:
         InputError: the folder does not exist or cannot be written, or the path is a folder.
@@ -48,12 +48,12 @@ def check_place(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text, whole or not at all; see `write_bytes`."""
+    """Write a text atomically; see `write_bytes`."""
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that nobody ever sees half of it, or to a device, fifo or stream.
+    """Write a file atomically, or write to a device, fifo or stream.
 
     Raises:
         InputError: the folder does not exist or cannot be written, or the disk is full.
@@ -74,7 +74,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def _stream(path: Path) -> int | None:
-    """The descriptor of this process that a path stands for, also by way of links."""
+    """The descriptor of this process that a path refers to, directly or through links."""
     for _ in range(_MOST_LINKS):
         found = _STREAM.fullmatch(str(Path.cwd() / path))
         if found is not None:
@@ -86,15 +86,15 @@ def _stream(path: Path) -> int | None:
 
 
 def _place(path: Path) -> Path:
-    """Where a path leads."""
+    """The target of a path."""
     try:
         return path.resolve()
-    except (OSError, RuntimeError) as error:  # the latter of links that go round in circles
+    except (OSError, RuntimeError) as error:  # RuntimeError for circular links
         raise InputError(f"cannot write {path}: its links lead nowhere") from error
 
 
 def _is_replaced(place: Path) -> bool:
-    """Whether there is a regular file or nothing."""
+    """Whether the place holds a regular file or nothing."""
     return place.is_file() or not place.exists()
 
 
@@ -105,7 +105,7 @@ def _write_to_stream(descriptor: int, content: bytes) -> None:
 
 
 def _replace(place: Path, content: bytes) -> None:
-    """Write beside the place, and rename."""
+    """Write next to the place, and rename."""
     beside: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(
@@ -123,7 +123,7 @@ def _replace(place: Path, content: bytes) -> None:
 
 
 def _takes_after(beside: Path, place: Path) -> bool:
-    """Give a new file the mode and owner of the old one; False where the owner forbids it."""
+    """Give a new file the mode and owner of the old one; False if that is not permitted."""
     if not place.exists():
         umask = os.umask(0)
         os.umask(umask)

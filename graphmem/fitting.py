@@ -1,10 +1,11 @@
-"""The largest batch, or value of any argument of `build`, with which a step fits on a card.
+"""Find the largest batch, or value of any argument of `build`, with which a step fits on a card.
 
-Each probe is a whole analysis, so its verdict is exact. `graphmem/border.py` says which are made.
-The answer fits and the next value does not; the one before and the second after are probed as well
-unless two traces tell that they are as expected.
-Values are multiples of one number, so "next" is the next multiple.
-That all smaller values fit too is assumed; a probe that says otherwise is named in `surprises`.
+Each probe is a whole analysis, so its verdict is exact; `graphmem/border.py` chooses the probes.
+The
+answer fits and the next value does not; the one before and the second after are probed as well,
+unless two traces predict their verdicts. Values are multiples of one number, so "next" is the next
+multiple.
+ All smaller values are assumed to fit as well; `surprises` names probes that say otherwise.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _Steps: TypeAlias = "deque[tuple[int, TracedStep]]"
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """One value: the highest bytes where there is no end of memory, and the verdict on the card."""
+    """One value: its highest bytes with unlimited memory, and the verdict on the card."""
 
     value: int
     allocated: int
@@ -59,7 +60,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """What the card refuses at the smallest value above the answer, in PyTorch's words."""
+    """The request that fails at the smallest value above the answer, with PyTorch's message."""
 
     value: int
     step: int
@@ -72,14 +73,15 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class CardFit(msgspec.Struct, frozen=True):
-    """What was found for one card.
+    """The result for one card.
 
     Attributes:
-        largest: the largest value that fits; None: not even the smallest does.
-        is_bounded: whether the next value does not fit; else the search ended at its largest value.
-        probes: every value that was tried, in order of size.
-        refused: what the next value asks for.
-        surprises: what of the probes is not as expected, in words.
+        largest: the largest value that fits; None if not even the smallest does.
+        is_bounded: whether the next value does not fit; otherwise the search reached its largest
+            value.
+        probes: every value that was tried, in ascending order.
+        refused: the failed request of the next value.
+        surprises: unexpected results of the probes, in words.
     """
 
     gpu: str
@@ -99,7 +101,7 @@ class CardFit(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """What `graphmem fit` found; `vary` is an argument of `build`, or `BATCH`."""
+    """The result of `graphmem fit`; `vary` is an argument of `build`, or `BATCH`."""
 
     schema: str = SCHEMA
     target: str
@@ -115,12 +117,12 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Range:
-    """What is varied, and how far.
+    """The argument to vary, and its range.
 
     Attributes:
-        key: an argument of `build`; None: the first dimension of the inputs.
-        smallest, largest: values to try, both included.
-        multiple_of: only multiples of it are tried.
+        key: an argument of `build`; None for the first dimension of the inputs.
+        smallest, largest: the range of values, both included.
+        multiple_of: try only its multiples.
     """
 
     key: str | None = None
@@ -130,7 +132,7 @@ class Range:
 
     @property
     def name(self) -> str:
-        """What is varied, for people."""
+        """The name of what is varied, in messages."""
         return self.key or "batch"
 
     @property
@@ -154,14 +156,13 @@ def fit(
     """Find the largest value with which a training step fits on each card.
 
     Args:
-        target: as `graphmem.analyze` takes it.
+        target: a target, as for `graphmem.analyze`.
         gpus: the cards, by name.
-        vary: an argument of `build` that is a whole number; default: the first dimension of the
-            inputs.
-        smallest: where to begin.
-        largest: where to stop.
-        multiple_of: try multiples of it only.
-        progress: told what is being done.
+        vary: an integer argument of `build`; by default the first dimension of the inputs.
+        smallest: the smallest value to try.
+        largest: the largest value to try.
+        multiple_of: try only its multiples.
+        progress: called with a description of each stage.
         options: the fields of `graphmem.analysis.Request`, without `gpu`.
 
     Raises:
@@ -184,7 +185,7 @@ def find_fit(
     over: Range,
     progress: Progress = lambda message: None,
 ) -> Fit:
-    """What `fit` does."""
+    """Run `fit` with a request."""
     _check(request, over)
     names = list(dict.fromkeys(label_of(find_gpu(name)) for name in gpus))
     _check_target(target, request, over)
@@ -218,12 +219,12 @@ def _check(request: Request, over: Range) -> None:
 
 
 def _check_target(target: str | Callable[..., Any], request: Request, over: Range) -> None:
-    """See before the search that the target can be imported, and that it takes a number."""
+    """Check before the search that the target can be imported, and takes a number."""
     default = target_defaults(target, request).get(over.key or "")
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     if default is not None and not is_number:
         raise InputError(
-            f"{over.key} is no number that could be varied: its default is {default!r}",
+            f"{over.key} is not a number that can be varied: its default is {default!r}",
             hint="name an argument of build() that is a whole number, or leave --vary out",
         )
 
@@ -233,8 +234,8 @@ class _Search:
     """The probes on one card.
 
     Attributes:
-        steps: the last that were traced with their values, for whichever card: they tell the next
-            search where to begin.
+        steps: the last traced steps with their values, for any card; the next search starts from
+            them.
     """
 
     target: str | Callable[..., Any]
@@ -283,7 +284,7 @@ class _Search:
         return Border(self.over.values, self._tried, runtime, others)
 
     def _look_around(self, border: Border, largest: int) -> None:
-        """See that what is near the answer is as expected."""
+        """Check that values near the answer behave as expected."""
         unit = self.over.multiple_of
         for neighbour in (largest - unit, largest + 2 * unit):
             is_expected = border.foretells(neighbour) is (neighbour < largest)
@@ -322,7 +323,7 @@ class _Search:
             ) from error
 
     def _fails_without(self, error: InputError) -> bool:
-        """Whether the step fails in the same way where nothing is varied."""
+        """Whether the step fails in the same way when nothing is varied."""
         try:
             run_analysis(self.target, self.request)
         except InputError as other:
@@ -356,12 +357,12 @@ class _Search:
 
 
 def surprises(probes: Sequence[Probe], largest: int | None, name: str) -> Iterator[str]:
-    """Where a larger value takes less memory, or the answer is no border between two stretches.
+    """Describe larger values that take less memory, and verdicts that contradict the answer.
 
     Args:
-        probes: in order of size.
+        probes: in ascending order of value.
         largest: the answer.
-        name: what is varied.
+        name: the name of what is varied.
     """
     if len(probes) > 1 and len({probe.reserved for probe in probes}) == 1:
         yield f"{name} does not change the reserved bytes, {probes[0].reserved:,} for each value"

@@ -1,10 +1,10 @@
-"""Whose code a frame runs: the one answer for the whole program.
+"""Classify frames by the origin of their code; every part of graphmem uses this module.
 
-The user's own is what is in no other place: not graphmem (its passes too, which an editable install
-keeps elsewhere), not torch, not the standard library, not an installed package. Lines of installed
-packages are looked at as well, where the user's own are: a model of `transformers` is what runs.
+User code is everything else: not graphmem (including its passes, which an editable install keeps
+elsewhere), not torch, not the standard library, not an installed package. Lines of installed
+packages count as part of the program as well, for example a model from `transformers`.
 
-Nothing here imports torch, so that a wrong name is answered at once.
+This module does not import torch, so that errors such as wrong names are reported at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _acting: set[CodeType] = set()
 
 
 class Origin(Enum):
-    """Who wrote the code of a file."""
+    """The origin of a file's code."""
 
     USER = "the user"
     LIBRARY = "an installed package"
@@ -41,7 +41,7 @@ class Origin(Enum):
 
 @lru_cache(maxsize=4096)
 def origin_of(file: str) -> Origin:
-    """Who wrote a file, by its path."""
+    """The origin of a file, by its path."""
     if file.startswith(_own_folders()):
         return Origin.GRAPHMEM
     if file.startswith(_torch_folder()) or _COMPILED in file:
@@ -54,7 +54,7 @@ def origin_of(file: str) -> Origin:
 
 
 def is_program(file: str) -> bool:
-    """Whether a file belongs to the program under analysis: the user's own, or a package's."""
+    """Whether a file belongs to the program under analysis: the user's, or a package's."""
     return origin_of(file) in (Origin.USER, Origin.LIBRARY)
 
 
@@ -80,12 +80,12 @@ def _torch_folder() -> str:
 
 @lru_cache(maxsize=1)
 def packages_folder() -> str:
-    """Where torch is installed, and mostly all else."""
+    """The folder where torch, and usually every other package, is installed."""
     return f"{Path(_torch_folder()).parent}/"
 
 
 def short_path(file: str) -> str:
-    """A path as people write it: relative to here, or to the installed packages, else whole."""
+    """A path relative to the working directory or to the installed packages, else in full."""
     path = Path(file)
     if path.is_relative_to(Path.cwd()):
         return str(path.relative_to(Path.cwd()))
@@ -93,16 +93,16 @@ def short_path(file: str) -> str:
 
 
 def acts_for_the_program(function: _Function) -> _Function:
-    """Mark a function that does what the program would do: it calls user code, or stands for torch.
+    """Mark a function that acts for the program: it calls user code, or stands in for torch.
 
-    What it raises, and a call in it that has no frame of its own, is the user's to mend.
+    The user has to fix the errors that it raises itself, or that a frameless call in it raises.
     """
     _acting.add(function.__code__)
     return function
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether graphmem raised an error by itself: in its innermost frame, acting for nobody."""
+    """Whether graphmem itself raised an error: its frame is innermost, and not a stand-in."""
     innermost: TracebackType | None = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -116,6 +116,6 @@ def is_own_fault(error: BaseException) -> bool:
     return not (code in _acting and isinstance(error, _PROGRAM_ERRORS))
 
 
-_COMPILED = "torchinductor_"  # the folders of what Inductor writes
+_COMPILED = "torchinductor_"  # the folders of Inductor's output
 _STAND_INS = f"{_GRAPHMEM}/virtual_gpu/"
 _PROGRAM_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -1,4 +1,4 @@
-"""What a node of the step graph stands for: its operation, its tensor, its arguments."""
+"""The operation, tensor and arguments of a node of the step graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def op_of(node: Node) -> Op | None:
-    """The operation of a node; None for an input, and for one of several results."""
+    """The operation of a node; None for an input, and for a `getitem` of one of several results."""
     op: Op | None = node.meta.get("op")
     return op
 
 
 def tensor_of(node: Node) -> TensorOut | None:
-    """The tensor that a node stands for: of an operation its first result."""
+    """The tensor that a node stands for; for an operation, its first result."""
     op = op_of(node)
     if op is not None:
         return op.outputs[0] if op.outputs else None
@@ -27,7 +27,7 @@ def tensor_of(node: Node) -> TensorOut | None:
 
 
 def argument_of(node: Node, name: str) -> Any:
-    """An argument by its name in the operator's schema, or its default; None: there is none."""
+    """An argument by its name in the operator's schema, or its default; None if there is none."""
     if name in node.kwargs:
         return node.kwargs[name]
     position, default = _parameters(node.target).get(name, (len(node.args), None))
@@ -36,7 +36,7 @@ def argument_of(node: Node, name: str) -> Any:
 
 @cache
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
-    """By name, the position and the default of each parameter of an operator."""
+    """The position and the default of each of an operator's parameters, by name."""
     import torch
 
     if not isinstance(target, torch._ops.OpOverload):

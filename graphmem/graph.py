@@ -1,10 +1,10 @@
-"""The step graph: operations in execution order, the storages they touch, and who owns those.
+"""The step graph: operations in execution order, their storages, and the storages' owners.
 
 Time is counted in *ticks*: every operation, allocation and change of ownership takes the next one,
-so any two of them are ordered. A storage is alive from its birth until the last of its owners lets
-go; nothing else decides when it dies.
+so any two of them are ordered. A storage is alive from its birth until its last owner releases it;
+nothing else determines its death.
 
-This module knows nobody: the tracer fills it, passes annotate it, the simulator reads it.
+This module depends on no other: the tracer fills it, passes annotate it, the simulator reads it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class OwnerKind(enum.StrEnum):
-    """One reason that a storage is alive."""
+    """A reason for a storage to be alive."""
 
     VARIABLE = "variable"
-    """A Python variable, an argument of a running operation, or a gradient on its way."""
+    """A Python variable, an argument of a running operation, or a gradient in flight."""
     SAVED_TENSOR = "saved_tensor"
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -32,14 +32,13 @@ class OwnerKind(enum.StrEnum):
     INPUT = "input"
     WORKSPACE = "workspace"
     COMMUNICATION = "communication"
-    """A buffer for what ranks exchange."""
+    """A buffer for communication between ranks."""
     COMPILED = "compiled"
-    """No holder, but a name: which buffer it is of the code that `torch.compile` made, or of which
-    library's operator it is."""
+    """Not a holder but a name: a buffer of compiled code, or of a library's operator."""
 
 
 class Category(enum.StrEnum):
-    """What a storage's bytes are for, as the report groups them."""
+    """The purpose of a storage's bytes, by which the report groups them."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -62,7 +61,7 @@ class PhaseName(enum.StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     EVALUATION = "evaluation"
-    """Forward passes without gradients, in a program that was run whole."""
+    """Forward passes without gradients, in a program run by `graphmem run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ class Source:
     """A line of the program under analysis.
 
     Attributes:
-        called_from: the user's own line, where this one is a package's and somebody asked.
-        within: in words, what ran, where no line of the user's is there.
+        called_from: the user's line, if this is a package's line and the caller was looked up.
+        within: what was running, in words, if no user line is on the stack.
     """
 
     file: str
@@ -85,7 +84,7 @@ class Source:
 
     @property
     def in_words(self) -> str:
-        """The line and where it was called from, as a message has them."""
+        """The line and its caller, for messages."""
         if self.called_from is not None:
             return f"{self}, called from {self.called_from}"
         return f"{self}, {self.within}" if self.within else str(self)
@@ -93,7 +92,7 @@ class Source:
 
 @dataclass(slots=True)
 class Owner:
-    """One holder of a storage, from tick `start` to tick `end` (None: beyond the trace)."""
+    """One holder of a storage, from tick `start` to tick `end` (None if it outlives the trace)."""
 
     kind: OwnerKind
     name: str
@@ -114,9 +113,9 @@ class Storage:
         id: its position in `StepGraph.storages`.
         nbytes: requested bytes.
         birth: the tick of its allocation.
-        op: index of the operation that allocated it, or None for kernels' workspaces.
-        shape, dtype: of the first tensor that lived in it.
-        device: where it is; tensors on the host are known only when autograd saves them.
+        op: index of the operation that allocated it; None for kernels' workspaces.
+        shape, dtype: those of the first tensor that lived in it.
+        device: its device; host tensors are only recorded if autograd saves them.
     """
 
     id: int
@@ -130,7 +129,7 @@ class Storage:
 
     @property
     def death(self) -> int | None:
-        """The tick at which the last owner lets go; None when one holds on beyond the trace."""
+        """The tick at which the last owner releases it; None if it outlives the trace."""
         last = self.birth
         for owner in self.owners:
             if owner.end is None:
@@ -147,17 +146,17 @@ class Storage:
         return [owner for owner in self.owners if owner.holds_at(tick)]
 
     def category_at(self, tick: int) -> Category:
-        """What the bytes are for at `tick`.
+        """The category of the bytes at `tick`.
 
         Clauses, the first that applies:
           (1) a storage that is ever a parameter, buffer, gradient, optimizer state, workspace,
               autocast's copy of a weight, or an input is that for its whole life;
           (2) a storage that autograd holds at that tick is an activation, and so is one that it
-              held for compiled code, whose backward pass takes it over;
-          (3) a buffer for what ranks exchange is that for its whole life;
+              held for compiled code, because the compiled backward pass takes it over;
+          (3) a communication buffer is that for its whole life;
           (4) everything else is temporary.
 
-        What a program keeps across its iterations is found by `report.kept`.
+        `report.kept` finds storages that a program keeps across iterations.
         """
         for kind, category in _LIFELONG:
             if self.owned_as(kind):
@@ -170,7 +169,7 @@ class Storage:
 
 
 COMPILED_NODE = "CompiledFunctionBackward"
-"""The node of compiled code (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
+"""The autograd node of compiled code (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
 
 
 def _is_activation_for(owner: Owner, tick: int) -> bool:
@@ -193,14 +192,14 @@ _LIFELONG = (
 
 @dataclass(frozen=True, slots=True)
 class TensorOut:
-    """One tensor that an operation returned.
+    """A tensor that an operation returned.
 
     Attributes:
-        stride: in elements, as `Tensor.stride()` says; empty for a sparse tensor.
-        offset: of the first element in the storage, in elements.
-        storage: None off the device, when empty, and for a sparse tensor, which has two.
-        nonzeros: how many values a sparse COO tensor has; None for any other.
-        is_coalesced: whether they are sorted, each at a place of its own.
+        stride: in elements, like `Tensor.stride()`; empty for a sparse tensor.
+        offset: position of the first element in the storage, in elements.
+        storage: None if off the device, empty, or sparse, since sparse tensors have two.
+        nonzeros: number of values of a sparse COO tensor; None for other tensors.
+        is_coalesced: whether these are sorted, with unique indices.
     """
 
     shape: tuple[int, ...]
@@ -214,13 +213,13 @@ class TensorOut:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One tensor that an autograd node holds.
+    """A tensor that an autograd node holds.
 
     Attributes:
-        field: as the derivative formula calls it, such as `self` or `result`; with its position
-            where a field holds several, `tensors[0]`.
-        tensor: None where the user's own hooks keep something else in its place.
-        owner: this hold among the owners of its storage; None where no storage is counted.
+        field: its name in the derivative formula, such as `self` or `result`; with its position if
+            the field is a list, `tensors[0]`.
+        tensor: None if the user's hooks keep something else in its place.
+        owner: autograd's entry among the storage's owners; None if no storage is counted.
     """
 
     field: str
@@ -230,16 +229,16 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class AutogradNode:
-    """One node of autograd's graph that ran.
+    """A node of autograd's graph that ran.
 
     Attributes:
         number: unique in the trace; a node made later has a higher one.
         name: such as `AddmmBackward0`.
         op: index of the operation whose derivative it is.
-        next: where each of its results goes: a node's number, the name of a leaf such as
-            `h.0.ln_1.weight`, or None where no gradient is wanted.
-        saved: what it held when it began to run.
-        source: for a custom function, where its `forward` is written.
+        next: the target of each of its results: a node's number, the name of a leaf such as
+            `h.0.ln_1.weight`, or None if no gradient is wanted.
+        saved: the tensors it held when it began to run.
+        source: for a custom function, the line of its `forward`.
     """
 
     number: int
@@ -251,34 +250,34 @@ class AutogradNode:
 
 
 class AutocastState(enum.StrEnum):
-    """What autocast had to do with an operation."""
+    """How autocast was involved in an operation."""
 
     OFF = "off"
     """No region was open."""
     ON = "on"
     """A region was open."""
     CAST = "cast"
-    """Autocast inserted the operation, to cast an argument of the next one."""
+    """Autocast inserted the operation to cast an argument of the next one."""
 
 
 @dataclass(slots=True)
 class Op:
-    """One ATen operation of the step graph.
+    """An ATen operation of the step graph.
 
     Attributes:
         index: its position in `StepGraph.ops`.
-        node: its `torch.fx` node; `node.meta["op"]` leads back.
+        node: its `torch.fx` node; `node.meta["op"]` refers back to this.
         target: the overload's name, such as `aten.addmm.default`.
         tick: when it began.
         phase: index into `StepGraph.phases`.
         module: qualified name of the innermost module, "" at the top.
-        source: the user's line; in the backward pass, the line of the forward operation.
-        autograd_node: in the forward pass the node that autograd made for this operation, in
-            the backward pass the one that ran it, such as `AddmmBackward0`.
+        source: the user's line; in the backward pass, that of the forward operation.
+        autograd_node: in the forward pass, the node that autograd made for this operation; in the
+            backward pass, the one that ran it, such as `AddmmBackward0`.
         forward: in the backward pass, the index of the operation whose gradient this computes.
         outputs: the tensors returned, in order.
         births: storages that it allocated, in order of allocation.
-        autocast: what autocast had to do with it.
+        autocast: how autocast was involved.
     """
 
     index: int
@@ -297,7 +296,7 @@ class Op:
 
 @dataclass(slots=True)
 class Phase:
-    """A stretch of one iteration, ticks `start` to `end`, both included."""
+    """A part of one iteration, ticks `start` to `end`, both included."""
 
     name: PhaseName
     step: int
@@ -316,7 +315,7 @@ class Mark:
 
 @dataclass(slots=True)
 class Assumption:
-    """Something that only a real run knows, and what graphmem took for it."""
+    """Something that only a real run knows, and the value that graphmem assumed."""
 
     what: str
     value: str
@@ -327,18 +326,18 @@ class Assumption:
 
 @dataclass(slots=True)
 class StepGraph:
-    """What one trace of one or more iterations found.
+    """The trace of one or more iterations.
 
     Attributes:
-        fx: every operation as one `torch.fx.Graph`, in execution order. `node.meta["op"]` is the
-            operation that a node stands for; a node that stands for a tensor alone, an input or
-            one of several results, has a `TensorOut` in `node.meta["tensor"]`.
+        fx: every operation as one `torch.fx.Graph`, in execution order. `node.meta["op"]` is a
+            node's operation; a node that stands only for a tensor, an input or one of several
+            results, has a `TensorOut` in `node.meta["tensor"]`.
         device: the device whose storages are counted.
         autograd_nodes: in the order in which they ran.
         modules: the class of every module by its qualified name.
         parameters: whether each parameter requires a gradient, by its qualified name.
-        tied: further names of parameters that several modules share, each with the first one.
-        is_routed: sizes hang on how tokens are routed, which is assumed.
+        tied: additional names of parameters that several modules share, each with the first name.
+        is_routed: whether sizes depend on the routing of tokens, which is assumed.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
     """
 
@@ -371,7 +370,7 @@ class StepGraph:
         return None if storage.op is None else self.ops[storage.op]
 
     def lines(self) -> Iterator[str]:
-        """The step graph as text, one line an operation, stable between runs."""
+        """The step graph as text, one line per operation, stable between runs."""
         phase: int | None = None
         for op in self.ops:
             if op.phase != phase:

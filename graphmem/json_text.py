@@ -1,4 +1,4 @@
-"""Results as JSON for people to look into and machines to read."""
+"""Results as JSON that both people and programs can read."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import msgspec
 
 
 def json_text(value: Any) -> str:
-    """What msgspec can encode, as indented JSON that ends with a line break."""
+    """Encode a value as indented JSON that ends with a newline."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"

@@ -1,8 +1,8 @@
-"""What a kernel allocates while one operation runs, in order: its program.
+"""Kernel programs: what a kernel allocates while one operation runs, in order.
 
-A program is a sequence of steps: scratch memory is taken, outputs are allocated, scratch memory is
-freed. Scratch that is taken and never freed is a workspace, which lasts until the process ends.
-The pass `kernel_memory` writes programs, the simulator replays them.
+A program is a sequence of steps: take scratch memory, allocate outputs, free scratch memory.
+Scratch that is taken and never freed is a workspace, which lasts until the process ends. The pass
+`kernel_memory` writes programs, the simulator replays them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGrap
 
 MAIN_THREAD = "the main thread"
 CONVOLUTION_WORKSPACE = "workspace of cuDNN's convolution"
-"""Scratch that cuDNN can do without: it passes over plans whose workspace cannot be allocated."""
+"""Scratch that cuDNN can do without: it skips plans whose workspace cannot be allocated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch:
-    """One allocation of a kernel besides its outputs.
+    """An allocation of a kernel that is not an output.
 
     Attributes:
-        what: what it is for, such as "staging buffer of a column reduction".
+        what: its purpose, such as "staging buffer of a column reduction".
         nbytes: requested bytes; nothing is allocated for 0.
     """
 
@@ -40,14 +40,14 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Free scratch memory that was taken before."""
+    """Free scratch memory."""
 
     scratch: Scratch
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Allocate what the operation returns.
+    """Allocate a result of the operation.
 
     Attributes:
         birth: position in `Op.births`.
@@ -65,8 +65,8 @@ class KernelMemory:
     """The annotation `kernel_memory`.
 
     Attributes:
-        programs: by the index of the operation; one without a program allocates its outputs alone.
-        assumptions: where the rules do not know what a kernel allocates.
+        programs: by the operation's index; one without a program allocates only its outputs.
+        assumptions: operations for which the rules do not know what a kernel allocates.
     """
 
     programs: Mapping[int, Program] = field(default_factory=dict)
@@ -74,30 +74,30 @@ class KernelMemory:
 
 
 class OnlineRules(Protocol):
-    """What the pass `kernel_memory` knows, applied while the program runs."""
+    """The rules of the pass `kernel_memory`, applied while the program runs."""
 
     def program_of(self, op: Op, thread: str) -> Program | None:
-        """The program of the next operation of the process; None: it allocates its outputs."""
+        """The program of the process's next operation; None if it allocates only its outputs."""
 
     def take_blas_workspace(self, thread: str) -> Scratch | None:
-        """What a thread takes that asks for its cuBLAS handle; None where it has one."""
+        """Take the workspace of a thread's cuBLAS handle; None if it has one already."""
 
     def untake_workspaces(self) -> None:
-        """The last operation ran out of memory before it took a workspace."""
+        """Undo the last operation's workspaces: it ran out of memory before it took them."""
 
     def forget_workspaces(self) -> None:
-        """The program has given every workspace of cuBLAS back."""
+        """Forget all cuBLAS workspaces: the program freed them."""
 
 
 def outputs_of(op: Op) -> Iterator[Output]:
-    """The steps that allocate what an operation returns, in the order of the trace."""
+    """The steps that allocate an operation's results, in the order of the trace."""
     return map(Output, range(len(op.births)))
 
 
 def storages_of(
     op: Op, program: Program, graph: StepGraph, numbers: Iterator[int]
 ) -> dict[Scratch, Storage]:
-    """A storage for each scratch allocation of one operation, with the next of `numbers` as id."""
+    """A storage for each scratch allocation of one operation, with ids from `numbers`."""
     freed = {step.scratch for step in program if isinstance(step, Free)}
     return {
         step.scratch: _storage(next(numbers), step.scratch, op, graph, step.scratch in freed)
@@ -112,7 +112,7 @@ def tick_of(op: Op, graph: StepGraph) -> int:
 
 
 def thread_of(graph: StepGraph, op: Op) -> str:
-    """Which thread runs an operation, in words."""
+    """The name of the thread that runs an operation."""
     backward = graph.phases[op.phase].name is PhaseName.BACKWARD
     return "the autograd thread" if backward else MAIN_THREAD
 

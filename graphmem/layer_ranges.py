@@ -1,11 +1,11 @@
-"""Equal layers as one: `h.[0-11].mlp` for `h.0.mlp` to `h.11.mlp`, where all mean the same.
+"""Fold equal layers into one: `h.[0-11].mlp` for `h.0.mlp` to `h.11.mlp`.
 
 Clauses:
-  (1) names fold where they differ in one number between dots and their values are equal;
+  (1) names fold if they differ in one number between dots and their values are equal;
   (2) the numbers are listed in order, runs of them as `first-last`: `[0-2,5]`;
-  (3) `unfold` gives back what was folded.
+  (3) `unfold` restores the names.
 
-Not covered: names that contain brackets themselves; they stay as they are.
+  Not covered: names that contain brackets themselves; they stay unchanged.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def fold(values: Mapping[str, V]) -> dict[str, V]:
 
 
 def no_module(pattern: str, outermost: Iterable[str]) -> InputError:
-    """The error of a pattern that no module's name fits; equal layers are listed as one."""
+    """The error for a pattern that matches no module; equal layers are listed as one."""
     names = ", ".join(fold(dict.fromkeys(outermost, "")))
     return InputError(f"no module is called {pattern!r}", hint=f"the outermost are {names}")
 
 
 def unfold(values: Mapping[str, V]) -> dict[str, V]:
-    """Every name on its own again."""
+    """Expand folded names into every single name."""
     return {name: value for folded, value in values.items() for name in members(folded)}
 
 
@@ -64,7 +64,7 @@ def _fold_at(position: int, values: Mapping[tuple[str, ...], V]) -> dict[tuple[s
 
 
 def _written(numbers: Iterable[int]) -> str:
-    """Numbers as runs, in brackets when there are several."""
+    """Format numbers as runs, in brackets if there are several."""
     in_order = sorted(numbers)
     if len(in_order) == 1:
         return str(in_order[0])

@@ -1,7 +1,7 @@
 """`%load_ext graphmem`, then `%%graphmem --gpu t4` at the top of a cell.
 
-The cell runs on a virtual GPU, in a copy of the notebook's variables: what it makes on the card has
-no data, so nothing of it stays. Models that it moves there are afterwards what they were.
+The cell runs on a virtual GPU, in a copy of the notebook's variables: its tensors on the card have
+no data, so its variables are discarded. Models that it moves there are restored afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CELL = "cell of the notebook"
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What IPython calls."""
+    """Register the magic; IPython calls this."""
 
     def graphmem(line: str, cell: str) -> Report:
         return run_cell(line, cell, shell)
@@ -27,7 +27,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def run_cell(line: str, cell: str, shell: Any) -> Report:
-    """Run a cell on the card that the line names, and return the report."""
+    """Run a cell on the card named in the line, and return the report."""
     from graphmem.live.gpu import VirtualGpu
 
     text = shell.transform_cell(cell)

@@ -1,13 +1,13 @@
-"""Whether a step of another size would fit, from traces of two sizes, or of one.
+"""Predict whether a step of another size would fit, from traces of two sizes, or of one.
 
 Clauses:
-  (1) two traces are alike where they allocate and free the same storages in the same order;
-  (2) each storage's bytes are taken for a line through both sizes, and the changes are replayed on
-      the card with the bytes that the line gives;
-  (3) of one trace, bytes that a large prime factor of its size divides are taken to grow with it:
-      a batch of 38 is in what 19 divides, and no width of a model is.
-
-It is a guess: what is rounded, or changes its kernel, is on no line. Who asks traces what it says.
+  (1) two traces are similar if they allocate and free the same storages in the same order;
+  (2) each storage's bytes are assumed to lie on a line through both sizes, and the events are
+      replayed on the card with the bytes that the line gives;
+  (3) with a single trace, bytes divisible by a large prime factor of its size are assumed to grow
+  with it: a batch of 38 shows in sizes divisible by 19, which no width of a model is.
+ The result is a guess: sizes that are rounded, or that switch kernels, are on no line. Callers
+  verify it by a trace.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _EMPTIES = -1
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one trace allocates and frees.
+    """The allocations and frees of one trace.
 
     Attributes:
-        order: for each change the number of the storage, by birth; the second time it is freed.
+        order: for each event the number of the storage, by birth; its second occurrence frees it.
             `_EMPTIES` where the program empties the cache.
-        nbytes: of each storage.
+        nbytes: the bytes of each storage.
         dispensable: the numbers of storages that the step can do without.
     """
 
@@ -42,7 +42,7 @@ class Sizes:
 
 
 def sizes_of(graph: StepGraph, annotations: Annotations) -> Sizes:
-    """What a trace allocates and frees."""
+    """Collect the allocations and frees of a trace."""
     from graphmem.annotations import KERNEL_MEMORY
 
     numbers: dict[int, int] = {}
@@ -65,7 +65,7 @@ def sizes_of(graph: StepGraph, annotations: Annotations) -> Sizes:
 
 @dataclass(frozen=True)
 class Line:
-    """Two sizes of one step, and so all sizes."""
+    """A line through two sizes of one step, from which all sizes follow."""
 
     first: int
     sizes: Sizes
@@ -74,7 +74,7 @@ class Line:
 
     @classmethod
     def through(cls, known: dict[int, Sizes]) -> Line | None:
-        """Through the two largest sizes that are alike, or None."""
+        """The line through the two largest similar sizes, or None."""
         values = sorted(known, reverse=True)
         for second in values:
             for first in values[values.index(second) + 1 :]:
@@ -84,7 +84,7 @@ class Line:
 
     @classmethod
     def alone(cls, value: int, sizes: Sizes) -> Line | None:
-        """Through nothing and a size, by clause (3); None where it has no large prime factor."""
+        """The line through zero and one size, by clause (3); None without a large prime factor."""
         prime = large_prime_of(value)
         if prime is None:
             return None
@@ -92,7 +92,7 @@ class Line:
         return cls(value, sizes, 2 * value, Sizes(sizes.order, twice, sizes.dispensable))
 
     def fits(self, value: int, runtime: Runtime) -> bool:
-        """Whether the step would fit on the runtime's card."""
+        """Whether the step of that size is predicted to fit on the runtime's card."""
         allocator = runtime.new_allocator()
         nbytes = self.nbytes(value)
         blocks: dict[int, Block | None] = {}
@@ -113,14 +113,14 @@ class Line:
         return True
 
     def nbytes(self, value: int) -> list[int]:
-        """Of each storage."""
+        """The predicted bytes of each storage."""
         above, apart = value - self.first, self.second - self.first
         pairs = zip(self.sizes.nbytes, self.other.nbytes, strict=True)
         return [max(1, low + (high - low) * above // apart) for low, high in pairs]
 
 
 def large_prime_of(value: int) -> int | None:
-    """The largest prime factor of a number, where hardly any dimension of a model has it."""
+    """The largest prime factor of a number, if it is rare in a model's dimensions; else None."""
     rest = value
     for small in (2, 3, 5, 7):
         while rest % small == 0:

@@ -1,7 +1,7 @@
 """Find the passes, order them by what each requires and provides, and run them.
 
-A pass reads the step graph and returns one annotation; it changes nothing. Built-in passes and a
-stranger's are found alike, through the entry-point group `graphmem.passes`.
+A pass reads the step graph and returns one annotation; it changes nothing. Built-in and third-party
+passes are found in the same way, through the entry-point group `graphmem.passes`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ GROUP = "graphmem.passes"
 
 @runtime_checkable
 class HasReportLines(Protocol):
-    """An annotation that the report shows, under the pass's name; no lines, no section."""
+    """An annotation that the report shows under the pass's name, unless it has no lines."""
 
     def report_lines(self) -> Iterable[str]:
-        """What it has to tell, a line each."""
+        """The lines of its section in the report."""
 
 
 @runtime_checkable
 class KnowsReasons(Protocol):
-    """An annotation that knows why autograd holds a storage."""
+    """An annotation that explains why autograd holds a storage."""
 
     def reasons_for(self, storage: int, tick: int) -> Sequence[str]:
-        """The reasons at one moment, in words; they follow "saved for the backward pass by"."""
+        """The reasons at a tick, in words that follow "saved for the backward pass by"."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Pass:
         provides: the name of the annotation that `run` returns.
         run: called with the step graph, the runtime and the annotations required.
         requires: the names of the annotations that it reads.
-        online: makes what finds the same while a program runs, an operation at a time; None where
-            the pass needs the whole graph.
+        online: makes an object that finds the same while a program runs, operation by operation;
+            None if the pass needs the whole graph.
     """
 
     provides: str
@@ -66,16 +66,16 @@ class Pass:
 
 
 def installed_passes() -> list[Pass]:
-    """Every pass of the entry-point group, by name of its entry point."""
+    """Every pass of the entry-point group, sorted by the name of its entry point."""
     found = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     return [point.load() for point in found]
 
 
 def online_pass(name: str, runtime: Runtime) -> Any:
-    """What finds the annotation `name` while a program runs.
+    """The object that finds the annotation `name` while a program runs.
 
     Raises:
-        InputError: no pass that is installed does.
+        InputError: no installed pass has one.
     """
     for each in installed_passes():
         if each.provides == name and each.online is not None:
@@ -86,14 +86,14 @@ def online_pass(name: str, runtime: Runtime) -> Any:
 def run_passes(
     graph: StepGraph, runtime: Runtime, passes: Iterable[Pass] | None = None
 ) -> Annotations:
-    """Run passes in an order that respects their requirements; default: all that are installed.
+    """Run passes in an order that respects their requirements; by default all installed ones.
 
     Returns:
         The annotations by name.
 
     Raises:
-        InputError: two passes provide the same annotation, one requires what nobody provides, or
-            they require each other.
+        InputError: two passes provide the same annotation, one requires an annotation that no pass
+            provides, or they require each other.
     """
     annotations = Annotations()
     for each in ordered(installed_passes() if passes is None else passes):
@@ -103,7 +103,7 @@ def run_passes(
 
 
 def ordered(passes: Iterable[Pass]) -> list[Pass]:
-    """Passes in topological order, the same one whatever order they come in."""
+    """Passes in topological order, independent of the order in which they are given."""
     providers: dict[str, Pass] = {}
     for each in passes:
         if each.provides in providers:
@@ -112,7 +112,9 @@ def ordered(passes: Iterable[Pass]) -> list[Pass]:
     for each in providers.values():
         for name in each.requires:
             if name not in providers:
-                raise InputError(f"pass {each.provides!r} requires {name!r}, which nobody provides")
+                raise InputError(
+                    f"pass {each.provides!r} requires {name!r}, which no pass provides"
+                )
     needs = TopologicalSorter({name: providers[name].requires for name in sorted(providers)})
     try:
         return [providers[name] for name in needs.static_order()]

@@ -1,17 +1,17 @@
-"""Files of strangers as plain data: gzip and pickle without code, and without more than they cost.
+"""Read untrusted files as plain data: gzip and pickle without code, with bounded memory.
 
 Clauses:
-  (1) a gzip file is unpacked piece by piece, and refused as soon as it grows more than `_GROWTH`
-      times (recordings of real runs grow 10 to 40 times, what only repeats itself 1,000 times);
-  (2) a pickle is checked opcode by opcode against the few that plain data needs, so it can name no
-      class, call nothing, and build no deep nest; then it is read by an unpickler that refuses
-      every global;
-  (3) before it is read, what its objects can take in memory is bounded from above: lists and
-      dictionaries are counted, and may be no denser than real ones, whose entries take bytes of
-      the file as well; and the bound of all objects is `_MEMORY`.
+  (1) a gzip file is unpacked piece by piece, and rejected as soon as it grows more than `_GROWTH`
+      times (recordings of real runs grow 10 to 40 times, repetitive bombs 1,000 times);
+  (2) a pickle is checked opcode by opcode against the few that plain data needs, so it cannot name
+      a class, call anything, or build deep nests; then an unpickler that rejects every global reads
+      it;
+  (3) before it is read, the memory of its objects is bounded from above: lists and dictionaries are
+      counted, and may not be denser than real ones, whose entries also take bytes in the file; the
+      bound for all objects is `_MEMORY`.
 
-Not covered: a list that a pickle names many times costs its file two bytes each time, so whoever
-walks over what comes from here must not walk a shared list twice.
+Not covered: naming a list again costs a pickle only two bytes, so callers must not walk a shared
+list twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from graphmem.errors import InputError
 
-MAX_BYTES = 1 << 30  # of a file, packed or unpacked
+MAX_BYTES = 1 << 30  # per file, packed or unpacked
 _MEMORY = 1 << 32
 _GROWTH = 250
 _PIECE = 1 << 16
@@ -42,7 +42,7 @@ def unpacked(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            pieces: list[bytes] = []  # of a device the size is not known before
+            pieces: list[bytes] = []  # a device's size is not known beforehand
             while sum(map(len, pieces)) <= MAX_BYTES and (piece := file.read(_READ_AT_ONCE)):
                 pieces.append(piece)
             data = b"".join(pieces)
@@ -74,10 +74,10 @@ def _unpacked(path: Path, packed: bytes) -> bytes:
 
 
 class NoGlobals(pickle.Unpickler):
-    """Refuses every class and function; `_check_opcodes` has already done so."""
+    """Rejects every class and function, as `_check_opcodes` already does."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Refuse."""
+        """Reject the global."""
         raise InputError(
             f"the pickle names {module_name}.{global_name}, which plain data never does."
         )
@@ -87,7 +87,7 @@ def plain_data(data: bytes) -> object:
     """The lists, dictionaries, strings and numbers of a pickle.
 
     Raises:
-        InputError: it is damaged, holds anything else, or would take too much memory.
+        InputError: it is damaged, contains anything else, or would take too much memory.
     """
     _check_opcodes(data)
     _check_cost(data)
@@ -98,7 +98,7 @@ def plain_data(data: bytes) -> object:
 
 
 _INT = rb"(?:K.|M..|J....)"
-_FIXED = re.compile(  # opcodes whose arguments have a fixed length; a tuple is a pair of integers
+_FIXED = re.compile(  # opcodes with arguments of fixed length; tuples must be pairs of integers
     _INT + rb"{2}\x86|" + _INT + rb"|h.|j.{4}|q.|r.{4}|G.{8}|\x8a\x06.{6}|\x95.{8}|\x80."
     rb"|[\]}(Neuas\x88\x89\x94]",
     re.DOTALL,
@@ -109,7 +109,7 @@ _STOP = ord(".")
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Allow only opcodes of plain data: no global, no call, no tuple but a pair of integers."""
+    """Allow only opcodes of plain data: no globals, no calls, no tuples but pairs of integers."""
     at = 0
     while at < len(data):
         run = _FIXED_RUN.match(data, at)
@@ -128,19 +128,19 @@ def _check_opcodes(data: bytes) -> None:
 
 
 # CPython 3.11, sys.getsizeof: a dictionary of one to five entries takes 232 bytes and 16 for the
-# collector, a list that was appended to 56 + 4 * 8 + 16; every other opcode makes less than 13 for
-# each byte of its own, such as `M` (three bytes: a number of 28 and a place of 8 for it).
+# collector, a list after an append 56 + 4 * 8 + 16; every other opcode makes fewer than 13 bytes
+# per byte of file, such as `M` (three bytes: a number of 28 bytes and 8 for its slot).
 _DICTIONARY_BYTES = 248
 _LIST_BYTES = 104
 _OTHER_BYTES = 13
-_BYTES_OF_A_CONTAINER = 8  # at least, of the file, on average over `_SAMPLE` bytes
+_BYTES_OF_A_CONTAINER = 8  # of the file, at least, on average over `_SAMPLE` bytes
 _SAMPLE = 1 << 16
 
 
 def _check_cost(data: bytes) -> None:
-    """Refuse what would take far more memory than a recording of as many bytes.
+    """Reject a pickle that would take far more memory than a recording of the same size.
 
-    A byte that is an argument and looks like an opcode counts as well; one byte of 256 does.
+    An argument byte that looks like an opcode is counted as well; one byte in 256 does.
     """
     cost = 0
     for start in range(0, len(data), _SAMPLE):

@@ -1,4 +1,4 @@
-"""pytest: fixtures `graphmem` and `virtual_gpu` and the mark `max_gpu_memory`, of this package.
+"""pytest plugin: fixtures `graphmem` and `virtual_gpu`, and the mark `max_gpu_memory`.
 
     @pytest.mark.max_gpu_memory("20 GiB", target="model.py:build", gpu="a100-40gb")
     def test_the_training_step_stays_small() -> None: ...
@@ -14,10 +14,10 @@
         train()
         assert gpu.allocated == 0
 
-With `target` the mark analyses it before the test; in any case no report that the test asks the
-fixture for may exceed the limit. Options are those of `graphmem.analyze`; paths are relative to
-pytest's root folder. A virtual GPU is on until its test ends. A marked test that measures nothing
-fails: its limit would hold nothing.
+If the mark has a `target`, it is analysed before the test; in any case no report that the test gets
+from the fixture may exceed the limit. Options are those of `graphmem.analyze`; paths are relative
+to pytest's root folder. A virtual GPU is on until its test ends. A marked test that measures
+nothing fails, because its limit would check nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def graphmem(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`graphmem(target, **options)`: what `graphmem.analyze` returns."""
+    """`graphmem(target, **options)`: the report of `graphmem.analyze`."""
     item = request.node
 
     def analyze(target: str | Callable[[], Any], **options: Any) -> Report:
@@ -80,7 +80,7 @@ def virtual_gpu(request: pytest.FixtureRequest) -> Iterator[Callable[..., Virtua
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Hold a marked test's target, and every report it asked for, against its limits."""
+    """Check a marked test's target, and every report that it requested, against its limits."""
     marks = list(item.iter_markers(_MARK))
     limits = [_limit(mark) for mark in marks]
     for mark, limit in zip(marks, limits, strict=True):
@@ -123,14 +123,14 @@ def _analyze(item: pytest.Item, target: Any, options: dict[str, Any]) -> Report:
             report = analyze(target, **options)
         except InputError as error:
             wrong = f"{error}\n{error.user_traceback or error.hint or ''}"
-    if report is None:  # outside of the handler, whose error says the same
+    if report is None:  # outside the handler, to avoid a chained traceback
         pytest.fail(wrong, pytrace=False)
     item.stash.setdefault(_reports, []).append(report)
     return report
 
 
 def _hold(report: Report, limit: int) -> None:
-    """Fail with the largest holders where a report exceeds a limit."""
+    """Fail, naming the largest holders, if a report exceeds a limit."""
     peak = report.peak.allocated
     if peak <= limit:
         return

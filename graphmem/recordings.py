@@ -4,11 +4,11 @@ Two formats are read, told apart by their first bytes: the pickle that
 `torch.cuda.memory._dump_snapshot` writes (plain or gzip), and `*.events.json` as
 docs/sources.md, "Public recordings", describes it.
 
-A file may come from anyone. `graphmem/plain_data.py` reads it as data alone, and bounds what it may
-take; here every part is checked for its type before it is used, and nothing that a file may name
-twice is walked twice. Whatever does not fit ends in an InputError of one line.
+Files are untrusted. `graphmem/plain_data.py` reads them as pure data, within bounds; here every
+part is type-checked before it is used, and nothing that a file may name twice is walked twice.
+Anything wrong ends in an InputError of one line.
 
-Not covered: allocations of other processes, and what a recording's ring buffer has dropped.
+Not covered: allocations of other processes, and events that a recording's ring buffer dropped.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of the allocator's history.
+    """An entry of the allocator's history.
 
     Attributes:
-        address: where; in a compact file, only the ordinal of its first appearance.
-        size: requested bytes of a block, true bytes of a segment.
+        address: its address; in a compact file, only the ordinal of its first appearance.
+        size: requested bytes of a block, actual bytes of a segment.
         frames: the stack, innermost first; empty if it was not recorded.
-        user_frame: the innermost frame of the user's own Python code, if there is one.
+        user_frame: the innermost frame of the user's Python code, if any.
     """
 
     action: Action
@@ -94,7 +94,7 @@ class Event:
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What PyTorch's allocator counted at one moment, in bytes."""
+    """The counters of PyTorch's allocator at one moment, in bytes."""
 
     allocated: int
     reserved: int
@@ -104,17 +104,17 @@ class Counters(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What one device's allocator did, in order.
+    """The history of one device's allocator.
 
     Attributes:
         name: the file's name.
         events: the history, oldest first.
         settings: the allocator's configuration at that time.
         final: the segments after the last event; None in a compact file.
-        base_allocated: bytes allocated before the first event, where the file says so.
+        base_allocated: bytes allocated before the first event, if the file says so.
         base_reserved: bytes reserved before it.
-        has_addresses: whether addresses are true ones, or ordinals.
-        counted: by PyTorch before the first event and after the last, where the file says so.
+        has_addresses: whether addresses are real, not ordinals.
+        counted: PyTorch's counters before the first event and after the last, if the file has them.
     """
 
     name: str
@@ -132,10 +132,10 @@ def read_recording(path: str | Path, device: int | None = None) -> Recording:
 
     Args:
         path: the file.
-        device: the GPU whose history is wanted; default: the first that has one.
+        device: the GPU whose history to read; by default the first that has one.
 
     Raises:
-        InputError: when the file cannot be read, or is not such a recording.
+        InputError: the file cannot be read, or is not such a recording.
     """
     path = Path(path)
     data = unpacked(path)
@@ -155,7 +155,7 @@ def read_recording(path: str | Path, device: int | None = None) -> Recording:
 
 
 def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
-    """The recording of one device in what `torch.cuda.memory._snapshot` returns."""
+    """The recording of one device, from the result of `torch.cuda.memory._snapshot`."""
     traces = snapshot["device_traces"]
     if device is None:
         device = next((index for index, trace in enumerate(traces) if trace), 0)
@@ -175,14 +175,14 @@ def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
 
 
 def _trace_events(trace: Iterable[Any]) -> Iterator[Event]:
-    frames: dict[int, Frame] = {}  # snapshots share their frames: by the identity of each
+    frames: dict[int, Frame] = {}  # by identity, because snapshots share their frames
     stacks: dict[int, tuple[tuple[Frame, ...], Frame | None]] = {}
     for entry in trace:
         action = _TRACE_ACTIONS.get(_text(entry["action"]))
         if action is None:
             if entry["action"] in _IGNORED_ACTIONS:
                 continue
-            raise InputError(f"it has an event {entry['action'][:40]!r} that is not known.")
+            raise InputError(f"it has an unknown event {entry['action'][:40]!r}.")
         raw = entry.get("frames", ())
         if id(raw) not in stacks:
             stack = tuple(_frame(each, frames) for each in raw)
@@ -205,7 +205,7 @@ def _frame(raw: Any, known: dict[int, Frame]) -> Frame:
 
 
 def is_user_frame(frame: Frame) -> bool:
-    """Whether a frame is Python code outside of installed packages and the standard library."""
+    """Whether a frame is Python code outside installed packages and the standard library."""
     path = frame.filename.replace("\\", "/")
     is_pythons = "/lib/python3" in path or "<frozen " in path
     return path.endswith(".py") and not is_pythons and not is_installed(path)
@@ -233,7 +233,7 @@ def _segment_info(raw: Any) -> SegmentInfo:
 
 
 class _CompactFile(msgspec.Struct):
-    """What is read of a compact event file; rows are checked while they are decoded."""
+    """The parts of a compact event file that are read; rows are checked while decoding."""
 
     events: list[Annotated[list[int | str], msgspec.Meta(min_length=3, max_length=4)]]
     sites: list[str] = []
@@ -265,7 +265,7 @@ def _json_event(row: list[int | str], sites: list[tuple[Frame, ...]]) -> Event:
     """`[op, size, ordinal]`, and for an allocation the index of its site."""
     action = _JSON_ACTIONS.get(_text(row[0]))
     if action is None:
-        raise InputError(f"it has an event {str(row[0])[:40]!r} that is not known.")
+        raise InputError(f"it has an unknown event {str(row[0])[:40]!r}.")
     frames = sites[_number(row[3], len(sites))] if len(row) > 3 else ()
     return Event(action, _number(row[2]), _size(row[1]), 0, frames, frames[-1] if frames else None)
 
@@ -286,28 +286,28 @@ def _site_frames(site: str) -> tuple[Frame, ...]:
 
 
 def _check_count(count: int, what: str, limit: int) -> None:
-    """Refuse more than any recording has, before each is looked at."""
+    """Reject more items than any recording has, before looking at each."""
     if count > limit:
         raise InputError(f"it has {count:,} {what}, more than {limit:,}.")
 
 
 def _text(value: object) -> str:
-    """A string; of anything else not even the text is made, which may be endless."""
+    """A string; other values are not even formatted, because that may not end."""
     if type(value) is not str:
-        raise InputError(f"it has {type(value).__name__} where a text should stand.")
+        raise InputError(f"it has {type(value).__name__} instead of a string.")
     return value
 
 
 def _number(value: object, limit: int = 1 << 64) -> int:
-    """A whole number of a sane size."""
+    """An integer of a sane size."""
     if type(value) is not int:
         shown = value[:40] if type(value) is str else type(value).__name__
-        raise InputError(f"{shown!r} stands where a number should.")
+        raise InputError(f"it has {shown!r} instead of a number.")
     if not 0 <= value < limit:
-        raise InputError(f"{str(value)[:40]!r} stands where a number should.")
+        raise InputError(f"the number {str(value)[:40]!r} is out of range.")
     return value
 
 
 def _size(value: object) -> int:
-    """A number of bytes that some GPU could have."""
+    """A number of bytes that a GPU could have."""
     return _number(value, MAX_GPU_BYTES)

@@ -1,4 +1,4 @@
-"""The machine that a prediction is for: GPU, PyTorch version, environment."""
+"""The machine of a prediction: GPU, PyTorch version, environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CUDA_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 class LtWorkspace(enum.Enum):
-    """How long cublasLt keeps a workspace of its own."""
+    """How long cublasLt keeps its workspace."""
 
     EACH_CALL = "each call"
     KEPT = "kept by each handle"
@@ -33,13 +33,13 @@ class LtWorkspace(enum.Enum):
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where the step would run.
+    """The machine on which the step would run.
 
     Attributes:
         gpu: the card.
         torch: the version whose CUDA rules apply, such as "2.13.0".
         env: environment variables that PyTorch reads, such as CUBLAS_WORKSPACE_CONFIG.
-        communicators: how many of NCCL's the process has with other ranks.
+        communicators: how many NCCL communicators the process has with other ranks.
     """
 
     gpu: Gpu
@@ -49,7 +49,7 @@ class Runtime:
 
     @property
     def context(self) -> Context:
-        """What the process takes besides what PyTorch's allocator reserves."""
+        """The memory that the process takes outside PyTorch's allocator."""
         return context_of(self.gpu.compute_capability) + nccl_of(self.communicators)
 
     @property
@@ -58,15 +58,15 @@ class Runtime:
         return parse_release(self.torch)
 
     def is_set(self, name: str) -> bool:
-        """Whether an environment variable says yes."""
+        """Whether an environment variable is set to true."""
         return self.env.get(name, "").lower() in _TRUE
 
     @property
     def cublas_workspace_bytes(self) -> int:
         """Bytes of one cuBLAS workspace.
 
-        `CUBLAS_WORKSPACE_CONFIG` is a list of `:KiB:count`, of which the sum counts; without it
-        the card and the version decide (`parseChosenWorkspaceSize` in
+        `CUBLAS_WORKSPACE_CONFIG` is a list of `:KiB:count`, which are summed; without it the card
+        and the version decide (`parseChosenWorkspaceSize` in
         aten/src/ATen/cuda/CublasHandlePool.cpp).
 
         Raises:
@@ -86,12 +86,12 @@ class Runtime:
 
     @property
     def cublaslt_workspace_bytes(self) -> int:
-        """Bytes of cublasLt's own workspace: 1 MiB, or `CUBLASLT_WORKSPACE_SIZE` in KiB.
+        """Bytes of cublasLt's workspace: 1 MiB, or `CUBLASLT_WORKSPACE_SIZE` in KiB.
 
         aten/src/ATen/cuda/CUDABlas.cpp, `_parseChosenWorkspaceSize`.
 
         Raises:
-            InputError: the variable is no number.
+            InputError: the variable is not a number.
         """
         kib = self.env.get("CUBLASLT_WORKSPACE_SIZE", "1024")
         if not _is_number(kib):
@@ -115,9 +115,9 @@ class Runtime:
 
     @property
     def allocator_conf(self) -> str | None:
-        """The text that configures the caching allocator, or None.
+        """The configuration string of the caching allocator, or None.
 
-        `PYTORCH_CUDA_ALLOC_CONF`, or where it is not set `PYTORCH_ALLOC_CONF` (torch 2.10 and on).
+        `PYTORCH_CUDA_ALLOC_CONF`, or if it is not set `PYTORCH_ALLOC_CONF` (from torch 2.10 on).
         """
         text = self.env.get(_CUDA_ALLOC_CONF)
         if text is None and differences.ALLOC_CONF_IS_READ.holds_in(self.release):
@@ -126,10 +126,10 @@ class Runtime:
 
     @property
     def allocator_settings(self) -> AllocatorSettings:
-        """What the environment says to the caching allocator.
+        """The caching allocator's settings in the environment.
 
         Raises:
-            InputError: PyTorch would refuse it, or it asks for another allocator.
+            InputError: PyTorch would reject them, or they select a different allocator.
         """
         from graphmem.allocator import parse_settings
 
@@ -138,15 +138,15 @@ class Runtime:
     def new_allocator(
         self, *, bounded: bool = True, context_bytes: int | None = None
     ) -> CachingAllocator:
-        """An empty caching allocator of this card, as PyTorch starts it in this environment.
+        """Make an empty caching allocator for this card, as PyTorch starts it in this environment.
 
         Args:
-            bounded: whether the card can be full: what PyTorch can have is its memory less what
-                the context takes. Else memory is unlimited.
-            context_bytes: what the context takes; default: the estimate of `context`.
+            bounded: whether the card can be full: PyTorch can have its memory minus the context. If
+                false, memory is unlimited.
+            context_bytes: the size of the context; by default the estimate of `context`.
 
         Raises:
-            InputError: as `allocator_settings`.
+            InputError: as for `allocator_settings`.
         """
         from graphmem.allocator import CachingAllocator, Device
         from graphmem.allocator.addresses import DEFAULT_DRIVER

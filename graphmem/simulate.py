@@ -21,7 +21,7 @@ _NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Moment:
-    """What the device held after one allocation or free, or when its cache was emptied, in bytes.
+    """The device's bytes after one allocation or free, or after its cache was emptied.
 
     Several moments may share a tick: the steps of one kernel. `index` counts them all from 0.
     """
@@ -38,15 +38,15 @@ class Timeline:
     """The bytes of a device over the ticks of a trace.
 
     Attributes:
-        moments: one for each allocation and free, and one for each time that the cache is emptied,
-            in order; the first, at tick 0, is empty.
-        block_bytes: for each storage, by id, the bytes of the block that it got.
+        moments: one for each allocation, free and emptying of the cache, in order; the first, at
+            tick 0, is empty.
+        block_bytes: by storage id, the bytes of its block.
         births: for each moment, the storage that was born, or None.
         deaths: for each moment, the storage that died, or None.
-        addresses: for each storage, by id, where its block begins.
-        segments: what is reserved at the end, and what it holds.
-        given_back: for each moment, by index, at which the program emptied the cache, what the
-            driver got: `segment_free` or `segment_unmap`, address, bytes.
+        addresses: by storage id, the address of its block.
+        segments: the reserved segments at the end, with their blocks.
+        given_back: by index of the moments at which the program emptied the cache, what was
+            returned to the driver: `segment_free` or `segment_unmap`, address, bytes.
     """
 
     moments: list[Moment]
@@ -58,15 +58,14 @@ class Timeline:
     given_back: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 
     def at(self, tick: int) -> Moment:
-        """What the device held when `tick` was over."""
+        """The moment at the end of `tick`."""
         return self.moments[self.index_at(tick)]
 
     def peak(self, start: int = 0, end: int | None = None) -> tuple[Moment, Storage | None]:
-        """The first moment of the most allocated bytes from tick `start` to tick `end`.
+        """The first moment with the most allocated bytes from tick `start` to tick `end`.
 
         Returns:
-            The moment, and the storage whose birth made it; None where the stretch begins at its
-            peak.
+            The moment, and the storage whose birth caused it; None if the range begins at its peak.
         """
         first = self.index_at(start)
         last = len(self.moments) - 1 if end is None else self.index_at(end)
@@ -85,34 +84,34 @@ class Timeline:
         return list(alive.values())
 
     def index_at(self, tick: int) -> int:
-        """The index of the last moment at `tick` or before; -1 before all time."""
+        """The index of the last moment at or before `tick`; -1 if there is none."""
         return bisect_right(self.moments, tick, key=lambda moment: moment.tick) - 1
 
 
 class Memory(Protocol):
-    """Who hands out blocks and takes them back."""
+    """Allocates and frees blocks."""
 
     def malloc(self, requested_bytes: int) -> Block:
-        """Allocate."""
+        """Allocate a block."""
 
     def free(self, block: Block) -> None:
-        """Take back."""
+        """Free a block."""
 
 
 class Simulator:
-    """Sends the births and deaths of storages to an allocator, and notes what the device holds.
+    """Sends the births and deaths of storages to an allocator, and records what the device holds.
 
     Attributes:
-        allocator: decides about blocks.
-        timeline: what was noted so far.
+        allocator: the device's allocator.
+        timeline: the record so far.
     """
 
     def __init__(self, allocator: CachingAllocator, memory: Memory | None = None) -> None:
-        """A device that holds nothing yet.
+        """Start with an empty device.
 
         Args:
-            allocator: the device's.
-            memory: who stands before the allocator and wants to see each call; default: nobody.
+            allocator: the device's allocator.
+            memory: a proxy for the allocator that sees each call; by default the allocator itself.
         """
         self.allocator = allocator
         self._memory = memory or allocator
@@ -120,10 +119,10 @@ class Simulator:
         self._alive: dict[int, tuple[Storage, Block]] = {}
 
     def apply(self, event: Event) -> None:
-        """Allocate a storage, free one, or give back what nobody uses.
+        """Allocate a storage, free one, or empty the cache.
 
         Raises:
-            OutOfMemory: the device is full; nothing is noted then. (Or what `memory` makes of it.)
+            OutOfMemory: the device is full; nothing is recorded (`memory` may raise another error).
         """
         timeline = self.timeline
         if isinstance(event, Birth):
@@ -166,16 +165,16 @@ class Simulator:
         )
 
     def block_of(self, storage: Storage) -> Block | None:
-        """The block that a storage has now, None where it has none."""
+        """The current block of a storage, or None."""
         held = self._alive.get(storage.id)
         return None if held is None else held[1]
 
     def alive(self) -> list[tuple[Storage, Block]]:
-        """What the device holds, in order of allocation."""
+        """The storages that the device holds, with their blocks, in order of allocation."""
         return list(self._alive.values())
 
     def finish(self) -> Timeline:
-        """The timeline, with the segments that are there now."""
+        """The timeline, with the current segments."""
         return replace(self.timeline, segments=self.allocator.segments())
 
 
@@ -184,12 +183,12 @@ def simulate(
     programs: Mapping[int, Program] = _NO_PROGRAMS,
     allocator: CachingAllocator | None = None,
 ) -> Timeline:
-    """Replay a step graph's storages, and what kernels allocate beside them.
+    """Replay a step graph's storages, and the scratch memory of kernels.
 
     Args:
-        graph: storages off its device are left out.
-        programs: by the index of the operation, as the pass `kernel_memory` found them.
-        allocator: an empty one; default: PyTorch's settings and unlimited memory.
+        graph: the step graph; storages off its device are left out.
+        programs: kernel programs by the operation's index, from the pass `kernel_memory`.
+        allocator: an empty one; by default with PyTorch's settings and unlimited memory.
 
     Raises:
         OutOfMemory: the allocator's device is too small.
@@ -201,7 +200,7 @@ def simulate(
 
 
 def all_events(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Event]:
-    """What `simulate` replays, in its order; each makes one moment of the timeline."""
+    """The events that `simulate` replays, in order; each makes one moment of the timeline."""
     return sorted([*life_events(graph, programs), *map(CacheEmptied, graph.emptied)], key=_TICK)
 
 
@@ -210,7 +209,7 @@ def life_events(
 ) -> list[LifeEvent]:
     """The births and deaths of storages, in order.
 
-    An operation with a program allocates its outputs as the program says, all at one tick; no
+    An operation with a program allocates its outputs in the program's order, all at one tick; no
     other event falls on that tick, so sorting by tick keeps a program's steps together.
     """
     return life_events_of(graph.storages, graph, programs, count(len(graph.storages)))
@@ -222,13 +221,13 @@ def life_events_of(
     programs: Mapping[int, Program],
     numbers: Iterator[int],
 ) -> list[LifeEvent]:
-    """The births and deaths of some storages, and what the programs of some operations do.
+    """The births and deaths of some storages, and the events of some operations' programs.
 
     Args:
-        storages: of the graph; those that a program allocates are born by it.
-        graph: where both are found.
-        programs: by the index of the operation.
-        numbers: the ids of the storages of scratch memory.
+        storages: storages of the graph; those that a program allocates are born by it.
+        graph: the step graph.
+        programs: kernel programs by the operation's index.
+        numbers: ids for the storages of scratch memory.
     """
     found = [
         event

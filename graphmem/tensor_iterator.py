@@ -1,6 +1,6 @@
-"""How TensorIterator puts dimensions in order (aten/src/ATen/TensorIterator.cpp).
+"""TensorIterator's order of dimensions (aten/src/ATen/TensorIterator.cpp).
 
-Fake results take their strides from that order, and kernels' loops their shape.
+It determines the strides of fake results, and the shape of kernels' loops.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ def reordered(
 ) -> list[Dimension]:
     """`reorder_dimensions`: fastest first.
 
-    An insertion sort from the last dimension on, as comparisons may be ambiguous.
+    An insertion sort from the last dimension on, because comparisons may be ambiguous.
 
     Args:
         dimensions: in the tensor's order.
-        should_swap: 1 where the first comes after the second, -1 where before, 0 where nobody
-            can say.
+        should_swap: 1 if the first comes after the second, -1 if before, 0 if undecided.
     """
     order = list(reversed(dimensions))
     for start in range(1, len(order)):
@@ -37,7 +36,7 @@ def reordered(
 
 
 def compared(strides: Iterable[tuple[int, int]], size: int, other_size: int) -> int:
-    """`should_swap` by strides: those of two dimensions in each operand, and their sizes."""
+    """`should_swap` by strides: those of two dimensions in each operand, then their sizes."""
     for mine, other in strides:
         if not mine or not other:
             continue
@@ -49,7 +48,7 @@ def compared(strides: Iterable[tuple[int, int]], size: int, other_size: int) -> 
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """`is_non_overlapping_and_dense`: contiguous, once its dimensions are put in order."""
+    """`is_non_overlapping_and_dense`: contiguous once its dimensions are sorted."""
     step = 1
     dims = zip(strides, shape, strict=True)
     for stride, size in sorted(dim for dim in dims if dim[1] != 1):

@@ -1,10 +1,10 @@
-"""The time that the code under analysis may take: `--timeout`.
+"""A limit on the time of the code under analysis: `--timeout`.
 
-The end comes as an exception in the main thread, at the line that runs. It is no `Exception`, so
-that a training script which catches those does not go on; where something catches it all the same,
-it comes again. To import torch does not count.
+The limit raises an exception in the main thread, at the running line. It is not an `Exception`, so
+that a training script which catches those still ends; if something catches it anyway, it is raised
+again. Importing torch does not count.
 
-Not covered: native code that does not come back to Python. `graphmem check` ends its process then.
+Not covered: native code that does not return to Python; `graphmem check` then kills its process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _AGAIN = 2.0
 
 
 class TimeUp(BaseException):
-    """The limit is reached."""
+    """The time limit is reached."""
 
 
 @contextmanager
 def time_limit(seconds: float | None) -> Iterator[None]:
-    """End what runs within after so many seconds; None: never. For the main thread alone.
+    """Limit the time of the context's body; None for no limit. Only for the main thread.
 
     Raises:
         InputError: it took longer.
@@ -49,11 +49,11 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 
 def took_longer(seconds: float, place: str) -> InputError:
-    """The error that names the limit and, where it is known, the line that ran."""
+    """The error that names the limit and, if known, the running line."""
     at = f", at {place}" if place else ""
     return InputError(
         f"not done after {seconds:g} s{at}",
-        hint="a greater --timeout gives it more time; `--set` can make build() smaller",
+        hint="raise --timeout, or make build() smaller with --set",
     )
 
 

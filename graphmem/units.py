@@ -34,7 +34,7 @@ _QUANTITY = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d+)(\.\d+)?\s*([a-z]*)", re.IGN
 def format_bytes(count: int) -> str:
     """Return `count` bytes in the largest unit up to GiB, such as "17.673 GiB" or "1.5 MiB".
 
-    Three decimals for GiB, one for MiB and KiB; a count may be negative, as a difference is.
+    Three decimals for GiB, one for MiB and KiB; the count may be negative, for differences.
     """
     if abs(count) < _KIB:
         return f"{count} B"
@@ -52,10 +52,10 @@ def format_exact(count: int) -> str:
 def parse_bytes(quantity: str | int) -> int:
     """Return the bytes in "22 GiB", "1.5GB", "500MiB", "18,976,121,856 bytes" or a plain number.
 
-    GiB is 2^30 and GB is 10^9; case does not count; a fraction of a byte is cut off.
+    GiB is 2^30 and GB is 10^9; case does not matter; fractions of a byte are dropped.
 
     Raises:
-        InputError: `quantity` is negative, or no number with one of these units.
+        InputError: `quantity` is negative, or not a number with one of these units.
     """
     match = _QUANTITY.fullmatch(str(quantity).strip())
     bytes_per_unit = _BYTES_PER_UNIT.get(match[3].lower()) if match else None

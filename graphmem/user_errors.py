@@ -1,4 +1,4 @@
-"""Errors of the user's own code, told by the user's own lines."""
+"""Report errors of the user's code by the user's own lines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from traceback import FrameSummary, StackSummary, TracebackException
 from graphmem.errors import GraphmemError, InputError
 from graphmem.frames import Origin, is_own_fault, is_program, origin_of, short_path
 
-# FakeTensorDeviceMismatchError (torch/_subclasses/fake_tensor.py), and what real kernels say.
+# In FakeTensorDeviceMismatchError (torch/_subclasses/fake_tensor.py) and in real kernels' errors.
 _DEVICES_DIFFER = "Expected all tensors to be on the same device"
 _DEVICE = re.compile(r"\bcpu\b|\bcuda:\d+")
-# CustomOpDef's own refusal (torch/_library/custom_ops.py).
+# CustomOpDef's error (torch/_library/custom_ops.py).
 _NO_META_KERNEL = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:]+)\)>")
-# The table of kernels follows after it (aten/src/ATen/core/dispatch/OperatorEntry.cpp).
+# A table of kernels follows it (aten/src/ATen/core/dispatch/OperatorEntry.cpp).
 _FIRST_SENTENCE = re.compile(
     r"(Could not run '[^']*' with arguments from the '\w*' backend\.).*", re.DOTALL
 )
@@ -27,14 +27,14 @@ _HINT = "_graphmem_hint"
 
 @contextmanager
 def blaming_the_user(what: str, within: str = "") -> Iterator[None]:
-    """Turn what the user's code raises into an `InputError`, `sys.exit` too.
+    """Turn errors of the user's code, including `sys.exit`, into an `InputError`.
 
-    What graphmem raises itself passes as it is, and so does what interrupts a program from outside:
-    `KeyboardInterrupt`, and signals of packages that are no `Exception`, such as `pytest.skip`.
+    graphmem's own errors pass through unchanged, and so do interruptions from outside:
+    `KeyboardInterrupt`, and signals of packages that are not an `Exception`, such as `pytest.skip`.
 
     Args:
-        what: what runs, such as `build()`.
-        within: in words, where a line of a package is that no line of the user's called.
+        what: what is running, such as `build()`.
+        within: the running target, in words, for package lines that no user line called.
     """
     try:
         yield
@@ -54,11 +54,11 @@ def _is_signal(error: BaseException) -> bool:
 
 
 def user_error(error: BaseException, what: str, within: str = "") -> InputError:
-    """Say in one line what the user's code did wrong and where, with its own traceback.
+    """Describe an error of the user's code and its place in one line, with the user's traceback.
 
     Args:
-        error: what was raised; an `InputError` is returned as it is.
-        what: what ran, such as `build()`, the subject of the message.
+        error: the error; an `InputError` is returned unchanged.
+        what: what was running, such as `build()`; the subject of the message.
         within: see `blaming_the_user`.
     """
     if isinstance(error, InputError):
@@ -75,24 +75,24 @@ def user_error(error: BaseException, what: str, within: str = "") -> InputError:
 
 
 def _without_kernels(text: str) -> str:
-    """What the dispatcher says, without what it knows of kernels: that is of this machine."""
+    """The dispatcher's message without its table of kernels, which describes this machine."""
     return _FIRST_SENTENCE.sub(r"\1", text)
 
 
 def note_place(error: BaseException, place: object) -> None:
-    """Say where an error belongs that the user's frames are not there to tell of."""
+    """Attach a place to an error whose traceback has no user frames."""
     if place and not hasattr(error, _PLACE):
         setattr(error, _PLACE, str(place))
 
 
 def note_hint(error: BaseException, hint: str) -> None:
-    """Say what may have caused an error that the user cannot see."""
+    """Attach a hint about a cause that the user cannot see."""
     if hint and not hasattr(error, _HINT):
         setattr(error, _HINT, hint)
 
 
 def place_of(error: BaseException) -> str:
-    """The line of the program where something was raised, and the user's own; "": none."""
+    """The program's line that raised an error, with the user's line; "" if there is none."""
     told = TracebackException.from_exception(error)
     _drop_callers(told)
     _keep_user_frames(told)
@@ -100,7 +100,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _place_in(stack: list[FrameSummary], within: str = "") -> str:
-    """The innermost line, and the user's own where that is a package's."""
+    """The innermost line, with the user's line if the former is a package's."""
     if not stack:
         return ""
     own = [frame for frame in stack if origin_of(frame.filename) is Origin.USER]
@@ -117,14 +117,14 @@ def _line(frame: FrameSummary) -> str:
 
 
 def _drop_callers(told: TracebackException) -> None:
-    """Drop the lines of whoever called graphmem."""
+    """Drop the frames of graphmem's callers."""
     is_own = [origin_of(frame.filename) is Origin.GRAPHMEM for frame in told.stack]
     if True in is_own:
         del told.stack[: is_own.index(True)]
 
 
 def _module_of(error: BaseException) -> str:
-    """The innermost module that ran, for models without a line of the user's own, else ""."""
+    """The innermost module that was running, for models without user lines; else ""."""
     from torch.nn import Module
 
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -134,7 +134,7 @@ def _module_of(error: BaseException) -> str:
 
 
 def _keep_user_frames(told: TracebackException) -> None:
-    """Drop the lines of torch, graphmem and the standard library, here and in the causes."""
+    """Drop the frames of torch, graphmem and the standard library, here and in the causes."""
     told.stack = StackSummary.from_list(
         [frame for frame in told.stack if is_program(frame.filename)]
     )
@@ -158,14 +158,14 @@ def _describe(error: BaseException, what: str, where: str) -> tuple[str, str | N
             message = f"{what} imports {module!r}, and there is no such module{at}"
             return message, _how_to_get(module)
         case SystemExit(code=code):
-            hint = 'what a script does for itself belongs below `if __name__ == "__main__":`'
+            hint = 'put what only the script needs below `if __name__ == "__main__":`'
             return f"{what} called sys.exit({code!r}){at}", hint
         case RuntimeError() if _DEVICES_DIFFER in text:
             devices = " and ".join(sorted(set(_DEVICE.findall(text)))) or "different devices"
             hint = "make each tensor where the others are, as in torch.zeros(…, device=x.device)"
             return f"{what} mixes tensors on {devices}{at}", hint
         case RuntimeError() if operator := _NO_META_KERNEL.search(text):
-            hint = "register one with its register_fake, which says what shape comes out"
+            hint = "register one with its register_fake, which returns the shape of the result"
             return f"operator {operator[1]} has no meta kernel{at}", hint
     summary = next((line.strip() for line in text.splitlines() if line.strip()), "")
     name = type(error).__name__
@@ -176,12 +176,12 @@ def _describe(error: BaseException, what: str, where: str) -> tuple[str, str | N
 def _how_to_get(module: str) -> str | None:
     top = module.partition(".")[0]
     if top in sys.modules:
-        return f"{top} is there, but has no module of that name"
-    return f"install {top} into the environment that graphmem runs in ({sys.prefix})"
+        return f"{top} is installed, but has no module of that name"
+    return f"install {top} in graphmem's environment ({sys.prefix})"
 
 
 def _hint_for(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and "relative import" in str(error):
-        return "a file with relative imports is named as its package does: package.module:build"
+        return "name a file with relative imports by its package: package.module:build"
     hint: str | None = getattr(error, _HINT, None)
     return hint

@@ -1,3 +1,3 @@
-"""The version of graphmem, which imports nothing."""
+"""The version of graphmem; imports nothing."""
 
 __version__ = "0.1.0"

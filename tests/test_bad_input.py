@@ -136,7 +136,7 @@ def test_a_missing_package_is_named(text: str, refused: Refused) -> None:
 
 def test_a_package_without_that_module_is_not_to_be_installed(refused: Refused) -> None:
     error = refused("import torch.no_such_module; build = None")
-    assert error.hint == "torch is there, but has no module of that name"
+    assert error.hint == "torch is installed, but has no module of that name"
 
 
 def test_a_relative_import_needs_the_packages_name(refused: Refused) -> None:

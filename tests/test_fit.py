@@ -268,7 +268,7 @@ class TestCommand:
             (("--gpu", "t44"), "unknown GPU 't44'"),
             (("--min", "0"), "no whole number from 0"),
             (("--min", "9", "--max", "15", "--multiple-of", "8"), "no multiple of 8 from 9 to 15"),
-            (("--vary", "name"), "name is no number that could be varied: its default is ''"),
+            (("--vary", "name"), "name is not a number that can be varied: its default is ''"),
             (("--set", "rows=many"), "error: parameter 'rows' of build() takes int, not 'many'"),
             (("--min", "3", "--vary", "rows", "--set", "name=odd"), "error: with rows=3: "),
             (("--optimizer", "adamm"), "error: unknown optimizer 'adamm'"),

@@ -52,7 +52,7 @@ BAD_FILES = {
     "truncated gzip": (gzip.compress(bytes(range(256)))[:-20], "truncated gzip"),
     "truncated pickle": (pickle.dumps({"segments": ["a" * 90]})[:-9], "truncated"),
     "hostile pickle": (pickle.dumps(RunsSomething()), "plain data never has"),
-    "huge size": (compact([["a", 1 << 60, 0]]), "where a number should"),
+    "huge size": (compact([["a", 1 << 60, 0]]), "is out of range"),
     "free of nothing": (compact([["f", 512, 0]]), "event 0 frees what is not allocated"),
     "freed twice": (
         compact([["a", 512, 0], ["f", 512, 0], ["f", 512, 0]]),
