@@ -372,7 +372,7 @@ def test_a_custom_operator_without_a_fake_kernel_is_named(refused: Refused) -> N
 
         @torch.library.custom_op("graphmem_bad_input::triple", mutates_args=())
         def triple(x: torch.Tensor) -> torch.Tensor:
-            return x * 3
+            raise RuntimeError("an extension that finds no driver")
 
         def build():
             weight = torch.nn.Parameter(torch.zeros(4))

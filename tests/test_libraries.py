@@ -306,3 +306,46 @@ def test_a_script_allocates_what_an_h100_recorded(name: str, tmp_path: Path) -> 
 
     predicted = json.loads((tmp_path / f"{name}.events.json").read_text())
     assert events_of(predicted) == events_of(recorded)
+
+
+@torch.library.custom_op("graphmem_test::squared_norms", mutates_args=())
+def squared_norms(x: torch.Tensor) -> torch.Tensor:
+    return x.float().square().sum(-1)
+
+
+@squared_norms.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("graphmem_test::compiled_norms", mutates_args=())
+def compiled_norms(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError(f"an extension needs the address {x.data_ptr()}")
+
+
+@compiled_norms.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+def test_a_custom_operator_takes_what_its_kernel_in_python_takes() -> None:
+    """The kernel's copy in 32 bits and its squares, 4 MiB each, beside the input of 2 MiB."""
+    rows, columns = 1024, 1024
+    with graphmem.virtual_gpu("h100") as gpu:
+        x = torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16)
+        before = gpu.allocated
+        norms = torch.ops.graphmem_test.squared_norms(x)
+        assert gpu.allocated - before == rows * 4
+        assert torch.cuda.max_memory_allocated() - before == 2 * rows * columns * 4
+    assert norms.shape == (rows,)
+
+
+def test_a_custom_operator_whose_kernel_needs_the_card_is_listed() -> None:
+    with graphmem.virtual_gpu("h100") as gpu:
+        x = torch.zeros(1024, 1024, device="cuda")
+        before = gpu.allocated
+        norms = torch.ops.graphmem_test.compiled_norms(x)
+        assert gpu.allocated - before == norms.numel() * 4
+    [listed] = [each for each in gpu.report().assumptions if "scratch" in each.what]
+    assert listed.what == "scratch memory of graphmem_test.compiled_norms"
+    assert listed.value == "none"

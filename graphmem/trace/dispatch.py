@@ -42,6 +42,8 @@ from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_gpu.libraries.python_kernels import (
     call_in_words,
     has_python_kernel,
+    is_custom,
+    no_scratch,
     run_kernel,
 )
 
@@ -197,8 +199,17 @@ class TraceMode(TorchDispatchMode):
         if self._stays_real(func, args, kwargs) or self._recorder.device.type != "cuda":
             return self._run(func, types, args, kwargs)
         first = len(self._recorder.graph.ops)
-        with self:
-            result = run_kernel(func, args, kwargs)
+        try:
+            with self:
+                result = run_kernel(func, args, kwargs)
+        except (RuntimeError, TypeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or not is_custom(func):
+                raise
+            # The kernel calls compiled code; the program's shape function says what comes of it.
+            result = self._run(func, types, args, kwargs)
+            self._recorder.assume(*no_scratch(func, error), self._location.place())
+            return result
+        note_write(func, args)
         names = map(self._recorder.identity_of, args)
         self._recorder.label_since(first, call_in_words(func, names))
         return result
