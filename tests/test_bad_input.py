@@ -131,7 +131,7 @@ def test_a_syntax_error_in_a_sibling_is_shown_with_the_import(
 def test_a_missing_package_is_named(text: str, refused: Refused) -> None:
     error = refused(text)
     assert "imports 'no_such_package', and there is no such module at model.py:" in str(error)
-    assert "install no_such_package into the environment" in str(error.hint)
+    assert "install no_such_package in graphmem's environment" in str(error.hint)
 
 
 def test_a_package_without_that_module_is_not_to_be_installed(refused: Refused) -> None:

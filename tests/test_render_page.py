@@ -282,7 +282,7 @@ def test_the_picture_shows_where_the_card_ends(open_page: Open) -> None:
     assert card is not None
 
     browser = open_page(page(analysis))
-    assert f"the card's room, {format_bytes(card.capacity)}" in text_of(browser, "legend")
+    assert f"card capacity, {format_bytes(card.capacity)}" in text_of(browser, "legend")
     red, _, blue, _ = pixel_at_the_top(browser)
     assert red - blue > 5
 

@@ -1,7 +1,6 @@
-"""Pictures of a step's memory: a page, drawings, plots, and files that other viewers open.
+"""Pictures of a step's memory: a page, drawings, plots, and files for other viewers.
 
-Nothing here computes a figure: what is drawn is read from the report, the step graph and the
-timeline.
+No figures are computed here: all of them come from the report, the step graph and the timeline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The liveness graph drawn by graphviz: forward beside backward, clustered by module.
+"""Draw the liveness graph with graphviz: forward next to backward, clustered by module.
 
-What is alive at the peak is filled; every owner is an edge. All names are escaped, so that they
-stay text whatever they hold.
+Storages alive at the peak are filled; every owner is an edge. All names are escaped, so that they
+stay text whatever they contain.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _PHASE_COLOURS = {
 
 
 def dot_source(liveness: Liveness, title: str) -> str:
-    """The graph in graphviz's language."""
+    """The graph in graphviz's DOT language."""
     return str(_digraph(liveness, title).source)
 
 
 def drawn(liveness: Liveness, title: str, file_format: str) -> bytes:
-    """The graph as SVG, PNG or PDF; `require_dot` says beforehand whether that can be done."""
+    """The graph as SVG, PNG or PDF; call `require_dot` first."""
     image: bytes = _digraph(liveness, title).pipe(format=file_format)
     return image
 
@@ -84,7 +84,7 @@ def _notes(liveness: Liveness) -> list[str]:
 
 
 def _add_phases(picture: graphviz.Digraph, liveness: Liveness, names: Names) -> None:
-    """A cluster for each phase, with one inside for each module that has several nodes."""
+    """Add a cluster for each phase, with nested ones for modules that have several nodes."""
     for phase in PhaseName:
         nodes = [node for group, node in liveness.ops.items() if group.phase is phase]
         if not nodes:
@@ -113,7 +113,7 @@ def _add_modules(cluster: graphviz.Digraph, nodes: list[OpNode], names: Names, p
 
 
 def _family(node: OpNode) -> str:
-    """The module that a node is clustered in: its own when drawn by operations, else its parent."""
+    """The module whose cluster a node is in: its own if drawn by operations, else its parent."""
     module = node.group.module
     return module if node.group.op is not None else module.rpartition(".")[0]
 
@@ -144,7 +144,7 @@ def _add_storage(picture: graphviz.Digraph, node: StorageNode, name: str) -> Non
 
 
 def _text(*lines: str) -> str:
-    """Lines as a label in which nothing is markup: neither escapes nor HTML."""
+    """Format lines as a label without markup: neither escapes nor HTML."""
     escaped = (graphviz.escape(_shortened(line)) for line in lines)
     return str(graphviz.nohtml("\\n".join(escaped)))
 

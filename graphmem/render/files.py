@@ -1,4 +1,4 @@
-"""What each ending of a file's name stands for."""
+"""Choose the format of a picture by the file's extension."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Draw = Callable[[Analysis], bytes]
 
 @dataclass(frozen=True)
 class Choices:
-    """What the ending leaves open.
+    """Options that the extension leaves open.
 
     Attributes:
-        plot: of a drawing, what it shows.
-        table: of a table, which one.
-        view: of the liveness graph, how closely.
-        other: of a page, the report to compare with.
+        plot: what a drawing shows.
+        table: which table to write.
+        view: the detail of the liveness graph.
+        other: the report that a page is compared with.
     """
 
     plot: Literal["liveness", "timeline"] = "liveness"
@@ -37,10 +37,10 @@ class Choices:
 
 
 def renderer_for(name: str, choices: Choices) -> Draw:
-    """The function that makes the content of a file with this name.
+    """The function that renders a file with this name.
 
     Raises:
-        InputError: no format has this ending, or its program is missing.
+        InputError: no format has this extension, or its program is missing.
     """
     renderers: dict[str, Draw] = {
         ".html": lambda analysis: page(analysis, choices.other).encode(),
@@ -57,7 +57,7 @@ def renderer_for(name: str, choices: Choices) -> Draw:
         if name.endswith(f".{file_format}"):
             return _drawing(file_format, choices)
     known = ", ".join((*renderers, *(f".{each}" for each in drawing.FORMATS)))
-    raise InputError(f"no picture has the ending of {name!r}", hint=f"the endings are {known}")
+    raise InputError(f"no picture format for {name!r}", hint=f"the extensions are {known}")
 
 
 def _drawing(file_format: str, choices: Choices) -> Draw:

@@ -1,4 +1,4 @@
-"""The storages of a timeline, each from the moment of its birth to the moment of its death."""
+"""The storages of a timeline, each with the moments of its birth and its death."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Lifetime:
     """One storage on the timeline.
 
     Attributes:
-        block: bytes of its block.
+        block: the size of its block in bytes.
         first, last: indexes of the moments of its birth and its death; `last` is the number of
-            moments for what outlives the trace.
-        module: where it belongs.
+            moments if it outlives the trace.
+        module: the module it belongs to.
     """
 
     storage: Storage
@@ -37,7 +37,7 @@ class Lifetime:
 
 
 def lifetimes(analysis: Analysis) -> list[Lifetime]:
-    """Every storage that the allocator gave a block, by birth."""
+    """Every storage that has a block, in order of birth."""
     timeline = analysis.timeline
     end = len(timeline.moments)
     deaths = {storage.id: i for i, storage in enumerate(timeline.deaths) if storage is not None}
@@ -60,7 +60,7 @@ def categories_of(analysis: Analysis) -> Categories:
 
 
 def category_of(life: Lifetime, peak: Moment, categories: Categories) -> Category:
-    """One category for a whole life: that at the peak, else activation if it ever was one."""
+    """One category for a whole lifetime: that at the peak, else activation if it ever was one."""
     storage = life.storage
     if life.holds_at(peak):
         return categories.of(storage, peak.tick)
@@ -78,7 +78,7 @@ class Reasons:
         self._known = [each for each in annotations if isinstance(each, KnowsReasons)]
 
     def of(self, life: Lifetime) -> str:
-        """One sentence, as the report has it."""
+        """The reason in one sentence, as in the report."""
         storage, tick = life.storage, self._telling_tick(life)
         known = [reason for each in self._known for reason in each.reasons_for(storage.id, tick)]
         return reason_for(storage, tick, self._graph, known)
@@ -91,14 +91,14 @@ class Reasons:
 
 
 class Clock:
-    """From ticks to operations and phases."""
+    """Maps ticks to operations and phases."""
 
     def __init__(self, graph: StepGraph) -> None:
         self._graph = graph
         self._op_ticks = [op.tick for op in graph.ops]
 
     def op_at(self, tick: int) -> int:
-        """The index of the operation that runs at a tick, or -1 before the first."""
+        """The index of the operation running at a tick, or -1 before the first."""
         return bisect_right(self._op_ticks, tick) - 1
 
     def op_before(self, tick: int) -> int:

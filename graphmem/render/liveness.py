@@ -1,13 +1,14 @@
 """The liveness graph: groups of operations, the storages between them, and an edge for each owner.
 
-  (1) Operations of one phase whose modules have the same name, cut at `depth` and with the numbers
-      of layers left out, are one group; those of a module that matches `expand` stand alone.
-  (2) A storage is drawn if it is alive at the peak, or if one of its owners lets go in another
-      group than the one that made it. Storages with the same maker, category and owners are one.
+  (1) Operations of one phase whose modules have the same name, cut at `depth` and without layer
+      numbers, form one group; those of a module that matches `expand` are drawn one by one.
+  (2) A storage is drawn if it is alive at the peak, or if one of its owners releases it in a
+      different group than the one that made it. Storages with the same maker, category and owners
+      form one node.
   (3) An edge leads from the maker to the storage, and for each owner from the storage to the group
-      in which that owner lets go.
+      in which that owner releases it.
 
-One iteration is drawn: that of the peak.
+Only the iteration with the peak is drawn.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ _DEEPEST = 8
 
 @dataclass(frozen=True)
 class View:
-    """What to draw, and how closely.
+    """What to draw, and in which detail.
 
     Attributes:
-        depth: parts of module names that are kept; None: as many as give a readable picture.
+        depth: how many parts of module names to keep; None for as many as stay readable.
         expand: patterns of modules whose operations are drawn one by one.
-        phase: this phase alone.
+        phase: draw only this phase.
         around: `peak`, an operation (its name in `graphmem graph`, or its index) or a module.
     """
 
@@ -52,7 +53,7 @@ class View:
 
 @dataclass(frozen=True)
 class OpGroup:
-    """Operations that are drawn as one node."""
+    """Operations drawn as one node."""
 
     phase: PhaseName
     module: str
@@ -61,7 +62,7 @@ class OpGroup:
 
 @dataclass
 class OpNode:
-    """What a node of operations says: how many there are, and what those do that allocate."""
+    """The content of an operation node: how many there are, and the targets that allocate."""
 
     group: OpGroup
     first: int
@@ -71,7 +72,7 @@ class OpNode:
 
 @dataclass(frozen=True)
 class StorageGroup:
-    """Storages that are drawn as one node; `ends` has each owner's label and where it lets go."""
+    """Storages drawn as one node; `ends` has each owner's label and the group that releases it."""
 
     maker: OpGroup | None
     category: str
@@ -81,20 +82,20 @@ class StorageGroup:
 
 @dataclass
 class StorageNode:
-    """What a node of storages says."""
+    """The content of a storage node."""
 
     group: StorageGroup
     lives: list[Lifetime] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all its blocks."""
+        """The bytes of all blocks."""
         return sum(life.block for life in self.lives)
 
 
 @dataclass(frozen=True)
 class Liveness:
-    """The graph, whose nodes are `OpGroup` and `StorageGroup`, and what the nodes say.
+    """The graph of `OpGroup` and `StorageGroup` nodes, with their content.
 
     Attributes:
         left_out: the smaller storages that are not drawn.
@@ -107,7 +108,7 @@ class Liveness:
 
 
 def liveness(analysis: Analysis, view: View) -> Liveness:
-    """The liveness graph of the step with the peak.
+    """Build the liveness graph of the step with the peak.
 
     Raises:
         InputError: nothing matches the view.
@@ -157,7 +158,7 @@ def _chosen_ops(analysis: Analysis, view: View) -> list[Op]:
 
 
 def _operation_at(analysis: Analysis, around: str) -> int | None:
-    """The index of the operation that is meant; None for what may be a module."""
+    """The index of the named operation; None if it may be a module."""
     if around == PEAK:
         return Clock(analysis.graph).op_at(analysis.timeline.peak()[0].tick)
     if around.isdecimal():
@@ -167,7 +168,7 @@ def _operation_at(analysis: Analysis, around: str) -> int | None:
 
 
 def _groups(analysis: Analysis, view: View, chosen: Sequence[Op]) -> dict[int, OpGroup]:
-    """For each operation that is drawn, by its index, the group it belongs to."""
+    """The group of each drawn operation, by its index."""
     phases = analysis.graph.phases
     alone = view.around is not None and _operation_at(analysis, view.around) is not None
     if view.depth is not None:
@@ -189,7 +190,7 @@ def _groups(analysis: Analysis, view: View, chosen: Sequence[Op]) -> dict[int, O
 
 
 def folded(module: str, depth: int) -> str:
-    """A module's name without the numbers of layers, cut at `depth`."""
+    """A module's name without layer numbers, cut at `depth`."""
     parts = [re.sub(r"^\d+$", "*", part) for part in module.split(".")[:depth]]
     return ".".join(parts) or OUTSIDE
 
@@ -227,9 +228,9 @@ def _ends(
     groups: dict[int, OpGroup],
     op_before: Callable[[int], int],
 ) -> Iterator[tuple[str, OpGroup]]:
-    """Clause (3): for each owner that lets go in another drawn group, its label and that group.
+    """Clause (3): for each owner that releases in a different drawn group, its label and the group.
 
-    A nameless reference is drawn only where no other owner lets go in the same group.
+    A nameless reference is drawn only if no other owner releases in the same group.
     """
     labels: dict[OpGroup, set[str]] = {}
     for owner in life.storage.owners:

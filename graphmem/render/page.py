@@ -1,4 +1,4 @@
-"""The page: one HTML file without any other, that opens offline in a browser of 2023 or later."""
+"""The page: a self-contained HTML file that works offline in a browser of 2023 or later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Report
 from graphmem.units import format_bytes, format_exact
 
-# Classes first, then those that use them.
+# Classes first, then the code that uses them.
 SCRIPTS = (
     "text.js",
     "colours.js",
@@ -35,7 +35,7 @@ SCRIPTS = (
 
 
 def page(analysis: Analysis, other: Report | None = None) -> str:
-    """An analysis as a page, beside another report if one is given."""
+    """Render an analysis as a page, compared with another report if one is given."""
     content = columns(analysis)
     if other is not None:
         content["other"] = summary(other)

@@ -1,7 +1,7 @@
-"""An analysis as columns of numbers, small enough to stand inside a page.
+"""Encode an analysis as columns of numbers, compact enough to embed in a page.
 
-Whole numbers that grow are written as differences; texts are written once and then named by their
-index. `page/data.js` reads it back.
+Growing integers are stored as differences; texts are stored once and referred to by index.
+`page/data.js` decodes it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Columns = dict[str, list[int]]
 
 
 class Texts:
-    """Texts, each written once; the index 0 is the empty one."""
+    """Texts, each stored once; index 0 is the empty text."""
 
     def __init__(self) -> None:
         self._indexes = {"": 0}
 
     def index(self, text: object | None) -> int:
-        """The index of a text; None is the empty one."""
+        """The index of a text; None counts as the empty text."""
         return self._indexes.setdefault("" if text is None else str(text), len(self._indexes))
 
     def all(self) -> list[str]:
-        """Every text, by its index."""
+        """Every text, by index."""
         return list(self._indexes)
 
 
 def packed(content: dict[str, Any]) -> str:
-    """Columns as compressed JSON in base64, for a page."""
+    """Encode columns as compressed JSON in base64."""
     return base64.b64encode(zlib.compress(msgspec.json.encode(content), 6)).decode()
 
 
@@ -56,7 +56,7 @@ def summary(report: Report) -> dict[str, Any]:
 
 
 def columns(analysis: Analysis) -> dict[str, Any]:
-    """All that the page shows."""
+    """Encode everything that the page shows."""
     return _Columns(analysis).build()
 
 
@@ -71,7 +71,7 @@ class _Columns:
         self._op_ticks = [op.tick for op in analysis.graph.ops]
 
     def build(self) -> dict[str, Any]:
-        """Every table; `texts` comes last, when all are known."""
+        """Build every table; `texts` comes last, when all are known."""
         return {
             "report": summary(self._analysis.report),
             "peak": self._peak.index,
@@ -149,7 +149,7 @@ class _Columns:
         }
 
     def _moments_from(self, ticks: Sequence[int]) -> list[int]:
-        """For each tick, the first moment that is not before it."""
+        """For each tick, the first moment not before it."""
         found: list[int] = np.searchsorted(self._moment_ticks, ticks, side="left").tolist()
         return found
 
@@ -170,7 +170,7 @@ def _differences(numbers: Iterable[int]) -> list[int]:
 
 
 def _held(life: Lifetime) -> list[Owner]:
-    """Its owners, but for those that held it for no time at all."""
+    """Its owners, except those that held it for no time at all."""
     return [each for each in life.storage.owners if each.end is None or each.end > each.start]
 
 

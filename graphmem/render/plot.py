@@ -1,4 +1,4 @@
-"""The timeline as a plain plot, for a document or a pull request; drawn by matplotlib."""
+"""The timeline as a matplotlib plot, for documents and pull requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC")
 
 
 def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
-    """Allocated bytes by category and reserved bytes, over the step with the peak.
+    """Plot allocated bytes by category, and reserved bytes, over the step with the peak.
 
     Raises:
         InputError: matplotlib is not installed.
@@ -42,7 +42,7 @@ def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
         "svg.fonttype": "none",
         "svg.hashsalt": "graphmem",
         "font.family": [font for font in _FONTS if font in installed],
-        "text.parse_math": False,  # a name with two dollar signs is no formula
+        "text.parse_math": False,  # a name with two dollar signs is not a formula
     }
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -53,7 +53,7 @@ def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
 
 
 def _undated(file_format: str) -> dict[str, Any]:
-    """The same step gives the same bytes."""
+    """Metadata without dates, so that the same step gives the same file."""
     return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format, {})
 
 
@@ -98,7 +98,7 @@ def _extent(analysis: Analysis) -> tuple[int, int]:
 
 
 def _picked(analysis: Analysis, first: int, last: int) -> npt.NDArray[np.int64]:
-    """Moments to draw: all, or evenly chosen ones and always the peak."""
+    """Moments to draw: all, or an even selection that always includes the peak."""
     even = np.linspace(first, last, min(last - first + 1, _MOST_POINTS)).astype(np.int64)
     return np.union1d(even, [analysis.timeline.peak()[0].index])
 

@@ -1,10 +1,10 @@
-"""A snapshot that PyTorch's own memory viewer reads, as `torch.cuda.memory._snapshot()` makes one.
+"""A snapshot for PyTorch's memory viewer, in the format of `torch.cuda.memory._snapshot()`.
 
-Frames tell what a real snapshot cannot: besides the user's line, the operation, the module and the
-reason why the storage is alive. Sizes of allocations are the requested ones, as in PyTorch
+Frames tell more than those of a real snapshot: the user's line, the operation, the module and the
+reason why the storage is alive. Sizes of allocations are requested bytes, as in PyTorch
 (`record_trace` in c10/cuda/CUDACachingAllocator.cpp).
 
-Not there: C++ frames, and times; `time_us` counts ticks of the trace.
+Missing: C++ frames and times; `time_us` counts ticks of the trace.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def snapshot(analysis: Analysis) -> dict[str, Any]:
 
 
 def _frames(graph: StepGraph, life: Lifetime, reason: str) -> Iterator[Frame]:
-    """Innermost first. Flame graphs split a stack at semicolons."""
+    """Frames, innermost first, without semicolons, at which flame graphs split a stack."""
     op = graph.op_of(life.storage)
     yield _frame("why", reason)
     if op is None:
@@ -76,9 +76,9 @@ def _segments(analysis: Analysis, frames: dict[int, list[Frame]]) -> list[dict[s
 
 
 def _entries(analysis: Analysis, frames: dict[int, list[Frame]]) -> Iterator[Entry]:
-    """One event for each allocation, two for each free, and one for each segment that is opened.
+    """One event for each allocation, two for each free, one for each new segment.
 
-    And one for each that is given back when the program empties the cache.
+    And one for each segment that is freed when the program empties the cache.
     """
     timeline = analysis.timeline
     given_back = chain.from_iterable(timeline.given_back.values())

@@ -1,4 +1,4 @@
-"""The timeline and the holders at the peak as tables: CSV, or Parquet by pyarrow."""
+"""The timeline and the holders at the peak as tables: CSV, or Parquet with pyarrow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def table(analysis: Analysis, name: TableName) -> Rows:
 
 
 def csv_text(rows: Rows) -> str:
-    """Rows as CSV with a line of headings."""
+    """Format rows as CSV with a header."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
@@ -30,12 +30,12 @@ def csv_text(rows: Rows) -> str:
 
 
 def _no_formula(value: Any) -> Any:
-    """A text that a spreadsheet takes for text (OWASP, "CSV Injection")."""
+    """Escape a text that a spreadsheet would take for a formula (OWASP, "CSV Injection")."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def parquet_bytes(rows: Rows) -> bytes:
-    """Rows as a Parquet file.
+    """Format rows as a Parquet file.
 
     Raises:
         InputError: pyarrow is not installed.
@@ -85,7 +85,7 @@ def _timeline(analysis: Analysis) -> Rows:
 
 
 def _holders(analysis: Analysis) -> Rows:
-    """One row for each storage that is alive at the peak, largest first."""
+    """One row for each storage alive at the peak, largest first."""
     return [
         {
             "bytes": holder.bytes,

@@ -1,7 +1,7 @@
-"""A trace for Perfetto and chrome://tracing: memory counters above phases, modules and operations.
+"""A trace for Perfetto and chrome://tracing: memory counters, phases, modules and operations.
 
 The format is the Trace Event Format's JSON object
-(https://perfetto.dev/docs/getting-started/other-formats). There are no times without a GPU: one
+(https://perfetto.dev/docs/getting-started/other-formats). Without a GPU there are no times: one
 microsecond stands for one tick of the trace.
 """
 
@@ -25,12 +25,12 @@ _ROWS = {_PHASES: "phases", _MODULES: "modules", _OPERATIONS: "operations"}
 
 
 def trace_bytes(analysis: Analysis) -> bytes:
-    """The trace as gzipped JSON, the same bytes for the same step."""
+    """The trace as gzipped JSON, byte-identical for the same step."""
     return gzip.compress(msgspec.json.encode(trace(analysis)), mtime=0)
 
 
 def trace(analysis: Analysis) -> dict[str, Any]:
-    """The trace as the JSON object that viewers take."""
+    """The trace as the JSON object that viewers accept."""
     report = analysis.report
     events = [*_names(report.target), *_spans(analysis), *_counters(analysis)]
     return {

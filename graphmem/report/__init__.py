@@ -1,4 +1,4 @@
-"""The result of an analysis: one `Report`, several ways to write it."""
+"""The result of an analysis: one `Report`, and several ways to write it."""
 
 from __future__ import annotations
 

@@ -15,22 +15,22 @@ INDENT = 2
 
 
 def indented(line: str | Text, by: int = INDENT) -> Padding:
-    """A line that keeps its indent where it is broken."""
+    """A line that keeps its indent when it wraps."""
     return Padding(line if isinstance(line, Text) else Text(line), (0, 0, 0, by))
 
 
 def _command(line: str, by: int) -> Text:
-    """A command in one line however long it is, so that it can be pasted."""
+    """A command on a single line, however long, so that it can be pasted."""
     return Text(" " * by + line, style="cyan", no_wrap=True)
 
 
 def was_used(report: Report) -> bool:
-    """Whether anything ran on the card or took memory there."""
+    """Whether anything ran on the card or used its memory."""
     return bool(report.peak.allocated or report.operations or report.steps)
 
 
 def verdict(report: Report, *, verbose: bool = False, more: str = "") -> Iterator[Text | Padding]:
-    """Whether it fits on the card; if not, what ran out."""
+    """Whether the step fits on the card; if not, which request failed."""
     card = report.on_card
     if card is None:
         return
@@ -45,11 +45,11 @@ def verdict(report: Report, *, verbose: bool = False, more: str = "") -> Iterato
 
 
 def headline(report: Report) -> Text:
-    """The verdict in a line."""
+    """The verdict in one line."""
     card = report.on_card
     assert card is not None
     title = f"{report.runtime.title} ({format_bytes(report.runtime.memory)})"
-    doubt = ", but within the uncertainty of the card's room" if card.within_estimate else ""
+    doubt = ", but within the uncertainty of the available memory" if card.within_estimate else ""
     if card.refused is None:
         return Text.assemble((f"fits on {title}", "bold green"), doubt)
     return Text.assemble((f"does NOT fit on {title}: out of memory", "bold red"), doubt)
@@ -77,7 +77,7 @@ def _does_not_fit(
         f"{format_bytes(refused.requested)} requested ({format_exact(refused.requested)}), "
         f"{format_bytes(refused.free)} free{after}"
     )
-    yield indented(f"{format_bytes(refused.allocated)} allocated, beside {_context(card)}")
+    yield indented(f"{format_bytes(refused.allocated)} allocated, plus {_context(card)}")
     yield from _without(card)
     yield from _leaks(report)
     message = refused.message if verbose else ". ".join(refused.message.split(". ")[:2]) + "."
@@ -85,7 +85,7 @@ def _does_not_fit(
 
 
 def _leaks(report: Report) -> Iterator[Padding]:
-    """The leaks that ended it."""
+    """The leaks that ended the program."""
     for found in report.findings:
         if found.found_by == GROWTH:
             lines = [line for line in found.lines if not line.startswith(" ")]
@@ -99,8 +99,8 @@ def _times(card: OnCard) -> str:
 def _without(card: OnCard) -> Iterator[Padding]:
     if card.did_without:
         yield indented(
-            f"{card.did_without} of cuDNN's workspaces were refused: it takes another plan, which "
-            "is not known"
+            f"{card.did_without} of cuDNN's workspaces could not be allocated: it takes another "
+            "plan, which is not known"
         )
 
 
@@ -120,7 +120,7 @@ def context_in_words(estimate: int, less: int, more: int) -> str:
 
 
 def peak(report: Report) -> Iterator[Text | Padding]:
-    """The peak, when and where it occurs, and its share of the card."""
+    """The peak: when and where it occurs, and its share of the card."""
     found, runtime = report.peak, report.runtime
     card = report.on_card
     wanted = report.memory is not None and card is not None and not card.fits
@@ -142,7 +142,7 @@ def peak(report: Report) -> Iterator[Text | Padding]:
     if worst is not None:
         yield indented(
             f"with tokens spread over experts as assumed below; {format_bytes(worst)} "
-            f"({format_exact(worst)}) if all go to the same experts, but one for each of the others"
+            f"({format_exact(worst)}) if all go to the same experts, bar one for each of the others"
         )
     yield Text()
 
@@ -178,19 +178,19 @@ def then(change: ChangeInfo) -> str:
 
 
 def verdict_in_words(report: Report) -> list[str]:
-    """The lines of the verdict, the headline first; none in reports of older versions."""
+    """The lines of the verdict, headline first; none for reports of older versions."""
     lines = (each.renderable if isinstance(each, Padding) else each for each in verdict(report))
     return [line.plain for line in lines if isinstance(line, Text) and line.plain]
 
 
 def largest_batch_in_words(report: Report) -> str:
-    """The largest batch that fits, where it was searched for."""
+    """The largest batch that fits, if it was searched for."""
     batch = report.advice.batch if report.advice is not None else None
     return "" if batch is None else _largest(batch).plain
 
 
 def _largest(batch: BatchInfo) -> Text:
-    """The answer in a line."""
+    """The answer in one line."""
     if not batch.fits:
         return Text.assemble((f"not even a batch of {batch.fails} fits", "bold"))
     until = f", {batch.fails:,} does not fit" if batch.fails is not None else ""
@@ -201,7 +201,7 @@ def _largest(batch: BatchInfo) -> Text:
 
 
 def where(place: Peak | Refusal) -> str:
-    """The moment and the place in words."""
+    """The phase, operation, module and line of a peak or refusal, in words."""
     parts = (
         f"in the {place.phase} phase of step {place.step}" if place.step >= 0 else "before step 0",
         f"at {place.op.removesuffix('.default')}" if place.op else "",

@@ -49,13 +49,13 @@ GROWTH = "memory that grows"
 
 
 class Ran(NamedTuple):
-    """A program that ran by itself; its card's verdict, if the program came to its own end."""
+    """A program that `graphmem run` ran; the card's verdict, if the program finished."""
 
     on_card: OnCard | None = None
 
 
 URGENT = ("out of memory", GROWTH, "fragmentation")
-"""Findings that stand before the others, in this order."""
+"""Findings that precede all others, in this order."""
 
 
 def build_report(
@@ -67,16 +67,16 @@ def build_report(
     memory: MemoryInfo | None = None,
     ran: Ran | None = None,
 ) -> Report:
-    """The report, from one trace and the annotations of the passes.
+    """Build the report of a trace and its annotations.
 
     Args:
-        target: its name.
+        target: the target's name.
         runtime: the machine.
-        graph: what the trace found.
-        annotations: what the passes found.
-        timeline: the bytes, with unlimited memory.
-        memory: what the allocator and the card say (`report.memory`).
-        ran: of a program that ran by itself, how it fared.
+        graph: the step graph.
+        annotations: the results of the passes.
+        timeline: the timeline with unlimited memory.
+        memory: the section on allocator and card (`report.memory`).
+        ran: for a program that `graphmem run` ran, its outcome.
     """
     moment, storage = timeline.peak()
     return Report(
@@ -130,7 +130,7 @@ def _highest_of_parts(timeline: Timeline) -> list[int]:
 
 
 def saved_for_backward(graph: StepGraph) -> int:
-    """Requested bytes that autograd holds when the last forward phase ends, without parameters."""
+    """Requested bytes, except parameters, that autograd holds after the last forward phase."""
     forwards = [phase for phase in graph.phases if phase.name is PhaseName.FORWARD]
     if not forwards:
         return 0
@@ -157,7 +157,7 @@ def _runtime(runtime: Runtime) -> RuntimeInfo:
 
 def _model(graph: StepGraph) -> ModelInfo:
     steps = (mark.tick for mark in graph.marks if mark.name == "optimizer.step")
-    now = max(steps, default=graph.end)  # at the end of a whole program its model may be gone
+    now = max(steps, default=graph.end)  # at the end of a program, its model may be gone
 
     def held_as(kind: OwnerKind) -> list[Storage]:
         alive = (each for each in graph.storages if each.birth <= now and each.owners_at(now))
@@ -216,7 +216,7 @@ def _peak(graph: StepGraph, moment: Moment, storage: Storage | None) -> Peak:
 
 
 class Place(NamedTuple):
-    """Where in the trace something happened; step -1 is before the first one."""
+    """A place in the trace; step -1 is before the first step."""
 
     step: int
     phase: str
@@ -226,7 +226,7 @@ class Place(NamedTuple):
 
 
 def place_of(graph: StepGraph, tick: int, storage: Storage | None) -> Place:
-    """The place of tick `tick`, and of the operation that allocated `storage`."""
+    """The phase at `tick`, and the operation that allocated `storage`."""
     op = graph.op_of(storage) if storage is not None else None
     phase = next((each for each in graph.phases if each.start <= tick <= each.end), None)
     return Place(
@@ -239,7 +239,7 @@ def place_of(graph: StepGraph, tick: int, storage: Storage | None) -> Place:
 
 
 class Held:
-    """The storages alive at a moment, each with the reason."""
+    """The storages alive at a moment, with reasons."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Held:
         self._alive = timeline.alive_at(moment)
 
     def build(self, most: int | None = None) -> AtPeak:
-        """Sums by category and module, and the holders, largest first; `most`: how many."""
+        """Sums by category and module, and at most `most` holders, largest first."""
         by_category = dict.fromkeys([*Category, ROUNDING], 0)
         by_module: dict[str, int] = {}
         for storage in self._alive:
@@ -308,7 +308,7 @@ class Held:
 
 
 def module_of(storage: Storage, graph: StepGraph) -> str:
-    """Where a storage belongs: its parameter's module, else the module that allocated it."""
+    """The module of a storage: its parameter's, else the one that allocated it."""
     for owner in storage.owners:
         if owner.kind in _NAMED_AFTER_PARAMETERS:
             return _module_of_parameter(owner)

@@ -1,4 +1,4 @@
-"""The names and the colours of the categories, the same in every report and picture."""
+"""Names and colours of the categories, used by every report and picture."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 COMMUNICATION = "communication"
-"""The category of buffers for other ranks."""
+"""The category of communication buffers."""
 NAMES_ON_RANKS = CATEGORY_NAMES
 
-# From the bottom of a stack to its top: what lives longest first.
+# From the bottom of the stack to its top: longest-lived first.
 CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(
     {
         "parameter": "#4c78a8",

@@ -1,4 +1,4 @@
-"""The holders of a report as a data frame of a library that may not be installed."""
+"""The holders of a report as a data frame of an optional library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphmem.report.schema import Report
 
 
 def holders_in(library: str, report: Report) -> Any:
-    """One row a holder, the largest first.
+    """Make a data frame with one row for each holder, largest first.
 
     Raises:
         InputError: the library is not installed.

@@ -1,7 +1,7 @@
-"""The holders of a report for display: equal layers as one, reasons without formulas.
+"""The holders of a report for display: equal layers folded, reasons without formulas.
 
-Holders fold into one line where they have the same size, dtype, shape, category and source line,
-and their modules and reasons differ in numbers only: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`.
+Holders fold into one line if they have the same size, dtype, shape, category and source line, and
+their modules and reasons differ only in numbers: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class Group:
-    """Holders that are the same but for the layer.
+    """Holders that differ only in the layer.
 
     Attributes:
         holders: at least one, in the order of the report.
@@ -37,20 +37,20 @@ class Group:
 
     @property
     def first(self) -> Holder:
-        """One of them."""
+        """The first holder."""
         return self.holders[0]
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
+        """The bytes of all holders together."""
         return sum(holder.bytes for holder in self.holders)
 
 
 def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[Group]:
-    """Holders as groups, the largest first.
+    """Group holders, largest group first.
 
     Args:
-        holders: what was alive.
+        holders: the holders of a report.
         verbose: keep the derivative formulas in the reasons.
     """
     alike: dict[tuple[object, ...], list[Holder]] = defaultdict(list)
@@ -68,7 +68,7 @@ def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[Group
 
 
 def reason_of(holder: Holder, *, verbose: bool = False) -> str:
-    """Why a holder is alive; for saved tensors, the nodes, and if verbose their formulas."""
+    """Why a holder is alive; for saved tensors, the nodes, with formulas if verbose."""
     before, saved, after = holder.reason.partition(_SAVED)
     if verbose or not saved:
         return holder.reason
@@ -95,7 +95,7 @@ def _key(holder: Holder, *, verbose: bool) -> tuple[object, ...]:
 
 
 def _folded(names: Iterable[str]) -> str:
-    """Names that differ only in numbers, folded into one; else the first, and how many more."""
+    """Fold names that differ only in numbers; otherwise the first name and a count."""
     folded = list(fold(dict.fromkeys(names, 0)))
     more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
     return folded[0] + more

@@ -17,13 +17,13 @@ _RED, _GREEN = "#c0392b", "#1e8449"
 
 
 def report_as_html(report: Report) -> str:
-    """One element, in the colours of the page that it stands in."""
+    """Format a report as one HTML element, in the colours of the surrounding page."""
     parts = [*_verdict(report), *_peak(report), *_timeline(report), *_categories(report)]
     return f'<div class="graphmem">{"".join([*parts, *_holders(report)])}</div>'
 
 
 def report_as_document(report: Report) -> str:
-    """A whole page."""
+    """Format a report as a whole page."""
     title = escape(f"{report.target}: {format_bytes(report.peak.allocated)}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -56,7 +56,7 @@ def _peak(report: Report) -> Iterator[str]:
 
 
 def _timeline(report: Report) -> Iterator[str]:
-    """Bars of the highest bytes, and a line where the card ends."""
+    """Bars of the highest bytes, with a line at the card's capacity."""
     if not report.timeline:
         return
     card = report.on_card

@@ -1,8 +1,8 @@
 """Storages that a program keeps from one iteration to the next.
 
 A storage that autograd or a variable holds is *kept by the script* at a moment if it was born
-before the optimizer's step that ended the last iteration; where there is no optimizer, before the
-last iteration. What is made after that step, such as the next batch, is not.
+before the optimizer's step that ended the previous iteration; without an optimizer, before the
+previous iteration. Storages made after that step, such as the next batch, are not.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from graphmem.graph import Category, StepGraph, Storage
 
 
 class Categories:
-    """The categories of a graph's storages."""
+    """Assigns categories to a graph's storages."""
 
     def __init__(self, graph: StepGraph, *, ran: bool) -> None:
-        """Of a graph.
+        """Prepare the categories of a graph.
 
         Args:
-            graph: of a trace, or of a program.
-            ran: whether a program ran by itself; the loop of a trace keeps what it has to.
+            graph: the graph of a trace, or of a program.
+            ran: whether `graphmem run` ran it; the loop of a trace keeps nothing it should not.
         """
         self._starts: dict[int, int] = {}
         for phase in graph.phases if ran else ():
@@ -31,7 +31,7 @@ class Categories:
         self._kept_before = cache(self._find_kept_before)
 
     def of(self, storage: Storage, tick: int) -> Category:
-        """The category of a storage's bytes at a moment."""
+        """The category of a storage's bytes at a tick."""
         category = storage.category_at(tick)
         if category not in (Category.ACTIVATION, Category.TEMPORARY) or not self._starts:
             return category

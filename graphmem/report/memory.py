@@ -1,4 +1,4 @@
-"""The section `memory` of a report: the allocator's pools at the peak, and the card's verdict."""
+"""The section `memory` of a report: the allocator's pools at the peak, and the verdict."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HOLDERS_AT_REFUSAL = 5
 def memory_info(
     runtime: Runtime, graph: StepGraph, annotations: Annotations, timeline: Timeline
 ) -> MemoryInfo:
-    """What the allocator and the card say of a step.
+    """Describe the allocator's state at the peak, and whether the step fits on the card.
 
     Args:
         runtime: the machine.
-        graph: what the trace found.
-        annotations: what the passes found.
-        timeline: the bytes with unlimited memory.
+        graph: the step graph.
+        annotations: the results of the passes.
+        timeline: the timeline with unlimited memory.
     """
     programs = annotations.of(KERNEL_MEMORY).programs
     found = all_events(graph, programs)

@@ -1,4 +1,4 @@
-"""Why a storage is alive, in words."""
+"""Explain in words why a storage is alive."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _IDENTITIES = {
 
 
 def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence[str] = ()) -> str:
-    """One sentence, without a full stop, that names every owner which holds it at `tick`.
+    """One sentence, without a full stop, that names every owner holding a storage at `tick`.
 
     Args:
-        storage: what is alive.
-        tick: when.
-        graph: the step graph that it is of.
-        saved_by: what passes know of why autograd holds it; default: the names of its owners.
+        storage: the storage.
+        tick: the tick.
+        graph: its step graph.
+        saved_by: the passes' reasons why autograd holds it; by default the names of its owners.
     """
     workspace = storage.owned_as(OwnerKind.WORKSPACE)
     if workspace is not None:
@@ -72,14 +72,14 @@ def _identity(owner: Owner, storage: Storage, graph: StepGraph) -> str | None:
 
 
 def _packing(name: str, storage: Storage, graph: StepGraph) -> str:
-    """Of a parameter of integers, the class of the layer that knows what they mean."""
+    """For an integer parameter, the class of the layer that packs it."""
     is_packed = name in graph.parameters and "int" in storage.dtype
     layer = graph.modules.get(name.rpartition(".")[0])
     return f", packed by {layer}" if is_packed and layer else ""
 
 
 def _part(name: str, graph: StepGraph) -> tuple[str, str]:
-    """The parameter of which something is a part, and which part; "" where it is none."""
+    """The parameter that a name is a part of, and the part; "" if it is not a part."""
     parameter, part = name, ""
     while parameter and parameter not in graph.parameters:
         parameter, _, last = parameter.rpartition(".")
@@ -110,7 +110,7 @@ def _variable(owner: Owner) -> str:
 
 
 def _in_use(storage: Storage, tick: int, graph: StepGraph) -> str:
-    """A description, by origin, of a storage that only an unnamed Python reference holds."""
+    """Describe a storage that only an unnamed Python reference holds, by its origin."""
     op = graph.op_of(storage)
     phase = next((each for each in graph.phases if each.start <= tick <= each.end), None)
     if op is None or phase is None:

@@ -1,4 +1,4 @@
-"""The report: schema `graphmem.report/1`. All sizes are bytes; nothing here computes."""
+"""The report: schema `graphmem.report/1`. All sizes are bytes; no computation here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA = "graphmem.report/1"
 
 
 class RuntimeInfo(msgspec.Struct, frozen=True):
-    """Where the step would run."""
+    """The machine on which the step would run."""
 
     gpu: str
     title: str
@@ -26,10 +26,9 @@ class RuntimeInfo(msgspec.Struct, frozen=True):
 
 
 class OwnerInfo(msgspec.Struct, frozen=True):
-    """One reason that a storage was alive at the peak; operations by their index in the graph.
+    """A reason why a storage was alive at the peak, with operations by index.
 
-    `first_op` is None for what was there before the first operation, `last_op` for what outlives
-    the trace.
+    `first_op` is None if it held before the first operation, `last_op` if it outlives the trace.
     """
 
     kind: str
@@ -40,7 +39,7 @@ class OwnerInfo(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """One storage that was alive at the peak. `block` is what the allocator gave for `bytes`."""
+    """A storage that was alive at the peak. `block` is the size of its block for `bytes`."""
 
     bytes: int
     block: int
@@ -55,7 +54,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class AtPeak(msgspec.Struct, frozen=True):
-    """Who holds the bytes at the peak. `by_category` and `by_module` sum to `peak.allocated`."""
+    """What holds the bytes at the peak. `by_category` and `by_module` sum to `peak.allocated`."""
 
     by_category: dict[str, int]
     by_module: dict[str, int]
@@ -63,7 +62,7 @@ class AtPeak(msgspec.Struct, frozen=True):
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """The moment of the most allocated bytes. Steps are counted from 0."""
+    """The moment with the most allocated bytes. Steps are counted from 0."""
 
     allocated: int
     requested: int
@@ -76,13 +75,13 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
-    """One pool of the caching allocator, "small" (requests up to 1 MiB) or "large".
+    """A pool of the caching allocator: "small" (requests up to 1 MiB) or "large".
 
     Attributes:
-        segments: how many pieces it has from the driver; of an expandable segment each stretch that
-            has memory.
-        free: bytes that nothing uses.
-        largest_free_block: the largest request that it could meet without the driver, rounded.
+        segments: how many pieces it got from the driver; in an expandable segment, each mapped
+            range counts.
+        free: unused bytes.
+        largest_free_block: the largest (rounded) request it could serve without the driver.
     """
 
     pool: str
@@ -97,12 +96,12 @@ class Fragmentation(msgspec.Struct, frozen=True):
     """Bytes reserved at the peak that hold no tensor.
 
     Attributes:
-        inside_blocks: allocated less requested.
-        in_split_segments: free blocks beside others that are in use; only requests that fit into
-            one can have them.
-        in_free_segments: whole segments that nothing uses; the allocator gives them back before
-            it runs out of memory.
-        largest_free_block: of both.
+        inside_blocks: allocated minus requested bytes.
+        in_split_segments: free blocks in segments that are partly in use; only requests that fit
+            into one can use them.
+        in_free_segments: entirely unused segments; the allocator frees them before it runs out of
+            memory.
+        largest_free_block: the largest free block of both kinds.
     """
 
     inside_blocks: int
@@ -112,14 +111,14 @@ class Fragmentation(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """The request that the card cannot meet, even after the cache was emptied.
+    """The request that fails on the card, even after the cache was emptied.
 
     Attributes:
-        requested: what the program asked for.
-        tried: what the allocator asked the driver for.
-        allocated, reserved, free: what the process had then, and what the driver could still give.
-        message: what PyTorch would say.
-        held: who held what was allocated, with the largest holders only.
+        requested: bytes that the program requested.
+        tried: bytes that the allocator requested from the driver.
+        allocated, reserved, free: the process's bytes then, and the bytes the driver still had.
+        message: PyTorch's error message.
+        held: what held the allocated bytes, with only the largest holders.
     """
 
     step: int
@@ -140,21 +139,23 @@ class OnCard(msgspec.Struct, frozen=True):
     """Whether the step runs on the card, replayed within the card's memory.
 
     Attributes:
-        fits: whether it does.
-        within_estimate: whether the answer is another one where there is `context_spread +
-            memory_surplus` more room, or `context_uncertainty + memory_spread` less, or whether
-            a convolution had to do without its workspace.
-        capacity: what the allocator can have: the card's memory less `context`, or what a memory
-            fraction allows.
-        context: what the process takes besides; an estimate.
-        context_uncertainty, context_spread: how much more and less of it was seen.
-        memory_spread, memory_surplus: how much less and more of the card other drivers leave.
-        allocated, reserved: the highest on the card; up to the refusal where there is one.
-        margin: what is left where the most is reserved; negative where the step does not fit: how
-            much more than `capacity` it would reserve with unlimited memory.
-        cache_emptied: how often the driver refused and the cache was given back.
-        refused: what does not fit.
-        did_without: how many workspaces cuDNN's convolutions could not have.
+        fits: whether the step runs.
+        within_estimate: whether the verdict would change with `context_spread + memory_surplus`
+            more memory, or `context_uncertainty + memory_spread` less, or whether a convolution had
+            to do without its workspace.
+        capacity: the most that the allocator can reserve: the card's memory minus `context`, or
+            what a memory fraction allows.
+        context: the process's memory outside the allocator; an estimate.
+        context_uncertainty, context_spread: how much more and how much less was observed.
+        memory_spread, memory_surplus: how much less and how much more of the card other drivers
+            leave.
+        allocated, reserved: the highest bytes on the card, up to the failed request if there is
+            one.
+        margin: capacity left at the highest reserved bytes; if the step does not fit, minus the
+            bytes above `capacity` that it would reserve with unlimited memory.
+        cache_emptied: how often the driver refused memory and the cache was emptied.
+        refused: the failed request, or None.
+        did_without: how many workspaces of cuDNN's convolutions could not be allocated.
     """
 
     fits: bool
@@ -174,12 +175,12 @@ class OnCard(msgspec.Struct, frozen=True):
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):
-    """The caching allocator's own view.
+    """The caching allocator's state, and the verdict on the card.
 
     Attributes:
         reserved: the highest reserved bytes of the trace, with unlimited memory.
-        pools: at the peak of allocated bytes.
-        fragmentation: at the peak of allocated bytes.
+        pools: the pools at the peak of allocated bytes.
+        fragmentation: the fragmentation at the peak of allocated bytes.
         on_card: the verdict.
     """
 
@@ -242,13 +243,13 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 class BatchInfo(msgspec.Struct, frozen=True):
-    """The largest batch that fits, as far as it was searched for.
+    """The largest batch that fits, as far as the search went.
 
     Attributes:
         traced: the batch of the report.
-        fits: the largest that fits of those that were tried, 0 where none does.
-        fails: the smallest that does not; None where each one fits.
-        command: analyses the one that fits; None of a target without a name.
+        fits: the largest tried batch that fits; 0 if none does.
+        fails: the smallest tried batch that does not fit; None if all fit.
+        command: the command that analyses the largest one; None for a target without a name.
     """
 
     traced: int
@@ -261,11 +262,11 @@ class ChangeInfo(msgspec.Struct, frozen=True):
     """A change that lowers the peak, measured by tracing the changed step.
 
     Attributes:
-        what: in words.
-        price: what it costs.
-        saves: bytes of the peak.
+        what: the change in words.
+        price: its cost, in words.
+        saves: the bytes by which it lowers the peak.
         fits, margin: the verdict on the changed step, as in `OnCard`.
-        command: analyses the changed step; None of a target without a name.
+        command: the command that analyses the changed step; None for a target without a name.
     """
 
     what: str
@@ -277,11 +278,11 @@ class ChangeInfo(msgspec.Struct, frozen=True):
 
 
 class AdviceInfo(msgspec.Struct, frozen=True):
-    """What would help.
+    """Advice on how to make the step fit.
 
     Attributes:
-        batch: None where the inputs have no batch that can be changed, or it was not searched for.
-        changes: those that save most, the largest saving first.
+        batch: None if the inputs have no batch that can be changed, or it was not searched for.
+        changes: the changes that save most, largest saving first.
         unmeasured: what was left out, and the commands that measure it.
     """
 
@@ -291,19 +292,19 @@ class AdviceInfo(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What `graphmem analyze` found.
+    """The result of `graphmem analyze`.
 
     Attributes:
-        saved_for_backward: bytes that autograd holds when the last forward pass of the last step
-            ends, parameters excluded, storages counted once, tensors on the host included.
-        operations: operations in the step graph.
-        memory: what the allocator and the card say; None in reports of older versions.
-        findings: what passes tell, by the name of what each provides.
-        worst_routing_peak: the peak where all tokens go to the same experts, but one for each of
-            the others; None where no size hangs on routing, or where it was not asked.
+        saved_for_backward: bytes that autograd holds after the last step's last forward pass;
+            without parameters, with host tensors, each storage once.
+        operations: the number of operations in the step graph.
+        memory: the allocator's state and the verdict; None in reports of older versions.
+        findings: the passes' findings, by the name of each pass's annotation.
+        worst_routing_peak: the peak if all tokens but one for each other expert go to the same
+            ones; None if no size depends on routing, or if it was not requested.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
-        ran: of a program that ran by itself, how it fared on its card; `memory` is None then.
-        advice: what would help, where it was asked for, or where the step does not fit.
+        ran: for a program that `graphmem run` ran, the verdict; `memory` is None then.
+        advice: present if requested, or if the step does not fit.
     """
 
     schema: str = SCHEMA
@@ -326,7 +327,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_card(self) -> OnCard | None:
-        """The verdict, of a trace or of a program that ran; None in reports of older versions."""
+        """The verdict on a trace or on a program; None in reports of older versions."""
         return self.memory.on_card if self.memory is not None else self.ran
 
     def to_json(self) -> str:
@@ -334,15 +335,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return json_text(self)
 
     def to_text(self, *, verbose: bool = False) -> str:
-        """What `graphmem analyze` prints, in 100 columns."""
+        """The text that `graphmem analyze` prints, in 100 columns."""
         from graphmem.report.text import report_as_text
 
         return report_as_text(self, verbose=verbose)
 
     def to_html(self) -> str:
-        """A document with the answer, the timeline and the largest holders.
+        """An HTML document with the answer, the timeline and the largest holders.
 
-        The page with every storage needs the step itself: `graphmem analyze --html`.
+        The interactive page with every storage needs the step itself: `graphmem analyze --html`.
         """
         from graphmem.report.html import report_as_document
 
@@ -369,7 +370,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return holders_in("polars", self)
 
     def compare(self, other: Report) -> Comparison:
-        """This report before, and `other` after a change."""
+        """Compare this report (before a change) with `other` (after it)."""
         from graphmem.advice import Comparison
 
         return Comparison(self, other)
@@ -383,7 +384,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return f"<Report of {self.target}: {'; '.join(line.plain for line in answer.brief(self))}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The HTML shown in a notebook."""
         from graphmem.report.html import report_as_html
 
         return report_as_html(self)

@@ -1,4 +1,4 @@
-"""The report as text: the answer and the holders first, then phases, categories, findings."""
+"""The report as text: answer and holders first, then phases, categories and findings."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _BAR_WIDTH = 16
 
 
 def report_as_text(report: Report, *, verbose: bool = False) -> str:
-    """The report as plain text of 100 columns."""
+    """The report as plain text in 100 columns."""
     return plain_text(partial(print_report, report, verbose=verbose))
 
 
 def print_report(
     report: Report, console: Console, *, verbose: bool = False, more: str = ""
 ) -> None:
-    """Print the report; the blanks that fill a table's last cells are for terminals only.
+    """Print the report; trailing blanks of tables are only printed to terminals.
 
     Args:
-        report: what was found.
-        console: where to.
-        verbose: with derivative formulas, and PyTorch's message in full.
-        more: the command that measures what helps.
+        report: the report.
+        console: the console to print to.
+        verbose: include derivative formulas and PyTorch's full message.
+        more: the command that measures what would help.
     """
     _print(_all(report, verbose=verbose, more=more), console)
 
@@ -53,7 +53,7 @@ def print_verdict(report: Report, console: Console, *, verbose: bool = False) ->
 
 
 def print_rest(report: Report, console: Console, *, verbose: bool = False) -> None:
-    """Print what follows the verdict."""
+    """Print everything after the verdict."""
     _print(_rest(report, verbose=verbose), console)
 
 
@@ -108,7 +108,7 @@ def _unused(report: Report) -> Iterator[RenderableType]:
 
 
 def _timeline(report: Report) -> Iterator[RenderableType]:
-    """Allocated bytes over the trace, as one line of blocks that stand on 0."""
+    """Allocated bytes over the trace, as one line of blocks that start at 0."""
     if not report.timeline:
         return
     highest = max(1, *report.timeline)
@@ -170,7 +170,7 @@ def _steps(report: Report) -> Iterator[RenderableType]:
 
 
 def _shown_steps(report: Report) -> list[StepInfo]:
-    """All steps, or where they are many, the first, the last and that of the peak."""
+    """All steps; if there are many, only the first, the last and that of the peak."""
     if len(report.steps) <= MOST_STEPS:
         return report.steps
     shown = {*range(FIRST_STEPS), report.peak.step, *range(len(report.steps))[-LAST_STEPS:]}
@@ -201,7 +201,7 @@ def _categories(report: Report) -> Iterator[RenderableType]:
 
 
 def _bar(category: str, report: Report) -> Text:
-    """A bar as long as the category's share, in eighths of a letter."""
+    """A bar as long as the category's share, in eighths of a character."""
     eighths = round(8 * _BAR_WIDTH * report.at_peak.by_category[category] / report.peak.allocated)
     blocks = _EIGHTHS[8] * (eighths // 8) + _EIGHTHS[eighths % 8]
     return Text(blocks, style=CATEGORY_COLOURS[category])
@@ -264,7 +264,7 @@ def _assumptions(report: Report) -> Iterator[RenderableType]:
 
 
 def _assumption(alike: Sequence[AssumptionInfo]) -> Padding:
-    """One line for an assumption made for many tensors, as in a loop over weights."""
+    """One line for an assumption made for many tensors, such as in a loop over weights."""
     first = alike[0]
     more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
     count = sum(each.times for each in alike)

@@ -41,7 +41,7 @@ def finding(result: Result, each: Finding) -> str:
 
 
 def _doubt(card: OnCard) -> str:
-    return ", within the uncertainty of the card's room" if card.within_estimate else ""
+    return ", within the uncertainty of the available memory" if card.within_estimate else ""
 
 
 def cause(each: Cause) -> str:

@@ -1,4 +1,4 @@
-/* Colours by category, and for the groups of the other two ways of stacking. */
+/* Colours of categories, and of the groups of the other two ways of stacking. */
 
 const GROUP_COLOURS = [
   "#9467bd", "#4c78a8", "#54a24b", "#f2932f", "#e0565b", "#5fb3b3", "#e3c341", "#d37fb5",

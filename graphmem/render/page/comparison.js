@@ -1,11 +1,11 @@
-/* This report beside another one: what grew, what shrank. */
+/* This report compared with another: what grew, what shrank. */
 
 const MODULES_COMPARED = 25;
 
 async function compareWithFile(page, file) {
   try {
     const other = JSON.parse(await file.text());
-    if (!String(other.schema).startsWith("graphmem.report/")) throw new Error("no graphmem report");
+    if (!String(other.schema).startsWith("graphmem.report/")) throw new Error("not a graphmem report");
     showComparison(page, other);
   } catch (error) {
     const message = `${file.name}: ${error.message}`;

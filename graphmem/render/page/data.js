@@ -1,4 +1,4 @@
-/* The columns that graphmem/render/columns.py wrote, decoded once, and questions about them. */
+/* Decodes the columns that graphmem/render/page_data.py wrote, and answers queries about them. */
 
 async function decode(base64) {
   const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
@@ -43,7 +43,7 @@ class StepData {
       this[name] = columns[name];
     }
     this.count = this.first.length;
-    this.changes = new Int32Array(this.momentCount).fill(-1); // by moment: who is born or dies
+    this.changes = new Int32Array(this.momentCount).fill(-1); // by moment: the storage that is born or dies
     for (let i = 0; i < this.count; i++) {
       this.changes[this.first[i]] = i;
       if (this.last[i] < this.momentCount) this.changes[this.last[i]] = i;
@@ -91,7 +91,7 @@ class StepData {
     return this.ownersOf[i].filter((owner) => owner.first <= moment && moment < owner.last);
   }
 
-  /* Category.category_at of graphmem/graph.py; its clauses are explained there. */
+  /* Storage.category_at of graphmem/graph.py, which explains its clauses. */
   categoryAt(i, moment) {
     const category = this.text("category", i);
     if (category !== "activation" && category !== "temporary") return category;

@@ -1,4 +1,4 @@
-/* What the page says about one moment and one storage. */
+/* The details of one moment and one storage. */
 
 function storageTitle(data, i) {
   return `${formatBytes(data.bytes[i])} ${data.text("dtype", i)} [${data.text("shape", i)}]`;

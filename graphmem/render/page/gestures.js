@@ -32,7 +32,7 @@ function listenToTimeline(page, timeline, tooltip) {
   canvas.addEventListener("keydown", (event) => pressKey(page, timeline, event));
 }
 
-/* The moment and the storage under the pointer; within a few pixels of the peak, the peak. */
+/* The moment and the storage under the pointer; snaps to the peak within a few pixels. */
 function pointedAt(page, timeline, event) {
   const { peak } = page.data;
   const x = event.offsetX;

@@ -1,4 +1,4 @@
-/* The table of what is alive at a moment: storages, or sums by module, line, operation, keeper. */
+/* The table of storages alive at a moment, or their sums by module, line, operation, keeper. */
 
 const ROWS_AT_FIRST = 25;
 

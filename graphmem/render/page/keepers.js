@@ -1,4 +1,4 @@
-/* The liveness graph of a moment: what made the living storages, what they are, what keeps them.
+/* The liveness graph of a moment: what made the live storages, what they are, what keeps them.
 
 Storages that differ only in the number of their layer are drawn as one. */
 
@@ -55,7 +55,7 @@ function showKeepers(page) {
   replaceChildren("keepers-note", note);
 }
 
-/* The nodes of an outer column, each at the mean height of the storages that it is joined to. */
+/* The nodes of an outer column, each at the mean height of its connected storages. */
 function sideNodes(groups, linesOf) {
   const nodes = new Map();
   nodes.keyOf = (group) => linesOf(group).join("\n");

@@ -1,4 +1,4 @@
-/* The page: its state, and what happens when that changes. */
+/* The page: its state, and its reactions to changes of state. */
 
 class Page {
   constructor(data) {
@@ -85,12 +85,12 @@ class Page {
     const { capacity } = this.data;
     if (capacity) {
       items.push(element("li", {}, element("span", { class: "end" }),
-        `the card's room, ${formatBytes(capacity)}${this.timeline.endIsInSight() ? "" : " (above)"}`));
+        `card capacity, ${formatBytes(capacity)}${this.timeline.endIsInSight() ? "" : " (above)"}`));
     }
     replaceChildren("legend", ...items);
   }
 
-  /* Begin with the iteration in which the peak is. */
+  /* Begin with the iteration of the peak. */
   showPeakStep() {
     const { data, timeline } = this;
     const peakPhase = data.phaseAt(data.peak);

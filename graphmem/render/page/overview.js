@@ -1,4 +1,4 @@
-/* The strip below the timeline: the whole trace, with the part in view. */
+/* The strip below the timeline: the whole trace, with the visible part marked. */
 
 class Overview {
   constructor(page, canvas) {

@@ -1,7 +1,7 @@
-/* The stack of living storages, in a fixed order, as it is at one moment after another.
+/* The stack of live storages, in a fixed order, at one moment after another.
 
 A tree of sums over the order lets a column of pixels be painted in time proportional to its height:
-a part that is smaller than a pixel is painted as one, in the colour of its largest storage. */
+a part smaller than a pixel is painted as one, in the colour of its largest storage. */
 
 class Stack {
   constructor(data, grouping) {
@@ -59,7 +59,7 @@ class Stack {
     return this.order[node - this.leaves];
   }
 
-  /* Call paint(storage, from, to) for each stretch of bytes, bottom up. */
+  /* Call paint(storage, from, to) for each range of bytes, bottom up. */
   bands(bytesPerPixel, paint) {
     this.visit(1, 0, bytesPerPixel, paint);
   }

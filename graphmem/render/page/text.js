@@ -1,4 +1,4 @@
-/* Words, numbers and elements. Text reaches the page through textContent alone, never as HTML. */
+/* Words, numbers and elements. Text reaches the page only through textContent, never as HTML. */
 
 const CATEGORY_ORDER = Object.keys(CATEGORY_NAMES);
 const OUTSIDE = "(outside any module)";

@@ -19,7 +19,7 @@ class Timeline {
     const { data } = this.page;
     this.grouping = groupsOf(data, mode);
     this.stack = new Stack(data, this.grouping);
-    // Neighbours in a stack are of two shades, so that each storage can be told from the next.
+    // Neighbours in a stack have two shades, so that they can be told apart.
     const packed = [1, 0.87].map((shade) => this.grouping.groups.map((group) => ({
       fill: packedColour(group.colour, shade),
       edge: packedColour(group.colour, 0.7),
@@ -51,7 +51,7 @@ class Timeline {
     return Math.min(this.page.data.momentCount - 1, Math.max(0, Math.floor(moment)));
   }
 
-  /* The highest moment of the pixel column at x: what is drawn there, so no peak gets lost. */
+  /* The highest moment in the pixel column at x is drawn, so that no peak gets lost. */
   highestAt(x) {
     const first = this.momentAt(x);
     const last = Math.max(first, this.momentAt(x + 1) - 1);
@@ -127,7 +127,7 @@ class Timeline {
     return highest;
   }
 
-  /* The card's end is in the picture where the bytes come near it. */
+  /* The card's capacity is in view if the bytes come near it. */
   highestWithCard() {
     const highest = this.highestShown();
     return this.endIsInSight() ? Math.max(highest, this.page.data.capacity) : highest;
@@ -202,7 +202,7 @@ class Timeline {
     }
   }
 
-  /* Names in the bands that have room for one. */
+  /* Names in bands that are large enough for one. */
   paintLabels() {
     const { context } = this;
     const { data } = this.page;
@@ -242,7 +242,7 @@ class Timeline {
     return this.stack.offsetOf(storage);
   }
 
-  /* What the allocator can have of the card. */
+  /* The card's capacity for the allocator. */
   paintCard() {
     const { context } = this;
     const { capacity } = this.page.data;
@@ -262,7 +262,7 @@ class Timeline {
     context.stroke();
     context.font = "600 12px system-ui, sans-serif";
     context.textAlign = "left";
-    context.fillText(`the card ends here: ${formatBytes(capacity)}`, MARGIN.left + 8, y - 9);
+    context.fillText(`card capacity: ${formatBytes(capacity)}`, MARGIN.left + 8, y - 9);
   }
 
   paintAxes() {
