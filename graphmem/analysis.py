@@ -30,6 +30,27 @@ if TYPE_CHECKING:
 Progress = Callable[[str], None]
 
 
+class SavedStepFixedError(InputError):
+    """A saved step was captured under other conditions than are asked for."""
+
+    def __init__(self, target: str, what: str) -> None:
+        super().__init__(
+            f"{target} is a saved step: {what} cannot change it any more",
+            hint="name the code that it was saved from, or save it again as you want it",
+        )
+
+
+class StepRunsItselfError(InputError):
+    """An option replaces a part of a step that has its own loop."""
+
+    def __init__(self, option: str) -> None:
+        super().__init__(
+            f"{option} cannot reach into a step that runs itself",
+            hint="make it an argument of build() and use --set, or return TrainingStep(model=…, "
+            "inputs=…)",
+        )
+
+
 @dataclass(frozen=True)
 class Request:
     """How to analyse a step; the fields are the options of `graphmem analyze`.
@@ -254,10 +275,7 @@ def _refuse_changes(target: str, request: Request) -> None:
 
 def cannot_change(target: str, what: str) -> InputError:
     """The error for an option that would change a saved step."""
-    return InputError(
-        f"{target} is a saved step: {what} cannot change it any more",
-        hint="name the code that it was saved from, or save it again as you want it",
-    )
+    return SavedStepFixedError(target, what)
 
 
 def _traced(
@@ -335,11 +353,7 @@ def overridden(step: TrainingStep, request: Request) -> TrainingStep:
         ("--compile", compile_),
     ):
         if wanted is not None and step.step is not None:
-            raise InputError(
-                f"{option} cannot reach into a step that runs itself",
-                hint="make it an argument of build() and use --set, or return "
-                "TrainingStep(model=…, inputs=…)",
-            )
+            raise StepRunsItselfError(option)
     if request.autocast is not None:
         step = replace(step, autocast=None if request.autocast == "none" else request.autocast)
     if request.optimizer is not None:

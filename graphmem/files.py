@@ -26,6 +26,50 @@ _NAMED_STREAMS = {"in": 0, "out": 1, "err": 2}
 _MOST_LINKS = 40  # in one path, Linux's limit (path_resolution(7))
 
 
+class PathIsFolderError(InputError):
+    """A folder stands where a file is to be written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"cannot write {path}: it is a folder", hint="name a file in it")
+
+
+class NoSuchFolderError(InputError):
+    """A file is to be written into a folder that is not there."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        super().__init__(f"cannot write {path}: no such folder", hint=f"mkdir -p {folder}")
+
+
+class ReadOnlyFileError(InputError):
+    """A file may not be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"cannot write {path}: it is read-only", hint="name another file")
+
+
+class ReadOnlyFolderError(InputError):
+    """A folder takes no new files."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        super().__init__(
+            f"cannot write {path}: {folder} is read-only", hint="name a file elsewhere"
+        )
+
+
+class UnwritableError(InputError):
+    """The operating system does not take the file."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"cannot write {path}: {reason}")
+
+
+class EndlessLinksError(InputError):
+    """Symbolic links lead in a circle."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"cannot write {path}: its links lead nowhere")
+
+
 def check_place(path: Path) -> None:
     """Check before the work starts that its result can be written.
 
@@ -36,15 +80,13 @@ def check_place(path: Path) -> None:
         return
     place = _place(path)
     if place.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder", hint="name a file in it")
+        raise PathIsFolderError(path)
     if not place.parent.is_dir():
-        raise InputError(f"cannot write {path}: no such folder", hint=f"mkdir -p {place.parent}")
+        raise NoSuchFolderError(path, place.parent)
     if place.exists() and not os.access(place, os.W_OK):
-        raise InputError(f"cannot write {path}: it is read-only", hint="name another file")
+        raise ReadOnlyFileError(path)
     if _is_replaced(place) and not os.access(place.parent, os.W_OK | os.X_OK):
-        raise InputError(
-            f"cannot write {path}: {place.parent} is read-only", hint="name a file elsewhere"
-        )
+        raise ReadOnlyFolderError(path, place.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,7 +112,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UnwritableError(path, error.strerror or error) from error
 
 
 def _stream(path: Path) -> int | None:
@@ -90,7 +132,7 @@ def _place(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # RuntimeError for circular links
-        raise InputError(f"cannot write {path}: its links lead nowhere") from error
+        raise EndlessLinksError(path) from error
 
 
 def _is_replaced(place: Path) -> bool:

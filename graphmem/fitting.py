@@ -48,6 +48,35 @@ _MULTIPLES = "--multiple-of tries only values that build() takes, --max ends the
 _Steps: TypeAlias = "deque[tuple[int, TracedStep]]"
 
 
+class NothingToTryError(InputError):
+    """The range of a search is empty."""
+
+    def __init__(self, unit: str, smallest: int, largest: int) -> None:
+        super().__init__(
+            f"there is no{unit} from {smallest} to {largest} to try",
+            hint="the smallest is at least 1, and the largest no less",
+        )
+
+
+class VariedAndSetError(InputError):
+    """`--vary` and `--set` name the same argument."""
+
+    def __init__(self, key: str, value: str) -> None:
+        super().__init__(
+            f"{key} is varied, and set to {value} as well", hint=f"leave --set {key}=… out"
+        )
+
+
+class NotVariableError(InputError):
+    """`--vary` names an argument that is not a number."""
+
+    def __init__(self, key: str | None, default: object) -> None:
+        super().__init__(
+            f"{key} is not a number that can be varied: its default is {default!r}",
+            hint="name an argument of build() that is a whole number, or leave --vary out",
+        )
+
+
 class Probe(msgspec.Struct, frozen=True):
     """One value: its highest bytes with unlimited memory, and the verdict on the card."""
 
@@ -207,15 +236,9 @@ def find_fit(
 def _check(request: Request, over: Range) -> None:
     if over.multiple_of < 1 or not 1 <= over.smallest <= over.values.first <= over.values.last:
         unit = f" multiple of {over.multiple_of}" if over.multiple_of != 1 else " whole number"
-        raise InputError(
-            f"there is no{unit} from {over.smallest} to {over.largest} to try",
-            hint="the smallest is at least 1, and the largest no less",
-        )
+        raise NothingToTryError(unit, over.smallest, over.largest)
     if over.key is not None and over.key in request.settings:
-        raise InputError(
-            f"{over.key} is varied, and set to {request.settings[over.key]} as well",
-            hint=f"leave --set {over.key}=… out",
-        )
+        raise VariedAndSetError(over.key, request.settings[over.key])
 
 
 def _check_target(target: str | Callable[..., Any], request: Request, over: Range) -> None:
@@ -223,10 +246,7 @@ def _check_target(target: str | Callable[..., Any], request: Request, over: Rang
     default = target_defaults(target, request).get(over.key or "")
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
     if default is not None and not is_number:
-        raise InputError(
-            f"{over.key} is not a number that can be varied: its default is {default!r}",
-            hint="name an argument of build() that is a whole number, or leave --vary out",
-        )
+        raise NotVariableError(over.key, default)
 
 
 @dataclass

@@ -23,6 +23,13 @@ _NUMBER = re.compile(r"0|[1-9]\d*")
 _RANGES = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
 
 
+class NoModuleError(InputError):
+    """A pattern matches no module of the step."""
+
+    def __init__(self, pattern: str, names: str) -> None:
+        super().__init__(f"no module is called {pattern!r}", hint=f"the outermost are {names}")
+
+
 def fold(values: Mapping[str, V]) -> dict[str, V]:
     """The same values under fewer names, sorted by the first number of each, then by name."""
     folded = {tuple(name.split(".")): value for name, value in values.items()}
@@ -35,7 +42,7 @@ def fold(values: Mapping[str, V]) -> dict[str, V]:
 def no_module(pattern: str, outermost: Iterable[str]) -> InputError:
     """The error for a pattern that matches no module; equal layers are listed as one."""
     names = ", ".join(fold(dict.fromkeys(outermost, "")))
-    return InputError(f"no module is called {pattern!r}", hint=f"the outermost are {names}")
+    return NoModuleError(pattern, names)
 
 
 def unfold(values: Mapping[str, V]) -> dict[str, V]:

@@ -17,6 +17,13 @@ from graphmem.report import Report
 CELL = "cell of the notebook"
 
 
+class MagicOptionsError(InputError):
+    """`%%graphmem` with options that it does not have."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(f"%%graphmem {line}: unknown options", hint="%%graphmem --gpu NAME")
+
+
 def load_ipython_extension(shell: Any) -> None:
     """Register the magic; IPython calls this."""
 
@@ -52,4 +59,4 @@ def _card(line: str) -> str:
         case ["--gpu", name]:
             return name
         case _:
-            raise InputError(f"%%graphmem {line}: unknown options", hint="%%graphmem --gpu NAME")
+            raise MagicOptionsError(line)

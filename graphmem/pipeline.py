@@ -31,6 +31,34 @@ __all__ = [
 GROUP = "graphmem.passes"
 
 
+class NoOnlinePassError(InputError):
+    """A live run needs a pass that is not installed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no pass provides {name!r} while a program runs")
+
+
+class TwoPassesError(InputError):
+    """Two passes provide the same annotation."""
+
+    def __init__(self, provides: str) -> None:
+        super().__init__(f"two passes provide {provides!r}")
+
+
+class CircularPassesError(InputError):
+    """Passes wait for each other."""
+
+    def __init__(self, circle: str) -> None:
+        super().__init__(f"passes require each other: {circle}")
+
+
+class MissingPassError(InputError):
+    """A pass needs an annotation that none provides."""
+
+    def __init__(self, provides: str, name: str) -> None:
+        super().__init__(f"pass {provides!r} requires {name!r}, which no pass provides")
+
+
 @runtime_checkable
 class HasReportLines(Protocol):
     """An annotation that the report shows under the pass's name, unless it has no lines."""
@@ -80,7 +108,7 @@ def online_pass(name: str, runtime: Runtime) -> Any:
     for each in installed_passes():
         if each.provides == name and each.online is not None:
             return each.online(runtime)
-    raise InputError(f"no pass provides {name!r} while a program runs")
+    raise NoOnlinePassError(name)
 
 
 def run_passes(
@@ -107,16 +135,14 @@ def ordered(passes: Iterable[Pass]) -> list[Pass]:
     providers: dict[str, Pass] = {}
     for each in passes:
         if each.provides in providers:
-            raise InputError(f"two passes provide {each.provides!r}")
+            raise TwoPassesError(each.provides)
         providers[each.provides] = each
     for each in providers.values():
         for name in each.requires:
             if name not in providers:
-                raise InputError(
-                    f"pass {each.provides!r} requires {name!r}, which no pass provides"
-                )
+                raise MissingPassError(each.provides, name)
     needs = TopologicalSorter({name: providers[name].requires for name in sorted(providers)})
     try:
         return [providers[name] for name in needs.static_order()]
     except CycleError as error:
-        raise InputError(f"passes require each other: {' -> '.join(error.args[1])}") from None
+        raise CircularPassesError(" -> ".join(error.args[1])) from None

@@ -34,6 +34,80 @@ _READ_AT_ONCE = 1 << 24
 _ALWAYS_UNPACKED = 1 << 22  # bytes that any file may unpack to
 
 
+class TruncatedPickleError(InputError):
+    """A pickle ends too early."""
+
+    def __init__(self) -> None:
+        super().__init__("the pickle is truncated.")
+
+
+class TooLargeFileError(InputError):
+    """No recording is that large."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
+
+
+class ForeignPickleError(InputError):
+    """A pickle holds objects, not plain data."""
+
+    def __init__(self, module_name: str, global_name: str) -> None:
+        super().__init__(
+            f"the pickle names {module_name}.{global_name}, which plain data never does."
+        )
+
+
+class UnreadablePickleError(InputError):
+    """The operating system does not hand the file out."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} cannot be read: {reason}.")
+
+
+class DamagedGzipError(InputError):
+    """A file is not what gzip wrote."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is a damaged or truncated gzip file.")
+
+
+class DamagedPickleError(InputError):
+    """A file is not what pickle wrote."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"the pickle is damaged or truncated ({reason}).")
+
+
+class ForeignOpcodeError(InputError):
+    """A pickle does more than to hold plain data."""
+
+    def __init__(self, opcode: int) -> None:
+        super().__init__(f"the pickle has an opcode ({opcode:#04x}) that plain data never has.")
+
+
+class EmptyContainersError(InputError):
+    """A pickle is made to fill the memory."""
+
+    def __init__(self) -> None:
+        super().__init__("the pickle is a heap of empty lists or dictionaries.")
+
+
+class TooCostlyError(InputError):
+    """Reading a pickle may fill the memory."""
+
+    def __init__(self) -> None:
+        super().__init__(f"reading it could take more than {_MEMORY >> 30} GiB of memory.")
+
+
+class GzipBombError(InputError):
+    """A file unpacks to far more than its size."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} unpacks to more than {_GROWTH} times its size, which no recording does."
+        )
+
+
 def unpacked(path: Path) -> bytes:
     """The file's bytes, unpacked if it is gzip, within the size limit.
 
@@ -47,11 +121,11 @@ def unpacked(path: Path) -> bytes:
                 pieces.append(piece)
             data = b"".join(pieces)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise UnreadablePickleError(path, error.strerror or error) from None
     if data[:2] == b"\x1f\x8b":
         data = _unpacked(path, data)
     if len(data) > MAX_BYTES:
-        raise InputError(f"{path} is larger than {MAX_BYTES >> 20} MiB.")
+        raise TooLargeFileError(path)
     return data
 
 
@@ -62,14 +136,11 @@ def _unpacked(path: Path, packed: bytes) -> bytes:
             while piece := file.read(_PIECE):
                 made += piece
                 if len(made) > _ALWAYS_UNPACKED + _GROWTH * source.tell():
-                    raise InputError(
-                        f"{path} unpacks to more than {_GROWTH} times its size, which no "
-                        "recording does."
-                    )
+                    raise GzipBombError(path)
                 if len(made) > MAX_BYTES:
                     break
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InputError(f"{path} is a damaged or truncated gzip file.") from None
+        raise DamagedGzipError(path) from None
     return bytes(made)
 
 
@@ -78,9 +149,7 @@ class NoGlobals(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         """Reject the global."""
-        raise InputError(
-            f"the pickle names {module_name}.{global_name}, which plain data never does."
-        )
+        raise ForeignPickleError(module_name, global_name)
 
 
 def plain_data(data: bytes) -> object:
@@ -94,7 +163,7 @@ def plain_data(data: bytes) -> object:
     try:
         return NoGlobals(io.BytesIO(data)).load()
     except (pickle.UnpicklingError, EOFError, MemoryError, OverflowError) as error:
-        raise InputError(f"the pickle is damaged or truncated ({error}).") from None
+        raise DamagedPickleError(error) from None
 
 
 _INT = rb"(?:K.|M..|J....)"
@@ -121,10 +190,10 @@ def _check_opcodes(data: bytes) -> None:
             return
         width = _LENGTH_BYTES.get(opcode)
         if width is None:
-            raise InputError(f"the pickle has an opcode ({opcode:#04x}) that plain data never has.")
+            raise ForeignOpcodeError(opcode)
         at += 1 + width
         at += int.from_bytes(data[at - width : at], "little")
-    raise InputError("the pickle is truncated.")
+    raise TruncatedPickleError()
 
 
 # CPython 3.11, sys.getsizeof: a dictionary of one to five entries takes 232 bytes and 16 for the
@@ -148,8 +217,8 @@ def _check_cost(data: bytes) -> None:
         dictionaries = data.count(b"}", start, end)
         lists = data.count(b"]", start, end)
         if (dictionaries + lists) * _BYTES_OF_A_CONTAINER > end - start + _SAMPLE // 16:
-            raise InputError("the pickle is a heap of empty lists or dictionaries.")
+            raise EmptyContainersError()
         cost += dictionaries * _DICTIONARY_BYTES + lists * _LIST_BYTES
         cost += (end - start) * _OTHER_BYTES
         if cost > _MEMORY:
-            raise InputError(f"reading it could take more than {_MEMORY >> 30} GiB of memory.")
+            raise TooCostlyError()

@@ -23,6 +23,23 @@ _ALLOC_CONF = "PYTORCH_ALLOC_CONF"
 _CUDA_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF"
 
 
+class WrongBlasConfigError(InputError):
+    """CUBLAS_WORKSPACE_CONFIG makes no sense."""
+
+    def __init__(self, config: str) -> None:
+        super().__init__(
+            f"CUBLAS_WORKSPACE_CONFIG={config!r} is not a list of sizes",
+            hint="write :KiB:count, such as :4096:8 or :16:8",
+        )
+
+
+class WrongBlasLtSizeError(InputError):
+    """CUBLASLT_WORKSPACE_SIZE makes no sense."""
+
+    def __init__(self, kib: str) -> None:
+        super().__init__(f"CUBLASLT_WORKSPACE_SIZE={kib!r} is not a number", hint="it counts KiB")
+
+
 class LtWorkspace(enum.Enum):
     """How long cublasLt keeps its workspace."""
 
@@ -77,10 +94,7 @@ class Runtime:
             return self.gpu.cublas_workspace_bytes(self.torch)
         before, *numbers = config.split(":")
         if before or not numbers or len(numbers) % 2 or not all(map(_is_number, numbers)):
-            raise InputError(
-                f"CUBLAS_WORKSPACE_CONFIG={config!r} is not a list of sizes",
-                hint="write :KiB:count, such as :4096:8 or :16:8",
-            )
+            raise WrongBlasConfigError(config)
         sizes = map(int, numbers)
         return sum(kib * _KIB * count for kib, count in zip(sizes, sizes, strict=True))
 
@@ -95,9 +109,7 @@ class Runtime:
         """
         kib = self.env.get("CUBLASLT_WORKSPACE_SIZE", "1024")
         if not _is_number(kib):
-            raise InputError(
-                f"CUBLASLT_WORKSPACE_SIZE={kib!r} is not a number", hint="it counts KiB"
-            )
+            raise WrongBlasLtSizeError(kib)
         return int(kib) * _KIB
 
     @property

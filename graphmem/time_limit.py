@@ -20,6 +20,16 @@ from graphmem.user_errors import place_of
 _AGAIN = 2.0
 
 
+class TookTooLongError(InputError):
+    """`--timeout` is over."""
+
+    def __init__(self, seconds: float, at: str) -> None:
+        super().__init__(
+            f"not done after {seconds:g} s{at}",
+            hint="raise --timeout, or make build() smaller with --set",
+        )
+
+
 class TimeUp(BaseException):
     """The time limit is reached."""
 
@@ -51,10 +61,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 def took_longer(seconds: float, place: str) -> InputError:
     """The error that names the limit and, if known, the running line."""
     at = f", at {place}" if place else ""
-    return InputError(
-        f"not done after {seconds:g} s{at}",
-        hint="raise --timeout, or make build() smaller with --set",
-    )
+    return TookTooLongError(seconds, at)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -31,6 +31,16 @@ _BYTES_PER_UNIT: Mapping[str, int] = MappingProxyType(
 _QUANTITY = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d+)(\.\d+)?\s*([a-z]*)", re.IGNORECASE)
 
 
+class NotBytesError(InputError):
+    """A text is no number of bytes."""
+
+    def __init__(self, quantity: object) -> None:
+        super().__init__(
+            f"not a number of bytes: {quantity!r}",
+            hint="write it like 22GiB (2^30), 1.5GB (10^9) or 500MiB",
+        )
+
+
 def format_bytes(count: int) -> str:
     """Return `count` bytes in the largest unit up to GiB, such as "17.673 GiB" or "1.5 MiB".
 
@@ -60,9 +70,6 @@ def parse_bytes(quantity: str | int) -> int:
     match = _QUANTITY.fullmatch(str(quantity).strip())
     bytes_per_unit = _BYTES_PER_UNIT.get(match[3].lower()) if match else None
     if match is None or bytes_per_unit is None:
-        raise InputError(
-            f"not a number of bytes: {quantity!r}",
-            hint="write it like 22GiB (2^30), 1.5GB (10^9) or 500MiB",
-        )
+        raise NotBytesError(quantity)
     number = Fraction(re.sub("[,_]", "", match[1]) + (match[2] or ""))
     return int(number * bytes_per_unit)

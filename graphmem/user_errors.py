@@ -25,6 +25,59 @@ _PLACE = "_graphmem_place"
 _HINT = "_graphmem_hint"
 
 
+class UserCodeError(InputError):
+    """The user's code raised something."""
+
+    def __init__(self, what: str, error: BaseException, summary: str, where: str) -> None:
+        message = f"{what} raised {type(error).__name__}{': ' * bool(summary)}{summary}"
+        super().__init__(f"{message} ({where})" if where else message, hint=_hint_for(error))
+
+
+class UserSyntaxError(InputError):
+    """A file of the user's is not Python."""
+
+    def __init__(self, file: str, line: int | None, reason: str) -> None:
+        super().__init__(f"syntax error in {short_path(file)}:{line}: {reason}")
+
+
+class MissingImportError(InputError):
+    """The user's code imports a module that is not there."""
+
+    def __init__(self, what: str, module: str, at: str) -> None:
+        message = f"{what} imports {module!r}, and there is no such module{at}"
+        super().__init__(message, hint=_how_to_get(module))
+
+
+class CalledExitError(InputError):
+    """The user's code ends the process."""
+
+    def __init__(self, what: str, code: object, at: str) -> None:
+        super().__init__(
+            f"{what} called sys.exit({code!r}){at}",
+            hint='put what only the script needs below `if __name__ == "__main__":`',
+        )
+
+
+class MixedDevicesError(InputError):
+    """An operation's tensors are on different devices."""
+
+    def __init__(self, what: str, devices: str, at: str) -> None:
+        super().__init__(
+            f"{what} mixes tensors on {devices}{at}",
+            hint="make each tensor where the others are, as in torch.zeros(…, device=x.device)",
+        )
+
+
+class NoFakeKernelError(InputError):
+    """An operator of the user's own does not say what shape it returns."""
+
+    def __init__(self, operator: str, at: str) -> None:
+        super().__init__(
+            f"operator {operator} has no meta kernel{at}",
+            hint="register one with its register_fake, which returns the shape of the result",
+        )
+
+
 @contextmanager
 def blaming_the_user(what: str, within: str = "") -> Iterator[None]:
     """Turn errors of the user's code, including `sys.exit`, into an `InputError`.
@@ -67,11 +120,12 @@ def user_error(error: BaseException, what: str, within: str = "") -> InputError:
     _drop_callers(told)
     _keep_user_frames(told)
     where = _place_in(told.stack, within) or getattr(error, _PLACE, "") or _module_of(error)
-    message, hint = _describe(error, what, where)
+    described = _described(error, what, where)
     has_lines = bool(told.stack) or isinstance(error, SyntaxError)
     lines = "".join(told.format() if told.stack else told.format_exception_only())
     lines = lines.replace(str(error), _without_kernels(str(error)))
-    return InputError(message, hint=hint, user_traceback=lines if has_lines else None)
+    described.user_traceback = lines if has_lines else None
+    return described
 
 
 def _without_kernels(text: str) -> str:
@@ -147,30 +201,24 @@ def _keep_user_frames(told: TracebackException) -> None:
         told.__context__ = None
 
 
-def _describe(error: BaseException, what: str, where: str) -> tuple[str, str | None]:
-    """The message and the hint of an error."""
+def _described(error: BaseException, what: str, where: str) -> InputError:
+    """The message for an error."""
     at = f" at {where}" if where else ""
     text = _without_kernels(str(error))
     match error:
         case SyntaxError(filename=str(file), lineno=line, msg=reason):
-            return f"syntax error in {short_path(file)}:{line}: {reason}", None
+            return UserSyntaxError(file, line, reason)
         case ModuleNotFoundError(name=str(module)):
-            message = f"{what} imports {module!r}, and there is no such module{at}"
-            return message, _how_to_get(module)
+            return MissingImportError(what, module, at)
         case SystemExit(code=code):
-            hint = 'put what only the script needs below `if __name__ == "__main__":`'
-            return f"{what} called sys.exit({code!r}){at}", hint
+            return CalledExitError(what, code, at)
         case RuntimeError() if _DEVICES_DIFFER in text:
             devices = " and ".join(sorted(set(_DEVICE.findall(text)))) or "different devices"
-            hint = "make each tensor where the others are, as in torch.zeros(…, device=x.device)"
-            return f"{what} mixes tensors on {devices}{at}", hint
+            return MixedDevicesError(what, devices, at)
         case RuntimeError() if operator := _NO_META_KERNEL.search(text):
-            hint = "register one with its register_fake, which returns the shape of the result"
-            return f"operator {operator[1]} has no meta kernel{at}", hint
+            return NoFakeKernelError(operator[1], at)
     summary = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    name = type(error).__name__
-    message = f"{what} raised {name}: {summary}" if summary else f"{what} raised {name}"
-    return f"{message} ({where})" if where else message, _hint_for(error)
+    return UserCodeError(what, error, summary, where)
 
 
 def _how_to_get(module: str) -> str | None:

@@ -12,6 +12,8 @@ import pytest
 import graphmem
 from graphmem.errors import InputError
 from graphmem.targets import load_target, messages
+from graphmem.trace.messages import UnknownAutocastError
+from graphmem.values.choices import NotShareError
 
 Refused = Callable[..., InputError]
 
@@ -249,8 +251,8 @@ def test_a_wrong_return_is_told_with_what_is_accepted(
         ("Step(net, x, optimizer='sgd')", messages.WrongPartError),
         ("Step(net, x, accumulate=0)", messages.WrongAccumulateError),
         ("Step(step='train')", messages.WrongPartError),
-        ("Step(net, x, autocast='fp8')", InputError),
-        ("Step(net, x, assume={'nonzero': 2})", InputError),
+        ("Step(net, x, autocast='fp8')", UnknownAutocastError),
+        ("Step(net, x, assume={'nonzero': 2})", NotShareError),
     ],
 )
 def test_a_training_step_with_a_wrong_part(

@@ -22,11 +22,11 @@ import torch.optim.optimizer as torch_optimizer
 from torch.cuda import _memory_viz
 
 import graphmem
-from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.live.gpu import VirtualGpu
 from graphmem.trace import Options, trace
 from graphmem.training_step import TrainingStep
+from graphmem.virtual_gpu.messages import MemoryInTraceError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
@@ -700,7 +700,7 @@ class TestTraces:
          torch.accelerator.memory_reserved, torch.cuda.memory_snapshot],
     )  # fmt: skip
     def test_a_trace_cannot_tell_of_memory_and_says_who_can(self, ask: Any) -> None:
-        with pytest.raises(InputError, match="knows only after the trace") as error:
+        with pytest.raises(MemoryInTraceError) as error:
             trace(lambda: TrainingStep(step=ask), gpu=CARD, options=Options(steps=1))
 
         assert "graphmem run" in (error.value.hint or "")

@@ -12,11 +12,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import TrainingStep
-from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph
 from graphmem.trace import Options, trace
+from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS
+from graphmem.values.choices import NotShareError
 from graphmem.values.limits import INTEGERS
 
 Iterate = Callable[[], Any]
@@ -231,7 +232,7 @@ class TestValuesThatOnlyARunKnows:
     def test_a_branch_on_a_tensors_value_is_refused_with_its_line(
         self, ask: Callable[[], bool]
     ) -> None:
-        with pytest.raises(InputError, match="branches on the value") as raised:
+        with pytest.raises(BranchOnValueError) as raised:
             traced(ask)
 
         line = inspect.getsourcelines(ask)[1]
@@ -263,5 +264,5 @@ class TestValuesThatOnlyARunKnows:
 
     @pytest.mark.parametrize("given", [{"nonzero": 1.5}, {"nonzero": -0.1}, {"routing": 2.0}])
     def test_a_share_that_is_assumed_is_between_0_and_1(self, given: dict[str, float]) -> None:
-        with pytest.raises(InputError, match="cannot assume"):
+        with pytest.raises(NotShareError):
             traced(lambda: None, assume=given)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from graphmem.advice.candidates import advise
-from graphmem.advice.subjects import Explained, explain_subject
+from graphmem.advice.subjects import Explained, UnknownSubjectError, explain_subject
 from graphmem.analysis import Analysis, Request, run_analysis
-from graphmem.errors import InputError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 MLP = f"{FIXTURES / 'mlp'}.py:build"
@@ -67,7 +66,7 @@ def test_a_storage_goes_by_its_number() -> None:
 
 
 def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(InputError, match="nothing in the trace is called 'nonsense'"):
+    with pytest.raises(UnknownSubjectError):
         explained("nonsense")
 
 

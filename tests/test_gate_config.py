@@ -10,6 +10,7 @@ import pytest
 from graphmem.errors import InputError
 from graphmem.gate.config import Config, find_config, load_config
 from graphmem.gate.limits import Increase, is_below
+from graphmem.gate.messages import UnknownTargetError
 from graphmem.gate.scaffold import scaffold
 
 TEXT = """\
@@ -80,7 +81,7 @@ def test_what_is_wrong_is_said_with_its_line_and_the_nearest_name(
 
 
 def test_a_target_that_is_not_there_has_a_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no target 'smal'") as error:
+    with pytest.raises(UnknownTargetError) as error:
         load(tmp_path, TEXT).chosen(["smal"])
 
     assert error.value.hint == "did you mean small?"

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from graphmem import TrainingStep, analyze
-from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.trace import Options, trace
+from graphmem.trace.messages import ClosureNeededError
 
 
 def traced(step: Any) -> StepGraph:
@@ -61,7 +61,7 @@ def test_lbfgs_goes_on_to_its_last_iteration(line_search: str | None) -> None:
 def test_graphmems_own_loop_has_no_closure_for_lbfgs() -> None:
     step = TrainingStep(nn.Linear(2, 1), torch.ones(3, 2), optimizer=torch.optim.LBFGS)
 
-    with pytest.raises(InputError, match="needs a closure") as refused:
+    with pytest.raises(ClosureNeededError) as refused:
         analyze(lambda: step, gpu="t4", steps=1)
     assert "optimizer.step(closure)" in (refused.value.hint or "")
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from graphmem import TrainingStep
 from graphmem.analysis import Request
-from graphmem.errors import InputError
 from graphmem.parallel.describe import describe
 from graphmem.parallel.layout import Layout, Sharding
+from graphmem.parallel.messages import NoExpertTensorsError
 from graphmem.parallel.planner import Planner
 from graphmem.parallel.search.search import Searcher
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
@@ -161,7 +161,7 @@ def test_experts_in_one_tensor_that_nothing_batches_are_not_divided() -> None:
     made = stacked(batched=False)
 
     assert made.dimensions.whole_experts == ["experts.up"]
-    with pytest.raises(InputError, match="nothing to divide"):
+    with pytest.raises(NoExpertTensorsError):
         made.plan(Layout(data=2, expert=2))
 
 

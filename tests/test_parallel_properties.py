@@ -19,6 +19,14 @@ from graphmem.errors import InputError
 from graphmem.graph import PhaseName
 from graphmem.parallel.axes.axis import Axis, regroup, unify
 from graphmem.parallel.layout import Layout, Precision, Schedule, Sharding
+from graphmem.parallel.messages import (
+    ExpertDegreeError,
+    TooManyStagesError,
+    UnevenBatchError,
+    UnevenSequenceError,
+    UnevenTensorSplitError,
+    WrongStagesError,
+)
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.rank.schedule import Turn, in_flight, turns
 from graphmem.parallel.search.search import Searcher
@@ -218,18 +226,20 @@ def test_buckets_hold_all_gradients(sizes: list[int], first: int, rest: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("layout", "message", "hint"),
+    ("layout", "error", "hint"),
     [
-        (Layout(tensor=3), "8 heads", "--tp 2"),
-        (Layout(pipeline=5, micro_batches=4), "5 stages are more than the 4 blocks", "--pp 4"),
-        (Layout(micro_batches=3), "batch of 4 cannot be cut into 3", "--micro-batches 2"),
-        (Layout(context=3), "sequence of 64 does not divide into 3", "2"),
-        (Layout(data=4, expert=3), "does not divide data parallelism 4", "--ep 2"),
-        (Layout(pipeline=2, stages=(1, 1)), "not 2 stages of the 4 blocks", "2,2"),
+        (Layout(tensor=3), UnevenTensorSplitError, "--tp 2"),
+        (Layout(pipeline=5, micro_batches=4), TooManyStagesError, "--pp 4"),
+        (Layout(micro_batches=3), UnevenBatchError, "--micro-batches 2"),
+        (Layout(context=3), UnevenSequenceError, "2"),
+        (Layout(data=4, expert=3), ExpertDegreeError, "--ep 2"),
+        (Layout(pipeline=2, stages=(1, 1)), WrongStagesError, "2,2"),
     ],
 )
-def test_impossible_layouts_name_the_nearest(layout: Layout, message: str, hint: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+def test_impossible_layouts_name_the_nearest(
+    layout: Layout, error: type[InputError], hint: str
+) -> None:
+    with pytest.raises(error) as caught:
         planner().plan(layout)
 
     assert hint in str(caught.value.hint)

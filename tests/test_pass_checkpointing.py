@@ -9,8 +9,8 @@ import pytest
 
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.changes import Changes
-from graphmem.errors import InputError
 from graphmem.graph import PhaseName
+from graphmem.layer_ranges import NoModuleError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SMALL_GPT2 = {"batch": "2"}
@@ -69,5 +69,5 @@ def test_what_is_computed_again_is_what_a_trace_computes_more() -> None:
 
 
 def test_a_pattern_that_fits_no_module_is_an_error() -> None:
-    with pytest.raises(InputError, match="no module is called 'blocks'"):
+    with pytest.raises(NoModuleError):
         analyzed("mlp", "blocks")

@@ -9,7 +9,7 @@ import pytest
 
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.changes import Changes
-from graphmem.errors import InputError
+from graphmem.changes.messages import NothingToFreezeError
 from graphmem.passes.frozen_layers import LINEAR, NEEDED, NOTHING_UPSTREAM
 
 STACK = f"{Path(__file__).parent.parent / 'fixtures' / 'linear_stack'}.py:build"
@@ -72,7 +72,7 @@ def test_freezing_by_pattern_is_freezing_in_the_model() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_an_error() -> None:
-    with pytest.raises(InputError, match="no parameter or module is called 'nothing'"):
+    with pytest.raises(NothingToFreezeError):
         analyzed("nothing")
 
 

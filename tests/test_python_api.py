@@ -16,6 +16,7 @@ from torch import nn
 import graphmem
 from graphmem import InputError, Report, TrainingStep
 from graphmem.notebook import load_ipython_extension
+from graphmem.report.frames import NoLibraryError
 from graphmem.targets import messages
 
 WIDTH, BATCH = 1024, 4096
@@ -134,7 +135,7 @@ class TestReport:
     ) -> None:
         monkeypatch.setitem(__import__("sys").modules, "polars", None)
 
-        with pytest.raises(InputError, match="polars is not installed"):
+        with pytest.raises(NoLibraryError):
             report.to_polars()
 
     def test_two_are_compared(self, report: Report) -> None:

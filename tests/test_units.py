@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphmem.errors import InputError
-from graphmem.units import format_bytes, format_exact, parse_bytes
+from graphmem.units import NotBytesError, format_bytes, format_exact, parse_bytes
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -84,7 +83,7 @@ def test_no_byte_is_lost_to_floating_point() -> None:
     ],
 )
 def test_nonsense_is_refused_with_an_example(quantity: str | int) -> None:
-    with pytest.raises(InputError, match="not a number of bytes") as refusal:
+    with pytest.raises(NotBytesError) as refusal:
         parse_bytes(quantity)
 
     assert "22GiB" in str(refusal.value.hint)

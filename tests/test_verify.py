@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from graphmem.analysis import Request
-from graphmem.errors import InputError
 from graphmem.events import Birth
 from graphmem.simulate import life_events
 from graphmem.verify import Comparison, Prediction, compare, predict
 from graphmem.verify.changes import Change, follow_order
+from graphmem.verify.messages import NoStartError, NotMomentError
 from graphmem.verify.recording_files import read_recorded
 from graphmem.verify.window import Start, parse_start
 from tests.conftest import Outcome
@@ -211,7 +211,7 @@ class TestStart:
 
     @pytest.mark.parametrize("text", ["", "step", "step -1", "step 1 sideways", "setup 1"])
     def test_other_texts_are_refused(self, text: str) -> None:
-        with pytest.raises(InputError, match="not a moment to start at"):
+        with pytest.raises(NotMomentError):
             parse_start(text)
 
     def test_a_later_step_sees_only_its_own_events(self, loop: Prediction) -> None:
@@ -221,7 +221,7 @@ class TestStart:
         assert loop.figures(parse_start("step 2")).base_allocated > 2 * 8_519_680
 
     def test_a_step_that_was_not_traced_is_refused(self, prediction: Prediction) -> None:
-        with pytest.raises(InputError, match="no 'step 1' to start at"):
+        with pytest.raises(NoStartError):
             prediction.changes(parse_start("step 1"))
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._device import _device_constructors
 
-from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, PhaseName, StepGraph
 from graphmem.trace import Options, trace
+from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.training_step import TrainingStep
 
 
@@ -345,5 +345,5 @@ class TestInference:
         assert read == [4.0]
 
     def test_a_step_of_the_users_own_cannot_be_inference(self) -> None:
-        with pytest.raises(InputError, match="--inference needs a model and inputs"):
+        with pytest.raises(InferenceOfOwnLoopError):
             traced(stepping(lambda: None), inference=True)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from graphmem import TrainingStep
-from graphmem.analysis import Request, run_analysis
+from graphmem.analysis import Request, StepRunsItselfError, run_analysis
 from graphmem.changes import Changes
-from graphmem.errors import InputError
+from graphmem.changes.messages import BatchOutOfReachError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 GPT2 = f"{FIXTURES / 'gpt2'}.py:build"
@@ -146,7 +146,7 @@ def test_a_step_that_runs_itself_keeps_its_inputs() -> None:
     def build() -> TrainingStep:
         return TrainingStep(step=lambda: None)
 
-    with pytest.raises(InputError, match="--autocast cannot reach into a step that runs itself"):
+    with pytest.raises(StepRunsItselfError):
         run_analysis(build, Request(steps=1, autocast="none"))
-    with pytest.raises(InputError, match="cannot reach the inputs of a step that runs itself"):
+    with pytest.raises(BatchOutOfReachError):
         run_analysis(build, Request(steps=1, changes=Changes(batch=2)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graphmem.errors import InputError
 from graphmem.graph import PhaseName
-from graphmem.runtime import LtWorkspace
+from graphmem.runtime import LtWorkspace, WrongBlasConfigError, WrongBlasLtSizeError
 from tests.kernel_calls import Calls, aten, tensor
 
 CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -75,7 +74,7 @@ class TestCublas:
     def test_a_malformed_setting_is_an_error(self, config: str) -> None:
         calls = Calls(env={"CUBLAS_WORKSPACE_CONFIG": config})
 
-        with pytest.raises(InputError, match="CUBLAS_WORKSPACE_CONFIG"):
+        with pytest.raises(WrongBlasConfigError):
             calls.call(aten.mm.default, tensor(8, 8), tensor(8, 8))
 
     def test_an_empty_product_asks_for_no_handle(self) -> None:
@@ -138,7 +137,7 @@ class TestCublasLt:
     def test_a_malformed_size_is_an_error(self) -> None:
         calls = Calls(version="2.6", env={"CUBLASLT_WORKSPACE_SIZE": "1MB"})
 
-        with pytest.raises(InputError, match="CUBLASLT_WORKSPACE_SIZE"):
+        with pytest.raises(WrongBlasLtSizeError):
             linear(calls, 32, 100, 4096)
 
     def test_a_layer_of_one_output_does_without(self) -> None:

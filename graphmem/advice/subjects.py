@@ -34,6 +34,13 @@ _LETS_GO = {
 }
 
 
+class UnknownSubjectError(InputError):
+    """`explain` is asked about something that the trace does not have."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"nothing in the trace is called {name!r}", hint=_HINT)
+
+
 @dataclass(frozen=True)
 class Holding:
     """One owner of a storage: who, from when to when, by which rule, and what would end it."""
@@ -65,7 +72,7 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
     graph = analysis.graph
     found = _storages_named(graph, name)
     if found is None:
-        raise InputError(f"nothing in the trace is called {name!r}", hint=_HINT)
+        raise UnknownSubjectError(name)
     tick = analysis.timeline.peak()[0].tick
     ops = [op.tick for op in graph.ops]
     return [

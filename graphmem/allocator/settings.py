@@ -10,7 +10,22 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from graphmem.errors import InputError
+from graphmem.allocator.messages import (
+    AllocatorBackendError,
+    BelowLargeSegmentError,
+    LargeSegmentTooSmallError,
+    MemoryFractionOutOfRangeError,
+    NotPowerOfTwoError,
+    SettingNotBooleanError,
+    SettingNotNumberError,
+    SettingNotWholeError,
+    SettingTooLargeError,
+    SettingWithoutValueError,
+    ThresholdOutOfRangeError,
+    UnclosedBracketError,
+    UnknownAllocatorSettingError,
+    UnmodelledSettingError,
+)
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -105,7 +120,7 @@ def parse_settings(text: str) -> AllocatorSettings:
     unknown = next((key for key in pairs if key not in _PARSERS and key not in _IGNORED), None)
     if unknown is not None:
         known = ", ".join(sorted(_PARSERS))
-        raise InputError(f"Allocator setting {unknown!r} is not known. Known are: {known}.")
+        raise UnknownAllocatorSettingError(unknown, known)
     for key in pairs.keys() & _IGNORED:
         _check_ignored(key, pairs[key])
     settings = AllocatorSettings()
@@ -141,13 +156,13 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for item in re.split(r",(?![^\[]*\])", compact):
         key, colon, value = item.partition(":")
         if not (key and colon and value):
-            raise InputError(f"Allocator setting {item!r} is not of the form key:value.")
+            raise SettingWithoutValueError(item)
         yield key, value
 
 
 def _whole(key: str, value: str) -> int:
     if not value.isdecimal():
-        raise InputError(f"Allocator setting {key} must be a whole number, not {value!r}.")
+        raise SettingNotWholeError(key, value)
     return int(value)
 
 
@@ -155,7 +170,7 @@ def _fraction(key: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise InputError(f"Allocator setting {key} must be a number, not {value!r}.") from None
+        raise SettingNotNumberError(key, value) from None
 
 
 def _check_ignored(key: str, value: str) -> None:
@@ -163,21 +178,21 @@ def _check_ignored(key: str, value: str) -> None:
     if key in _IGNORED_FLAGS:
         _truth(key, value)
     elif key == _REGISTER_THREADS and _power_of_two(key, value) > _MAX_REGISTER_THREADS:
-        raise InputError(f"Allocator setting {key} must be at most 128, not {value}.")
+        raise SettingTooLargeError(key, value)
     else:
         _whole(key, value)
 
 
 def _truth(key: str, value: str) -> bool:
     if value not in ("True", "False"):
-        raise InputError(f"Allocator setting {key} must be True or False, not {value!r}.")
+        raise SettingNotBooleanError(key, value)
     return value == "True"
 
 
 def _large_segment(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     size = _whole(key, value) * MIB
     if size <= MIN_LARGE_ALLOC:
-        raise InputError(f"Allocator setting {key} must be more than 10, not {value}.")
+        raise LargeSegmentTooSmallError(key, value)
     return replace(settings, large_segment_size=size, max_non_split_rounding=size)
 
 
@@ -185,7 +200,7 @@ def _at_least_large_segment(settings: AllocatorSettings, key: str, value: str) -
     size = _whole(key, value) * MIB
     if size < settings.large_segment_size:
         least = settings.large_segment_size // MIB
-        raise InputError(f"Allocator setting {key} must be at least {least}, not {value}.")
+        raise BelowLargeSegmentError(key, least, value)
     return size
 
 
@@ -200,14 +215,14 @@ def _max_rounding(settings: AllocatorSettings, key: str, value: str) -> Allocato
 def _threshold(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     threshold = _fraction(key, value)
     if not 0.0 < threshold < 1.0:
-        raise InputError(f"Allocator setting {key} must lie between 0 and 1, not {value}.")
+        raise ThresholdOutOfRangeError(key, value)
     return replace(settings, garbage_collection_threshold=threshold)
 
 
 def _memory_fraction(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     fraction = _fraction(key, value)
     if not 0.0 <= fraction <= 1.0:
-        raise InputError(f"Allocator setting {key} must lie in 0..1, not {value}.")
+        raise MemoryFractionOutOfRangeError(key, value)
     return replace(settings, memory_fraction=fraction if fraction < 1.0 else None)
 
 
@@ -217,14 +232,14 @@ def _expandable(settings: AllocatorSettings, key: str, value: str) -> AllocatorS
 
 def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     if value != "native":
-        raise InputError(f"Allocator {key} {value!r} is not modelled; only 'native' is.")
+        raise AllocatorBackendError(key, value)
     return settings
 
 
 def _early_refusal(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     """With a memory fraction, it refuses before emptying the cache (PR #177356, torch 2.12)."""
     if value == "True":
-        raise InputError(f"Allocator setting {key} is not modelled.")
+        raise UnmodelledSettingError(key)
     return settings
 
 
@@ -235,7 +250,7 @@ def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSe
             settings, roundup_power2_divisions=(_power_of_two(key, value),) * DIVISION_CLASSES
         )
     if not value.endswith("]"):
-        raise InputError(f"Allocator setting {key} lacks its closing bracket: {value!r}.")
+        raise UnclosedBracketError(key, value)
     divisions = [0] * DIVISION_CLASSES
     last = 0  # as in PyTorch, `>` begins after the last bound, or after the first class
     first = True
@@ -256,7 +271,7 @@ def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSe
 def _power_of_two(key: str, value: str) -> int:
     number = _whole(key, value)
     if number < 1 or number & (number - 1):
-        raise InputError(f"Allocator setting {key} takes powers of two, not {value}.")
+        raise NotPowerOfTwoError(key, value)
     return number
 
 

@@ -18,6 +18,17 @@ _lock = threading.Lock()
 _inside: set[int] = set()
 
 
+class NestedAnalysisError(InputError):
+    """graphmem is at work already, in this process."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} was asked for from inside of an analysis or on a virtual GPU",
+            hint="ask before or after: outside of build(), of the step, and of the `with "
+            "graphmem.virtual_gpu(…)` block or the script of `graphmem run`",
+        )
+
+
 def is_watched() -> bool:
     """Whether this thread runs a program that is being watched."""
     return threading.get_ident() in _inside
@@ -34,11 +45,7 @@ def turn(what: str) -> Iterator[None]:
         InputError: this thread's own is.
     """
     if is_watched():
-        raise InputError(
-            f"{what} was asked for from inside of an analysis or on a virtual GPU",
-            hint="ask before or after: outside of build(), of the step, and of the "
-            "`with graphmem.virtual_gpu(…)` block or the script of `graphmem run`",
-        )
+        raise NestedAnalysisError(what)
     with _lock, watched_thread():
         yield
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from graphmem.errors import InputError
+from graphmem.changes.messages import ChangeNeedsModelError, NothingToFreezeError
 from graphmem.training_step import TrainingStep
 
 if TYPE_CHECKING:
@@ -80,9 +80,7 @@ def freeze(model: torch.nn.Module, pattern: str) -> None:
     ]
     if not found:
         first = next((name for name, _ in model.named_parameters()), "none at all")
-        raise InputError(
-            f"no parameter or module is called {pattern!r}", hint=f"the first parameter is {first}"
-        )
+        raise NothingToFreezeError(pattern, first)
     for parameter in found:
         parameter.requires_grad_(False)
 
@@ -95,8 +93,5 @@ def _with_ancestors(name: str) -> Iterator[str]:
 
 def _model_of(step: TrainingStep, option: str) -> torch.nn.Module:
     if step.model is None:
-        raise InputError(
-            f"{option} needs a model, and build() returned a step without one",
-            hint="return TrainingStep(model=…, step=…) from build()",
-        )
+        raise ChangeNeedsModelError(option)
     return step.model

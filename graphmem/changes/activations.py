@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from graphmem.errors import InputError
+from graphmem.changes.messages import UnknownActivationError
 from graphmem.training_step import TrainingStep
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -78,10 +78,7 @@ def exchange_activations(step: TrainingStep, exchanges: Mapping[str, str]) -> Tr
     for old, new in exchanges.items():
         functions = _functions_named(old)
         if old not in REPLACEMENTS or new not in REPLACEMENTS or not functions:
-            raise InputError(
-                f"cannot replace the activation {old!r} by {new!r}",
-                hint=f"there are {', '.join(REPLACEMENTS)}",
-            )
+            raise UnknownActivationError(old, new, ", ".join(REPLACEMENTS))
         replacements.update(dict.fromkeys(functions, REPLACEMENTS[new]))
     if step.step is not None:
         return replace(step, step=partial(_exchanging, replacements, step.step))

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-from graphmem.errors import InputError
+from graphmem.changes.messages import (
+    BatchBelowOneError,
+    BatchOfNoTensorsError,
+    BatchOutOfReachError,
+    VariedBatchOutOfReachError,
+)
 from graphmem.training_step import TrainingStep
 
 
@@ -21,10 +26,7 @@ def scale_batch(step: TrainingStep, factor: float) -> Any:
         InputError: the step holds its inputs itself, or the factor leaves nothing.
     """
     if step.step is not None:
-        raise InputError(
-            "--batch cannot reach the inputs of a step that runs itself",
-            hint="give build() an argument for the batch, and set it with --set",
-        )
+        raise BatchOutOfReachError()
     return _with_batch(step.inputs, lambda old: _times(old, factor))
 
 
@@ -35,10 +37,7 @@ def resize_batch(step: TrainingStep, size: int) -> Any:
         InputError: the step holds its inputs itself.
     """
     if step.step is not None:
-        raise InputError(
-            "the batch of a step that runs itself cannot be reached",
-            hint="give build() an argument for the batch, and name it with --vary",
-        )
+        raise VariedBatchOutOfReachError()
     return _with_batch(step.inputs, lambda old: size)
 
 
@@ -55,7 +54,7 @@ def batch_of(step: TrainingStep) -> int | None:
 def _times(old: int, factor: float) -> int:
     new = round(old * factor)
     if new < 1:
-        raise InputError(f"a batch of {old} times {factor:g} is less than one")
+        raise BatchBelowOneError(old, factor)
     return new
 
 
@@ -70,7 +69,7 @@ def _resized_all(inputs: Any, new_size: Callable[[int], int]) -> Any:
 
     first = next((tensor for tensor in tensors_in(inputs) if tensor.dim()), None)
     if first is None:
-        raise InputError("a batch needs inputs that are tensors")
+        raise BatchOfNoTensorsError()
     old = first.shape[0]
     new = new_size(old)
     return mapped(inputs, lambda tensor: _resized(tensor, old, new))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphmem.changes.batch import mapped
-from graphmem.errors import InputError
+from graphmem.changes.messages import PrecisionOutOfReachError
 from graphmem.training_step import TrainingStep
 
 
@@ -26,10 +26,7 @@ def in_precision(step: TrainingStep, dtype: str) -> TrainingStep:
     from graphmem.trace.loop import AUTOCAST_DTYPES
 
     if step.model is None or step.step is not None:
-        raise InputError(
-            "the weights of a step that runs itself cannot be reached",
-            hint="return TrainingStep(model=…, inputs=…) from build()",
-        )
+        raise PrecisionOutOfReachError()
     wanted = AUTOCAST_DTYPES[dtype]
     step.model.to(wanted)
     return replace(step, inputs=_inputs(step.inputs, wanted), autocast=None)

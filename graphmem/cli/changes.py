@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.cli import options
-from graphmem.errors import InputError
+from graphmem.cli.messages import EmptyBatchError, WrongFactorError
 
 if TYPE_CHECKING:
     from graphmem.changes import Changes
@@ -62,7 +62,7 @@ def size_of(text: str) -> int:
         InputError: it is 0.
     """
     if not int(text):
-        raise InputError("--batch must be at least 1", hint="write a size, or a factor as 0.5x")
+        raise EmptyBatchError()
     return int(text)
 
 
@@ -77,7 +77,5 @@ def factor_of(text: str) -> float:
     except ValueError:
         factor = 0
     if not 0 < factor < float("inf"):
-        raise InputError(
-            f"--batch {text!r} is not a factor", hint="write it as 2x or 0.5x, or a size"
-        )
+        raise WrongFactorError(text)
     return factor

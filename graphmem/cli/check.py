@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from graphmem.cli import options
+from graphmem.cli.messages import PartialUpdateError, TimeoutOnClusterError
 from graphmem.cli.output import console, write_text
-from graphmem.errors import InputError
 from graphmem.plain_text import Console, visible
 
 if TYPE_CHECKING:
@@ -71,10 +71,7 @@ def check(
     from graphmem.gate.lock import FILE
 
     if dask is not None and timeout is not None:
-        raise InputError(
-            "--timeout ends processes of this machine, not those of a Dask cluster",
-            hint="leave one of them out",
-        )
+        raise TimeoutOnClusterError()
     settings = load_config(config or find_config(Path.cwd()))
     lock_path = settings.root / FILE
     lock, is_lost = _baseline(lock_path, update)
@@ -108,10 +105,7 @@ def _update(path: Path, lock: Lock, outcome: Check, settings: Config, is_lost: b
     """
     measured = {result.name for result in outcome.results if result.verdict}
     if is_lost and measured != set(settings.targets):
-        raise InputError(
-            f"{path.name} has a merge conflict, and not every target was measured",
-            hint="update all targets at once; `graphmem check` says what is wrong with them",
-        )
+        raise PartialUpdateError(path.name)
     text = outcome.lock(lock, settings).to_toml()
     if not path.exists() or path.read_text("utf-8") != text:
         write_text(path, text)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from graphmem.cli import options
+from graphmem.cli.messages import NamedTwiceError, NotPositiveError
 from graphmem.cli.output import progress, put
 from graphmem.cli.request import takes_request
-from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from graphmem.analysis import Request
@@ -110,7 +110,7 @@ def _items(text: str | None, option: str) -> list[tuple[str, str]]:
     pairs = [part.partition("=") for part in parts]
     found = [(key.strip(), value.strip()) for key, _, value in pairs]
     if len({key for key, _ in found}) < len(found):
-        raise InputError(f"{option} {text} names one thing twice")
+        raise NamedTwiceError(option, text)
     return found
 
 
@@ -128,5 +128,5 @@ def _sizes(text: str) -> dict[str, int]:
 
 def _whole(text: str, option: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{option}: {text!r} is not a positive whole number")
+        raise NotPositiveError(option, text)
     return int(text)

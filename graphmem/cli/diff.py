@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from graphmem.cli import options
+from graphmem.cli.messages import WhichTwoError
 from graphmem.cli.output import put
 from graphmem.cli.request import takes_request
-from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from graphmem.analysis import Request
@@ -53,6 +53,6 @@ def diff(
     elif sides is not None and len(sides) == 2:
         diffs = [diff_two(sides[0], sides[1], request)]
     else:
-        raise InputError("diff takes a BASE and a HEAD", hint="or --git main..HEAD [TARGET]…")
+        raise WhichTwoError()
     text = DIFF_FORMATS[output_format](diffs)
     put(text, output)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
+from graphmem.cli.messages import AlreadyConfiguredError
 from graphmem.cli.output import write_text
-from graphmem.errors import InputError
 
 
 def init() -> None:
@@ -20,7 +20,7 @@ def init() -> None:
 
     path = Path.cwd() / FILE
     if path.exists():
-        raise InputError(f"there is a {FILE} already", hint="delete it first, or edit it")
+        raise AlreadyConfiguredError(FILE)
     text, targets = scaffold(Path.cwd())
     write_text(path, text)
     load_config(path)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from graphmem.cli.messages import NotKeyValueError, WrongRecordNameError
 from graphmem.errors import InputError
 from graphmem.files import check_place
 from graphmem.gpus import DEFAULT_GPU
@@ -183,10 +184,7 @@ def recorded_at(path: Path | None) -> Path | None:
         InputError: nothing can be written there, or no command would know the file by its name.
     """
     if path is not None and path.suffix != RECORD:
-        raise InputError(
-            f"cannot save a step as {path}: its name must end in {RECORD}",
-            hint=f"--save {path.with_suffix(RECORD)}",
-        )
+        raise WrongRecordNameError(path, RECORD, path.with_suffix(RECORD))
     return writable(path)
 
 
@@ -258,6 +256,6 @@ def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
     for text in texts or ():
         key, separator, value = text.partition("=")
         if not separator or not key:
-            raise InputError(f"{option} {text!r} is not KEY=VALUE")
+            raise NotKeyValueError(option, text)
         found[key] = value
     return found

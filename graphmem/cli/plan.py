@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from graphmem.cli import options
+from graphmem.cli.messages import (
+    SearchOptionsError,
+    SearchWithWrapError,
+    StagesNotNumbersError,
+    TwoShardingsError,
+    UnknownOffloadError,
+)
 from graphmem.cli.output import progress, put_result
 from graphmem.cli.request import takes_request
-from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -243,10 +249,7 @@ def plan(
     put = partial(put_result, output_format, output)
     if search:
         if wrap:
-            raise InputError(
-                "--search chooses among layouts with FSDP's default units, not those of --wrap",
-                hint="leave --wrap out, and plan the layout that it finds with --wrap",
-            )
+            raise SearchWithWrapError()
         wanted = Wanted(
             base=layout,
             data=dp,
@@ -265,7 +268,7 @@ def plan(
         _search(jobs, dask, put)
         return
     if dask or also or sort or top:
-        raise InputError("--dask, --also, --sort and --top are for searches", hint="add --search")
+        raise SearchOptionsError()
     check_degrees(layout, gpus)
     with progress() as report_progress:
         name, planner = planner_for(
@@ -303,7 +306,7 @@ def _sharding(zero: int | None, fsdp: bool) -> Sharding:
     from graphmem.parallel import Sharding
 
     if fsdp and zero is not None:
-        raise InputError("--fsdp and --zero are two ways of sharding", hint="take one of them")
+        raise TwoShardingsError()
     if fsdp:
         return Sharding.FSDP
     return Sharding.REPLICATED if zero is None else Sharding(f"zero-{zero}")
@@ -313,10 +316,7 @@ def _offloaded(text: str | None) -> frozenset[str]:
     found = frozenset((text or "").replace(" ", "").split(",")) - {""}
     unknown = found - {"optimizer", "parameters"}
     if unknown:
-        raise InputError(
-            f"--offload {', '.join(sorted(unknown))} is unknown",
-            hint="optimizer, parameters, or optimizer,parameters",
-        )
+        raise UnknownOffloadError(", ".join(sorted(unknown)))
     return found
 
 
@@ -324,4 +324,4 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in text.split(",")) if text else ()
     except ValueError as error:
-        raise InputError(f"--stages {text!r} are not numbers", hint="such as 8,8,8,6") from error
+        raise StagesNotNumbersError(text) from error

@@ -10,7 +10,7 @@ import typer
 from graphmem.cli import options
 from graphmem.cli.output import progress, write_bytes
 from graphmem.cli.request import takes_request
-from graphmem.errors import InputError
+from graphmem.gate.messages import CannotReadError, NotReportError
 
 if TYPE_CHECKING:
     from graphmem.analysis import Request
@@ -100,6 +100,6 @@ def _report(path: Path) -> Report:
     try:
         return Report.from_json(path.read_bytes())
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise CannotReadError(path, error.strerror) from error
     except msgspec.MsgspecError as error:
-        raise InputError(f"{path} is not a report: {error}") from error
+        raise NotReportError(path, error) from error

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from graphmem.cli.messages import OneRankOnlyError
 from graphmem.cli.output import write_text
-from graphmem.errors import InputError
 from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text
 
 if TYPE_CHECKING:
@@ -45,10 +45,7 @@ def run_ranks(
     from graphmem.live.several_ranks import RanksReport, outcomes
 
     if any(kept):
-        raise InputError(
-            "--html and --save keep one rank, and several are to run",
-            hint="run one of them by itself, with --rank R",
-        )
+        raise OneRankOnlyError()
 
     def command(rank: int, report: Path) -> list[str]:
         begun = [sys.executable, "-m", "graphmem", "run", "--rank", str(rank)]

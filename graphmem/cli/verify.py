@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.cli import options
+from graphmem.cli.messages import (
+    NoRecordingNamedError,
+    OneRecordingOnlyError,
+    RecordingHasOptionsError,
+    SuiteHasOwnFilesError,
+    WhichVerificationError,
+)
 from graphmem.cli.output import progress, put, write_text
 from graphmem.cli.request import takes_request
-from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,10 +112,7 @@ def verify(
         return _verify_suite(cases, recordings, jobs, writer)
     if target is None:
         if (start, request) != ("setup", Request()):
-            raise InputError(
-                "a recording that knows its target knows its options",
-                hint="leave them out, or name what to compare it with: --target train.py:build",
-            )
+            raise RecordingHasOptionsError()
         return _verify_own(files or [], writer)
     return _verify_target((files or [])[0], target, start, request, writer)
 
@@ -118,16 +121,13 @@ def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite
     """Check that one way to verify was chosen, with as many files as it takes."""
     chosen = (target is not None) + allocator + suite
     if chosen > 1 or not (chosen or files):
-        raise InputError(
-            "verify takes recordings, or --suite, and at most one of --target and --allocator",
-            hint="graphmem verify RECORDING --target train.py:build",
-        )
+        raise WhichVerificationError()
     if suite and files:
-        raise InputError("--suite takes its recordings from --recordings DIR")
+        raise SuiteHasOwnFilesError()
     if allocator and not files:
-        raise InputError("--allocator needs at least one recording")
+        raise NoRecordingNamedError()
     if target is not None and len(files) != 1:
-        raise InputError(f"--target is compared with one recording, not with {len(files)}")
+        raise OneRecordingOnlyError(len(files))
 
 
 class _Writer:

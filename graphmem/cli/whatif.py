@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from graphmem.cli import changes, options
+from graphmem.cli.messages import NoAutocastDtypeError, NoChangeError
 from graphmem.cli.output import console, progress
 from graphmem.cli.request import takes_request
-from graphmem.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +49,7 @@ def whatif(
     from graphmem.analysis import run_analysis
 
     if dtype is not None and autocast not in (None, "none"):
-        raise InputError(f"--dtype {dtype} is without autocast", hint="leave one of them out")
+        raise NoAutocastDtypeError(dtype)
     after = replace(
         request,
         autocast=autocast,
@@ -58,7 +58,7 @@ def whatif(
         changes=changes.changes_of(freeze, checkpoint, activation, batch, dtype),
     )
     if after == request:
-        raise InputError("nothing to change", hint="name a change, such as --autocast bf16")
+        raise NoChangeError()
     with progress() as report_progress:
         reports = [run_analysis(target, each, report_progress).report for each in (request, after)]
     comparison = Comparison(*reports)

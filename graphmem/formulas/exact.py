@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.errors import InputError
 from graphmem.formulas.blocks import Blocks
 from graphmem.formulas.estimate import Moment
+from graphmem.formulas.messages import NoPhaseError
 from graphmem.formulas.roles import ROUNDING, Role, Roles
 from graphmem.graph import Category, OwnerKind, Phase, PhaseName, Storage
 from graphmem.parallel import Layout, Sharding
@@ -158,10 +158,7 @@ class Traced:
     def _last(self, name: PhaseName) -> Phase:
         found = [phase for phase in self.analysis.graph.phases if phase.name is name]
         if not found:
-            raise InputError(
-                f"the step has no {name} phase, and published formulas are of training steps",
-                hint="without a target, `--term` gives them what they need",
-            )
+            raise NoPhaseError(name)
         return found[-1]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from graphmem.errors import InputError
+from graphmem.formulas.messages import UnknownExampleError
 from graphmem.formulas.terms import Term
 
 
@@ -80,6 +80,6 @@ def example_terms(name: str) -> dict[str, Term]:
         InputError: none has that name.
     """
     if name not in EXAMPLES:
-        raise InputError(f"no example is called {name!r}", hint=f"there are {', '.join(EXAMPLES)}")
+        raise UnknownExampleError(name, ", ".join(EXAMPLES))
     example = EXAMPLES[name]
     return {term: Term(term, value, f"example {name}") for term, value in example.terms.items()}

@@ -20,6 +20,7 @@ from graphmem.formulas.comparison import Comparison, compare
 from graphmem.formulas.estimate import MOMENTS, Formula
 from graphmem.formulas.exact import Exact, Traced
 from graphmem.formulas.find_terms import Found, find_terms
+from graphmem.formulas.messages import MissingTermsError, UnknownFormulaError
 from graphmem.formulas.tabled import Printed, Table, Tabled
 from graphmem.formulas.tables import TABLES
 from graphmem.formulas.terms import DEGREES, LETTERS, Term, values
@@ -148,10 +149,7 @@ def formulas_for(given: Mapping[str, Term], only: Sequence[str] = ()) -> Sheet:
             ((section.name, section.missing) for section in sections), key=lambda each: len(each[1])
         )
         needed = ", ".join(f"{LETTERS[term]} ({term})" for term in lacking)
-        raise InputError(
-            f"no formula has all its terms: {name} lacks {needed}",
-            hint="give a target, `--term h=768` for each, or `--example llama-3-405b`",
-        )
+        raise MissingTermsError(name, needed)
     return Sheet(None, dict(given), [section for section in sections if not section.missing])
 
 
@@ -163,9 +161,7 @@ def section_names() -> tuple[str, ...]:
 def _sections(found: Found, traced: Traced | None, only: Sequence[str]) -> Sequence[Section]:
     for name in only:
         if name not in section_names():
-            raise InputError(
-                f"no formula is called {name!r}", hint=f"there are {', '.join(section_names())}"
-            )
+            raise UnknownFormulaError(name, ", ".join(section_names()))
     numbers = values(found.terms.values())
     wanted = set(only or section_names())
     return [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from graphmem.errors import InputError
 from graphmem.formulas import deepspeed, korthikanti, nanogpt, parallel_tables
 from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.exact import Traced
+from graphmem.formulas.messages import UnevenNodesError
 from graphmem.formulas.tabled import Printed, Table, Tabled, format_in, left_of_card
 
 
@@ -21,10 +21,7 @@ def hardware_of(numbers: Mapping[str, int]) -> deepspeed.Hardware:
     gpus, nodes = numbers.get("gpus", 1), numbers.get("nodes", 1)
     if gpus % nodes:
         nearest = max(nodes, round(gpus / nodes) * nodes)
-        raise InputError(
-            f"{gpus} GPUs cannot be spread evenly over {nodes} machines",
-            hint=f"the nearest number that can is {nearest}",
-        )
+        raise UnevenNodesError(gpus, nodes, nearest)
     return deepspeed.Hardware(gpus // nodes, nodes)
 
 

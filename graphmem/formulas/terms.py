@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from types import MappingProxyType
 
-from graphmem.errors import InputError
+from graphmem.formulas.messages import TermNotWholeError, UnknownTermError
 from graphmem.gpus import find_gpu
 from graphmem.units import format_bytes
 
@@ -106,7 +106,7 @@ def _name_of(key: str) -> str:
     name = by_letter.get(key, key.replace("-", "_"))
     if name not in LETTERS:
         known = ", ".join(f"{letter} ({name})" for name, letter in LETTERS.items())
-        raise InputError(f"no formula has a term {key!r}", hint=f"the terms are {known}")
+        raise UnknownTermError(key, known)
     return name
 
 
@@ -116,10 +116,7 @@ def _whole(key: str, text: str) -> int:
     except InvalidOperation:
         value = Decimal(0)
     if not value.is_finite() or value <= 0 or value != int(value):
-        raise InputError(
-            f"the term {key}={text} is not a whole number above 0",
-            hint="write it as 768, 2_851_000_000 or 2851e6",
-        )
+        raise TermNotWholeError(key, text)
     return int(value)
 
 

@@ -31,6 +31,16 @@ import msgspec
 from graphmem.analysis import Request
 from graphmem.errors import InputError, did_you_mean
 from graphmem.gate.limits import CATEGORY_OF, Increase, Limits, size_of
+from graphmem.gate.messages import (
+    CannotReadError,
+    MissingKeyError,
+    NoConfigurationError,
+    NotTomlError,
+    TomlEncodingError,
+    UnknownKeyError,
+    UnknownTargetError,
+    WrongConfigurationError,
+)
 from graphmem.gate.toml_lines import line_of
 from graphmem.gpus import DEFAULT_GPU, find_gpu, label_of
 
@@ -115,10 +125,7 @@ class Config:
         """
         for name in names:
             if name not in self.targets:
-                raise InputError(
-                    f"{self.path.name} has no target {name!r}",
-                    hint=_nearest(name, list(self.targets)),
-                )
+                raise UnknownTargetError(self.path.name, name, _nearest(name, list(self.targets)))
         return {name: self.targets[name] for name in names} if names else self.targets
 
 
@@ -134,10 +141,7 @@ def find_config(start: Path) -> Path:
         pyproject = folder / _PYPROJECT
         if pyproject.is_file() and b"[tool.graphmem" in pyproject.read_bytes():
             return pyproject
-    raise InputError(
-        f"there is no {FILE} here or above, and no [tool.graphmem] in a {_PYPROJECT}",
-        hint="`graphmem init` writes one",
-    )
+    raise NoConfigurationError(FILE, _PYPROJECT)
 
 
 def load_config(path: Path) -> Config:
@@ -150,13 +154,13 @@ def load_config(path: Path) -> Config:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise CannotReadError(path, error.strerror) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path.name} is not TOML: it is not UTF-8") from error
+        raise TomlEncodingError(path.name) from error
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path.name} is not TOML: {error}") from error
+        raise NotTomlError(path.name, error) from error
     prefix = _TABLE if path.name == _PYPROJECT else ()
     for key in prefix:
         table = table.get(key, {})
@@ -269,11 +273,11 @@ def _explained(
     if unknown:
         name = unknown[1]
         place = f"{file}:{line_of(text, (*prefix, *keys, name))}"
-        return InputError(f"{place}: unknown key {name!r}", hint=_nearest(name, _known_keys(keys)))
+        return UnknownKeyError(place, name, _nearest(name, _known_keys(keys)))
     place = f"{file}:{line_of(text, (*prefix, *keys))}"
     if missing:
-        return InputError(f"{place}: {'.'.join(keys)} has no {missing[1]!r}")
-    return InputError(f"{place}: {'.'.join(keys)}: {reason[:1].lower()}{reason[1:]}")
+        return MissingKeyError(place, ".".join(keys), missing[1])
+    return WrongConfigurationError(place, ".".join(keys), reason)
 
 
 def _known_keys(table: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from graphmem.gate.config import find_config, load_config
 from graphmem.gate.diff import Diff, diff_reports
 from graphmem.gate.git import revisions_of, worktree
 from graphmem.gate.jobs import Job, Outcome
+from graphmem.gate.messages import CannotReadError, NotReportError
 from graphmem.record import load
 from graphmem.report import Report
 from graphmem.targets import RECORD, is_record
@@ -104,9 +105,6 @@ def _read(path: str) -> Report:
     try:
         return Report.from_json(Path(path).read_bytes())
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise CannotReadError(path, error.strerror) from error
     except msgspec.DecodeError as error:
-        raise InputError(
-            f"{path} is not a report: {error}",
-            hint="`graphmem analyze --format json -o` writes one",
-        ) from error
+        raise NotReportError(path, error) from error

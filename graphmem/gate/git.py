@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from graphmem.errors import InputError
+from graphmem.gate.messages import GitFailedError, NoGitError, NotRevisionsError
 
 
 def changed_files(root: Path, revision: str) -> frozenset[str]:
@@ -69,7 +70,7 @@ def revisions_of(span: str) -> tuple[str, str]:
     """
     base, dots, head = span.partition("..")
     if not dots or head.startswith(".") or not (base or head):
-        raise InputError(f"--git {span!r} is not BASE..HEAD", hint="write it like main..HEAD")
+        raise NotRevisionsError(span)
     return base or "HEAD", head or "HEAD"
 
 
@@ -79,12 +80,12 @@ def _git(root: Path, *arguments: str) -> str:
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False
         )
     except OSError as error:
-        raise InputError(f"git cannot be run: {error.strerror}") from error
+        raise NoGitError(error.strerror) from error
     if finished.returncode:
         reason = finished.stderr.strip().splitlines() or ["git failed"]
         text = reason[-1].removeprefix("fatal: ")
         hint = _how_to_fetch(root) if "revision" in text else None
-        raise InputError(f"git {arguments[0]}: {text}", hint=hint)
+        raise GitFailedError(arguments[0], text, hint)
     return finished.stdout
 
 

@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 
 from graphmem.analysis import Request
-from graphmem.errors import GraphmemError, InputError, InternalError
+from graphmem.errors import GraphmemError, InternalError
 from graphmem.gate.dependencies import recording_files_read
+from graphmem.gate.messages import AnalysisDiedError, NoDaskError, NoSchedulerError
 from graphmem.report import Report
 from graphmem.time_limit import time_limit
 
@@ -140,7 +141,7 @@ def _outcome(future: Future[Outcome]) -> Outcome:
     try:
         return future.result()
     except Exception as error:  # noqa: BLE001 - the cluster lost it
-        return failed(InputError(f"the analysis died: {type(error).__name__}: {error}"))
+        return failed(AnalysisDiedError(type(error).__name__, error))
 
 
 @contextmanager
@@ -164,15 +165,10 @@ def dask_executor(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError as error:
-        raise InputError(
-            "--dask needs the package distributed", hint="pip install 'graphmem[dask]'"
-        ) from error
+        raise NoDaskError() from error
     try:
         client = Client(address)
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"no Dask scheduler at {address}: {error}",
-            hint="start one with `dask scheduler`; it prints its address, as tcp://host:8786",
-        ) from error
+        raise NoSchedulerError(address, error) from error
     with client:
         yield client.get_executor(pure=False)

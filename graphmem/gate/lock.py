@@ -16,6 +16,12 @@ from pathlib import Path
 import msgspec
 
 from graphmem.errors import InputError
+from graphmem.gate.messages import (
+    LockEncodingError,
+    LockSchemaError,
+    NotLockError,
+    UnreadableLockError,
+)
 from graphmem.layer_ranges import fold, unfold
 from graphmem.report import Report
 
@@ -119,9 +125,9 @@ def read_lock(path: Path) -> Lock:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise InputError(f"cannot read {path.name}: {error.strerror}") from error
+        raise UnreadableLockError(path.name, error.strerror) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path.name} is not a baseline: it is not UTF-8") from error
+        raise LockEncodingError(path.name) from error
     conflict = _CONFLICT.search(text)
     if conflict:
         line = text.count("\n", 0, conflict.start()) + 1
@@ -132,9 +138,9 @@ def read_lock(path: Path) -> Lock:
     try:
         lock = msgspec.toml.decode(text, type=Lock)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{path.name} is not a baseline: {error}") from error
+        raise NotLockError(path.name, error) from error
     if lock.schema != SCHEMA:
-        raise InputError(f"{path.name} has the schema {lock.schema!r}, not {SCHEMA!r}")
+        raise LockSchemaError(path.name, lock.schema, SCHEMA)
     return Lock(targets={name: _unfolded(entry) for name, entry in lock.targets.items()})
 
 

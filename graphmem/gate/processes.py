@@ -25,6 +25,12 @@ from graphmem.caller.environment import environment
 from graphmem.errors import InputError
 from graphmem.frames import Origin, is_program, origin_of
 from graphmem.gate.jobs import Job, Outcome, Submit, failed, perform
+from graphmem.gate.messages import (
+    NativeCrashError,
+    ProcessEndedError,
+    ProcessKilledError,
+    StoppedError,
+)
 from graphmem.time_limit import took_longer
 
 _IMPORTED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.processes")
@@ -103,7 +109,7 @@ class _Processes:
         reader, writer = self._context.Pipe(duplex=False)
         with self._lock:
             if self._is_over:
-                return failed(InputError("stopped"))
+                return failed(StoppedError())
             self._started += 1
             limits = _Limits(self._timeout, self._folder / str(self._started))
             process = self._context.Process(target=_answer, args=(job, limits, writer))
@@ -170,20 +176,11 @@ def _answer(job: Job, limits: _Limits, writer: Connection) -> None:
 def _ended(exit_code: int, place: str) -> InputError:
     """How a process ended that gave no answer."""
     if exit_code >= 0:
-        return InputError(
-            f"the code under analysis ended its process with exit status {exit_code}",
-            hint="os._exit() does that, and so does native code",
-        )
+        return ProcessEndedError(exit_code)
     if -exit_code == signal.SIGKILL:
-        return InputError(
-            "the process of the analysis was killed (SIGKILL)",
-            hint="the machine may have run out of memory: try with --jobs 1",
-        )
+        return ProcessKilledError()
     at = f" at {place}" if place else ""
-    return InputError(
-        f"native code crashed{at} ({signal.Signals(-exit_code).name})",
-        hint="an extension that the code under analysis calls, or torch itself, is at fault",
-    )
+    return NativeCrashError(at, signal.Signals(-exit_code).name)
 
 
 def _last_line(lines: Path, root: Path) -> str:

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import re
 
-from graphmem.errors import InputError
 from graphmem.gpus.card import MAX_THREADS_PER_MULTIPROCESSOR, Gpu
+from graphmem.gpus.messages import (
+    MissingGpuFieldError,
+    UnknownCapabilityError,
+    UnknownGpuFieldError,
+    WrongGpuMemoryError,
+    WrongMultiprocessorsError,
+)
 
-_EXAMPLE = "name=my-card,memory=24GiB,sm=75,multiprocessors=72"
 _FIELDS = ("name", "memory", "sm", "multiprocessors")
 _UNITS = {"": 1, "b": 1, "mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", re.ASCII)
@@ -43,13 +48,11 @@ def _fields(text: str) -> dict[str, str]:
     for part in text.split(","):
         key, _, value = (each.strip() for each in part.partition("="))
         if key not in _FIELDS or key in fields:
-            raise InputError(f"no field of a GPU's description: {part!r}", hint=f"write {_EXAMPLE}")
+            raise UnknownGpuFieldError(part)
         fields[key] = value
     missing = [key for key in _FIELDS[1:] if not fields.get(key)]
     if missing:
-        raise InputError(
-            f"the GPU's description lacks {' and '.join(missing)}", hint=f"write {_EXAMPLE}"
-        )
+        raise MissingGpuFieldError(" and ".join(missing))
     return fields
 
 
@@ -60,7 +63,7 @@ def _capability(text: str) -> tuple[int, int]:
         if capability in MAX_THREADS_PER_MULTIPROCESSOR:
             return capability
     known = ", ".join(f"{major}{minor}" for major, minor in MAX_THREADS_PER_MULTIPROCESSOR)
-    raise InputError(f"sm={text} is not a compute capability with rules", hint=f"known are {known}")
+    raise UnknownCapabilityError(text, known)
 
 
 def _memory(text: str) -> int:
@@ -68,15 +71,11 @@ def _memory(text: str) -> int:
     unit = _UNITS.get(match[2].lower()) if match is not None else None
     nbytes = 0 if match is None or unit is None else int(float(match[1]) * unit)
     if not 2**28 <= nbytes <= 2**50:
-        raise InputError(
-            f"memory={text} is not a card's memory", hint="write it like 24GiB or 24220MiB"
-        )
+        raise WrongGpuMemoryError(text)
     return nbytes
 
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
-        raise InputError(
-            f"multiprocessors={text} is not a number of them", hint=f"write {_EXAMPLE}"
-        )
+        raise WrongMultiprocessorsError(text)
     return int(text)

@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from graphmem.errors import InputError
 from graphmem.gpus.card import Gpu
 from graphmem.gpus.description import described_gpu
+from graphmem.gpus.messages import UnknownGpuError, UnknownPlatformError
 from graphmem.gpus.table import GPUS
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def _driver_named(name: str) -> Driver:
         return "linux"
     if name == "wddm":
         return "wddm"
-    raise InputError(
-        f"driver={name} is not a platform", hint="write linux, or wddm (Windows, WSL 2)"
-    )
+    raise UnknownPlatformError(name)
 
 
 def _gpu_without_platform(name: str) -> Gpu:
@@ -60,7 +58,7 @@ def _gpu_without_platform(name: str) -> Gpu:
         hint = f"did you mean {' or '.join(nearest)}? `graphmem gpus` lists all"
     else:
         hint = "`graphmem gpus` lists the known ones, and says how to describe another"
-    raise InputError(f"unknown GPU {name!r}", hint=hint)
+    raise UnknownGpuError(name, hint)
 
 
 _PLATFORM = re.compile(r",\s*driver\s*=([^,]*)")

@@ -6,17 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, replace
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
 from torch import OutOfMemoryError
-from torch import device as torch_device
 
 from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
-from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU
 from graphmem.live import (
     addresses,
@@ -26,19 +24,16 @@ from graphmem.live import (
     surroundings,
     torchscript,
 )
-from graphmem.live.observer import Observer
-from graphmem.live.online_simulator import OnlineSimulator
+from graphmem.live.messages import EnteredTwiceError, SecondGpuError
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
 from graphmem.ranks.world import devices_of
 from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
 from graphmem.report.schema import OnCard
-from graphmem.units import format_bytes
+from graphmem.runtime import Runtime
 from graphmem.values.choices import Choices
 from graphmem.virtual_gpu import virtual_cuda
-from graphmem.virtual_gpu.device_memory import DeviceMemory
-from graphmem.virtual_gpu.node_streams import NodeStreams
 from graphmem.virtual_gpu.patching import replaced
 from graphmem.virtual_gpu.process_environment import ProcessEnvironment
 from graphmem.virtual_gpu.stand_ins import find, standing_in
@@ -52,7 +47,6 @@ class VirtualGpu:
     would. It can be entered once. Everything is put back when it is left.
 
     Attributes:
-        runtime: the machine that it stands in for.
         memory: its memory.
 
     Example:
@@ -95,26 +89,19 @@ class VirtualGpu:
             InputError: the card, an assumption or a stand-in is unknown.
         """
         runtime = runtime_of(Request(gpu=gpu, torch=torch))
-        self.runtime = replace(runtime, env=ProcessEnvironment(env or {}))
-        devices = devices_of(os.environ)
-        self.memory = DeviceMemory(self.runtime.gpu, self.runtime.new_allocator(), devices)
-        self.memory.first_settings = lambda: self.runtime.allocator_settings
-        self._name = name or self.runtime.gpu.name
-        self._session = LiveSession(torch_device("cuda", devices.own), max_steps)
-        self._session.compiles = compiles
+        runtime = replace(runtime, env=ProcessEnvironment(env or {}))
+        self._name = name or runtime.gpu.name
+        self._session = LiveSession(
+            runtime, devices_of(os.environ), compiles=compiles, max_steps=max_steps, tell=tell
+        )
         recorder = self._session.recorder
-        self._simulator = OnlineSimulator(self.runtime, self.memory, recorder)
+        self._simulator = self._session.simulator
+        self.memory = self._simulator.memory
         self._stand_ins = find(stand_in)
         for each in self._stand_ins:
             recorder.assume(each.distribution, "a stand-in allocates for it", each.source, None)
         self._session.reads.choose(Choices.parse(assume))
-        self._session.reads.tell = tell
         recorder.assumptions.is_strict = strict
-        recorder.on_communicator = self._note_communicator
-        self._session.mode.streams = NodeStreams(self.memory)
-        self._session.mode.captures = self.memory.captures
-        self.memory.runs_node = lambda: self._session.mode.node is not None
-        self._observer = Observer(self._session, self._simulator, tell)
         self._stack = ExitStack()
         self._was_entered = False
         self._finished = False
@@ -130,15 +117,9 @@ class VirtualGpu:
             InputError: it was entered before, or another one is there.
         """
         if self._was_entered:
-            raise InputError(
-                "a virtual GPU can be entered once",
-                hint="make another with graphmem.virtual_gpu(…)",
-            )
+            raise EnteredTwiceError()
         if VirtualGpu._present is not None:
-            raise InputError(
-                f"there is a virtual GPU already, {VirtualGpu._present.runtime.gpu.title}",
-                hint="leave it before the next; under `graphmem run` the script needs none",
-            )
+            raise SecondGpuError(VirtualGpu._present.runtime.gpu.title)
         self._was_entered = True
         session = self._session
         with ExitStack() as stack:
@@ -189,25 +170,13 @@ class VirtualGpu:
         if not self._finished:
             self._finished = True
             self._session.name_what_lives()
-            self._observer.finish()
+            self._session.observer.finish()
             self._session.recorder.finish()
 
-    def _note_communicator(self) -> None:
-        """Ranks have joined: NCCL takes its part of the card."""
-        before = self.runtime.context
-        self.runtime = replace(self.runtime, communicators=self.runtime.communicators + 1)
-        after = self.runtime.context
-        self.memory.allocator.device.grow_context(after.estimate_bytes)
-        taken, least, most = (
-            format_bytes(now - then)
-            for now, then in zip(astuple(after), astuple(before), strict=True)
-        )
-        self._session.recorder.assume(
-            "NCCL",
-            f"a communicator takes {taken} of the card ({least} to {most} were seen)",
-            "it is not PyTorch's allocator that gives them",
-            None,
-        )
+    @property
+    def runtime(self) -> Runtime:
+        """The machine that it stands in for."""
+        return self._simulator.runtime
 
     @property
     def peak(self) -> int:
@@ -232,7 +201,9 @@ class VirtualGpu:
         """The step captured so far; `graphmem.record.save` writes it."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
-        observed = Observed(self._simulator.timeline(), self._observer.sections(), self._verdict())
+        observed = Observed(
+            self._simulator.timeline(), self._session.observer.sections(), self._verdict()
+        )
         return TracedStep(self._name, self.runtime, graph, observed)
 
     def _verdict(self) -> OnCard | None:
@@ -241,15 +212,7 @@ class VirtualGpu:
         ran_out = isinstance(failure, OutOfMemoryError)
         if failure is not None and not ran_out and not _is_an_end(failure):
             return None
-        graph = self._session.recorder.graph
-        return verdict_of(
-            self._simulator,
-            self.memory,
-            self.runtime,
-            graph,
-            ran_out=ran_out,
-            grows=self._observer.grows,
-        )
+        return verdict_of(self._simulator, ran_out=ran_out, grows=self._session.observer.grows)
 
     def report(self) -> Report:
         """The report so far, as `graphmem.analyze` would make it."""

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.errors import InputError
 from graphmem.graph import Op
+from graphmem.live.messages import WrongCardError
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
+from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.node_streams import NodeStreams
-from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
 aten = torch.ops.aten
 
@@ -25,23 +25,22 @@ class LiveMode(DataDependentMode):
     """Records what happens on the device, and lets the CPU do its work.
 
     Attributes:
-        streams: on which each operation runs; to be set before anything runs.
-        captures: of CUDA graphs, in which the host may not wait for the card; likewise.
+        streams: on which each operation runs.
     """
 
-    streams: NodeStreams
-    captures: StreamCaptures
     _caller_depth = 2
 
-    def __init__(self, *watchers: Any) -> None:
+    def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(*watchers)
+        self.streams = NodeStreams(memory)
+        self._captures = memory.captures  # in which the host may not wait for the card
         self._real_elements = math.inf  # the CPU is real
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):
-            self.captures.check_idle()
+            self._captures.check_idle()
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
@@ -71,12 +70,7 @@ class LiveMode(DataDependentMode):
         for tensor in tensors_of((result,)):
             device = tensor.fake_device if isinstance(tensor, FakeTensor) else own
             if device.type == own.type and device != own:
-                raise InputError(
-                    f"this rank works on {own}, and a tensor goes to {device}"
-                    f"{at(self._location.place())}",
-                    hint="call torch.cuda.set_device(LOCAL_RANK) before the first tensor; "
-                    "RANK, WORLD_SIZE and CUDA_VISIBLE_DEVICES=0 give a rank one card, cuda:0",
-                )
+                raise WrongCardError(own, device, at(self._location.place()))
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._spare(func, args, kwargs)

@@ -12,10 +12,11 @@ from graphmem.live.holders import Held, holders_of, named_values
 from graphmem.live.leaks import LeakDetector, Start
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.out_of_memory import OutOfMemorySection
-from graphmem.live.session import LiveSession
 from graphmem.report.build import GROWTH
 from graphmem.report.reasons import reason_for
+from graphmem.trace.location import Location
 from graphmem.trace.naming import name_model, name_variables
+from graphmem.trace.saved_tensors import SavedTensors
 from graphmem.units import format_bytes
 
 MANY_OPERATIONS = 500_000
@@ -26,17 +27,29 @@ class Observer:
     """Looks at the device at the beginning of iterations and where a request does not fit."""
 
     def __init__(
-        self, session: LiveSession, simulator: OnlineSimulator, tell: Callable[[str], None]
+        self,
+        simulator: OnlineSimulator,
+        saved: SavedTensors,
+        location: Location,
+        tell: Callable[[str], None],
     ) -> None:
+        """Looks at nothing yet.
+
+        Args:
+            simulator: knows what the device holds.
+            saved: what autograd holds.
+            location: where the program is, and its variables.
+            tell: called with a line of text for the user.
+        """
         self._tell = tell
         self._next_size_to_tell = MANY_OPERATIONS
-        self._session = session
         self._simulator = simulator
-        graph = session.recorder.graph
+        self._recorder = simulator.recorder
+        self._saved = saved
+        self._location = location
+        self._graph = graph = simulator.recorder.graph
         self._leaks = LeakDetector(graph, self._holders_of, self._block_bytes)
         self._fragmentation = Fragmentation(graph, self._holders_of, self._reason_now)
-        session.on_iteration = self._begin_iteration
-        simulator.on_refusal = self._refuse
 
     @property
     def grows(self) -> bool:
@@ -58,17 +71,18 @@ class Observer:
         self._leaks.finish([storage for storage, _ in self._simulator.alive()])
         self._look_at_segments()
 
-    def _begin_iteration(self, number: int) -> None:
+    def begin_iteration(self, number: int) -> None:
+        """An iteration begins: note what the device holds."""
         alive = self._simulator.alive()
         allocated = sum(block.size for _, block in alive)
-        start = Start(number, self._session.recorder.tick, allocated)
+        start = Start(number, self._recorder.tick, allocated)
         self._leaks.begin_iteration(start, [storage for storage, _ in alive])
         self._look_at_segments()
         self._tell_size(number)
 
     def _tell_size(self, iteration: int) -> None:
         """Warn that a long run fills this machine's memory with what it records."""
-        count = len(self._session.recorder.graph.ops)
+        count = len(self._graph.ops)
         if count >= self._next_size_to_tell:
             self._next_size_to_tell = 2 * count
             size = format_bytes(count * BYTES_AN_OPERATION)
@@ -77,7 +91,7 @@ class Observer:
                 "this machine's memory; --max-steps N ends a run earlier"
             )
 
-    def _refuse(self) -> None:
+    def refuse(self) -> None:
         """A request does not fit; the functions that hold memory are still on the stack."""
         self._name_what_is_there()
         self._leaks.refuse([storage for storage, _ in self._simulator.alive()])
@@ -85,7 +99,7 @@ class Observer:
 
     def _name_what_is_there(self) -> None:
         """Name models that were not called yet, too: one that is too large never will be."""
-        recorder, location = self._session.recorder, self._session.location
+        recorder, location = self._recorder, self._location
         for _, _, value in named_values(location):
             if isinstance(value, torch.nn.Module):
                 name_model(recorder, value)
@@ -97,15 +111,14 @@ class Observer:
         self._fragmentation.look(segments, {block.address: storage for storage, block in alive})
 
     def _holders_of(self, wanted: list[int]) -> dict[int, Held]:
-        session = self._session
-        return holders_of(wanted, session.recorder, session.saved, session.location)
+        return holders_of(wanted, self._recorder, self._saved, self._location)
 
     def _block_bytes(self, storage: Storage) -> int:
         block = self._simulator.block_holding(storage)
         return 0 if block is None else block.size
 
     def _reason_now(self, storage: Storage) -> str:
-        return self._reason_at(storage, self._session.recorder.tick)
+        return self._reason_at(storage, self._recorder.tick)
 
     def _reason_at(self, storage: Storage, tick: int) -> str:
-        return reason_for(storage, tick, self._session.recorder.graph)
+        return reason_for(storage, tick, self._graph)

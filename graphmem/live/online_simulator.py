@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -25,7 +25,10 @@ from graphmem.pipeline import online_pass
 from graphmem.runtime import Runtime
 from graphmem.simulate import Simulator, Timeline, life_events_of
 from graphmem.trace.recorder import Recorder
+from graphmem.units import format_bytes
 from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.devices import Devices
+from graphmem.virtual_gpu.live_run import GiveBack
 from graphmem.virtual_gpu.random import draws_random_numbers
 
 
@@ -56,47 +59,51 @@ class Refusal:
 
 
 class OnlineSimulator:
-    """Follows a recorder and keeps the device's memory up to date.
+    """Follows a recorder and keeps the device's memory up to date: a `LiveRun`.
 
     Attributes:
+        runtime: the machine that it stands in for.
+        memory: takes blocks and gives them back.
+        recorder: tells what happens.
         refusals: every request that did not fit.
-        on_refusal: called before one is raised.
     """
 
-    def __init__(self, runtime: Runtime, memory: DeviceMemory, recorder: Recorder) -> None:
-        """Follow `recorder` from now on.
+    def __init__(
+        self, runtime: Runtime, devices: Devices, look_before_refusal: Callable[[], None]
+    ) -> None:
+        """A device on which nothing ran yet.
 
         Args:
             runtime: the machine to stand in for.
-            memory: takes blocks and gives them back; its questions are answered from here.
-            recorder: tells what happens.
+            devices: the cards that the process sees.
+            look_before_refusal: called where a request does not fit, before the error is raised.
         """
-        self._graph = recorder.graph
-        self._recorder = recorder
-        self._memory = memory
+        self.runtime = runtime
+        self.memory = DeviceMemory(
+            runtime.gpu,
+            runtime.new_allocator(),
+            devices,
+            run=self,
+            first_settings=lambda: runtime.allocator_settings,
+        )
+        self.recorder = Recorder(torch.device("cuda", devices.own), self)
+        self._graph = self.recorder.graph
         self._rules: OnlineRules = online_pass("kernel_memory", runtime)
-        self._simulator = Simulator(memory.allocator, memory)
+        self._simulator = Simulator(self.memory.allocator, self.memory)
         self.refusals: list[Refusal] = []
-        self.on_refusal: Callable[[], object] = lambda: None
+        self._look_before_refusal = look_before_refusal
         self._changed: list[Storage] = []
         self._settled = 0
         self._scratch_ids = itertools.count(-1, -1)  # the graph's own storages count up from 0
-        recorder.on_change = self._note_change
-        recorder.on_op = self._advance
-        memory.settle = self.settle
-        memory.block_of = self.block_of
-        memory.blas_handle = self._take_blas_workspace
-        memory.clear_blas_workspaces = self._clear_blas_workspaces
-        memory.keep = self._keep
         self._kept: set[int] = set()
 
-    def _note_change(self, storage: Storage) -> None:
+    def note_change(self, storage: Storage) -> None:
         """A storage was born or lost an owner; its death is applied later than it happens."""
         self._changed.append(storage)
-        if self._memory.history.takes_stacks_of_frees:
+        if self.memory.history.takes_stacks_of_frees:
             block = self._simulator.block_of(storage)
             if block is not None:
-                self._memory.expect_free(block)
+                self.memory.expect_free(block)
 
     def settle(self) -> None:
         """Apply what happened since the last operation."""
@@ -104,7 +111,7 @@ class OnlineSimulator:
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that holds a tensor; None for one that is empty or elsewhere."""
-        storage = self._recorder.storage_of(tensor)
+        storage = self.recorder.storage_of(tensor)
         return None if storage is None else self.block_holding(storage)
 
     def block_holding(self, storage: Storage) -> Block | None:
@@ -123,50 +130,70 @@ class OnlineSimulator:
         self.settle()
         return self._simulator.finish()
 
-    def _take_blas_workspace(self) -> None:
+    def take_blas_workspace(self) -> None:
         """The program asks for the main thread's cuBLAS handle."""
         scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
             self._add_workspace(scratch.what, scratch.nbytes)
             self.settle()
 
-    def _keep(self, what: str, nbytes: int) -> Callable[[], None]:
+    def keep(self, what: str, nbytes: int) -> GiveBack:
         """Take memory for a library; the function that is returned gives it back."""
         storage = self._add_workspace(what, nbytes)
         self._kept.add(storage.id)
         self.settle()
 
         def give_back() -> None:
-            self._recorder.let_go(storage, storage.owners[0])
+            self.recorder.let_go(storage, storage.owners[0])
             self.settle()
 
         return give_back
 
     def _add_workspace(self, what: str, nbytes: int) -> Storage:
         """The program asked for it, not an operation."""
-        storage = self._recorder.new_bytes(nbytes)
+        storage = self.recorder.new_bytes(nbytes)
         storage.owners.append(Owner(OwnerKind.WORKSPACE, what, storage.birth))
-        self._recorder.on_change(storage)
+        self.note_change(storage)
         return storage
 
-    def _clear_blas_workspaces(self) -> None:
+    def clear_blas_workspaces(self) -> None:
+        """Give back every workspace."""
         self._rules.forget_workspaces()
         for storage, _ in self.alive():
             owner = storage.owned_as(OwnerKind.WORKSPACE)
             if owner is not None and storage.id not in self._kept:
-                self._recorder.let_go(storage, owner)
+                self.recorder.let_go(storage, owner)
         self.settle()
 
-    def _advance(self, op: Op) -> None:
+    def advance(self, op: Op) -> None:
+        """An operation has been recorded: its births and its scratch memory are due."""
         thread = thread_of(self._graph, op)
         program = self._rules.program_of(op, self._on_stream(thread))
         self._apply(self._events({} if program is None else {op.index: program}), op)
-        if self._memory.captures.are_underway and draws_random_numbers(op):
-            self._memory.on_random_numbers()
+        capture = self.memory.captures.graph_of(self.memory.current_stream)
+        if capture is not None and draws_random_numbers(op):
+            capture.draw_random_numbers()
+
+    def note_communicator(self) -> None:
+        """Ranks have joined: NCCL takes its part of the card."""
+        before = self.runtime.context
+        self.runtime = replace(self.runtime, communicators=self.runtime.communicators + 1)
+        after = self.runtime.context
+        self.memory.allocator.device.grow_context(after.estimate_bytes)
+        taken, least, most = (
+            format_bytes(now - then)
+            for now, then in zip(astuple(after), astuple(before), strict=True)
+        )
+        self.recorder.assume(
+            "NCCL",
+            f"a communicator takes {taken} of the card ({least} to {most} were seen)",
+            "it is not PyTorch's allocator that gives them",
+            None,
+        )
 
     def _on_stream(self, thread: str) -> str:
         """Each thread and stream has a workspace of cuBLAS (`getCurrentCUDABlasHandle`)."""
-        stream = self._memory.current_stream
+        stream = self.memory.current_stream
         return f"{thread}, stream {stream:#x}" if stream else thread
 
     def _events(self, programs: dict[int, Program]) -> list[LifeEvent]:
@@ -181,7 +208,7 @@ class OnlineSimulator:
         Raises:
             torch.OutOfMemoryError: the operation asks for more than there is.
         """
-        before, self._settled = self._settled, self._recorder.tick
+        before, self._settled = self._settled, self.recorder.tick
         taken: list[Storage] = []
         refused: torch.OutOfMemoryError | None = None
         for event in events:
@@ -206,9 +233,9 @@ class OnlineSimulator:
     def _note(self, refused: torch.OutOfMemoryError, op: Op | None, moment: int) -> None:
         cause = refused.__cause__
         assert isinstance(cause, OutOfMemory)
-        self.on_refusal()
+        self._look_before_refusal()
         alive = tuple((storage, block.size) for storage, block in self._simulator.alive())
-        tick = self._recorder.tick
+        tick = self.recorder.tick
         state = cause.state
         self.refusals.append(
             Refusal(

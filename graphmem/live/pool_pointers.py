@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.allocator import PoolId
-from graphmem.errors import InputError
+from graphmem.live.messages import MixedGraphTreesError
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.device_memory import DeviceMemory
 from graphmem.virtual_gpu.patching import Replacement
@@ -106,11 +106,7 @@ def _allocated_in(memory: DeviceMemory, pool_id: PoolId) -> set[int]:
 
 
 def _record_on(*args: Any) -> NoReturn:
-    raise InputError(
-        "a CUDA graph is recorded after others were replayed in the same step, which the virtual "
-        "GPU does not model",
-        hint="compile without mode='reduce-overhead' for this run",
-    )
+    raise MixedGraphTreesError()
 
 
 def _nothing(*args: Any) -> None:

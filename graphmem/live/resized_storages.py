@@ -41,7 +41,7 @@ def _note_size(recorder: Recorder, memory: torch.UntypedStorage) -> None:
     old = recorder.storage_in(memory)
     new = recorder.new_bytes(nbytes) if nbytes else None
     if new is not None:
-        recorder.on_change(new)
+        recorder.run.note_change(new)
     recorder.stand_for(memory, new)
     if old is not None:
         recorder.disown(old)  # whoever else looks at it has nothing left

@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,11 @@ import torch
 
 from graphmem.graph import PhaseName
 from graphmem.live.mode import LiveMode
+from graphmem.live.observer import Observer
+from graphmem.live.online_simulator import OnlineSimulator
+from graphmem.runtime import Runtime
 from graphmem.trace.session import Session
+from graphmem.virtual_gpu.devices import Devices
 from graphmem.virtual_gpu.patching import replaced
 
 
@@ -35,15 +40,36 @@ class LiveSession(Session):
     """Watches a whole program and finds its iterations.
 
     Attributes:
-        on_iteration: called with the number of each iteration that begins.
+        simulator: keeps the device's memory up to date.
+        observer: looks at the device when iterations begin.
     """
 
     mode: LiveMode
     knows_memory = True
 
-    def __init__(self, device: torch.device, max_steps: int | None) -> None:
-        super().__init__(device, mode=LiveMode)
-        self.on_iteration: Callable[[int], object] = lambda number: None
+    def __init__(
+        self,
+        runtime: Runtime,
+        devices: Devices,
+        *,
+        compiles: bool,
+        max_steps: int | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        """A session that watches nothing yet.
+
+        Args:
+            runtime: the machine to stand in for.
+            devices: the cards that the process sees.
+            compiles: as in `Session`.
+            max_steps: iterations after which the program is stopped by `EnoughSteps`.
+            tell: called with a line of text for the user.
+        """
+        self.simulator = OnlineSimulator(runtime, devices, self._look_before_refusal)
+        memory, recorder = self.simulator.memory, self.simulator.recorder
+        super().__init__(recorder, mode=partial(LiveMode, memory), compiles=compiles, tell=tell)
+        self._memory = memory
+        self.observer = Observer(self.simulator, self.saved, self.location, tell)
         self._max_steps = max_steps
         self._is_complete = True
         self._forwards = 0
@@ -91,12 +117,16 @@ class LiveSession(Session):
         if self._max_steps is not None and not trains and self._forwards > self._max_steps:
             raise EnoughSteps
 
+    def _look_before_refusal(self) -> None:
+        """A request does not fit; the functions that hold memory are still on the stack."""
+        self.observer.refuse()
+
     def _begin_iteration(self) -> None:
         """The next iteration is about to begin."""
         number = self.recorder.phases.step + 1
         self.name_what_lives()
         self.saved.forget_released()
-        self.on_iteration(number)
+        self.observer.begin_iteration(number)
         if self._max_steps is not None and number >= self._max_steps:
             raise EnoughSteps
         self._is_complete = False
@@ -112,6 +142,7 @@ class LiveSession(Session):
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         """Operations that follow belong to this autograd node, and run on its stream."""
         super().run_node(node, keeps_graph=keeps_graph)
+        self._memory.runs_node = node is not None
         if node is None:
             self.mode.streams.leave()
         else:

@@ -22,7 +22,7 @@ import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem import ranks
-from graphmem.errors import InputError
+from graphmem.live.messages import SentTensorError
 from graphmem.live.mode import LiveMode
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
@@ -60,10 +60,7 @@ def _shared_memory() -> list[Replacement]:
 
 
 def _refuse_sending(tensor: FakeTensor) -> NoReturn:
-    raise InputError(
-        "the script sends a CUDA tensor to another process, and graphmem run has only one",
-        hint="train in the main process, or send CPU tensors",
-    )
+    raise SentTensorError()
 
 
 def _watch_forks() -> None:

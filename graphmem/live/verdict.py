@@ -14,35 +14,23 @@ from graphmem.pipeline import Annotations
 from graphmem.report.build import Held, place_of
 from graphmem.report.memory import HOLDERS_AT_REFUSAL
 from graphmem.report.schema import OnCard, Refusal
-from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline
-from graphmem.virtual_gpu.device_memory import DeviceMemory
 
 
-def verdict_of(
-    simulator: OnlineSimulator,
-    memory: DeviceMemory,
-    runtime: Runtime,
-    graph: StepGraph,
-    *,
-    ran_out: bool,
-    grows: bool,
-) -> OnCard:
+def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnCard:
     """The verdict of the card.
 
     Args:
-        simulator: knows what was refused.
-        memory: the device's.
-        runtime: the machine.
-        graph: what the program did.
+        simulator: knows the machine, what the program did and what was refused.
         ran_out: whether a refused request ended it.
         grows: whether it keeps more in every iteration, so that no card has room for ever.
     """
     timeline = simulator.timeline()
+    runtime, graph = simulator.runtime, simulator.recorder.graph
     context = runtime.context
     last = simulator.refusals[-1] if ran_out and simulator.refusals else None
     reserved = max(moment.reserved for moment in timeline.moments)
-    capacity = capacity_of(memory.allocator)
+    capacity = capacity_of(simulator.memory.allocator)
     margin = capacity - reserved if last is None else last.free - last.tried
     more = context.estimate_bytes - context.least_bytes + runtime.gpu.memory_surplus_bytes
     less = context.most_bytes - context.estimate_bytes + runtime.gpu.memory_spread_bytes
@@ -58,7 +46,7 @@ def verdict_of(
         allocated=timeline.peak()[0].allocated,
         reserved=reserved,
         margin=margin,
-        cache_emptied=memory.allocator.num_alloc_retries,
+        cache_emptied=simulator.memory.allocator.num_alloc_retries,
         refused=None if last is None else _refusal(last, graph, timeline),
     )
 

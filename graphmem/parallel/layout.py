@@ -10,7 +10,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from graphmem.errors import InputError
+from graphmem.parallel.messages import (
+    DegreeBelowOneError,
+    ExpertDegreeError,
+    InterleavedMicroBatchesError,
+    InterleaveWithoutPipelineError,
+    SequenceWithoutTensorError,
+    WrongWorldError,
+)
 
 
 class Sharding(enum.StrEnum):
@@ -146,31 +153,25 @@ def check_degrees(layout: Layout, ranks: int) -> None:
     """
     for name in ("data", "tensor", "pipeline", "context", "expert", "micro_batches", "interleave"):
         if getattr(layout, name) < 1:
-            raise InputError(f"a degree of {getattr(layout, name)} ({name}) is less than one")
+            raise DegreeBelowOneError(getattr(layout, name), name)
     if layout.ranks != ranks:
         model = layout.tensor * layout.pipeline * layout.context
         degrees = f"dp {layout.data} x tp {layout.tensor} x pp {layout.pipeline} x "
         degrees += f"cp {layout.context}"
-        raise InputError(
-            f"{degrees} are {layout.ranks} ranks, and there are {ranks}",
-            hint=_nearest_degrees(model, ranks),
-        )
+        raise WrongWorldError(degrees, layout.ranks, ranks, _nearest_degrees(model, ranks))
     if layout.data % layout.expert:
         nearest = nearest_divisor(layout.data, layout.expert)
-        raise InputError(
-            f"expert parallelism {layout.expert} does not divide data parallelism {layout.data}",
-            hint=f"the nearest that does is --ep {nearest}",
-        )
+        raise ExpertDegreeError(layout.expert, layout.data, nearest)
     if layout.interleave > 1 and layout.pipeline == 1:
-        raise InputError("--interleave needs a pipeline", hint="such as --pp 2")
+        raise InterleaveWithoutPipelineError()
     if layout.schedule is Schedule.INTERLEAVED and layout.micro_batches % layout.pipeline:
-        raise InputError(
-            f"the interleaved schedule needs micro-batches in multiples of the {layout.pipeline} "
-            f"stages, not {layout.micro_batches}",
-            hint=f"--micro-batches {-(-layout.micro_batches // layout.pipeline) * layout.pipeline}",
+        raise InterleavedMicroBatchesError(
+            layout.pipeline,
+            layout.micro_batches,
+            -(-layout.micro_batches // layout.pipeline) * layout.pipeline,
         )
     if layout.sequence_parallel and layout.tensor == 1:
-        raise InputError("--sp splits along the tensor-parallel ranks", hint="add --tp 2 or more")
+        raise SequenceWithoutTensorError()
 
 
 def _nearest_degrees(model: int, ranks: int) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from graphmem.errors import InputError
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.kernel_program import Program
 from graphmem.layer_ranges import no_module
 from graphmem.parallel.axes.dimensions import Dimensions, find_dimensions, parameter_of
 from graphmem.parallel.layout import Layout, check_degrees
+from graphmem.parallel.messages import NoExpertsError
 from graphmem.parallel.rank.allocations import allocations_of
 from graphmem.parallel.rank.blocks import Blocks, find_blocks
 from graphmem.parallel.rank.phases import TracedPhases
@@ -128,11 +128,7 @@ class Planner:
             InputError: the model has nothing that looks like experts.
         """
         if layout.expert > 1 and not (self.dimensions.experts or self.dimensions.whole_experts):
-            raise InputError(
-                f"expert parallelism {layout.expert} has no experts to split: no module is called "
-                "experts",
-                hint="leave --ep out",
-            )
+            raise NoExpertsError(layout.expert)
 
     def hold(self, layout: Layout, stages: Stages, number: int) -> tuple[Rank, HeldByRank]:
         """Compute a rank's allocations under a layout."""

@@ -90,7 +90,7 @@ def _make_group(
     options: Any,
     backend_options: Any,
 ) -> LoneGroup:
-    joined = recorder.on_communicator if options.group_size > 1 else _nothing
+    joined = recorder.run.note_communicator if options.group_size > 1 else _nothing
     rank, size = options.group_rank, options.group_size
     return LoneGroup(rank, size, mail, card, unwaited.let_go, joined)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from graphmem.errors import InputError
+from graphmem.ranks.error_messages import NeverSentError
 from graphmem.ranks.world import World
 
 COMMAND = "GRAPHMEM_RANK_COMMAND"
@@ -141,10 +142,7 @@ def _is_circle(folder: Path, source: int, destination: int) -> bool:
 
 
 def _never(source: int, destination: int) -> InputError:
-    return InputError(
-        f"rank {destination} waits for an object that rank {source} does not send",
-        hint=f"see how rank {source} ends: graphmem run --rank {source}",
-    )
+    return NeverSentError(destination, source)
 
 
 def _write(path: Path, text: str) -> None:

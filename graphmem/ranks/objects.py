@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from graphmem.errors import InputError
+from graphmem.ranks.error_messages import RankDoesNotRunError
 from graphmem.ranks.group import Mail
 from graphmem.virtual_gpu.patching import Replacement
 
@@ -47,7 +47,4 @@ def _exchange(
             if other != rank:
                 mail.send(group, other, sent[other])
     elif not mail.expect(group, source, received)():
-        raise InputError(
-            f"rank {rank} waits for an object from rank {source}, which is not running",
-            hint="`graphmem run --nproc-per-node N script.py` runs it for one iteration",
-        )
+        raise RankDoesNotRunError(rank, source)

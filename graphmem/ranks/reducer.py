@@ -28,9 +28,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from graphmem.errors import InputError
 from graphmem.graph import OwnerKind
 from graphmem.ranks.buckets import Bucket, GradBucket
+from graphmem.ranks.error_messages import NoReducerModelError, SparseGradientsError
 from graphmem.trace.gradients import clone_obey_contract
 from graphmem.trace.recorder import Recorder
 
@@ -60,10 +60,7 @@ class Reducer:
         **options: Any,
     ) -> None:
         if any(expect_sparse_gradients):
-            raise InputError(
-                "DistributedDataParallel with sparse gradients does not work under graphmem run",
-                hint="build the embedding with sparse=False",
-            )
+            raise SparseGradientsError()
         self._recorder = recorder
         self._parameters = list(parameters)
         self._group = process_group
@@ -92,10 +89,7 @@ class Reducer:
         self._used_map = self._new_ints(len(self._parameters)) if find_unused_parameters else None
 
     def __getattr__(self, name: str) -> Any:
-        raise InputError(
-            f"graphmem run does not model Reducer.{name} of DistributedDataParallel",
-            hint="docs/ranks.md lists what works",
-        )
+        raise NoReducerModelError(name)
 
     def _hook(self, index: int) -> tuple[Any, Any]:
         with torch.enable_grad():

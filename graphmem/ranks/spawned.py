@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from graphmem.errors import InputError
+from graphmem.ranks.error_messages import TooManyProcessesError
 from graphmem.ranks.world import World
 from graphmem.virtual_gpu.patching import Replacement
 
@@ -54,11 +54,7 @@ def _start_processes(
     """
     world = World.here()
     if nprocs > world.per_node:
-        raise InputError(
-            f"the script starts {nprocs} processes, and this node has {world.per_node} "
-            f"rank{'s' if world.per_node > 1 else ''}",
-            hint=f"graphmem run --nproc-per-node {nprocs} --rank 0 runs the first of them",
-        )
+        raise TooManyProcessesError(nprocs, world.per_node)
     number = world.rank % world.per_node
     if number < nprocs:
         fn(number, *args)

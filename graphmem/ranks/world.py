@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from graphmem.caller.environment import environment
-from graphmem.errors import InputError
+from graphmem.ranks.error_messages import (
+    EmptyWorldError,
+    NodesWithoutRanksError,
+    NoRankNamedError,
+    RankOutsideError,
+    RankWithoutWorldError,
+    VariableNotNumberError,
+)
 from graphmem.virtual_gpu.devices import Devices
-
-_HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-per-node and --rank"
 
 
 class _Launcher(NamedTuple):
@@ -52,12 +57,9 @@ class World:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.per_node < 1:
-            raise InputError(f"a world of {self.size} ranks has no rank to run", hint=_HINT)
+            raise EmptyWorldError(self.size)
         if not 0 <= self.rank < self.size:
-            raise InputError(
-                f"rank {self.rank} is not in a world of {self.size}: 0 to {self.size - 1} are",
-                hint=_HINT,
-            )
+            raise RankOutsideError(self.rank, self.size)
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
@@ -96,12 +98,12 @@ class World:
             InputError: the options do not go together, or there is no such rank.
         """
         if per_node is None and nodes > 1:
-            raise InputError("--nnodes needs --nproc-per-node", hint=_HINT)
+            raise NodesWithoutRanksError()
         found = cls.of(environment) if per_node is None else cls(per_node * nodes, 0, per_node)
         if ranks is None:
             return [] if found is None else [found]
         if found is None:
-            raise InputError("--rank needs --nproc-per-node, or WORLD_SIZE", hint=_HINT)
+            raise RankWithoutWorldError()
         return [cls(found.size, rank, found.per_node) for rank in _numbers(ranks, found.size)]
 
     @property
@@ -147,9 +149,7 @@ def _numbers(ranks: str, size: int) -> list[int]:
     try:
         return list(dict.fromkeys(map(int, ranks.split(","))))
     except ValueError:
-        raise InputError(
-            f"--rank {ranks} names no rank", hint="--rank 3, --rank 0,3 or --rank all"
-        ) from None
+        raise NoRankNamedError(ranks) from None
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -159,4 +159,4 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"{name}={text} is not a number", hint=_HINT) from None
+        raise VariableNotNumberError(name, text) from None

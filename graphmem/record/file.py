@@ -28,6 +28,55 @@ _EMPTY = (b"\x80", b"\x90")  # a map and an array that cost a byte here and 56 t
 _BYTES_OF_AN_EMPTY_ONE = 6  # at least, of the file, on average
 
 
+class OlderRecordError(InputError):
+    """A step was saved in a format that graphmem does not read any more."""
+
+    def __init__(self, written: str, ours: int) -> None:
+        super().__init__(f"{written}; this graphmem reads {ours}.x", hint=_AGAIN)
+
+
+class TooLargeRecordError(InputError):
+    """No saved step is that large."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is larger than {_LARGEST >> 20} MiB unpacked")
+
+
+class NotRecordError(InputError):
+    """A file is not a saved step."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is not a saved step of graphmem", hint=_AGAIN)
+
+
+class EmptyArraysError(InputError):
+    """A file is made to fill the memory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is a heap of empty arrays", hint=_AGAIN)
+
+
+class NewerRecordError(InputError):
+    """A step was saved by a newer graphmem."""
+
+    def __init__(self, written: str, ours: int) -> None:
+        super().__init__(f"{written}; this graphmem reads {ours}.x", hint="upgrade graphmem")
+
+
+class InconsistentRecordError(InputError):
+    """The parts of a saved step do not fit together."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} is damaged: it has {reason}", hint=_AGAIN)
+
+
+class DamagedRecordError(InputError):
+    """A file cannot be unpacked."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} is damaged: {reason}", hint=_AGAIN)
+
+
 def save(step: TracedStep, path: Path) -> None:
     """Write a step to a file, whole or not at all.
 
@@ -52,7 +101,7 @@ def load(path: Path) -> TracedStep:
     try:
         return step_of(tables)
     except ValueError as error:
-        raise InputError(f"{path} is damaged: it has {error}", hint=_AGAIN) from error
+        raise InconsistentRecordError(path, error) from error
 
 
 _AGAIN = f"save it again: graphmem run --save FILE{RECORD} script.py, or graphmem analyze … --save"
@@ -61,20 +110,20 @@ _AGAIN = f"save it again: graphmem run --save FILE{RECORD} script.py, or graphme
 def _tables(path: Path) -> rows.Tables:
     data = unpacked(path)
     if len(data) > _LARGEST:
-        raise InputError(f"{path} is larger than {_LARGEST >> 20} MiB unpacked")
+        raise TooLargeRecordError(path)
     try:
         head = msgspec.msgpack.decode(data, type=rows.Head)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise InputError(f"{path} is not a saved step of graphmem", hint=_AGAIN) from None
+        raise NotRecordError(path) from None
     if head.format != rows.FORMAT:
-        raise InputError(f"{path} is not a saved step of graphmem", hint=_AGAIN)
+        raise NotRecordError(path)
     _check_version(path, head)
     if sum(map(data.count, _EMPTY)) * _BYTES_OF_AN_EMPTY_ONE > len(data) + 4096:
-        raise InputError(f"{path} is a heap of empty arrays", hint=_AGAIN)
+        raise EmptyArraysError(path)
     try:
         return msgspec.msgpack.decode(data, type=rows.Tables)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is damaged: {error}", hint=_AGAIN) from None
+        raise DamagedRecordError(path, error) from None
 
 
 def _check_version(path: Path, head: rows.Head) -> None:
@@ -84,5 +133,5 @@ def _check_version(path: Path, head: rows.Head) -> None:
         return
     written = f"{path} is of format {major}.{minor}, written by {head.written_by}"
     if major > ours:
-        raise InputError(f"{written}; this graphmem reads {ours}.x", hint="upgrade graphmem")
-    raise InputError(f"{written}; this graphmem reads {ours}.x", hint=_AGAIN)
+        raise NewerRecordError(written, ours)
+    raise OlderRecordError(written, ours)

@@ -10,9 +10,9 @@ import shutil
 
 import graphviz
 
-from graphmem.errors import InputError
 from graphmem.graph import PhaseName
 from graphmem.render.liveness import Liveness, OpGroup, OpNode, StorageGroup, StorageNode
+from graphmem.render.messages import NoGraphvizError
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.units import format_bytes
 
@@ -47,11 +47,7 @@ def require_dot() -> None:
         InputError: its program `dot` is not installed.
     """
     if shutil.which("dot") is None:
-        raise InputError(
-            "the drawing needs graphviz, whose program `dot` is not installed",
-            hint="apt-get install graphviz, brew install graphviz, or "
-            "https://graphviz.org/download; a .html page needs no graphviz",
-        )
+        raise NoGraphvizError()
 
 
 def _digraph(liveness: Liveness, title: str) -> graphviz.Digraph:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from graphmem.analysis import Analysis
-from graphmem.errors import InputError
 from graphmem.render import drawing, tables
 from graphmem.render.liveness import Liveness, View, liveness
+from graphmem.render.messages import DotHasNoTimelineError, UnknownEndingError
 from graphmem.render.page import page
 from graphmem.render.plot import timeline_plot
 from graphmem.render.snapshot import snapshot_bytes
@@ -57,7 +57,7 @@ def renderer_for(name: str, choices: Choices) -> Draw:
         if name.endswith(f".{file_format}"):
             return _drawing(file_format, choices)
     known = ", ".join((*renderers, *(f".{each}" for each in drawing.FORMATS)))
-    raise InputError(f"no picture format for {name!r}", hint=f"the extensions are {known}")
+    raise UnknownEndingError(name, known)
 
 
 def _drawing(file_format: str, choices: Choices) -> Draw:
@@ -70,7 +70,7 @@ def _drawing(file_format: str, choices: Choices) -> Draw:
 def _source(choices: Choices) -> Draw:
     def draw(analysis: Analysis) -> bytes:
         if choices.plot == "timeline":
-            raise InputError("a .dot file has no timeline", hint="write it as .svg, .png or .pdf")
+            raise DotHasNoTimelineError()
         return drawing.dot_source(*_liveness(analysis, choices)).encode()
 
     return draw

@@ -22,9 +22,9 @@ from fnmatch import fnmatchcase
 import networkx as nx
 
 from graphmem.analysis import Analysis
-from graphmem.errors import InputError
 from graphmem.graph import Op, Owner, OwnerKind, PhaseName
 from graphmem.render.lifetimes import Clock, Lifetime, categories_of, category_of, lifetimes
+from graphmem.render.messages import NothingDrawnError, UnknownAroundError
 
 PEAK = "peak"
 OUTSIDE = "(outside any module)"
@@ -115,7 +115,7 @@ def liveness(analysis: Analysis, view: View) -> Liveness:
     """
     chosen = _chosen_ops(analysis, view)
     if not chosen:
-        raise InputError("nothing to draw: no operation matches --phase, --around and --expand")
+        raise NothingDrawnError()
     groups = _groups(analysis, view, chosen)
     nodes = _op_nodes(chosen, groups)
     considerable = analysis.report.peak.allocated // 1000
@@ -150,10 +150,7 @@ def _chosen_ops(analysis: Analysis, view: View) -> list[Op]:
         return [op for op in ops if abs(op.index - centre) <= _NEIGHBOURS]
     found = [op for op in ops if f"{op.module}.".startswith(f"{view.around}.")]
     if not found:
-        raise InputError(
-            f"--around {view.around!r} is neither an operation nor a module of the step",
-            hint="`graphmem graph TARGET` lists both; `--around peak` is the peak",
-        )
+        raise UnknownAroundError(view.around)
     return found
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graphmem.analysis import Analysis
-from graphmem.errors import InputError
 from graphmem.render.lifetimes import categories_of, category_of, lifetimes
+from graphmem.render.messages import NoMatplotlibError
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.units import format_bytes
 
@@ -33,10 +33,7 @@ def timeline_plot(analysis: Analysis, file_format: str) -> bytes:
         from matplotlib import font_manager
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError(
-            "a plot of the timeline needs matplotlib, which is not installed",
-            hint="pip install 'graphmem[plot]', or render a .html page",
-        ) from error
+        raise NoMatplotlibError() from error
     installed = set(font_manager.get_font_names())
     settings: Any = {
         "svg.fonttype": "none",

@@ -7,8 +7,8 @@ import io
 from typing import Any, Literal
 
 from graphmem.analysis import Analysis
-from graphmem.errors import InputError
 from graphmem.render.lifetimes import Clock
+from graphmem.render.messages import NoPyarrowError
 
 TableName = Literal["timeline", "holders"]
 Rows = list[dict[str, Any]]
@@ -44,10 +44,7 @@ def parquet_bytes(rows: Rows) -> bytes:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise InputError(
-            "a .parquet file needs pyarrow, which is not installed",
-            hint="pip install 'graphmem[parquet]', or write a .csv",
-        ) from error
+        raise NoPyarrowError() from error
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
     return buffer.getvalue()

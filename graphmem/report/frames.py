@@ -10,6 +10,13 @@ from graphmem.report.holders import reason_of
 from graphmem.report.schema import Report
 
 
+class NoLibraryError(InputError):
+    """A table was asked for in a library that is not installed."""
+
+    def __init__(self, library: str) -> None:
+        super().__init__(f"{library} is not installed", hint=f"pip install {library}")
+
+
 def holders_in(library: str, report: Report) -> Any:
     """Make a data frame with one row for each holder, largest first.
 
@@ -19,7 +26,7 @@ def holders_in(library: str, report: Report) -> Any:
     try:
         frames = import_module(library)
     except ImportError as error:
-        raise InputError(f"{library} is not installed", hint=f"pip install {library}") from error
+        raise NoLibraryError(library) from error
     rows = [
         {
             "bytes": each.bytes,

@@ -9,7 +9,15 @@ from keyword import iskeyword
 from typing import Any
 
 from graphmem.analysis import Progress, Request
-from graphmem.errors import InputError, did_you_mean
+from graphmem.errors import did_you_mean
+from graphmem.symbolic.messages import (
+    NoSymbolError,
+    NotPolynomialError,
+    SameLetterError,
+    UnknownSymbolError,
+    WrongLetterError,
+    WrongSymbolsError,
+)
 from graphmem.symbolic.observation import Held, Subject, folded
 from graphmem.symbolic.polynomial import Polynomial
 from graphmem.symbolic.search import Check, Found, search
@@ -94,11 +102,11 @@ class ClosedForm:
             InputError: a symbol is missing or unknown, or a part is not a polynomial.
         """
         if self.irregular:
-            raise InputError("a part of the formula is not a polynomial: it has no value elsewhere")
+            raise NotPolynomialError()
         by_letter = {letter: key for key, letter in self.symbols.items()}
         given = {by_letter.get(name, name): size for name, size in sizes.items()}
         if given.keys() != self.symbols.keys():
-            raise InputError(f"the formula is in {', '.join(self.symbols)}")
+            raise WrongSymbolsError(", ".join(self.symbols))
         point = [given[key] for key in self.symbols]
         others = (polynomial for _, polynomial in self.others)
         return int(max(each.at(point) for each in (self.polynomial, *others)))
@@ -168,13 +176,13 @@ def closed_form(
 
 def _refuse_letters(symbols: Mapping[str, str], names: Mapping[int, str]) -> None:
     if not symbols:
-        raise InputError("no symbol", hint="name keywords of build(), as --symbols batch=B,seq=T")
+        raise NoSymbolError()
     letters = [*symbols.values(), *names.values()]
     for letter in letters:
         if not letter.isidentifier() or iskeyword(letter):
-            raise InputError(f"{letter!r} is not a name for a symbol", hint="take a letter")
+            raise WrongLetterError(letter)
         if letters.count(letter) > 1:
-            raise InputError(f"{letter} stands for two things")
+            raise SameLetterError(letter)
 
 
 def _refuse_unknown(
@@ -183,10 +191,7 @@ def _refuse_unknown(
     for option, given in options.items():
         for key in given.keys() - symbols.keys():
             known = f"symbols are {', '.join(symbols)}"
-            raise InputError(
-                f"{option} names {key!r}, which is not a symbol",
-                hint=did_you_mean(key, symbols, known),
-            )
+            raise UnknownSymbolError(option, key, did_you_mean(key, symbols, known))
 
 
 def _lines(traces: Traces, own: Own, found: Found) -> Iterator[Line]:

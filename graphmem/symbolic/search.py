@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
-from graphmem.errors import InputError
 from graphmem.symbolic.interpolation import Fit, Index, interpolate
+from graphmem.symbolic.messages import CheckIsSampleError
 from graphmem.symbolic.observation import BirthKind, Place
 from graphmem.symbolic.polynomial import Polynomial
 from graphmem.symbolic.sizes import Nodes, NoFitError, Own, Sizes, Traces, choose_nodes, moved
@@ -238,10 +238,7 @@ def _wanted(traces: Traces, own: Own, wanted: Mapping[str, int], used: Collectio
     """The size that the user wants checked; a symbol that is not named has its own size."""
     sizes = tuple(wanted.get(key, size) for key, size in zip(traces.keys, own.sizes, strict=True))
     if sizes in used:
-        raise InputError(
-            f"{traces.named(sizes)} was used to find the formula",
-            hint="give another size for the check",
-        )
+        raise CheckIsSampleError(traces.named(sizes))
     traces.at(sizes)
     return sizes
 

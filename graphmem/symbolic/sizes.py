@@ -23,6 +23,12 @@ from graphmem.analysis import Progress, Request, target_defaults, traced_step
 from graphmem.annotations import KERNEL_MEMORY
 from graphmem.errors import InputError, did_you_mean
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
+from graphmem.symbolic.messages import (
+    IdleSymbolError,
+    KeywordNotWholeError,
+    NothingAllocatedError,
+    UnknownKeywordError,
+)
 from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
 
 if TYPE_CHECKING:
@@ -93,7 +99,7 @@ class Traces:
         timeline = simulate(graph, programs)
         _, born = timeline.peak()
         if born is None:
-            raise InputError(f"{name} allocates nothing on the device")
+            raise NothingAllocatedError(name)
         place = place_of(graph, replayed, born)
         observed = observe(graph, replayed, self.subject, place)
         assert observed is not None
@@ -201,20 +207,14 @@ def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]
     for key in keys:
         if key not in defaults and key not in request.settings:
             known = f"they are {', '.join(defaults)}" if defaults else f"or set it: --set {key}=N"
-            raise InputError(
-                f"the function has no keyword {key!r} with a default",
-                hint=did_you_mean(key, defaults, known),
-            )
+            raise UnknownKeywordError(key, did_you_mean(key, defaults, known))
         value = request.settings.get(key, defaults.get(key))
         try:
             size = int(value) if isinstance(value, str) else value
         except ValueError:
             size = None
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise InputError(
-                f"{key} is {value!r}: a symbol stands for a positive whole number",
-                hint=f"give its own size with --set {key}=N",
-            )
+            raise KeywordNotWholeError(key, value)
         sizes.append(size)
     return tuple(sizes)
 
@@ -358,10 +358,7 @@ def _refuse_idle(traces: Traces, own: Own, axis: int, nodes: Nodes) -> None:
     other = traces.at(moved(own.sizes, axis, nodes.at(1)))
     if other.storages == own.observed.storages:
         key = traces.keys[axis]
-        raise InputError(
-            f"{key} changes nothing: every storage is the same at {key}={own.sizes[axis]} "
-            f"and at {key}={nodes.at(1)}"
-        )
+        raise IdleSymbolError(key, own.sizes[axis], nodes.at(1))
 
 
 def _allocated(timeline: Timeline, subject: Subject) -> int | None:

@@ -20,6 +20,29 @@ MANIFEST = (*CUDA_NAMES, *INNER_NAMES, *COMPILER_NAMES)
 _HAS_CUDA = torch.version.cuda is not None  # read now: the virtual GPU replaces it later
 
 
+class OldTorchError(InputError):
+    """torch is older than any that graphmem runs on."""
+
+    def __init__(self, version: object, oldest: str, newest: str) -> None:
+        super().__init__(
+            f"torch {version} is too old: graphmem runs on {oldest} to {newest}, and on newer ones",
+            hint=f"`pip install 'torch>={oldest}'`; `--torch X.Y` selects the CUDA rules of "
+            "an older one",
+        )
+
+
+class MissingNameError(InputError):
+    """torch lacks a name that graphmem has to replace."""
+
+    def __init__(
+        self, version: object, owner: str, name: str, why: str, oldest: str, newest: str
+    ) -> None:
+        super().__init__(
+            f"torch {version} has no {owner}.{name}, which graphmem needs for {why}",
+            hint=f"graphmem was tried on torch {oldest} to {newest}",
+        )
+
+
 def written(release: Release) -> str:
     """Format a release as "2.13"."""
     return ".".join(map(str, release))
@@ -32,12 +55,7 @@ def check_supported(release: Release) -> None:
         InputError: it is too old.
     """
     if release < OLDEST:
-        raise InputError(
-            f"torch {torch.__version__} is too old: graphmem runs on {written(OLDEST)} to "
-            f"{written(NEWEST_TRIED)}, and on newer ones",
-            hint=f"`pip install 'torch>={written(OLDEST)}'`; `--torch X.Y` selects the CUDA rules "
-            "of an older release",
-        )
+        raise OldTorchError(torch.__version__, written(OLDEST), written(NEWEST_TRIED))
 
 
 def missing_names(release: Release) -> Iterator[tuple[str, Names]]:
@@ -61,10 +79,8 @@ def check_replaced(owner: Any, name: str, release: Release) -> None:
     if row is None:
         raise InternalError(f"{_path_of(owner)}.{name} is replaced but not in torch_releases/")
     if row.are_expected(release, has_cuda=_HAS_CUDA) and not hasattr(owner, name):
-        raise InputError(
-            f"torch {torch.__version__} has no {row.owner}.{name}, which graphmem needs for "
-            f"{row.why}",
-            hint=f"graphmem was tried on torch {written(OLDEST)} to {written(NEWEST_TRIED)}",
+        raise MissingNameError(
+            torch.__version__, row.owner, name, row.why, written(OLDEST), written(NEWEST_TRIED)
         )
 
 

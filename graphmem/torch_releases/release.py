@@ -7,6 +7,15 @@ import re
 from graphmem.errors import InputError
 
 
+class NotReleaseError(InputError):
+    """A text is no version of torch."""
+
+    def __init__(self, torch_version: str) -> None:
+        super().__init__(
+            f"not a version of torch: {torch_version!r}", hint='write it like "2.13" or "2.13.0"'
+        )
+
+
 def parse_release(torch_version: str) -> tuple[int, int]:
     """The first two numbers of a version, such as (2, 13) of "2.13.0+cpu".
 
@@ -15,7 +24,5 @@ def parse_release(torch_version: str) -> tuple[int, int]:
     """
     match = re.match(r"(\d+)\.(\d+)", torch_version)
     if match is None:
-        raise InputError(
-            f"not a version of torch: {torch_version!r}", hint='write it like "2.13" or "2.13.0"'
-        )
+        raise NotReleaseError(torch_version)
     return int(match[1]), int(match[2])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from graphmem.errors import InputError
 from graphmem.graph import Assumption, Source
+from graphmem.trace.messages import StrictError
 
 
 class Assumptions:
@@ -25,10 +25,7 @@ class Assumptions:
         """
         if self.is_strict:
             where = "" if source is None else f" at {source.in_words}"
-            raise InputError(
-                f"{what} would be assumed{where} ({value}): {why}",
-                hint="leave out --strict, or decide it from what is known",
-            )
+            raise StrictError(what, where, value, why)
         for known in self._noted:
             if (known.what, known.value, known.source) == (what, value, source):
                 known.times += 1

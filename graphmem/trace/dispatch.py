@@ -23,12 +23,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.caller import Belongings
-from graphmem.errors import InputError
 from graphmem.graph import Op, OwnerKind
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.composites import IN_PARTS, run_in_parts
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
+from graphmem.trace.messages import NoKernelOnCardError
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.reads import Reads
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS, stays_real
@@ -90,11 +90,10 @@ class TraceMode(TorchDispatchMode):
         is_over: whether the program has ended; its threads may go on.
         numbers: keeps autograd's node numbers unique across threads.
         belongings: the caller's tensors, if they are to be restored afterwards.
-        reads: answers the program's reads, and knows values; set before anything runs.
+        reads: answers the program's reads, and knows values.
         is_host_counted: whether the counted memory is the CPU's.
     """
 
-    reads: Reads
     supports_higher_order_operators = True
     _caller_depth = 1
     """How many frames above `__torch_dispatch__` the calling instruction is."""
@@ -107,6 +106,8 @@ class TraceMode(TorchDispatchMode):
         autocast: AutocastRegions,
         views: ReplayedViews,
         forms: InPlaceForms,
+        numbers: NodeNumbers,
+        reads: Reads,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
@@ -118,7 +119,8 @@ class TraceMode(TorchDispatchMode):
         on_cpu = recorder.device.type == "cpu"
         self._real_elements: float = 1 if on_cpu else REAL_CPU_ELEMENTS
         self.is_over = False
-        self.numbers = NodeNumbers()
+        self.numbers = numbers
+        self.reads = reads
         self._of_thread = _OfThread()
         self._one_at_a_time = threading.RLock()
         self.belongings: Belongings | None = None
@@ -219,10 +221,7 @@ class TraceMode(TorchDispatchMode):
         kernels = (func.py_kernels.get(key) for key in _KERNELS_ON_CARD)
         kernel = next((each for each in kernels if each is not None), None)
         if kernel is None:
-            raise InputError(
-                f"operator {func.name()} has no kernel for a card{at(self._location.place())}",
-                hint="leave it out of the step",
-            )
+            raise NoKernelOnCardError(func.name(), at(self._location.place()))
         with self:
             return kernel(*args, **kwargs)
 

@@ -38,13 +38,18 @@ class Location:
     """Tracks module calls by global hooks, and finds the user's line on the Python stack.
 
     Attributes:
-        on_root: called with each module that is called from outside any other, before it runs.
         within: the running target, in words, for package lines that no user line called.
         compiled: finds the buffer that compiled code is making, from a frame outwards.
     """
 
-    def __init__(self) -> None:
-        self.on_root: Callable[[torch.nn.Module], object] = _ignore
+    def __init__(self, on_root: Callable[[torch.nn.Module], object] = lambda module: None) -> None:
+        """Follows nothing yet.
+
+        Args:
+            on_root: called with each module that is called from outside of any other, before it
+                runs.
+        """
+        self._on_root = on_root
         self.within = ""
         self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
         self._outermost: FrameType | None = None
@@ -80,7 +85,7 @@ class Location:
         name = self._name(module) if known is None else known.name
         stack = self._of_thread.modules
         if not stack:
-            self.on_root(module)
+            self._on_root(module)
         stack.append(name)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -177,8 +182,4 @@ def source_of(frame: FrameType) -> Source:
 
 
 def _nothing(frame: FrameType | None) -> None:
-    return None
-
-
-def _ignore(module: torch.nn.Module) -> None:
     return None

@@ -21,10 +21,18 @@ from typing import Any
 
 import torch
 
-from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import Source
 from graphmem.trace.closed_over import ClosedOver
+from graphmem.trace.messages import (
+    ClosureNeededError,
+    InputsElsewhereError,
+    NoLossError,
+    NothingToRunError,
+    NothingTrainsError,
+    UnknownAutocastError,
+    UnknownOptimizerError,
+)
 from graphmem.training_step import TrainingStep
 
 AUTOCAST_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,10 +63,7 @@ def optimizer_named(name: str) -> Callable[..., torch.optim.Optimizer] | None:
         base = name.removesuffix(suffix) if suffix else name
         if base in OPTIMIZERS and base + suffix == name:
             return partial(OPTIMIZERS[base], **options)
-    raise InputError(
-        f"unknown optimizer {name!r}",
-        hint=f"one of none, {', '.join(OPTIMIZERS)}, each also with -foreach, -fused or -single",
-    )
+    raise UnknownOptimizerError(name, ", ".join(OPTIMIZERS))
 
 
 class TrainingLoop:
@@ -76,7 +81,7 @@ class TrainingLoop:
         notice: Callable[[str, str, str, Source | None], object] = lambda *told: None,
     ) -> None:
         if step.model is None:
-            raise InputError("the training step has neither a model nor a step to run")
+            raise NothingToRunError()
         self._step = step
         self._model = step.model
         self._device = device
@@ -126,11 +131,7 @@ class TrainingLoop:
             trained = [p for p in self._model.parameters() if p.requires_grad]
             made = made(trained) if trained else None
         if isinstance(made, torch.optim.LBFGS):
-            raise InputError(
-                "LBFGS evaluates the model several times in a step, for which it needs a closure",
-                hint="write the loop's body: TrainingStep(model=…, step=…), where `step` calls "
-                "optimizer.step(closure)",
-            )
+            raise ClosureNeededError()
         return made
 
     def iterate(self) -> None:
@@ -173,10 +174,7 @@ class TrainingLoop:
     def _backward(self) -> None:
         assert self.loss is not None
         if not self.loss.requires_grad:
-            raise InputError(
-                "nothing trains: the loss depends on no parameter that requires grad",
-                hint="leave some parameter unfrozen, or ask for --inference",
-            )
+            raise NothingTrainsError()
         loss = self.loss if self.scaler is None else self.scaler.scale(self.loss)
         loss.backward()
 
@@ -202,9 +200,7 @@ class TrainingLoop:
             return nullcontext()
         dtype = AUTOCAST_DTYPES.get(self._step.autocast)
         if dtype is None:
-            raise InputError(
-                f"unknown autocast {self._step.autocast!r}", hint="fp16, bf16, or none at all"
-            )
+            raise UnknownAutocastError(self._step.autocast)
         return torch.autocast(self._device.type, dtype=dtype)
 
 
@@ -240,10 +236,7 @@ def default_loss(output: Any) -> torch.Tensor:
         return loss
     tensors = list(tensors_in(output))
     if not tensors:
-        raise InputError(
-            "the model's output holds no tensor to take a loss of",
-            hint="return (model, inputs, loss_fn) from build()",
-        )
+        raise NoLossError()
     first = tensors[0]
     return first if not first.dim() else first.sum()
 
@@ -294,9 +287,6 @@ def move_to_device(model: torch.nn.Module, inputs: Any, device: torch.device) ->
     given = [] if callable(inputs) else list(tensors_in(inputs))
     inputs_on_device = any(tensor.device == device for tensor in given)
     if device.type != "cpu" and held and inputs_on_device and not on_device:
-        raise InputError(
-            f"the model is on the CPU and its inputs are on {device}",
-            hint="put the model on the device in build() as well, or leave both on the CPU",
-        )
+        raise InputsElsewhereError(device)
     model.to(device)
     return not inputs_on_device

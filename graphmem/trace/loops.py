@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from graphmem.errors import InputError
 from graphmem.frames import Origin, origin_of, short_path
 from graphmem.trace.loop_tests import Tests, tests_of, while_loop_around
+from graphmem.trace.messages import EndlessLoopError
 from graphmem.trace.naming import variables_of
 from graphmem.values.known import KnownValues
 
@@ -92,10 +92,7 @@ class Loops:
 
     def _refuse(self, frame: FrameType, why: str) -> NoReturn:
         where = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
-        raise InputError(
-            f"the loop around {where} does not end: {why}",
-            hint=f"say what ends it, such as --assume {where}=0, or bound it by a count",
-        )
+        raise EndlessLoopError(where, why)
 
     def _state(self, frame: FrameType, tests: Tests) -> Iterator[tuple[str, Any]]:
         variables = variables_of(frame)

@@ -16,10 +16,10 @@ from typing import NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.errors import InputError
 from graphmem.graph import Source
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
+from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.naming import tensors_held, variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.values.choices import Choices
@@ -30,32 +30,35 @@ WHY = "the card does no arithmetic"
 _ITEM = re.compile(r"\[['\"](\w+)['\"]\]")
 
 
-def _say_nothing(line: str) -> None:
-    return None
-
-
 class Reads:
     """Answers the program's reads from the card.
 
     Attributes:
         known: the values that are known.
-        tell: called with a line of text the first time something is assumed.
-        answer: assumes a bool for a library that is known to read it; None otherwise.
     """
 
-    def __init__(self, recorder: Recorder, location: Location) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        location: Location,
+        *,
+        answer: Callable[[torch.Tensor], bool | None],
+        tell: Callable[[str], None],
+    ) -> None:
         """Start without assumptions.
 
         Args:
             recorder: lists each assumption in the step graph.
             location: knows the line.
+            answer: says what is assumed of a truth value by who knows the library that reads it.
+            tell: called with a line of text when something is assumed for the first time.
         """
         self._recorder = recorder
         self._location = location
         self._rules = Rules()
         self.known = KnownValues(self._rules, location.place)
-        self.tell: Callable[[str], None] = _say_nothing
-        self.answer: Callable[[torch.Tensor], bool | None] = lambda tensor: None
+        self._answer = answer
+        self._tell = tell
         self._choices = Choices()
         self._loops = Loops(self.known)
         self._sizes_assumed = False
@@ -89,7 +92,7 @@ class Reads:
             self.use(known.basis)
             return _item(known.tensor)
         if chosen is None and tensor.dtype == torch.bool:
-            answer = self.answer(tensor)
+            answer = self._answer(tensor)
             if answer is None:
                 self._refuse_branch(source)
             return answer
@@ -200,10 +203,7 @@ class Reads:
     def _refuse_branch(self, source: Source | None) -> NoReturn:
         line = "" if source is None else f" at {source.in_words}"
         where = source or "NAME"
-        raise InputError(
-            f"the step branches on the value of a tensor{line}: only a real run knows which way",
-            hint=f"say which way with --assume {where}=true or --assume {where}=false",
-        )
+        raise BranchOnValueError(line, where)
 
     def _is_autograd(self) -> bool:
         """Whether autograd is moving a gradient, unseen by the program."""
@@ -238,7 +238,7 @@ class Reads:
         if key not in self._told:
             self._told.add(key)
             source = key[1]
-            self.tell(text if source is None else f"{source.in_words}: {text}")
+            self._tell(text if source is None else f"{source.in_words}: {text}")
 
 
 def _default(dtype: torch.dtype) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ from graphmem.trace.fx_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper
+from graphmem.virtual_gpu.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_gpu.sparse import parts_of
 
 
@@ -48,10 +49,7 @@ class Recorder:
     unpacking it makes new memory. `_holders` counts the fake memory that stands for each storage.
 
     Attributes:
-        on_communicator: called when ranks join for their first collective on the device.
-        on_change: called with a storage that was born or lost an owner, from the depths of Python's
-            memory management, so it may do no more than note it.
-        on_op: called with each operation when it has been recorded.
+        run: is told of changes, operations and communicators as they happen.
         assume: notes an assumption, see `Assumptions`.
         phases: of the iterations, and where they change.
         addresses: of storages that own no memory, by their ids.
@@ -59,12 +57,10 @@ class Recorder:
         newest_node: the newest node that autograd had made when the last operation ran.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, run: LiveRun | None = None) -> None:
         self.device = device
         self.graph = StepGraph(fx=torch.fx.Graph(), device=str(device))
-        self.on_change: Callable[[Storage], object] = _ignore
-        self.on_communicator: Callable[[], object] = lambda: None
-        self.on_op: Callable[[Op], object] = _ignore
+        self.run: LiveRun = run or NoLiveRun()
         self.assumptions = Assumptions(self.graph.assumptions)
         self.assume = self.assumptions.note
         self.addresses: dict[int, int] = {}
@@ -152,7 +148,7 @@ class Recorder:
             device=device_name(tensor),
         )
         storages.append(storage)
-        self.on_change(storage)
+        self.run.note_change(storage)
         return storage
 
     def new_bytes(self, nbytes: int) -> Storage:
@@ -237,7 +233,7 @@ class Recorder:
         if owner.end is not None:
             return
         owner.end = self.next_tick()
-        self.on_change(storage)
+        self.run.note_change(storage)
 
     def fake_memories(self, storage: Storage) -> int:
         """How many pieces of fake memory stand for the storage now."""
@@ -361,7 +357,7 @@ class Recorder:
                     several = self._nodes.item(node, position)
                     for number, tensor in enumerate(item):
                         self._record_output(op, tensor, (several, number))
-        self.on_op(op)
+        self.run.advance(op)
         return op
 
     def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
@@ -394,10 +390,6 @@ class Recorder:
         # A tensor on the host has one if autograd saved it before.
         is_counted = storage is not None and storage.device == self.graph.device
         return described(tensor, storage if is_counted else None)
-
-
-def _ignore(what: object) -> None:
-    return None
 
 
 @functools.cache

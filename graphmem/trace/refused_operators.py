@@ -13,6 +13,13 @@ from torch._subclasses.fake_tensor import (
 
 from graphmem.errors import InputError
 from graphmem.graph import Source
+from graphmem.trace.messages import (
+    DataDependentShapeError,
+    DataDependentValueError,
+    NestedTensorError,
+    NoMetaKernelError,
+    SparseOperatorError,
+)
 from graphmem.trace.operands import tensors_of
 
 EXPLAINED = (
@@ -29,32 +36,14 @@ def explain(
     """Explain which operator cannot be followed, at which line, and what to do."""
     where = at(source)
     if has_sparse(args):
-        return InputError(
-            f"operator {func} of a sparse tensor cannot be followed{where}",
-            hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
-            "momentum, or leave out sparse=True",
-        )
+        return SparseOperatorError(func, where)
     if "nested_tensor" in func._schema.name:
-        return InputError(
-            f"strided nested tensors cannot be followed{where}",
-            hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, "
-            "which makes one of a padding mask where it does not train",
-        )
+        return NestedTensorError(where)
     if isinstance(error, UnsupportedOperatorException):
-        return InputError(
-            f"operator {func} has no meta kernel{where}",
-            hint="register one with torch.library.register_fake, which says what shape comes "
-            "out, or leave the operator out of the step",
-        )
+        return NoMetaKernelError(func, where)
     if isinstance(error, DynamicOutputShapeException):
-        return InputError(
-            f"the shape that {func} returns depends on data{where}",
-            hint="give it a static size, or compute it before the step",
-        )
-    return InputError(
-        f"the value that {func} reads depends on data{where}",
-        hint="decide it from sizes or settings, or give build() an argument that does",
-    )
+        return DataDependentShapeError(func, where)
+    return DataDependentValueError(func, where)
 
 
 def has_sparse(args: tuple[Any, ...]) -> bool:

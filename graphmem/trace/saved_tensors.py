@@ -51,15 +51,17 @@ class _OfThread(threading.local):
 
 
 class SavedTensors:
-    """Packs and unpacks saved tensors, and releases them node by node.
+    """Packs and unpacks saved tensors, and releases them node by node."""
 
-    Attributes:
-        known: the known values of saved tensors; set before anything is saved.
-    """
+    def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode, known: KnownValues) -> None:
+        """Nothing is saved yet.
 
-    known: KnownValues
-
-    def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
+        Args:
+            recorder: lists who holds what.
+            fake_mode: the mode of the tensors.
+            known: the values that go with what is saved.
+        """
+        self._known = known
         self._recorder = recorder
         self._fake_mode = fake_mode
         self._versions = SavedVersions(fake_mode)
@@ -176,7 +178,7 @@ class SavedTensors:
             saved.geometry = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device)
             saved.pending = tuple(view for is_set, view in _PENDING if is_set(tensor))
             saved.made_by = self._recorder.maker_of(tensor)
-            saved.values = self.known.saved(tensor)
+            saved.values = self._known.saved(tensor)
             saved.offset = int(tensor.storage_offset())
         else:
             saved.payload = tensor
@@ -249,7 +251,7 @@ class SavedTensors:
         if saved.storage is not None:
             self._recorder.stand_for(alias.untyped_storage(), saved.storage)
         if saved.values is not None:
-            self.known.share(alias, saved.values)
+            self._known.share(alias, saved.values)
         return alias
 
     def _wrapped_pack(self, region: list[Hook]) -> Hook:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
@@ -60,36 +60,43 @@ class Session:
         saved: the tensors that autograd holds.
         mode: the dispatch mode under which the program runs.
         reads: answers the program's reads from the device.
-        compiles: whether `torch.compile` compiles, or returns a function that runs eagerly.
     """
 
-    compiles = False
     knows_memory = False
     """Whether the program can ask how much memory is in use while it runs."""
 
     def __init__(
         self,
-        device: torch.device,
+        recorder: Recorder,
         *,
-        mode: type[DataDependentMode] = DataDependentMode,
+        mode: Callable[..., DataDependentMode] = DataDependentMode,
+        compiles: bool = False,
         subclass_like: bool = False,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Make a session that is not watching yet.
 
         Args:
-            device: the device whose memory is counted.
-            mode: the class of the dispatch mode.
+            recorder: writes the step graph of the device whose memory is counted.
+            mode: makes the dispatch mode.
+            compiles: whether `torch.compile` compiles, or returns a function that runs eagerly.
             subclass_like: see `GradientRules`.
+            tell: called with a line of text when something is assumed for the first time.
         """
-        self.recorder = Recorder(device)
-        self.location = Location()
+        device = recorder.device
+        self.recorder = recorder
+        self._compiles = compiles
+        self.location = Location(self._called)
         self.fake_mode = VirtualFakeMode()
         if device.type == "cpu":
             share_with_fakes(self.recorder, self.fake_mode)
         self._autocast = AutocastRegions(self.recorder)
         self._hooks = NodeHooks()
         self._views = ReplayedViews()
-        self.saved = SavedTensors(self.recorder, self.fake_mode)
+        self._searches = LineSearches(recorder, self.location)
+        answer = self._searches.answer
+        self.reads = Reads(recorder, self.location, answer=answer, tell=tell)
+        self.saved = SavedTensors(recorder, self.fake_mode, self.reads.known)
         self._nodes = AutogradNodes(self.recorder, self.saved)
         rules = GradientRules(self.recorder, subclass_like=subclass_like)
         self._walk = Backward(rules, self.saved, self._hooks, self._views, self)
@@ -104,16 +111,12 @@ class Session:
             self._autocast,
             self._views,
             InPlaceForms(observed=subclass_like, levels=self._levels),
+            self._numbers,
+            self.reads,
         )
-        self.mode.numbers = self._numbers
-        self.mode.reads = self.reads = Reads(self.recorder, self.location)
-        self.saved.known = self.reads.known
-        self._searches = LineSearches(self.recorder, self.location)
-        self.reads.answer = self._searches.answer
         self._patches = ExitStack()
         self._knows_detectors = False
         self._is_disguised = False
-        self.location.on_root = self._called
 
     @contextmanager
     def watching(
@@ -161,9 +164,10 @@ class Session:
 
     def _compilation(self) -> AbstractContextManager[None]:
         """The handler of `torch.compile`."""
-        if not self.compiles:
+        if not self._compiles:
             return replaced(eagerly.replacements(self.reads.eager))
-        unwatched = Unwatched(self.mode, self._hooks, self.fake_mode, self.recorder.device)
+        device, known = self.recorder.device, self.reads.known
+        unwatched = Unwatched(self.mode, self._hooks, self.fake_mode, device, known)
         knows_memory = self.knows_memory
         compilation = Compilation(self.recorder, unwatched, self.reads, knows_memory=knows_memory)
         self.location.compiled = compilation.origins.at

@@ -21,8 +21,8 @@ from torch.nested._internal import nested_tensor as jagged
 from torch.nested._internal.nested_int import NestedIntNode
 from torch.nn.attention.bias import CausalBias
 
-from graphmem.errors import InputError
 from graphmem.trace.location import Location
+from graphmem.trace.messages import NestedLayoutError
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.refused_operators import at
 from graphmem.virtual_gpu.patching import Replacement
@@ -65,10 +65,7 @@ def _unless_strided(name: str, location: Location) -> Callable[..., Any]:
         source = args[0] if args else None
         if options.get("layout") is torch.jagged or isinstance(source, jagged.NestedTensor):
             return make(*args, **options)
-        raise InputError(
-            f"strided nested tensors cannot be followed{at(location.place())}",
-            hint="give layout=torch.jagged, or pad the sequences",
-        )
+        raise NestedLayoutError(at(location.place()))
 
     return nested
 

@@ -13,13 +13,14 @@ import torch
 
 from graphmem.caller import Belongings, put_back
 from graphmem.caller.settings import of_a_new_program
-from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.trace.addresses import of_tensors
 from graphmem.trace.loop import TrainingLoop
+from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.trace.naming import name_model
+from graphmem.trace.recorder import Recorder
 from graphmem.trace.session import Session
 from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
@@ -84,9 +85,12 @@ class _Tracer:
         self._options = options
         self._progress = progress
         self._device = torch.device("cpu" if gpu is None else "cuda:0")
-        self._session = Session(self._device, subclass_like=options.subclass_like)
-        self._session.compiles = options.compile and gpu is not None
-        self._recorder = self._session.recorder
+        self._recorder = Recorder(self._device)
+        self._session = Session(
+            self._recorder,
+            compiles=options.compile and gpu is not None,
+            subclass_like=options.subclass_like,
+        )
         self._recorder.assumptions.is_strict = options.strict
         self._session.location.within = options.within
 
@@ -138,10 +142,7 @@ class _Tracer:
             self._session.location.know(step.model)
         if step.step is not None:
             if self._options.inference:
-                raise InputError(
-                    "--inference needs a model and inputs, not a step function",
-                    hint="return (model, inputs) from build(), or leave out --inference",
-                )
+                raise InferenceOfOwnLoopError()
             return step.step
         loop = TrainingLoop(
             step,

@@ -18,6 +18,27 @@ _GRAMMAR = (
 _SHARES = ("nonzero", "routing")
 
 
+class AssumedNotNumberError(InputError):
+    """`--assume` gives something else than a number."""
+
+    def __init__(self, whole: str, text: str) -> None:
+        super().__init__(f"cannot assume {whole!r}: {text!r} is not a number", hint=_GRAMMAR)
+
+
+class NotAssumptionError(InputError):
+    """`--assume` cannot be read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"cannot assume {text!r}", hint=_GRAMMAR)
+
+
+class NotShareError(InputError):
+    """`--assume` gives a share above 1."""
+
+    def __init__(self, where: str, value: float) -> None:
+        super().__init__(f"cannot assume {where}={value:g}: it is a share", hint=_GRAMMAR)
+
+
 @dataclass(frozen=True)
 class Choices:
     """What the user wants assumed.
@@ -41,7 +62,7 @@ class Choices:
         for text in texts:
             where, equals, number = text.rpartition("=")
             if not equals or not where:
-                raise InputError(f"cannot assume {text!r}", hint=_GRAMMAR)
+                raise NotAssumptionError(text)
             pairs.append((where, _number(number, text)))
         return cls.of(dict(pairs))
 
@@ -56,7 +77,7 @@ class Choices:
         by_line: dict[tuple[str, int], float] = {}
         for where, value in values.items():
             if where in _SHARES and not 0 <= value <= 1:
-                raise InputError(f"cannot assume {where}={value:g}: it is a share", hint=_GRAMMAR)
+                raise NotShareError(where, value)
             line = _LINE.fullmatch(where)
             if line is None:
                 by_name[where] = float(value)
@@ -81,6 +102,4 @@ def _number(text: str, whole: str) -> float:
     try:
         return _WORDS[text.lower()] if text.lower() in _WORDS else float(text)
     except ValueError:
-        raise InputError(
-            f"cannot assume {whole!r}: {text!r} is not a number", hint=_GRAMMAR
-        ) from None
+        raise AssumedNotNumberError(whole, text) from None

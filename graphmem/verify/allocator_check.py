@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphmem.errors import InputError
+from graphmem.verify.messages import NoInitialStateError
 from graphmem.verify.recording_files import read_recorded
 from graphmem.verify.replay import Replay
 
@@ -36,8 +36,5 @@ def check_allocator(paths: Sequence[Path]) -> list[AllocatorCheck]:
         checks.append(AllocatorCheck(recorded.name, recorded.replay))
     if all(check.replay is None for check in checks):
         names = ", ".join(check.name for check in checks)
-        raise InputError(
-            f"{names} does not tell the state before its first event.",
-            hint="use the snapshot (*.pickle) that it was made from",
-        )
+        raise NoInitialStateError(names)
     return checks

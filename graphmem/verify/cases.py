@@ -15,7 +15,15 @@ import msgspec
 
 from graphmem.allocator.addresses import Driver
 from graphmem.analysis import Request
-from graphmem.errors import InputError
+from graphmem.verify.messages import (
+    GapMismatchError,
+    NeedlessGapError,
+    NoCasesError,
+    NoSuiteError,
+    NotCaseError,
+    RowGapMismatchError,
+    UnreadableCaseError,
+)
 from graphmem.verify.printed import PrintedFigure, parse_figure, parse_quantity
 from graphmem.verify.window import Start, parse_start
 
@@ -147,11 +155,7 @@ def default_cases() -> Path:
     """The case files of the repository."""
     folder = _REPOSITORY / "fixtures" / "cases"
     if not folder.is_dir():
-        raise InputError(
-            "the case files of the suite come with graphmem's repository, not with the package",
-            hint="run it in a checkout of the repository, or name a folder: --cases DIR "
-            "--recordings DIR",
-        )
+        raise NoSuiteError()
     return folder
 
 
@@ -163,7 +167,7 @@ def read_cases(place: Path) -> list[Case]:
     """
     paths = [place] if place.is_file() else sorted(place.glob("*.toml"))
     if not paths:
-        raise InputError(f"there are no case files (*.toml) in {place}")
+        raise NoCasesError(place)
     return [read_case(path) for path in paths]
 
 
@@ -179,14 +183,14 @@ def read_case(path: Path) -> Case:
             return _printed_case(path, msgspec.convert(content, _PrintedFile))
         return _recorded_case(path, msgspec.convert(content, _RecordedFile))
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise UnreadableCaseError(path, error.strerror or error) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} is not a case file: {error}.") from None
+        raise NotCaseError(path, error) from None
 
 
 def _recorded_case(path: Path, fields: _RecordedFile) -> RecordedCase:
     if (fields.expect == "gap") != bool(fields.gap):
-        raise InputError(f'{path} needs a text `gap` with expect = "gap", and only then.')
+        raise GapMismatchError(path)
     return RecordedCase(
         **_common(path, fields),
         recording=fields.recording,
@@ -197,7 +201,7 @@ def _recorded_case(path: Path, fields: _RecordedFile) -> RecordedCase:
 
 def _printed_case(path: Path, fields: _PrintedFile) -> PrintedCase:
     if fields.gap and not any(row.error and not row.gap for row in fields.printed):
-        raise InputError(f"{path} has a text `gap` that no row with an `error` needs.")
+        raise NeedlessGapError(path)
     return PrintedCase(
         **_common(path, fields),
         source=fields.source,
@@ -208,7 +212,7 @@ def _printed_case(path: Path, fields: _PrintedFile) -> PrintedCase:
 def _printed_figure(path: Path, fields: _PrintedFile, row: _PrintedRow) -> PrintedFigure:
     gap = row.gap or (fields.gap if row.error else "")
     if bool(row.error) != bool(gap):
-        raise InputError(f"{path} needs a text `gap` for a row with an `error`, and only then.")
+        raise RowGapMismatchError(path)
     return PrintedFigure(
         figure=parse_figure(row.figure or fields.figure),
         printed=parse_quantity(row.value, is_float32=fields.precision == "float32"),

@@ -18,6 +18,7 @@ from graphmem.errors import InputError
 from graphmem.events import Birth, LifeEvent
 from graphmem.graph import Op, OwnerKind, StepGraph, Storage
 from graphmem.recordings import Event, Frame, Recording
+from graphmem.verify.messages import UnusableRecordingError
 
 _ENGINE = "autograd's thread"
 
@@ -124,7 +125,7 @@ class _RecordingReader:
         self.changes.append(Change(False, event.size, ordinal, where))
 
     def _error(self, index: int, what: str) -> InputError:
-        return InputError(f"{self._name} is not a usable recording: event {index} {what}")
+        return UnusableRecordingError(self._name, index, what)
 
 
 def _recorded_at(event: Event) -> str:

@@ -14,10 +14,10 @@ import msgspec
 
 from graphmem.allocator.addresses import Driver
 from graphmem.analysis import Request
-from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.plain_data import unpacked
 from graphmem.verify.cases import RecordedCase
+from graphmem.verify.messages import NamelessRecordingError, NotGapsError, UnpredictedRecordingError
 from graphmem.verify.window import Start
 
 ENDING = ".events.json.gz"
@@ -69,13 +69,10 @@ def own_case(path: Path) -> RecordedCase:
     try:
         told = msgspec.json.decode(unpacked(path), type=_Told)
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise InputError(
-            f"{path} does not say what it was made from",
-            hint="name it: graphmem verify RECORDING --target train.py:build",
-        ) from None
+        raise NamelessRecordingError(path) from None
     if ":" not in told.target or told.compile not in (None, "default"):
         what = f"a model compiled with {told.compile}" if told.compile else "a script"
-        raise InputError(f"{path} was recorded from {what}, which `verify` does not predict yet")
+        raise UnpredictedRecordingError(path, what)
     request = Request(
         gpu=find_gpu(told.gpu).name,
         torch=".".join(told.torch.split(".")[:2]),
@@ -120,5 +117,5 @@ def known_gaps(folder: Path) -> dict[str, str]:
     try:
         gaps = msgspec.toml.decode(path.read_bytes(), type=_Gaps).gap
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a list of gaps: {error}.") from None
+        raise NotGapsError(path, error) from None
     return {name: gap.cause for gap in gaps for name in gap.recordings}

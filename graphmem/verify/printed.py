@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from struct import pack
 
-from graphmem.errors import InputError
 from graphmem.units import parse_bytes
+from graphmem.verify.messages import NotFigureError, NothingFailsError, NotPrintedBytesError
 from graphmem.verify.prediction import Prediction
 from graphmem.verify.window import Start, parse_start
 
@@ -81,7 +81,7 @@ class Shortage:
         """
         state = prediction.shortage(parse_bytes(self.room))
         if state is None:
-            raise InputError(f"nothing fails for want of memory with {self.room}")
+            raise NothingFailsError(self.room)
         if self.statistic == "allocated":
             return state.allocated_bytes
         return state.reserved_bytes - state.allocated_bytes
@@ -98,11 +98,7 @@ def parse_figure(text: str) -> Figure | Shortage:
         return Shortage(shortage["statistic"], shortage["room"])
     match = _FIGURE.fullmatch(text)
     if match is None:
-        raise InputError(
-            f"{text!r} is not a figure",
-            hint=f"write one of {', '.join(_STATISTICS)}, then a moment such as `step 1`; or "
-            "allocated when full at 78 GiB, unallocated when full at 78 GiB",
-        )
+        raise NotFigureError(text, ", ".join(_STATISTICS))
     return Figure(match["statistic"], parse_start(match["moment"]))
 
 
@@ -142,7 +138,7 @@ def parse_quantity(text: str, *, is_float32: bool = False) -> Quantity:
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise InputError(f"{text!r} is not a printed number of bytes", hint="38912 or 40.00 KiB")
+        raise NotPrintedBytesError(text)
     decimals = match["decimals"] or ""
     return Quantity(
         text=text,

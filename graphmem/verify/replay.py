@@ -24,8 +24,8 @@ from graphmem.allocator.device import Device
 from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
 from graphmem.allocator.restoring import restore
 from graphmem.allocator.settings import SMALL_SEGMENT, AllocatorSettings
-from graphmem.errors import InputError
 from graphmem.recordings import Event, Recording
+from graphmem.verify.messages import NoStateBeforeError
 from graphmem.verify.rewind import initial_state
 
 _SEGMENT_BITS = 41  # in a compact file each segment gets an address range of its own
@@ -131,10 +131,7 @@ def _initial_segments(recording: Recording) -> tuple[tuple[SegmentInfo, ...], in
     if allocated == reserved == 0:
         return (), 0
     if allocated is None or reserved != SMALL_SEGMENT:
-        raise InputError(
-            f"{recording.name} does not tell the state before its first event.",
-            hint="Use the snapshot (*.pickle) that it was made from.",
-        )
+        raise NoStateBeforeError(recording.name)
     return (_packed(allocated),), 0
 
 

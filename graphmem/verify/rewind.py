@@ -16,8 +16,13 @@ from itertools import pairwise
 
 from graphmem.allocator.pool import BlockInfo, BlockState, SegmentInfo
 from graphmem.allocator.settings import MIB, SMALL_LIMIT, SMALL_SEGMENT, AllocatorSettings
-from graphmem.errors import InputError
 from graphmem.recordings import Event, Recording
+from graphmem.verify.messages import (
+    BlockOutsideError,
+    NoFirstStateError,
+    OverlappingSegmentsError,
+    SegmentTooSmallError,
+)
 
 _PAGE = SMALL_SEGMENT  # every page of an expandable segment is a multiple of this
 _LARGE_PAGE = 20 * MIB
@@ -58,14 +63,14 @@ def initial_state(recording: Recording) -> InitialState:
         InputError: if the recording has no final state, or its events contradict that state.
     """
     if recording.final is None:
-        raise InputError(f"{recording.name} does not tell the state before its first event.")
+        raise NoFirstStateError(recording.name)
     ranges = _undo_segments(recording)
     starts = [item.address for item in ranges]
     inside: list[dict[int, _Live]] = [{} for _ in ranges]
     for address, live in sorted(_undo_blocks(recording).items()):
         index = bisect_right(starts, address) - 1
         if index < 0 or address >= ranges[index].address + ranges[index].size:
-            raise InputError(f"{recording.name} has a block outside of all segments.")
+            raise BlockOutsideError(recording.name)
         inside[index][address] = live
     segments, guessed = [], 0
     for item, blocks in zip(ranges, inside, strict=True):
@@ -108,7 +113,7 @@ def _undo_segments(recording: Recording) -> list[_Range]:
     ranges = sorted([*plain.values(), *_undo_maps(recording)], key=lambda item: item.address)
     for lower, higher in pairwise(ranges):
         if lower.address + lower.size > higher.address:
-            raise InputError(f"{recording.name} has segments that overlap.")
+            raise OverlappingSegmentsError(recording.name)
     return ranges
 
 
@@ -180,7 +185,7 @@ def _segment(item: _Range, blocks: dict[int, _Live]) -> SegmentInfo:
     if at < end:
         parts.append(BlockInfo(at, end - at, 0, "inactive"))
     elif at > end:
-        raise InputError(f"The segment at {item.address:#x} is smaller than its blocks.")
+        raise SegmentTooSmallError(item.address)
     return SegmentInfo(
         item.address, item.size, item.stream, item.is_small, item.is_expandable, tuple(parts)
     )

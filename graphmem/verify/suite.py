@@ -14,6 +14,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import Gpu, find_gpu
 from graphmem.verify.cases import Case, PrintedCase, RecordedCase
 from graphmem.verify.comparison import Comparison, compare
+from graphmem.verify.messages import NoRecordingsError
 from graphmem.verify.prediction import predict
 from graphmem.verify.printed import PrintedFigure
 from graphmem.verify.recording_files import find_recording, read_recorded
@@ -103,10 +104,7 @@ def run_suite(
     recorded = tuple(row for row in found if isinstance(row, SuiteRow))
     printed = tuple(row for row in found if isinstance(row, PrintedRow))
     if not printed and all(row.comparison is None for row in recorded):
-        raise InputError(
-            f"none of the cases' recordings is in {recordings}",
-            hint="name their folder with --recordings DIR or GRAPHMEM_RECORDINGS",
-        )
+        raise NoRecordingsError(recordings)
     return Suite(recorded, printed)
 
 

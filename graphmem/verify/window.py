@@ -18,8 +18,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from graphmem.errors import InputError
 from graphmem.graph import Phase, PhaseName, StepGraph
+from graphmem.verify.messages import NoStartError, NotMomentError
 
 _FORM = re.compile(r"setup|step (?P<step>\d{1,9})(?: (?P<phase>forward|backward|optimizer))?")
 
@@ -67,10 +67,7 @@ class Start:
             phases = [phase for phase in phases if phase.name is self.phase][:1]
         if phases:
             return phases
-        raise InputError(
-            f"the prediction has no {str(self)!r} to start at",
-            hint=f"it has {graph.steps} steps, counted from 0; `--steps` traces more",
-        )
+        raise NoStartError(str(self), graph.steps)
 
 
 def parse_start(text: str) -> Start:
@@ -81,10 +78,7 @@ def parse_start(text: str) -> Start:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise InputError(
-            f"{text!r} is not a moment to start at",
-            hint="setup, step N, or step N forward|backward|optimizer, with N counted from 0",
-        )
+        raise NotMomentError(text)
     if match["step"] is None:
         return Start()
     return Start(int(match["step"]), PhaseName(match["phase"]) if match["phase"] else None)

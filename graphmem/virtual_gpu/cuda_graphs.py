@@ -11,21 +11,21 @@ allocator (`cudaGraphInstantiate`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 import torch.cuda.graphs
 
 from graphmem.allocator import EVERYBODYS, PoolId
-from graphmem.errors import InputError
 from graphmem.torch_releases.differences import (
     SEED_OF_EACH_CAPTURE,
     SEED_WHEN_NEEDED,
     Release,
 )
 from graphmem.virtual_gpu.device_memory import DEFAULT_STREAM, DeviceMemory
+from graphmem.virtual_gpu.live_run import GiveBack
 from graphmem.virtual_gpu.memory_pools import PoolHandles
+from graphmem.virtual_gpu.messages import NoDriverGraphError
 from graphmem.virtual_gpu.patching import Replacement, replaced, run_again
 
 _OF_GRAPHS = (
@@ -36,8 +36,6 @@ _OF_GRAPHS = (
     "make_graphed_callables",
 )
 _STATE = ("seed", "offset")  # one int64 each
-
-GiveBack = Callable[[], None]
 
 
 class RandomStates:
@@ -56,7 +54,6 @@ class RandomStates:
         self._of_capture: dict[object, list[GiveBack]] = {}
         self._shared: dict[int, list[GiveBack]] = {}
         self._sharing: dict[int, set[object]] = {}
-        memory.on_random_numbers = self._note_random_numbers
 
     def register(self, capture: object, generator: Any = None) -> None:
         """Make the state that all captures share, if this is the first (`register_graph`).
@@ -92,10 +89,9 @@ class RandomStates:
         for give_back in gone:
             give_back()
 
-    def _note_random_numbers(self) -> None:
-        """Handle an operation that draws random numbers (`philox_cuda_state`)."""
-        capture = self._memory.captures.graph_of(self._memory.current_stream)
-        if capture is not None and self._of_a_capture:
+    def draw(self, capture: object) -> None:
+        """Handle a captured operation that draws random numbers (`philox_cuda_state`)."""
+        if self._of_a_capture:
             self._make(capture)
 
     def _make(self, capture: object) -> None:
@@ -109,7 +105,7 @@ class RandomStates:
             self._memory.current_stream = stream
 
     def _new_state(self) -> list[GiveBack]:
-        return [self._memory.keep(f"a CUDA graph's random {what}", 8) for what in _STATE]
+        return [self._memory.run.keep(f"a CUDA graph's random {what}", 8) for what in _STATE]
 
 
 def graph_replacements(
@@ -164,6 +160,10 @@ class _Capture:
         if not self.is_over:
             raise RuntimeError(what)
 
+    def draw_random_numbers(self) -> None:
+        """An operation that is captured draws random numbers."""
+        self.states.draw(self)
+
     def reset(self) -> None:
         """`CUDAGraph::reset`."""
         self.states.forget(self)
@@ -206,7 +206,7 @@ class CudaGraphBase:
                 "CUDA graphs must be captured on a non-default stream."
                 " (However, after capture, it's ok to replay them on the default stream.)"
             )
-        self._memory.settle()
+        self._memory.run.settle()
         self._states.register(capture)
         capture.pool_id = (pool[0], pool[1]) if pool else self._handles.of_graph()
         self._memory.begin_pool(capture.pool_id, lambda asked: captures.graph_of(asked) is capture)
@@ -251,9 +251,6 @@ class CudaGraphBase:
 
     def raw_cuda_graph(self) -> NoReturn:
         """Refuse: there is no driver's graph."""
-        raise InputError(
-            "the virtual GPU's CUDA graphs have no graph of the driver behind them",
-            hint="leave `raw_cuda_graph` out of the run",
-        )
+        raise NoDriverGraphError()
 
     raw_cuda_graph_exec = raw_cuda_graph

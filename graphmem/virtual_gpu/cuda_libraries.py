@@ -135,16 +135,13 @@ def library_replacements(
     """
 
     def blas_handle() -> int:
-        memory.blas_handle()
+        memory.run.take_blas_workspace()
         return _BLAS_HANDLE
-
-    def clear_workspaces() -> None:  # the online simulator sets it later
-        memory.clear_blas_workspaces()
 
     runtime = CudaRuntime(memory_info, pinned)
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_getCurrentBlasHandle": blas_handle,
-        "_cuda_clearCublasWorkspaces": clear_workspaces,
+        "_cuda_clearCublasWorkspaces": memory.run.clear_blas_workspaces,
         "_cuda_resetCublasWorkspaceSize": _nothing,
         "_cuda_resetCublasLtWorkspaceSize": _nothing,
         "_cuda_setCublasWorkspaceSize": _refusing("a cuBLAS workspace of another size"),

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from graphmem.errors import InputError
 from graphmem.torch_releases import NO_OP_CUDA_GUARD, installed_release
+from graphmem.virtual_gpu.messages import NoDeviceGuardError
 
 _CUDA_SLOT, _META_SLOT = 1, 14  # c10::DeviceType, the index into device_guard_impl_registry
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -55,10 +55,7 @@ def _slot(device_type: int) -> ctypes.c_void_p:
     try:
         registry = (ctypes.c_void_p * (_META_SLOT + 1)).in_dll(ctypes.CDLL(str(library)), _REGISTRY)
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"this build of PyTorch ({torch.__version__}) does not let graphmem stand in for a GPU",
-            hint="install a released wheel, such as `pip install torch`",
-        ) from error
+        raise NoDeviceGuardError(torch.__version__) from error
     return ctypes.c_void_p.from_buffer(registry, device_type * ctypes.sizeof(ctypes.c_void_p))
 
 

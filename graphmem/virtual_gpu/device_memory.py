@@ -2,8 +2,8 @@
 
 (1) The online simulator feeds it: `malloc` at each birth, `free` at each death, in program order. A
 death is applied when the next operation ends; `expect_free` remembers where it happened.
-(2) Every query goes through `settled()`, which brings the allocator up to date by the hook `settle`
-and then returns it.
+(2) Every query goes through `settled()`, which has the live run bring the allocator up to date and
+then returns it.
 (3) A block that another stream uses (`record_stream`) stays active after `free` until that stream
 has done the work queued on it by then (`insert_events`). The next `malloc` takes it back
 (`process_events`). On a card this depends on how fast kernels are; here work takes no time
@@ -32,6 +32,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_gpu.device_clock import DeviceClock
 from graphmem.virtual_gpu.devices import Devices
+from graphmem.virtual_gpu.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_gpu.memory_history import MemoryHistory, Stack
 from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
@@ -55,22 +56,11 @@ class Origin:
     stack_of_free: Stack | None = None
 
 
-class _CurrentStream(threading.local):
+class _OfThread(threading.local):
     """The current stream of each thread (c10/cuda/CUDAStream.cpp, `current_streams`)."""
 
-    handle = DEFAULT_STREAM
-
-
-def _nothing() -> None:
-    return None
-
-
-def _no_block(tensor: torch.Tensor) -> Block | None:
-    return None
-
-
-def _keep_nothing(what: str, nbytes: int) -> Callable[[], None]:
-    return _nothing
+    stream = DEFAULT_STREAM
+    runs_node = False
 
 
 class DeviceMemory:
@@ -80,43 +70,42 @@ class DeviceMemory:
         gpu: the card.
         allocator: PyTorch's caching allocator.
         devices: the cards that the process sees; this is the memory of its own.
-        settle: set by the online simulator; applies what the program did so far to the allocator.
-        block_of: set by the online simulator; the block that holds a tensor, or None.
-        blas_handle: set by the online simulator; called when the program asks for this thread's
-            cuBLAS handle, which allocates a workspace if it has none (`getCurrentCUDABlasHandle`).
-        clear_blas_workspaces: set by the online simulator; frees every workspace
-            (`clearCublasWorkspaces`).
-        keep: set by the online simulator; allocates bytes that a library keeps, and returns the
-            function that frees them.
-        on_random_numbers: called when an operation draws random numbers.
-        runs_node: set by the online simulator; whether this thread is autograd's own on a card.
+        run: the live run; knows what the program did so far.
         captures: CUDA graphs being captured.
-        first_settings: set by the online simulator; reads the environment's settings when memory is
-            first asked for, as PyTorch does. None once the allocator has its settings.
         clock: the device's time.
         history: the recorded memory history.
         conf: the text of the settings in force (PYTORCH_CUDA_ALLOC_CONF).
     """
 
     def __init__(
-        self, gpu: Gpu, allocator: CachingAllocator, devices: Devices | None = None
+        self,
+        gpu: Gpu,
+        allocator: CachingAllocator,
+        devices: Devices | None = None,
+        *,
+        run: LiveRun | None = None,
+        first_settings: Callable[[], AllocatorSettings] | None = None,
     ) -> None:
+        """The memory of a card.
+
+        Args:
+            gpu: the card.
+            allocator: PyTorch's.
+            devices: the cards that the process sees; default: this one.
+            run: the live run that follows the program; None: nothing does.
+            first_settings: reads the environment when memory is first asked for, which is when
+                PyTorch reads it. None: the allocator has its settings.
+        """
         self.gpu = gpu
         self.allocator = allocator
         self.devices = devices or Devices()
-        self.settle: Callable[[], None] = _nothing
-        self.block_of: Callable[[torch.Tensor], Block | None] = _no_block
-        self.blas_handle: Callable[[], None] = _nothing
-        self.clear_blas_workspaces: Callable[[], None] = _nothing
-        self.keep: Callable[[str, int], Callable[[], None]] = _keep_nothing
-        self.on_random_numbers: Callable[[], None] = _nothing
-        self.runs_node: Callable[[], bool] = lambda: False
+        self.run: LiveRun = run or NoLiveRun()
         self.captures = StreamCaptures()
-        self.first_settings: Callable[[], AllocatorSettings] | None = None
+        self._first_settings = first_settings
         self.clock = DeviceClock()
         self.history = MemoryHistory()
         self.conf = ""
-        self._stream = _CurrentStream()
+        self._of_thread = _OfThread()
         self._users: dict[Block, set[int]] = {}
         self._freed_at: dict[Block, Origin] = {}
         self._pending: list[tuple[Block, float]] = []
@@ -126,16 +115,25 @@ class DeviceMemory:
     @property
     def current_stream(self) -> int:
         """The handle of the stream on which this thread's operations run; 0: the default one."""
-        return self._stream.handle
+        return self._of_thread.stream
 
     @current_stream.setter
     def current_stream(self, handle: int) -> None:
-        self._stream.handle = handle
+        self._of_thread.stream = handle
+
+    @property
+    def runs_node(self) -> bool:
+        """Whether this thread runs a node of autograd, for which a card has a thread of its own."""
+        return self._of_thread.runs_node
+
+    @runs_node.setter
+    def runs_node(self, runs_node: bool) -> None:
+        self._of_thread.runs_node = runs_node
 
     def settled(self) -> CachingAllocator:
         """The allocator, brought up to date with the program."""
         self._read_environment()
-        self.settle()
+        self.run.settle()
         return self.allocator
 
     # For the online simulator --------------------------------------------------------------------
@@ -143,7 +141,7 @@ class DeviceMemory:
     @property
     def thread(self) -> tuple[int, bool]:
         """The current thread, and whether on a card it would be autograd's own thread."""
-        return threading.get_ident(), self.runs_node()
+        return threading.get_ident(), self.runs_node
 
     def origin(self) -> Origin:
         """The origin of an allocation or a free that happens now."""
@@ -189,7 +187,7 @@ class DeviceMemory:
 
     def _read_environment(self) -> None:
         """Read the settings once (`CUDAAllocatorConfig::instance`)."""
-        read, self.first_settings = self.first_settings, None
+        read, self._first_settings = self._first_settings, None
         if read is not None:
             self._take_over(_accepted(read))
 
@@ -243,7 +241,7 @@ class DeviceMemory:
         Returns:
             the address.
         """
-        self.settle()
+        self.run.settle()
         block = self.malloc(requested_bytes, replace(self.origin(), stream=stream))
         self._raw[block.address] = block
         return block.address
@@ -254,7 +252,7 @@ class DeviceMemory:
         Raises:
             RuntimeError: `raw_alloc` did not allocate this address.
         """
-        self.settle()
+        self.run.settle()
         block = self._raw.pop(address, None)
         if block is None:
             raise RuntimeError(f"invalid device pointer: {address:#x}")
@@ -266,8 +264,8 @@ class DeviceMemory:
         Raises:
             RuntimeError: PyTorch would refuse them, or they are not modelled.
         """
-        self.settle()
-        self.first_settings = None
+        self.run.settle()
+        self._first_settings = None
         self._take_over(_accepted(lambda: parse_settings(text)))
         self.conf = text
 
@@ -285,7 +283,7 @@ class DeviceMemory:
 
     def record_history(self, *args: Any, **kwargs: Any) -> None:
         """Start, change or stop recording: `MemoryHistory.record`."""
-        self.settle()
+        self.run.settle()
         self.history.record(*args, **kwargs)
         self.allocator.on_event = self.history.note
 

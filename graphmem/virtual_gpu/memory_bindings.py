@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from graphmem.allocator import EVERYBODYS, AllocatorSettings, CachingAllocator, Statistics
 from graphmem.allocator.statistics import POOLS
-from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import Difference, installed_release
 from graphmem.torch_releases.differences import (
@@ -23,6 +22,7 @@ from graphmem.torch_releases.differences import (
     PRIVATE_POOLS_ARE_COUNTED,
 )
 from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.messages import MemoryInTraceError
 
 _NO_LIMIT = -1  # the largest size_t, as Python sees it (`max_split_size`)
 
@@ -87,10 +87,7 @@ _HARMLESS = frozenset(
 
 def refuse_to_tell(*args: Any, **kwargs: Any) -> NoReturn:
     """Raise: there is no answer before the end of a trace."""
-    raise InputError(
-        "the step asks how much memory is in use, which `analyze` knows only after the trace",
-        hint="`graphmem run script.py` answers such questions while the script runs",
-    )
+    raise MemoryInTraceError()
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -150,11 +147,11 @@ class _Bindings:
         return self._memory.fraction
 
     def set_metadata(self, metadata: str) -> None:
-        self._memory.settle()
+        self._memory.run.settle()
         self._memory.history.metadata = metadata
 
     def traceback(self, address: int) -> list[dict[str, Any]] | None:
-        self._memory.settle()
+        self._memory.run.settle()
         return self._memory.history.traceback_of(address)
 
     def record_history(

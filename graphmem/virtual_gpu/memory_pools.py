@@ -17,8 +17,8 @@ import torch
 import torch.cuda.memory
 
 from graphmem.allocator import PoolId
-from graphmem.errors import InputError
 from graphmem.virtual_gpu.device_memory import DeviceMemory
+from graphmem.virtual_gpu.messages import PoolAllocatorError
 from graphmem.virtual_gpu.patching import Replacement, replaced, run_again
 
 
@@ -94,10 +94,7 @@ class MemPoolBase:
         no_split: bool = False,
     ) -> None:
         if allocator is not None:
-            raise InputError(
-                "the virtual GPU does not model memory pools with an allocator of their own",
-                hint="leave `allocator=` out",
-            )
+            raise PoolAllocatorError()
         self._id = self.new_id()
         pool = self.memory.settled().private.open(self._id)
         pool.helps_out = use_on_oom

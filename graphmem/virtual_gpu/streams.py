@@ -23,9 +23,10 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.streams
 
-from graphmem.errors import InputError
 from graphmem.virtual_gpu.device_memory import DEFAULT_STREAM, DeviceMemory
+from graphmem.virtual_gpu.messages import SharedEventError
 from graphmem.virtual_gpu.patching import Replacement, replaced, run_again
+from graphmem.virtual_gpu.stream_captures import Capture
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _STREAMS_IN_POOL = 32  # kStreamsPerPool
@@ -230,7 +231,7 @@ class CudaEventBase(GenericEvent):
         self._is_timed = enable_timing
         self._done_at: float | None = None
         self._recorded_at = 0.0
-        self._capture: object | None = None
+        self._capture: Capture | None = None
         self.cuda_event = 0
 
     @property
@@ -284,10 +285,7 @@ class CudaEventBase(GenericEvent):
 
     def ipc_handle(self) -> Any:
         """Refuse."""
-        raise InputError(
-            "events of the virtual GPU cannot be shared between processes",
-            hint="run a single process",
-        )
+        raise SharedEventError()
 
 
 def _record_stream_of(memory: DeviceMemory) -> Any:
@@ -297,8 +295,8 @@ def _record_stream_of(memory: DeviceMemory) -> Any:
         if tensor.device.type != "cuda":
             on_other_devices(tensor, stream)
             return
-        memory.settle()
-        block = memory.block_of(tensor)
+        memory.run.settle()
+        block = memory.run.block_of(tensor)
         if block is not None:
             memory.record_stream(block, stream.stream_id)
 

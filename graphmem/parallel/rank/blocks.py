@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphmem.errors import InputError
 from graphmem.graph import PhaseName, StepGraph
+from graphmem.parallel.messages import NoBlocksError
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,7 @@ def find_blocks(graph: StepGraph, name: str | None = None) -> Blocks:
         if last.isdigit():
             lists.setdefault(parent, []).append(graph.modules[module])
     if name is not None and name not in lists:
-        raise InputError(
-            f"no list of modules is called {name!r}",
-            hint=f"there are {', '.join(sorted(lists)) or 'none'}",
-        )
+        raise NoBlocksError(name, ", ".join(sorted(lists)) or "none")
     alike = {each: kinds for each, kinds in lists.items() if len(set(kinds)) == 1}
     chosen = name or min(
         alike, key=lambda each: (-len(alike[each]), each.count("."), each), default=None

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphmem.errors import InputError
 from graphmem.events import Birth, LifeEvent
 from graphmem.graph import Op, PhaseName, StepGraph, Storage
 from graphmem.kernel_program import Program
+from graphmem.parallel.messages import SeveralForwardPassesError
 from graphmem.simulate import life_events
 
 
@@ -92,7 +92,4 @@ class TracedPhases:
             InputError: it has more, for example because it accumulates gradients.
         """
         if len(self.by_phase) != len(self.phases):
-            raise InputError(
-                "the traced step runs several forward passes: it cannot be cut into micro-batches",
-                hint="let build() describe one micro-batch: accumulate=1",
-            )
+            raise SeveralForwardPassesError()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphmem.errors import InputError
 from graphmem.parallel.layout import Layout
+from graphmem.parallel.messages import TooManyStagesError, WrongStagesError
 from graphmem.parallel.rank.blocks import Blocks
 
 
@@ -53,16 +53,20 @@ def divide(blocks: Blocks, weights: Sequence[int], layout: Layout) -> Stages:
         what = f"{layout.pipeline} stages"
         if layout.interleave > 1:
             what += f" of {layout.interleave} chunks"
-        raise InputError(
-            f"{what} are more than the {blocks.count} blocks of {blocks.name or 'the model'}",
-            hint=f"the nearest is --pp {max(1, blocks.count // layout.interleave)}",
+        raise TooManyStagesError(
+            what,
+            blocks.count,
+            blocks.name or "the model",
+            max(1, blocks.count // layout.interleave),
         )
     sizes = layout.stages or _balanced(weights, count)
     if len(sizes) != count or sum(sizes) != blocks.count or min(sizes) < 1:
-        raise InputError(
-            f"stages of {', '.join(map(str, sizes))} blocks are not {count} stages of the "
-            f"{blocks.count} blocks of {blocks.name}",
-            hint="balanced by bytes they are " + ",".join(map(str, _balanced(weights, count))),
+        raise WrongStagesError(
+            ", ".join(map(str, sizes)),
+            count,
+            blocks.count,
+            blocks.name,
+            ",".join(map(str, _balanced(weights, count))),
         )
     of_block = [chunk for chunk, size in enumerate(sizes) for _ in range(size)]
     return Stages(tuple(sizes), (0, *of_block, count - 1))

@@ -22,7 +22,6 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from graphmem.errors import InputError
 from graphmem.graph import StepGraph, Storage
 from graphmem.parallel.axes.attention import Part
 from graphmem.parallel.axes.axis import Axis
@@ -30,6 +29,14 @@ from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.axes.experts import MODEL_KINDS, count_experts, expert_of, is_of_model
 from graphmem.parallel.axes.tensor_parallel import Column
 from graphmem.parallel.layout import Layout, nearest_divisor
+from graphmem.parallel.messages import (
+    NoExpertTensorsError,
+    NoSequenceError,
+    UnevenBatchError,
+    UnevenExpertsError,
+    UnevenSequenceError,
+    UnevenTensorSplitError,
+)
 
 _NORM_STATISTICS = re.compile(r"aten\.(native_layer_norm|_fused_rms_norm)")
 
@@ -132,17 +139,10 @@ class ShardSizes:
         if ways == 1:
             return {}
         if not dimensions.experts:
-            raise InputError(
-                f"expert parallelism {ways} has nothing to divide: no experts were found",
-                hint="leave --ep out; experts are found in lists called experts, and in tensors of "
-                "modules called so where a batched product runs over their first dimension",
-            )
+            raise NoExpertTensorsError(ways)
         for name, count in dimensions.experts.items():
             if count % ways:
-                raise InputError(
-                    f"{count} experts ({name}) do not divide over {ways} ranks",
-                    hint=f"the nearest is --ep {nearest_divisor(count, ways)}",
-                )
+                raise UnevenExpertsError(count, name, ways, nearest_divisor(count, ways))
         return {axis.root: axis.size // ways for axis in dimensions.expert_axes}
 
     def _module_of(self, storage: Storage) -> str:
@@ -197,27 +197,17 @@ class ShardSizes:
             batch = dimensions.batch
             if batch is None or batch.size % layout.micro_batches:
                 size = 1 if batch is None else batch.size
-                raise InputError(
-                    f"the traced batch of {size} cannot be cut into {layout.micro_batches} "
-                    "micro-batches of whole samples",
-                    hint=f"the nearest is --micro-batches "
-                    f"{nearest_divisor(size, layout.micro_batches)}; build() may make a larger "
-                    "batch, see --set",
+                raise UnevenBatchError(
+                    size, layout.micro_batches, nearest_divisor(size, layout.micro_batches)
                 )
             sizes[batch.root] = batch.size // layout.micro_batches
         sequence = dimensions.sequence
         if layout.context > 1 or layout.sequence_parallel:
             ways = layout.context * (layout.tensor if layout.sequence_parallel else 1)
             if sequence is None:
-                raise InputError(
-                    "no sequence axis was found to split: the step has no attention",
-                    hint="leave --cp and --sp out",
-                )
+                raise NoSequenceError()
             if sequence.size % ways:
-                raise InputError(
-                    f"a sequence of {sequence.size} does not divide into {ways} shares",
-                    hint=f"the nearest number that does is {nearest_divisor(sequence.size, ways)}",
-                )
+                raise UnevenSequenceError(sequence.size, ways, nearest_divisor(sequence.size, ways))
             sizes[sequence.root] = sequence.size // layout.context
         return sizes
 
@@ -229,11 +219,7 @@ def _tensor_sizes(columns: Sequence[Column], degree: int) -> Iterator[tuple[Axis
             able = range(1, column.size + 1)
             possible = [each for each in able if all(_divides(c, each) for c in columns)]
             nearest = min(possible, key=lambda each: (abs(each - degree), each))
-            raise InputError(
-                f"{column.size} {column.what} ({column.weight}) do not divide by tensor "
-                f"parallelism {degree}",
-                hint=f"the nearest that divides all is --tp {nearest}",
-            )
+            raise UnevenTensorSplitError(column.size, column.what, column.weight, degree, nearest)
         left = degree
         for atom in column.atoms:
             ways = left if column.pads else math.gcd(left, atom.size)

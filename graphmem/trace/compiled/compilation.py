@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from graphmem.caller.environment import environment
-from graphmem.errors import InputError
 from graphmem.trace.compiled import dynamo, graph_outputs, inductor
 from graphmem.trace.compiled.origins import Origins
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
+from graphmem.trace.messages import NoTritonError
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_gpu.libraries import triton
 from graphmem.virtual_gpu.patching import Replacement, replaced, suspended
@@ -139,11 +139,7 @@ class Compilation:
 
 def _check_triton() -> None:
     if not triton.is_installed():
-        raise InputError(
-            "torch.compile writes its kernels in Triton, which is not installed",
-            hint="pip install 'graphmem[compile]' (no GPU is needed), or --no-compile, which runs "
-            "the program eagerly",
-        )
+        raise NoTritonError()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.patching import replaced, suspended
 
 _REPRESENT = FakeTensor.__repr__
@@ -46,6 +47,7 @@ class Unwatched:
         hooks: NodeHooks,
         fake_mode: FakeTensorMode,
         device: torch.device,
+        known: KnownValues,
     ) -> None:
         """Take everything that has to be suspended.
 
@@ -54,13 +56,14 @@ class Unwatched:
             hooks: the hooks of autograd's nodes, which the compiler's nodes may have as well.
             fake_mode: the mode of the program's tensors.
             device: the device of those tensors.
+            known: their values.
         """
         self._mode = mode
         self._is_open = False
         nobodys = Recorder(device)
         # The tensors of a compiler's trace are wrappers, which the engine never sums in place.
         rules = GradientRules(nobodys, subclass_like=True)
-        saved = SavedTensors(nobodys, fake_mode)
+        saved = SavedTensors(nobodys, fake_mode, known)
         self._engine = Backward(rules, saved, hooks, ReplayedViews(), _Nobody())
 
     def running(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from graphmem.errors import InputError
 from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.messages import UnknownStandInError
 
 GROUP = "graphmem.stand_ins"
 
@@ -57,11 +57,7 @@ def find(names: Iterable[str]) -> list[StandIn]:
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:
-            raise InputError(
-                f"there is no stand-in {name!r}: there are {', '.join(sorted(known)) or 'none'}",
-                hint=f"a package can bring one, by an entry point of the group {GROUP} "
-                "(docs/fine_tuning.md)",
-            )
+            raise UnknownStandInError(name, ", ".join(sorted(known)) or "none", GROUP)
     return [known[name].load() for name in wanted]
 
 

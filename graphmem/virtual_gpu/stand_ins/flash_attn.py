@@ -18,6 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.messages import NoStandInPartError
 from graphmem.virtual_gpu.stand_ins import StandIn, bert_padding
 from graphmem.virtual_gpu.stand_ins.flash_attn_kernels import kernels
 
@@ -137,11 +138,7 @@ def _refusing(name: str) -> Any:
 
 
 def _refused(what: str) -> InputError:
-    return InputError(
-        f"the stand-in for flash_attn has no {what}",
-        hint="install flash-attn's Python part (FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip install "
-        "flash-attn --no-build-isolation): it runs over the same kernels",
-    )
+    return NoStandInPartError(what)
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:

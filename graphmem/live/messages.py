@@ -1,0 +1,56 @@
+"""What a program may not do on a virtual GPU, a class for each message."""
+
+from __future__ import annotations
+
+from graphmem.errors import InputError
+
+
+class EnteredTwiceError(InputError):
+    """A virtual GPU is entered again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a virtual GPU can be entered once", hint="make another with graphmem.virtual_gpu(…)"
+        )
+
+
+class SecondGpuError(InputError):
+    """One virtual GPU is entered inside of another."""
+
+    def __init__(self, present: str) -> None:
+        super().__init__(
+            f"there is a virtual GPU already, {present}",
+            hint="leave it before the next; under `graphmem run` the script needs none",
+        )
+
+
+class WrongCardError(InputError):
+    """A rank puts a tensor on another rank's card."""
+
+    def __init__(self, own: object, device: object, place: str) -> None:
+        super().__init__(
+            f"this rank works on {own}, and a tensor goes to {device}{place}",
+            hint="call torch.cuda.set_device(LOCAL_RANK) before the first tensor; RANK, WORLD_SIZE "
+            "and CUDA_VISIBLE_DEVICES=0 give a rank one card, cuda:0",
+        )
+
+
+class MixedGraphTreesError(InputError):
+    """Compiled graphs are recorded after others were replayed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a CUDA graph is recorded after others were replayed in the same step, which the "
+            "virtual GPU does not model",
+            hint="compile without mode='reduce-overhead' for this run",
+        )
+
+
+class SentTensorError(InputError):
+    """A script hands a tensor of the device to another process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the script sends a CUDA tensor to another process, and graphmem run has only one",
+            hint="train in the main process, or send CPU tensors",
+        )

@@ -1,0 +1,102 @@
+"""What can be wrong with a run of several ranks, a class for each message."""
+
+from __future__ import annotations
+
+from graphmem.errors import InputError
+
+_HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-per-node and --rank"
+
+
+class NeverSentError(InputError):
+    """A rank waits for an object that the other one does not send."""
+
+    def __init__(self, destination: int, source: int) -> None:
+        super().__init__(
+            f"rank {destination} waits for an object that rank {source} does not send",
+            hint=f"see how rank {source} ends: graphmem run --rank {source}",
+        )
+
+
+class RankDoesNotRunError(InputError):
+    """A rank waits for an object of one that does not run."""
+
+    def __init__(self, rank: object, source: int) -> None:
+        super().__init__(
+            f"rank {rank} waits for an object from rank {source}, which is not running",
+            hint="`graphmem run --nproc-per-node N script.py` runs it for one iteration",
+        )
+
+
+class NoReducerModelError(InputError):
+    """DistributedDataParallel asks its reducer for something that graphmem does not know."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"graphmem run does not model Reducer.{name} of DistributedDataParallel",
+            hint="docs/ranks.md lists what works",
+        )
+
+
+class SparseGradientsError(InputError):
+    """DistributedDataParallel reduces sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "DistributedDataParallel with sparse gradients does not work under graphmem run",
+            hint="build the embedding with sparse=False",
+        )
+
+
+class TooManyProcessesError(InputError):
+    """A script starts more processes than the node has ranks."""
+
+    def __init__(self, nprocs: int, per_node: int) -> None:
+        super().__init__(
+            f"the script starts {nprocs} processes, and this node has {per_node} "
+            f"rank{'s' * (per_node > 1)}",
+            hint=f"graphmem run --nproc-per-node {nprocs} --rank 0 runs the first of them",
+        )
+
+
+class EmptyWorldError(InputError):
+    """No rank is to run."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"a world of {size} ranks has no rank to run", hint=_HINT)
+
+
+class RankOutsideError(InputError):
+    """A rank is not in the world."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(
+            f"rank {rank} is not in a world of {size}: 0 to {size - 1} are", hint=_HINT
+        )
+
+
+class NodesWithoutRanksError(InputError):
+    """`--nnodes` without `--nproc-per-node`."""
+
+    def __init__(self) -> None:
+        super().__init__("--nnodes needs --nproc-per-node", hint=_HINT)
+
+
+class RankWithoutWorldError(InputError):
+    """`--rank` without a number of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__("--rank needs --nproc-per-node, or WORLD_SIZE", hint=_HINT)
+
+
+class NoRankNamedError(InputError):
+    """`--rank` is not a list of ranks."""
+
+    def __init__(self, ranks: str) -> None:
+        super().__init__(f"--rank {ranks} names no rank", hint="--rank 3, --rank 0,3 or --rank all")
+
+
+class VariableNotNumberError(InputError):
+    """A launcher's variable is not a number."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name}={text} is not a number", hint=_HINT)

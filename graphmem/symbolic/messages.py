@@ -1,0 +1,89 @@
+"""What can prevent a closed form, a class for each message."""
+
+from __future__ import annotations
+
+from graphmem.errors import InputError
+
+
+class NoSymbolError(InputError):
+    """`--symbols` is empty."""
+
+    def __init__(self) -> None:
+        super().__init__("no symbol", hint="name keywords of build(), as --symbols batch=B,seq=T")
+
+
+class NotPolynomialError(InputError):
+    """A formula has no value at other sizes."""
+
+    def __init__(self) -> None:
+        super().__init__("a part of the formula is not a polynomial: it has no value elsewhere")
+
+
+class WrongSymbolsError(InputError):
+    """A formula is evaluated for other symbols than its own."""
+
+    def __init__(self, symbols: str) -> None:
+        super().__init__(f"the formula is in {symbols}")
+
+
+class WrongLetterError(InputError):
+    """A symbol is a letter."""
+
+    def __init__(self, letter: str) -> None:
+        super().__init__(f"{letter!r} is not a name for a symbol", hint="take a letter")
+
+
+class SameLetterError(InputError):
+    """Two symbols have one letter."""
+
+    def __init__(self, letter: str) -> None:
+        super().__init__(f"{letter} stands for two things")
+
+
+class UnknownSymbolError(InputError):
+    """An option names a size that is not a symbol."""
+
+    def __init__(self, option: str, key: str, hint: str | None) -> None:
+        super().__init__(f"{option} names {key!r}, which is not a symbol", hint=hint)
+
+
+class CheckIsSampleError(InputError):
+    """A formula is checked with sizes that it was not found with."""
+
+    def __init__(self, sizes: str) -> None:
+        super().__init__(
+            f"{sizes} was used to find the formula", hint="give another size for the check"
+        )
+
+
+class IdleSymbolError(InputError):
+    """A symbol that no storage depends on."""
+
+    def __init__(self, key: str, size: int, other: int) -> None:
+        super().__init__(
+            f"{key} changes nothing: every storage is the same at {key}={size} and at {key}={other}"
+        )
+
+
+class NothingAllocatedError(InputError):
+    """A step that allocates nothing has no formula."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} allocates nothing on the device")
+
+
+class UnknownKeywordError(InputError):
+    """A symbol is a keyword of build()."""
+
+    def __init__(self, key: str, hint: str | None) -> None:
+        super().__init__(f"the function has no keyword {key!r} with a default", hint=hint)
+
+
+class KeywordNotWholeError(InputError):
+    """A symbol is a whole number."""
+
+    def __init__(self, key: str, value: object) -> None:
+        super().__init__(
+            f"{key} is {value!r}: a symbol stands for a positive whole number",
+            hint=f"give its own size with --set {key}=N",
+        )

@@ -1,0 +1,77 @@
+"""What the virtual GPU cannot stand in for, a class for each message."""
+
+from __future__ import annotations
+
+from graphmem.errors import InputError
+
+
+class NoDriverGraphError(InputError):
+    """A CUDA graph is asked for its driver's handle."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the virtual GPU's CUDA graphs have no graph of the driver behind them",
+            hint="leave `raw_cuda_graph` out of the run",
+        )
+
+
+class NoDeviceGuardError(InputError):
+    """This build of torch cannot be told of a device."""
+
+    def __init__(self, version: object) -> None:
+        super().__init__(
+            f"this build of PyTorch ({version}) does not let graphmem stand in for a GPU",
+            hint="install a released wheel, such as `pip install torch`",
+        )
+
+
+class MemoryInTraceError(InputError):
+    """A traced step asks how much memory is in use."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the step asks how much memory is in use, which `analyze` knows only after the trace",
+            hint="`graphmem run script.py` answers such questions while the script runs",
+        )
+
+
+class PoolAllocatorError(InputError):
+    """A memory pool has an allocator of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the virtual GPU does not model memory pools with an allocator of their own",
+            hint="leave `allocator=` out",
+        )
+
+
+class UnknownStandInError(InputError):
+    """graphmem stands in for no package of that name."""
+
+    def __init__(self, name: str, known: str, group: str) -> None:
+        super().__init__(
+            f"there is no stand-in {name!r}: there are {known}",
+            hint=f"a package can bring one, by an entry point of the group {group} "
+            "(docs/fine_tuning.md)",
+        )
+
+
+class NoStandInPartError(InputError):
+    """The stand-in for flash_attn lacks a function."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the stand-in for flash_attn has no {what}",
+            hint="install flash-attn's Python part (FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip "
+            "install flash-attn --no-build-isolation): it runs over the same kernels",
+        )
+
+
+class SharedEventError(InputError):
+    """An event is shared between processes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "events of the virtual GPU cannot be shared between processes",
+            hint="run a single process",
+        )
