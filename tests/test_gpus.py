@@ -70,7 +70,7 @@ def test_a_gpu_like_no_other_is_answered_with_the_list(written: str) -> None:
 
     assert (
         refusal.value.hint
-        == "`graphmem gpus` lists the known ones, and says how to describe another"
+        == "`graphmem gpus` lists the known ones, and explains how to describe another"
     )
 
 

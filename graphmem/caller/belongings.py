@@ -1,4 +1,4 @@
-"""All that the caller had before, found by asking Python's collector for what there is."""
+"""Everything the caller had before, found through Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _KINDS = frozenset(
 
 
 class Belongings:
-    """What there is now."""
+    """A snapshot of the caller's tensors, objects, generators and settings."""
 
     def __init__(self, *, all_values: bool) -> None:
-        """Note it.
+        """Take the snapshot.
 
         Args:
-            all_values: whether no tensor may change its values; else only those that modules and
-                optimizers hold, and what the program writes into others is its own doing.
+            all_values: restore the values of all tensors; otherwise only of those that modules and
+                optimizers hold, and the program may write into others.
         """
         tensors, objects = _what_there_is()
         self._settings = Settings()
@@ -54,14 +54,14 @@ class Belongings:
         self.generators = Generators([*generators_on_the_stack(), *_generators_of(objects)])
 
     def before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation is about to run on real data."""
+        """Note what an operation on real data is about to change."""
         self.values.before(operation, args, kwargs)
         generator = kwargs.get("generator")
         if generator is not None:
             self.generators.before_draw(generator)
 
     def put_back(self) -> None:
-        """Undo everything that has changed."""
+        """Restore everything that has changed."""
         with ExitStack() as stack, torch._C.DisableTorchFunctionSubclass():
             stack.callback(self.generators.put_back)
             stack.callback(self._undo_changes)
@@ -81,7 +81,7 @@ class Belongings:
 
 @contextmanager
 def put_back(*, all_values: bool) -> Iterator[Belongings]:
-    """Note what there is, and put it back when the block is left, however it is left.
+    """Take a snapshot, and restore it when the context closes, also after an error.
 
     Args:
         all_values: see `Belongings`.
@@ -99,9 +99,9 @@ def put_back(*, all_values: bool) -> Iterator[Belongings]:
 
 @dataclass(frozen=True)
 class _Frozen:
-    """What there was when `freeze` was called, between an object that it froze and one it did not.
+    """What existed when `freeze` was called, with two marks: one frozen, one made later.
 
-    Where the collector lists the one, or misses the other, somebody has moved objects since.
+    If the collector lists the first, or misses the second, objects have been (un)frozen since.
     """
 
     found: tuple[list[torch.Tensor], list[Any]]
@@ -109,7 +109,7 @@ class _Frozen:
     later_mark: list[Any]
 
     def is_apart_from(self, listed: list[Any]) -> bool:
-        """Whether a list of the collector's holds all that came later, and nothing else."""
+        """Whether a list from the collector has exactly the objects made later."""
         marks = {id(each) for each in listed if each is self.frozen_mark or each is self.later_mark}
         return marks == {id(self.later_mark)}
 
@@ -119,10 +119,10 @@ _frozen: list[_Frozen] = []
 
 
 def freeze() -> None:
-    """Have processes that are forked from this one begin with what there is now.
+    """Note the objects that exist now, once for all processes forked from this one.
 
-    It is noted once for them all, and the collector leaves it alone from here on: in a process that
-    was forked, to look at every object would copy the memory in which they lie.
+    The collector leaves them alone from now on: in a forked process, looking at every object would
+    copy the memory pages that they lie in.
     """
     gc.collect()
     mark: list[Any] = []
@@ -132,7 +132,7 @@ def freeze() -> None:
 
 
 def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
-    """Tensors, and objects that hold them."""
+    """All tensors, and the objects that hold tensors."""
     for each in _frozen:
         listed = gc.get_objects()
         if each.is_apart_from(listed):
@@ -142,7 +142,7 @@ def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
 
 
 def _tensors_and_holders(everything: list[Any]) -> tuple[list[torch.Tensor], list[Any]]:
-    types = list(map(type, everything))  # the dearest line: it looks at every object there is
+    types = list(map(type, everything))  # the most expensive line: it visits every object
     kinds = set(types)
     of_tensors = {kind for kind in kinds if torch.Tensor in kind.__mro__}
     of_objects = {kind for kind in kinds if not _KINDS.isdisjoint(kind.__mro__)}
@@ -153,7 +153,7 @@ def _tensors_and_holders(everything: list[Any]) -> tuple[list[torch.Tensor], lis
 
 
 def _all_objects() -> list[Any]:
-    """What the collector knows; it does not list what was frozen."""
+    """All objects that the collector knows, including frozen ones, which it does not list."""
     if not gc.get_freeze_count():
         return gc.get_objects()
     gc.unfreeze()

@@ -1,4 +1,4 @@
-"""The environment variables of this process, which are put back."""
+"""Change environment variables of this process for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """Have these variables while the context is open, and then what was there before.
+    """Set these variables while the context is open, then restore them.
 
     None: the variable is not set.
     """

@@ -1,4 +1,4 @@
-"""Random generators: those of torch, Python and numpy, and those of the caller's own."""
+"""Random generators: the global ones of torch, Python and numpy, and the caller's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Generator: Any = torch.Generator
 
 
 class Generators:
-    """States to put back."""
+    """The states of random generators, to restore later."""
 
     def __init__(self, found: Iterable[Any]) -> None:
         self._undo: list[Callable[[], object]] = []
@@ -25,7 +25,7 @@ class Generators:
             self.before_draw(each)
 
     def before_draw(self, generator: Any) -> None:
-        """A generator may change from now on."""
+        """Note the state of a generator that is about to draw."""
         if type(generator) is not _Generator or id(generator) in self._known:
             return
         self._known[id(generator)] = generator
@@ -43,13 +43,13 @@ class Generators:
             self._undo.append(lambda: numpy.set_state(of_numpy))
 
     def put_back(self) -> None:
-        """Let each draw again what it would have drawn."""
+        """Restore the state of each generator."""
         for undo in self._undo:
             undo()
 
 
 def generators_on_the_stack() -> list[Any]:
-    """What the caller's functions hold by a variable, an argument or a closure, or globally."""
+    """The generators in variables, arguments, closures and globals of the caller's functions."""
     frame: FrameType | None = sys._getframe(1)
     found: list[Any] = []
     seen: set[int] = set()
@@ -69,7 +69,7 @@ def _globals_once(names: dict[str, Any], seen: set[int]) -> list[Any]:
 
 
 def _in_value(value: Any) -> list[Any]:
-    """The generators in a variable: itself, in a cell, or in what a function closes over."""
+    """The generators in a variable: the value itself, in a cell, or in a function's closure."""
     kind = type(value)
     if kind is _Generator:
         return [value]

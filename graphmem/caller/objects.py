@@ -1,9 +1,9 @@
-"""Modules, optimizers and their like: what hangs on their attributes.
+"""The attributes of modules, optimizers and the like.
 
-Their containers are noted as they are, item by item, and plain objects by their attributes. Neither
-keeps a module alive, nor a tensor that has moved to the card: the program may let go of them, and
-the card's memory is free then. One that is gone by the end and belongs to one that is not is made
-again from its attributes; nobody can tell, since nobody held it.
+Containers are noted item by item, and plain objects by their attributes. The notes keep neither a
+module alive nor a tensor that has moved to the card: if the program drops them, their memory on the
+card is freed. A module that is gone by the end, but belongs to one that still exists, is rebuilt
+from its attributes; nobody can tell the difference, since nobody held it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque, set)
 _NOT_LOOKED_INTO = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial)
 _DEEPEST = 4
-"""How many plain objects below a module's attributes are looked into, one inside the other."""
+"""How many levels of nested plain objects below a module's attributes are noted."""
 
 
 class Objects:
-    """What objects held."""
+    """The attributes that objects had."""
 
     def __init__(self, found: Iterable[Any], tensors: Tensors) -> None:
         found = list(found)
@@ -40,14 +40,14 @@ class Objects:
         self._seen.clear()
 
     def put_back(self) -> None:
-        """Give back to each that is still there what it held."""
+        """Restore the attributes of each object that still exists."""
         for record in self._records.values():
             alive = record.ref()
             if alive is not None and record.attributes is not None:
                 record.attributes.put_back(vars(alive))
 
     def _noted(self, value: Any, depth: int) -> Any:
-        """What stands for a value in a note: itself where it cannot change."""
+        """The note of a value: the value itself if it cannot change."""
         kind = type(value)
         if kind in _ATOMS:
             return value
@@ -93,19 +93,19 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dty
 
 
 def _is_left_alone(value: Any) -> bool:
-    """Whether an object is code, or torch's own."""
+    """Whether an object is code, or one of torch's."""
     return isinstance(value, _NOT_LOOKED_INTO) or type(value).__module__.startswith("torch.")
 
 
 class _Items:
-    """What a container held, in order: keys, where it has any, and values."""
+    """The contents of a container, in order: keys, if it has any, and values."""
 
     def __init__(self, keys: list[Any] | None, values: list[Any]) -> None:
         self.keys = keys
         self.values = values
 
     def put_back(self, container: Any) -> None:
-        """Make a container hold this again; one that does is not touched."""
+        """Restore a container's contents; an unchanged container is not touched."""
         values = [_was(value) for value in self.values]
         if self.keys is None:
             if not _are_same(list(container), values):
@@ -127,7 +127,7 @@ def _is(one: Any, other: Any) -> bool:
 
 
 def _was(noted: Any) -> Any:
-    """The value for which a note stands; what it held is put back first."""
+    """The value for which a note stands, with its contents restored."""
     if isinstance(noted, Note):
         return noted.tensor()
     return noted.put_back() if isinstance(noted, _NOTES) else noted
@@ -141,7 +141,7 @@ class _Container:
         self.items: _Items | None = None
 
     def put_back(self) -> Any:
-        """The container, with what it held."""
+        """Restore the contents; returns the container."""
         items, self.items = self.items, None
         if items is not None:
             items.put_back(self.container)
@@ -149,14 +149,14 @@ class _Container:
 
 
 class _Plain:
-    """An object of a class that is not known here."""
+    """An object of any other class."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self.attributes: _Items | None = None
 
     def put_back(self) -> Any:
-        """The object, with the attributes that it had."""
+        """Restore the attributes; returns the object."""
         attributes, self.attributes = self.attributes, None
         if attributes is not None:
             attributes.put_back(vars(self.value))
@@ -164,14 +164,14 @@ class _Plain:
 
 
 class _Tuple:
-    """A tuple: it cannot change, what it holds can."""
+    """A tuple: it cannot change, but its items can."""
 
     def __init__(self, value: tuple[Any, ...], items: list[Any]) -> None:
         self.value = value
         self.items = items
 
     def put_back(self) -> tuple[Any, ...]:
-        """The tuple."""
+        """Restore the items; returns the tuple."""
         items, self.items = self.items, []
         for item in items:
             _was(item)
@@ -179,7 +179,7 @@ class _Tuple:
 
 
 class _Record:
-    """A module, an optimizer or their like, which may be gone before the end."""
+    """A module, an optimizer or the like, which may be gone by the end."""
 
     def __init__(self, value: Any) -> None:
         self.ref = weakref.ref(value, self._forget_containers)
@@ -188,13 +188,13 @@ class _Record:
         self._again: Any = None
 
     def _forget_containers(self, ref: Any) -> None:
-        """Its containers go with it; to hold them would hold what is in them."""
+        """Drop the contents of its containers, which holding the containers would keep alive."""
         for value in self.attributes.values if self.attributes is not None else ():
             if isinstance(value, _Container):
                 value.container = _empty_like(value.container)
 
     def put_back(self) -> Any:
-        """The object, made again if it is gone."""
+        """Return the object, rebuilt if it is gone."""
         value = self.ref()
         if value is None:
             value = self._again

@@ -1,4 +1,4 @@
-"""What can be set in torch for the whole process or for a thread."""
+"""Torch's settings, of the whole process or of a thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 
 class Settings:
-    """Values to put back."""
+    """The values of torch's settings, to restore later."""
 
     def __init__(self) -> None:
         self._before = [(get, put, get()) for get, put in _all_settings()]
@@ -25,7 +25,7 @@ class Settings:
         self._hooks = [(hooks, dict(hooks)) for hooks in _global_hooks()]
 
     def put_back(self) -> None:
-        """Undo what was set."""
+        """Restore the settings."""
         self._put_back_device()
         for get, put, value in self._before:
             if get() != value:
@@ -36,7 +36,7 @@ class Settings:
                 hooks.update(before)
 
     def _put_back_device(self) -> None:
-        """`torch.set_default_device` keeps a mode on the stack of this thread."""
+        """Restore `torch.set_default_device`, which keeps a mode on this thread's stack."""
         if _device_context() is not self._device:
             device = None if self._device is None else self._device.device
             torch.set_default_device(device)
@@ -83,7 +83,7 @@ def _all_settings() -> Iterator[Setting]:
 
 
 def _precisions() -> Iterator[Setting]:
-    """Those of products in fp32, by the names of both APIs: the newer ones last, which decide.
+    """The precision settings of fp32 products, in both APIs; the newer, which decide, come last.
 
     A program that uses both makes the older ones unreadable (aten/src/ATen/Context.cpp).
     """
@@ -144,9 +144,9 @@ def _print_options() -> dict[str, Any]:
 
 @contextmanager
 def of_a_new_program() -> Iterator[None]:
-    """Let a program begin as it would in a process of its own.
+    """Let a program begin as it would in a fresh process.
 
-    Whoever asks for an analysis may do so under `no_grad`, in inference mode or under autocast.
+    An analysis may be requested under `no_grad`, in inference mode or under autocast.
     """
     with torch.inference_mode(False), torch.enable_grad():
         for kind in _DEVICE_TYPES:

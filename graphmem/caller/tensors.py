@@ -1,9 +1,9 @@
-"""Tensors of the caller's: which memory they had, and what autograd knew of them.
+"""The caller's tensors: their memory, and their autograd state.
 
-A tensor that moves to the virtual card keeps its identity and changes all else
-(`graphmem.virtual_gpu.parameters`). What it was lies in another Python object meanwhile, its
-`original`, and the two swap once more at the end. A tensor that nobody holds any more by then is
-replaced by its original: who does not hold it cannot tell.
+A tensor that moves to the virtual card keeps its identity and changes everything else
+(`graphmem.virtual_gpu.parameters`). Its former contents are kept in another Python object, its
+`original`, and the two swap back at the end. A tensor that nobody holds by then is replaced by its
+original: without a reference to it nobody can tell.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 
 class Note:
-    """What a tensor was.
+    """The former state of a tensor.
 
     Attributes:
-        held: the tensor, while it is real: then nothing but this note may hold it. A fake one is
-            not held, since the card's memory is the program's to free.
-        original: what the tensor was before it became another one, None while it is itself.
+        held: the tensor, while it is real; this note may then be its only holder. A fake one is
+            not held, because the program decides when to free the card's memory.
+        original: the former contents of a tensor that was swapped, None while it was not.
         data: its memory before other data was assigned to it, None while it has its own.
         grad: its gradient.
     """
@@ -54,12 +54,12 @@ class Note:
         self._version = None if tensor.is_inference() else tensor._version
 
     def tensor(self) -> torch.Tensor | None:
-        """The tensor, or what stands for it; None where nothing is left of it."""
+        """The tensor, or its original; None if both are gone."""
         found = self.ref()
         return self.original if found is None else found
 
     def undo_moves(self) -> None:
-        """Give the tensor back the memory that it had."""
+        """Restore the tensor's memory."""
         tensor = self.ref()
         if tensor is not None and self.original is not None:
             become(tensor, self.original)
@@ -69,7 +69,7 @@ class Note:
                 target.data = self.data
 
     def undo_changes(self) -> None:
-        """Give back gradient, hooks, attributes, and whether it requires a gradient."""
+        """Restore gradient, hooks, attributes and `requires_grad`."""
         tensor = self.tensor()
         if tensor is None:
             return
@@ -102,7 +102,7 @@ class _Hooks:
         self._before = dict(self._hooks or {})
 
     def undo(self, tensor: torch.Tensor) -> None:
-        """Take off what was added, and put back what was removed."""
+        """Remove hooks that were added, and restore those that were removed."""
         now = getattr(tensor, self._name)
         if now is None:
             return
@@ -114,7 +114,7 @@ class _Hooks:
 
 
 def _is_defined(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is more than a shell: up to 2.12 the collector may leave one in a cycle.
+    """Whether a tensor is not an empty shell, which up to 2.12 the collector may leave in a cycle.
 
     `THPVariable_tp_clear`, torch/csrc/autograd/python_variable.cpp.
     """
@@ -134,25 +134,25 @@ class Tensors:
         return iter(self._notes.values())
 
     def note_of(self, tensor: torch.Tensor) -> Note | None:
-        """What is known of a tensor that was there before."""
+        """The note of a tensor that existed before, or None."""
         note = self._notes.get(id(tensor))
         return note if note is not None and note.ref() is tensor else None
 
     def before_data(self, tensor: torch.Tensor) -> None:
-        """Other data of the same kind is about to be assigned to a tensor."""
+        """Note a tensor to which other data of the same kind is about to be assigned."""
         note = self.note_of(tensor)
         if note is not None and note.original is None and note.data is None:
             note.data = tensor.detach()
 
     def before_becoming(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """A tensor is about to become what `other` is, and the other way round."""
+        """Note a tensor that is about to swap its contents with `other`."""
         note = self.note_of(tensor)
         if note is not None and note.original is None:
             note.original, note.held = other, None
 
 
 def _slots_of_both(tensor: torch.Tensor, other: torch.Tensor) -> list[str]:
-    """Where a class keeps what it holds, as `DTensor` does, and both tensors have something."""
+    """The `__slots__` (as `DTensor` has some) that are set in both tensors."""
     if type(tensor) is not type(other):
         return []
     names: list[str] = copyreg._slotnames(type(tensor))  # type: ignore[attr-defined]
@@ -160,9 +160,9 @@ def _slots_of_both(tensor: torch.Tensor, other: torch.Tensor) -> list[str]:
 
 
 def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Let two tensors swap all that they are, but for their identity.
+    """Swap everything but the identity of two tensors.
 
-    Also where graphs of autograd hold them: a node goes on with what it held
+    This works even if autograd graphs hold them: a node keeps what it held
     (`THPModule_swap_tensor_impl`, torch/csrc/Module.cpp).
     """
     kind, attributes = type(tensor), dict(tensor.__dict__)

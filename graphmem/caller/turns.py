@@ -1,7 +1,7 @@
-"""One program at a time: torch is patched for the whole process.
+"""Analyse one program at a time, because torch is patched for the whole process.
 
-Several threads that ask for an analysis take turns. Who asks from within a program that is being
-watched, its threads included, would wait for itself, and is refused.
+Threads that request an analysis take turns. A request from inside a program that is being analysed,
+including its threads, would wait for itself and is refused.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class NestedAnalysisError(InputError):
 
 
 def is_watched() -> bool:
-    """Whether this thread runs a program that is being watched."""
+    """Whether this thread runs a program that is being analysed."""
     return threading.get_ident() in _inside
 
 
 @contextmanager
 def turn(what: str) -> Iterator[None]:
-    """Wait until no other thread's program is watched.
+    """Wait until no other thread's program is being analysed.
 
     Args:
-        what: what is asked for, with its article.
+        what: what is requested, with its article.
 
     Raises:
-        InputError: this thread's own is.
+        InputError: this thread's own program is being analysed.
     """
     if is_watched():
         raise NestedAnalysisError(what)
@@ -52,7 +52,7 @@ def turn(what: str) -> Iterator[None]:
 
 @contextmanager
 def watched_thread() -> Iterator[None]:
-    """This thread belongs to the program that is being watched."""
+    """Count this thread to the program that is being analysed."""
     ident = threading.get_ident()
     _inside.add(ident)
     try:
@@ -63,7 +63,7 @@ def watched_thread() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block, so that nothing is left half done."""
+    """Delay Ctrl-C until the end of the block, so that nothing is left half done."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

@@ -1,7 +1,7 @@
-"""Values of the caller's tensors: memory is copied before it is written into for the first time.
+"""Values of the caller's tensors: memory is copied before the first write into it.
 
-Operations that run on real data come by here. Which arguments they write into says their schema;
-the kernels of batch normalisation write running statistics that theirs does not mark
+Operations on real data are checked here. Their schemas say which arguments they write into, except
+that batch normalisation writes into running statistics that its schema does not mark
 (aten/src/ATen/native/native_functions.yaml, `native_batch_norm`: no `(a!)`).
 """
 
@@ -19,7 +19,7 @@ _UNMARKED = {aten.native_batch_norm.default: (3, 4)}
 
 
 class Values:
-    """The memory of some tensors."""
+    """Copies of the memory of some tensors, made when it is about to change."""
 
     def __init__(self, notes: Iterable[Note]) -> None:
         self._by_storage: dict[int, list[Note]] = {}
@@ -29,13 +29,13 @@ class Values:
             self.guard(note)
 
     def guard(self, note: Note) -> None:
-        """What this tensor holds is copied before it is written into."""
+        """Copy this tensor's memory before it is written into."""
         storage = _storage_of(note.ref())
         if storage is not None:
             self._by_storage.setdefault(storage._cdata, []).append(note)
 
     def before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operation is about to run on real data."""
+        """Copy memory that an operation on real data is about to write into."""
         if not self._by_storage:
             return
         for position, name in self._written_by(operation):
@@ -44,7 +44,7 @@ class Values:
                 self.before_write(tensor)
 
     def before_write(self, tensor: torch.Tensor) -> None:
-        """A tensor is about to be written into."""
+        """Copy the memory of a tensor that is about to be written into."""
         storage = _storage_of(tensor)
         if storage is None or storage._cdata in self._copies:
             return
@@ -68,7 +68,7 @@ class Values:
         return found
 
     def put_back(self) -> None:
-        """Undo what was written."""
+        """Restore the memory that was written into."""
         for storage, copy in self._copies.values():
             if storage.nbytes() != copy.nbytes():
                 storage.resize_(copy.nbytes())
@@ -76,7 +76,7 @@ class Values:
 
 
 def _storage_of(tensor: torch.Tensor | None) -> torch.UntypedStorage | None:
-    """The memory of a tensor on this machine."""
+    """The storage of a tensor on the CPU; None for others."""
     if tensor is None or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return None
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and _is_wrapper(tensor):
@@ -85,7 +85,7 @@ def _storage_of(tensor: torch.Tensor | None) -> torch.UntypedStorage | None:
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a class of its own has no memory itself, as a fake one."""
+    """Whether a tensor is of a subclass without memory of its own, such as a fake tensor."""
     return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 

@@ -1,4 +1,4 @@
-"""What of a GPU decides how many bytes a step takes.
+"""The properties of a GPU that decide how much memory a step takes.
 
 Compute capability, multiprocessors and threads: NVIDIA's data sheets, CUDA C++ Programming Guide
 ("Technical Specifications per Compute Capability"), and docs/sources.md, "Multiprocessors".
@@ -49,15 +49,15 @@ class Gpu:
     """One kind of GPU.
 
     Attributes:
-        name: the key by which it is asked for, such as "a100-80gb".
-        title: what `torch.cuda.get_device_name()` answers.
-        memory_bytes: what `total_memory` printed (graphmem/gpus/table.py).
+        name: the key, such as "a100-80gb".
+        title: the result of `torch.cuda.get_device_name()`.
+        memory_bytes: `total_memory` as printed on a real card (graphmem/gpus/table.py).
         compute_capability: (major, minor).
         multiprocessors: streaming multiprocessors that a program sees.
-        aliases: other names that `find_gpu` takes.
-        memory_note: what is not exact in `memory_bytes`, or empty.
+        aliases: other names that `find_gpu` accepts.
+        memory_note: why `memory_bytes` is not exact, or empty.
         other_memory_bytes: what other drivers printed.
-        driver: the platform, which decides where new segments lie; None: it was not said.
+        driver: the platform, which decides where new segments lie; None: not specified.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Gpu:
 
     @property
     def memory_spread_bytes(self) -> int:
-        """How much less of the card another driver was seen to leave."""
+        """How much less memory another driver was seen to leave."""
         return self.memory_bytes - min((self.memory_bytes, *self.other_memory_bytes))
 
     @property
     def memory_surplus_bytes(self) -> int:
-        """How much more of the card another driver was seen to leave."""
+        """How much more memory another driver was seen to leave."""
         return max((self.memory_bytes, *self.other_memory_bytes)) - self.memory_bytes
 
     @property
@@ -87,7 +87,7 @@ class Gpu:
 
     @property
     def context_bytes(self) -> int:
-        """Bytes that a process takes besides what PyTorch's allocator reserves; `CONTEXT_NOTE`."""
+        """Bytes that a process uses outside PyTorch's allocator; see `CONTEXT_NOTE`."""
         return context_of(self.compute_capability).estimate_bytes
 
     @property
@@ -101,7 +101,7 @@ class Gpu:
         return context_of(self.compute_capability).most_bytes - self.context_bytes
 
     def cublas_workspace_bytes(self, torch_version: str) -> int:
-        """Bytes of one cuBLAS workspace where CUBLAS_WORKSPACE_CONFIG is not set.
+        """Bytes of one cuBLAS workspace if CUBLAS_WORKSPACE_CONFIG is not set.
 
         Args:
             torch_version: such as "2.13", "2.13.0" or "2.13.0+cpu".

@@ -1,19 +1,19 @@
-"""What a process has of a card besides what PyTorch's allocator reserves: readings, by card.
+"""A process's memory outside PyTorch's allocator: readings, by card.
 
-The CUDA context, loaded kernels, and handles of libraries. Three kinds of readings were found:
+It is the CUDA context, loaded kernels, and library handles. Three kinds of readings were found:
 
-  (1) a message of PyTorch that memory ran out: "this process has A in use" less "B is allocated by
-      PyTorch" less "C is reserved by PyTorch but unallocated". That is the very quantity; the
-      texts round to 0.01 GiB, hence about 15 MiB either way;
-  (2) the card's memory by NVML, idle and then with one process, less what that has reserved
-      (tools/record_contexts.py): the very quantity too, to 2 MiB;
-  (3) nvidia-smi, beside a process that has allocated next to nothing. That counts what the driver
-      itself has of the card as well, and what a launcher made, so it is a bound from above.
+  (1) PyTorch's out-of-memory messages: "this process has A in use" minus "B is allocated by
+      PyTorch" minus "C is reserved by PyTorch but unallocated". That is exactly this quantity; the
+      messages round to 0.01 GiB, hence about 15 MiB either way;
+  (2) the card's memory by NVML, idle and then with one process, minus what that process reserved
+      (tools/record_contexts.py): also exactly this quantity, to 2 MiB;
+  (3) nvidia-smi, for a process that has allocated next to nothing. That includes the driver's own
+      memory, and a launcher's, so it is an upper bound.
 
-The estimate for a compute capability is the largest reading of (1) or (2) without NCCL; the least
-that is reckoned with is `_SLACK` below it, or the smallest less its rounding; the most is `_SLACK`
-above it, or the largest of all. Ranks of a process group have NCCL's buffers besides: their
-readings are listed, and bound no verdict of one process (graphmem/gpus/nccl.py does).
+The estimate for a compute capability is the largest reading of (1) or (2) without NCCL. The lower
+bound is `_SLACK` below it, or the smallest reading less its rounding; the upper bound is `_SLACK`
+above it, or the largest reading of all. Ranks of a process group also have NCCL's buffers: their
+readings are listed here, but do not bound a single process (see graphmem/gpus/nccl.py).
 
 This module does not import torch.
 """
@@ -34,14 +34,14 @@ _MESSAGES = "out-of-memory messages of PyTorch 2.x"
 
 @dataclass(frozen=True)
 class Reading:
-    """What processes on a card were seen to take.
+    """Readings from processes on a card.
 
     Attributes:
-        card: where.
-        compute_capability: the card's.
-        mib: what was read, each.
-        source: who printed it, and under which driver or CUDA where that is known.
-        is_exact: kind (1) or (2), else kind (3).
+        card: the card.
+        compute_capability: the card's compute capability.
+        mib: the readings in MiB.
+        source: who printed them, and under which driver or CUDA version if known.
+        is_exact: kind (1) or (2), otherwise kind (3).
         has_nccl: whether the process was one of several ranks.
     """
 
@@ -83,7 +83,7 @@ READINGS: tuple[Reading, ...] = (
         "NVML after NCCL made a communicator of one rank, torch 2.11.0+cu130: "
         "fixtures/cuda/contexts.json; nvidia-smi before the model exists, torch 2.9.1+cu128, world "
         "size 1 under torchrun: openai/parameter-golf @4908dc46, track_non_record_16mb",
-        is_exact=False,  # for a process that starts NCCL; no bound of one that does not is known
+        is_exact=False,  # a process that starts NCCL; no bound is known for one that does not
     ),
     Reading(
         "H100, eight ranks",
@@ -101,14 +101,14 @@ READINGS: tuple[Reading, ...] = (
 
 @dataclass(frozen=True)
 class Context:
-    """What a process takes besides, as an estimate with its bounds."""
+    """A process's memory outside the allocator, as an estimate with its bounds."""
 
     estimate_bytes: int
     least_bytes: int
     most_bytes: int
 
     def __add__(self, other: Context) -> Context:
-        """Both."""
+        """Add estimates and bounds."""
         return Context(
             self.estimate_bytes + other.estimate_bytes,
             self.least_bytes + other.least_bytes,
@@ -118,7 +118,7 @@ class Context:
 
 @cache
 def context_of(compute_capability: tuple[int, int]) -> Context:
-    """The readings of processes that are no ranks, as one estimate with its bounds."""
+    """Combine the readings of single processes to one estimate with its bounds."""
     exact = list(_mib_of(compute_capability, is_exact=True))
     every = [*exact, *_mib_of(compute_capability, is_exact=False)]
     estimate = max(exact) * _MIB

@@ -1,7 +1,7 @@
-"""A card in words: "name=my-card,memory=24GiB,sm=75,multiprocessors=72".
+"""Descriptions of cards: "name=my-card,memory=24GiB,sm=75,multiprocessors=72".
 
-What decides how many bytes a step takes: the memory that `total_memory` tells, the compute
-capability, the multiprocessors. A name is optional; it may be that of no known card.
+They give what decides how much memory a step takes: `total_memory`, the compute capability, the
+multiprocessors. The name is optional and need not be that of a known card.
 
 This module does not import torch.
 """
@@ -25,10 +25,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", re.ASCII)
 
 
 def described_gpu(text: str) -> Gpu:
-    """The card of a description.
+    """Parse the description of a card.
 
     Raises:
-        InputError: a field is unknown, missing or no number.
+        InputError: a field is unknown, missing or not a number.
     """
     fields = _fields(text)
     capability = _capability(fields["sm"])

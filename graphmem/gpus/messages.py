@@ -1,4 +1,4 @@
-"""What can be wrong with the name or the description of a card, a class for each message."""
+"""Errors in the name or the description of a card, one class per message."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _EXAMPLE = "name=my-card,memory=24GiB,sm=75,multiprocessors=72"
 
 
 class UnknownCapabilityError(InputError):
-    """graphmem has no rules for a compute capability."""
+    """A described card has a compute capability that graphmem has no rules for."""
 
     def __init__(self, text: str, known: str) -> None:
         super().__init__(
-            f"sm={text} is not a compute capability with rules", hint=f"known are {known}"
+            f"sm={text} is not a known compute capability", hint=f"choose from {known}"
         )
 
 
@@ -24,7 +24,7 @@ class MissingGpuFieldError(InputError):
 
 
 class WrongGpuMemoryError(InputError):
-    """The memory of a described card makes no sense."""
+    """The memory of a described card is malformed or implausible."""
 
     def __init__(self, text: str) -> None:
         super().__init__(
@@ -33,23 +33,25 @@ class WrongGpuMemoryError(InputError):
 
 
 class WrongMultiprocessorsError(InputError):
-    """The number of multiprocessors of a described card makes no sense."""
+    """The number of multiprocessors of a described card is malformed or implausible."""
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            f"multiprocessors={text} is not a number of them", hint=f"write {_EXAMPLE}"
+            f"multiprocessors={text} is not a number of multiprocessors", hint=f"write {_EXAMPLE}"
         )
 
 
 class UnknownGpuFieldError(InputError):
-    """A description of a card has a field too many."""
+    """A description of a card has an unknown or repeated field."""
 
     def __init__(self, part: str) -> None:
-        super().__init__(f"no field of a GPU's description: {part!r}", hint=f"write {_EXAMPLE}")
+        super().__init__(
+            f"unknown or repeated field in a GPU's description: {part!r}", hint=f"write {_EXAMPLE}"
+        )
 
 
 class UnknownPlatformError(InputError):
-    """A card's driver is of Linux or of Windows."""
+    """The platform of a card is neither Linux nor Windows."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -58,7 +60,7 @@ class UnknownPlatformError(InputError):
 
 
 class UnknownGpuError(InputError):
-    """graphmem knows no card of that name."""
+    """There is no card of this name."""
 
     def __init__(self, name: str, hint: str) -> None:
         super().__init__(f"unknown GPU {name!r}", hint=hint)

@@ -1,4 +1,4 @@
-"""GPUs by name: the one that a user means, and the name to find one again."""
+"""Find GPUs by name, and name a GPU so that it can be found again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU called `name`: its name, its title or an alias, or the one that is described.
+    """Return the GPU with this name, title or alias, or with this description.
 
-    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla do not count. A description is
-    "name=my-card,memory=24GiB,sm=75,multiprocessors=72" (graphmem/gpus/description.py). After
-    either, ",driver=linux" or ",driver=wddm" (Windows, WSL 2) says the platform.
+    Case, spaces, hyphens and the words NVIDIA, GeForce and Tesla are ignored. A description is like
+    "name=my-card,memory=24GiB,sm=75,multiprocessors=72" (graphmem/gpus/description.py). Either may
+    end in ",driver=linux" or ",driver=wddm" (Windows, WSL 2), which gives the platform.
 
     Raises:
-        InputError: no GPU is called so; the hint names the nearest ones.
+        InputError: there is no such GPU; the hint names the closest ones.
     """
     platform = _PLATFORM.search(name)
     if platform is None:
@@ -57,7 +57,7 @@ def _gpu_without_platform(name: str) -> Gpu:
     if nearest:
         hint = f"did you mean {' or '.join(nearest)}? `graphmem gpus` lists all"
     else:
-        hint = "`graphmem gpus` lists the known ones, and says how to describe another"
+        hint = "`graphmem gpus` lists the known ones, and explains how to describe another"
     raise UnknownGpuError(name, hint)
 
 
@@ -69,7 +69,7 @@ def _normalised(name: str) -> str:
 
 
 def label_of(gpu: Gpu) -> str:
-    """What `find_gpu` takes to find a card again."""
+    """The name or description by which `find_gpu` finds a card again."""
     listed = _BY_NORMALISED_NAME.get(_normalised(gpu.name))
     if listed == gpu:
         return gpu.name

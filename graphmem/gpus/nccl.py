@@ -1,18 +1,19 @@
-"""What NCCL has of a card besides PyTorch's allocator: readings on H100s.
+"""NCCL's memory on a card, outside PyTorch's allocator: readings on H100s.
 
 A communicator has buffers for each channel and peer, and the first one loads NCCL's kernels. How
-much depends on how the ranks are joined:
+much that is depends on how the ranks are connected:
 
-  (1) sockets: two and four ranks that share a card, each by a host name of its own; NVML before and
-      after the first all-reduce and that of a second group, shared out among the ranks: 378 and
-      16 MiB each, all_to_all 62 more (fixtures/cuda/contexts.json, "ranks 2" and "ranks 4");
+  (1) sockets: two and four ranks that share a card, each with its own host name; NVML before and
+      after the first all-reduce, and that of a second group, divided by the ranks: 378 and 16 MiB
+      each, 62 more for all_to_all (fixtures/cuda/contexts.json, "ranks 2" and "ranks 4");
   (2) one rank alone: 564 MiB, and 388 for a second group (there, "nccl LAZY");
-  (3) NVLink: 1,505 to 1,525 MiB of each of eight ranks before the model exists (graphmem/gpus/
-      context.py), less the 619 of a context with a kernel (contexts.json): 886 to 906.
+  (3) NVLink: 1,505 to 1,525 MiB on each of eight ranks before the model exists
+      (graphmem/gpus/context.py), minus the 619 of a context with a kernel (contexts.json): 886 to
+      906.
 
-The estimate is for ranks on NVLink. The first communicator's bounds are the readings of (1) and
-(3), those of each further one the readings of (1) and (2). For other cards nothing was read: the
-same is taken.
+The estimate is for ranks on NVLink. The bounds for the first communicator are the readings of (1)
+and (3), for each further one those of (1) and (2). There are no readings for other cards, which are
+assumed to be the same.
 
 This module does not import torch.
 """
@@ -27,7 +28,7 @@ _FURTHER = Context(388 * _MIB, 16 * _MIB, 388 * _MIB)
 
 
 def nccl_of(communicators: int) -> Context:
-    """What some communicators take, each of several ranks."""
+    """The memory of some communicators, each of several ranks."""
     further = max(0, communicators - 1)
     first = min(communicators, 1)
     return Context(

@@ -1,14 +1,14 @@
-"""The GPUs that graphmem knows by name, and what of each decides how many bytes a step takes.
+"""The GPUs that graphmem knows by name, with what decides how much memory a step takes.
 
-`memory_bytes` is what `torch.cuda.get_device_properties().total_memory` printed on a real card
+`memory_bytes` is `torch.cuda.get_device_properties().total_memory` as printed on a real card
 (deviceQuery prints the same number). It is less than the nominal size by what ECC and the driver
-set aside, and differs between drivers in either direction, by up to 189 MiB: a row has what the
-newest driver printed that was found, and `other_memory_bytes` what others did. Five rows were seen
-in whole MiB only; their `memory_note` says so.
+set aside, and differs between drivers in either direction, by up to 189 MiB: a row has the value of
+the newest driver that was found, and `other_memory_bytes` those of others. Some rows are known in
+whole MiB only; their `memory_note` says so.
 
 A card that is not listed can be described (graphmem/gpus/description.py).
 
-Not covered: MIG slices, cards that are not NVIDIA's.
+Not covered: MIG slices, and cards of other vendors than NVIDIA.
 
 This module does not import torch.
 """
@@ -19,7 +19,7 @@ from graphmem.gpus.card import Gpu
 
 _MIB, _GIB = 2**20, 2**30
 _READ_IN_MIB = "read in whole MiB, so up to 1 MiB too low"
-_NOMINAL = "the nominal size: ECC and the driver leave up to 9 % less (of an L4 8.4 %)"
+_NOMINAL = "the nominal size: ECC and the driver leave up to 9 % less (8.4 % on an L4)"
 
 GPUS: tuple[Gpu, ...] = (
     # deviceQuery 12.4. A bare "v100" is the 16 GB card, the more common one on clouds.
@@ -38,7 +38,7 @@ GPUS: tuple[Gpu, ...] = (
     ),
     # deviceQuery 12.8
     Gpu("a10", "NVIDIA A10", 23_696_375_808, (8, 6), 72),
-    # get_device_properties() of torch 2.15 (nightly): 22587MB and 80 multiprocessors
+    # get_device_properties(), torch 2.15 (nightly): 22587MB and 80 multiprocessors
     Gpu("a10g", "NVIDIA A10G", 22_587 * _MIB, (8, 6), 80, memory_note=_READ_IN_MIB),
     # PyTorch's allocator's own warning: "total: 42405855232", and deviceQuery 13.0 (PCIe card);
     # deviceQuery 12.2, 42,298,834,944.
@@ -50,7 +50,7 @@ GPUS: tuple[Gpu, ...] = (
         108,
         other_memory_bytes=(42_298_834_944,),
     ),
-    # deviceQuery 12.5. A bare "a100" is this card, the default of graphmem.
+    # deviceQuery 12.5. A bare "a100" is this card, graphmem's default.
     Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", 85_100_068_864, (8, 0), 108, ("a100",)),
     # deviceQuery 12.0
     Gpu("l4", "NVIDIA L4", 23_612_293_120, (8, 9), 58),
@@ -77,8 +77,8 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("a40", "NVIDIA A40", 45_416 * _MIB, (8, 6), 84, memory_note=_READ_IN_MIB),
     # get_device_properties(): 48601MB and 72 multiprocessors
     Gpu("quadro-rtx-8000", "Quadro RTX 8000", 48_601 * _MIB, (7, 5), 72, memory_note=_READ_IN_MIB),
-    # Data sheets of NVIDIA ("Quadro RTX 6000", "TITAN RTX"): 24 GB, 4,608 CUDA cores, which are 72
-    # multiprocessors. A CNN recorded on such a card has the staging buffers of 72 (576 bytes).
+    # NVIDIA's data sheets ("Quadro RTX 6000", "TITAN RTX"): 24 GB, 4,608 CUDA cores, i.e. 72
+    # multiprocessors. A CNN recorded on such a card has staging buffers for 72 (576 bytes).
     Gpu(
         "quadro-rtx-6000",
         "Quadro RTX 6000",
@@ -97,7 +97,7 @@ GPUS: tuple[Gpu, ...] = (
         memory_note=_NOMINAL,
         other_memory_bytes=(24 * _GIB * 91 // 100,),
     ),
-    # get_device_properties() of torch 2.7.1+cu128: 97250MB and 188 multiprocessors
+    # get_device_properties(), torch 2.7.1+cu128: 97250MB and 188 multiprocessors
     Gpu(
         "rtx-pro-6000",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
@@ -136,7 +136,7 @@ GPUS: tuple[Gpu, ...] = (
         132,
         memory_note=_READ_IN_MIB,
     ),
-    # get_device_properties() of torch 2.8.0: 182631MB and 148 multiprocessors
+    # get_device_properties(), torch 2.8.0: 182631MB and 148 multiprocessors
     Gpu(
         "b200",
         "NVIDIA B200",
@@ -148,4 +148,4 @@ GPUS: tuple[Gpu, ...] = (
 )
 
 DEFAULT_GPU = "a100-80gb"
-"""The GPU that is meant where none is named."""
+"""The GPU that is used if none is named."""

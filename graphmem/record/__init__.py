@@ -1,9 +1,9 @@
-"""The record: what one capture found, and the file that keeps it (docs/record.md).
+"""The record: the result of one capture, and the file that stores it (docs/record.md).
 
     capture (a trace, or `graphmem run`)  ->  TracedStep  ->  every reader
 
-`save` and `load` are each other's inverse. Nothing derived is kept: passes and the simulator run
-again on what is loaded, so that a reader of tomorrow reads the record of today with its own rules.
+`save` and `load` are each other's inverse. Nothing derived is stored: passes and the simulator run
+again on a loaded step, so tomorrow's reader applies its own rules to today's record.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Arguments of operations as plain values, and back.
+"""Convert arguments of operations to plain values, and back.
 
-None, truth values, numbers and texts stand as they are. Everything else is an array that begins
-with what it is: `["node", 12]` (a position in the table of nodes), `["list", …]`, `["tuple", …]`,
+None, bools, numbers and strings are written as they are. Everything else is an array that begins
+with its kind: `["node", 12]` (a position in the table of nodes), `["list", …]`, `["tuple", …]`,
 `["dict", [key, value], …]`, `["slice", start, stop, step]`, `["dtype", "float32"]`,
 `["device", "cuda:0"]`, `["layout", "strided"]`, `["memory_format", "channels_last"]`,
-`["complex", re, im]`, `["int", "…"]` beyond 64 bits, and `["object", type]` for what no reader
-asks for, such as a generator.
+`["complex", re, im]`, `["int", "…"]` beyond 64 bits, and `["object", type]` for values that no
+reader needs, such as a generator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TORCH_KINDS: Mapping[str, type] = {
 
 
 class UnknownArgument:
-    """In place of an argument of which a record has the type alone."""
+    """Stands for an argument of which a record has only the type."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -37,11 +37,11 @@ class UnknownArgument:
 
 
 def encoded(value: Any, position: Mapping[Node, int]) -> Any:
-    """A value as it stands in a file.
+    """Encode a value for a file.
 
     Args:
         value: an argument of a node.
-        position: of each node in the table.
+        position: each node's position in the table.
     """
     if value is None or isinstance(value, (bool, float, str)):
         return value
@@ -66,14 +66,14 @@ def encoded(value: Any, position: Mapping[Node, int]) -> Any:
 
 
 def decoded(value: Any, nodes: Sequence[Node]) -> Any:
-    """A value of a file as an argument.
+    """Decode a value from a file.
 
     Args:
         value: as `encoded` wrote it.
-        nodes: those that were read so far.
+        nodes: the nodes read so far.
 
     Raises:
-        ValueError: it is nothing that `encoded` writes.
+        ValueError: `encoded` never writes this.
     """
     if not isinstance(value, list):
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -103,7 +103,7 @@ def _of_torch(kind: str, parts: list[Any], nodes: Sequence[Node]) -> Any:
 def _node(parts: list[Any], nodes: Sequence[Node]) -> Node:
     (index,) = parts
     if not isinstance(index, int) or not 0 <= index < len(nodes):
-        raise ValueError("an argument that is made later")
+        raise ValueError("an argument that refers to a later node")
     return nodes[index]
 
 

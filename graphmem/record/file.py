@@ -1,11 +1,11 @@
 """The file of a traced step: gzip of MessagePack, as docs/record.md specifies it.
 
 Clauses:
-  (1) a file holds numbers, texts, arrays and maps: reading it runs nothing and imports nothing;
-  (2) what it unpacks to is bounded before it is read (`graphmem/plain_data.py`), and so is what its
-      arrays can take in memory;
-  (3) a later minor version opens here, its new fields unread; another major version is refused
-      with what to do.
+  (1) a file holds numbers, strings, arrays and maps: reading it runs nothing and imports nothing;
+  (2) its unpacked size is limited before it is read (`graphmem/plain_data.py`), and so is the
+      memory that its arrays can take;
+  (3) a later minor version can be read, ignoring its new fields; another major version is refused
+      with a hint.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from graphmem.targets import RECORD
 
 _LEVEL = 6
 _LARGEST = 1 << 29  # bytes of MessagePack: four million operations
-_EMPTY = (b"\x80", b"\x90")  # a map and an array that cost a byte here and 56 to 64 in memory
-_BYTES_OF_AN_EMPTY_ONE = 6  # at least, of the file, on average
+_EMPTY = (b"\x80", b"\x90")  # an empty map or array is one byte here and 56 to 64 in memory
+_BYTES_OF_AN_EMPTY_ONE = 6  # bytes of the file for each empty one, at least, on average
 
 
 class OlderRecordError(InputError):
@@ -93,7 +93,7 @@ def load(path: Path) -> TracedStep:
     """Read a step that `save` wrote.
 
     Raises:
-        InputError: it is no saved step, is damaged, or of another major version.
+        InputError: it is not a saved step, is damaged, or has another major version.
     """
     from graphmem.record.reading import step_of
 

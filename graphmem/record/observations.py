@@ -1,4 +1,4 @@
-"""What a program met while it ran, as tables and back."""
+"""Convert what was observed while a program ran to tables, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphmem.simulate import Moment, Timeline
 def observed_table(
     observed: Observed, storage_row: Callable[[Storage], rows.StorageRow]
 ) -> rows.ObservedTable:
-    """The table of what was met; storages of kernels are written by `storage_row`."""
+    """Write the table of observations; `storage_row` writes the storages of kernels."""
     timeline = observed.timeline
     touched = chain(timeline.births, timeline.deaths)
     scratch = {each.id: each for each in touched if each is not None and each.id < 0}
@@ -64,15 +64,15 @@ def observed_of(
     storages: Sequence[Storage],
     read_storage: Callable[[int, rows.StorageRow], Storage],
 ) -> Observed:
-    """What was met.
+    """Read the observations from a table.
 
     Args:
         table: as `observed_table` wrote it.
-        storages: of the graph.
-        read_storage: the storage of an id and a row.
+        storages: the graph's storages.
+        read_storage: makes a storage from an id and a row.
 
     Raises:
-        ValueError: the table refers to what is not there, or is not in order.
+        ValueError: the table refers to something that does not exist, or is not in order.
     """
     if not table.moments or table.moments[0].allocated:
         raise ValueError("a timeline that does not begin empty")
@@ -99,7 +99,7 @@ def observed_of(
             given_back=dict(table.given_back),
         )
     except LookupError:
-        raise ValueError("a timeline of storages that are not there") from None
+        raise ValueError("a timeline of storages that do not exist") from None
     _check(timeline)
     return Observed(timeline, table.sections, table.on_card)
 
@@ -118,7 +118,7 @@ def _block(row: rows.BlockRow) -> BlockInfo:
 
 
 def _check(timeline: Timeline) -> None:
-    """Every storage is born once, has a block, and dies after that."""
+    """Check that every storage is born once, has a block, and dies after its birth."""
     alive: set[int] = set()
     last = 0
     for moment, born, died in zip(timeline.moments, timeline.births, timeline.deaths, strict=True):

@@ -1,4 +1,4 @@
-"""Operators by name: those of this process, and stand-ins for those that it does not have."""
+"""Operators by name, with stand-ins for those that this process does not have."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 
 class UnknownOperator:
-    """In place of an operator that the reader's process has not registered.
+    """Stands for an operator that the reader's process has not registered.
 
     Attributes:
-        name: as `str(operator)` is.
+        name: the operator's name, as `str(operator)`.
     """
 
     def __init__(self, name: str, schema: str) -> None:
-        """An operator of another process.
+        """Make a stand-in for an operator of another process.
 
         Raises:
-            ValueError: the schema cannot be read.
+            ValueError: the schema cannot be parsed.
         """
         self.name = self.__name__ = name
         self._text = schema
@@ -31,19 +31,19 @@ class UnknownOperator:
         return self.name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises: it stands for an operator, it is none."""
+        """Raise: this is not an operator, but stands for one."""
         raise NotImplementedError(self.name)
 
 
 def schema_of(operator: Any) -> str:
-    """The schema that a record keeps: those of `aten` belong to the reader's torch."""
+    """The schema to record; empty for `aten`, whose schemas come from the reader's torch."""
     if isinstance(operator, torch._ops.OpOverload) and operator.namespace != "aten":
         return str(operator._schema)
     return getattr(operator, "_text", "")
 
 
 def operator_named(name: str, schema: str) -> Any:
-    """The operator of this process, or a stand-in; nothing is imported or registered for it."""
+    """This process's operator, or a stand-in; nothing is imported or registered for it."""
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
     try:

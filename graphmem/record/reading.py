@@ -1,4 +1,4 @@
-"""From the tables of a file to a traced step; every reference is checked on the way."""
+"""Read a traced step from the tables of a file, checking every reference."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Item = TypeVar("Item")
 
 
 def step_of(tables: rows.Tables) -> TracedStep:
-    """The step that the tables describe.
+    """Build the step that the tables describe.
 
     Raises:
-        ValueError: they refer to what is not there, or hold what no capture writes.
+        ValueError: they refer to something that does not exist, or that no capture writes.
         InputError: the card is unknown to this version of graphmem.
     """
     reader = _Reader(tables)
@@ -94,7 +94,7 @@ class _Reader:
         if row.op is not None:
             _at(self._tables.ops, row.op)
         if row.nbytes < 0:
-            raise ValueError("a storage of less than nothing")
+            raise ValueError("a storage of negative size")
         return Storage(
             id=number,
             nbytes=row.nbytes,
@@ -116,7 +116,7 @@ class _Reader:
         return _at(self._tables.names, index)
 
     def _ops(self, fx: torch.fx.Graph) -> list[Op]:
-        """The operations, and their nodes in `fx`."""
+        """Read the operations, and create their nodes in `fx`."""
         operators = [operator_named(each.name, each.schema) for each in self._tables.operators]
         nodes: list[Node] = []
         of_op: dict[int, Node] = {}
@@ -206,7 +206,7 @@ def _at(items: Sequence[Item], index: int) -> Item:
 
 
 def _check(graph: StepGraph) -> None:
-    """Time runs forwards, and nothing lies beyond its end."""
+    """Check that time runs forwards, and that phases exist."""
     if not graph.phases:
         raise ValueError("a step without phases")
     ticks = [op.tick for op in graph.ops]
@@ -214,6 +214,6 @@ def _check(graph: StepGraph) -> None:
         raise ValueError("operations that run backwards")
     owners = chain.from_iterable(storage.owners for storage in graph.storages)
     if any(owner.end is not None and owner.end < owner.start for owner in owners):
-        raise ValueError("an owner that lets go before it holds")
+        raise ValueError("an owner that ends before it starts")
     if any(phase.step >= len(graph.phases) for phase in graph.phases):
         raise ValueError("an iteration without phases")

@@ -1,7 +1,7 @@
 """The rows of a saved step, in the order and with the types of docs/record.md.
 
-A row is an array, so a later minor version may add fields at its end; those have a default here.
-Rows refer to each other by position. Bytes are requested bytes; ticks are those of the trace.
+A row is an array, so a later minor version may append fields; those have defaults here. Rows refer
+to each other by position. Bytes are requested bytes; ticks are those of the trace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VERSION = (1, 0)
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
-    """Base of what stands many times in a file."""
+    """Base class of rows, which occur many times in a file."""
 
 
 class SourceRow(Row):
@@ -80,10 +80,10 @@ class OpRow(Row):
 
 
 class NodeRow(Row):
-    """One node of the fx graph: an operation, a choice of one of several results, or an input.
+    """One node of the fx graph: an operation, a selection of one of several results, or an input.
 
-    `args` and `kwargs` are written as record/arguments.py says; without `op`, a node with
-    arguments is a choice, `(node, position)`.
+    `args` and `kwargs` are encoded by record/arguments.py; without `op`, a node with arguments is a
+    selection, `(node, position)`.
     """
 
     name: str
@@ -130,7 +130,7 @@ class MarkRow(Row):
 
 
 class AssumptionRow(Row):
-    """What only a real run knows, and what was taken for it."""
+    """Something that only a real run knows, and the value assumed for it."""
 
     what: str
     value: str
@@ -147,7 +147,7 @@ class OperatorRow(Row):
 
 
 class BlockRow(Row):
-    """A block of a segment, as `BlockInfo` has it."""
+    """A block of a segment, with the fields of `BlockInfo`."""
 
     address: int
     size: int
@@ -156,7 +156,7 @@ class BlockRow(Row):
 
 
 class SegmentRow(Row):
-    """A segment, as `SegmentInfo` has it."""
+    """A segment, with the fields of `SegmentInfo`."""
 
     address: int
     size: int
@@ -167,7 +167,7 @@ class SegmentRow(Row):
 
 
 class MomentRow(Row):
-    """One allocation or free; `born` and `died` are storages, in `scratch` those below 0."""
+    """One allocation or free; `born` and `died` are ids of storages, negative ones in `scratch`."""
 
     tick: int
     allocated: int
@@ -178,14 +178,14 @@ class MomentRow(Row):
 
 
 class ScratchRow(Row):
-    """A storage that a kernel took; `id` is negative."""
+    """A storage that a kernel allocated; `id` is negative."""
 
     id: int
     storage: StorageRow
 
 
 class ObservedTable(msgspec.Struct, frozen=True):
-    """What a program met while it ran."""
+    """What was observed while a program ran."""
 
     moments: list[MomentRow]
     scratch: list[ScratchRow]
@@ -197,7 +197,7 @@ class ObservedTable(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What a reader looks at first."""
+    """The fields that a reader checks first."""
 
     format: str
     version: tuple[int, int]

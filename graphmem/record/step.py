@@ -1,4 +1,4 @@
-"""What one capture found, as every reader takes it."""
+"""The result of one capture, which all readers use."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from graphmem.simulate import Timeline
 
 @dataclass(frozen=True)
 class Observed:
-    """What a program met while it ran on a virtual GPU, which no replay finds again.
+    """What was observed while a program ran on a virtual GPU, which no replay could find again.
 
     Attributes:
-        timeline: as the program's own device had it, with its streams, pools, limits and refusals.
-        sections: lines of the report by their heading, such as "memory that grows".
-        on_card: how it fared; None where something else than memory ended it.
+        timeline: that of the program's device, with its streams, pools, limits and refusals.
+        sections: lines of the report by heading, such as "memory that grows".
+        on_card: whether it fitted; None if something other than memory ended it.
     """
 
     timeline: Timeline
@@ -34,8 +34,8 @@ class TracedStep:
         name: the target, as the user wrote it.
         runtime: the machine that it was captured for.
         graph: operations, storages, owners, phases.
-        observed: of a program that ran by itself; None of a trace.
-        batch: the first dimension of the inputs, where a trace could change it; it is not saved.
+        observed: observations of `graphmem run`; None for a trace.
+        batch: the first dimension of the inputs, if a trace can change it; it is not saved.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TracedStep:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines of the report that were written while the program ran."""
+    """Report lines written while the program ran."""
 
     lines: Sequence[str]
 

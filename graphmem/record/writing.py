@@ -1,4 +1,4 @@
-"""From a traced step to the tables of a file."""
+"""Write a traced step to the tables of a file."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Writer:
             observed=None
             if step.observed is None
             else observed_table(step.observed, self._storage),
-            # Last: what came before has filled them.
+            # Last, because the fields above fill them.
             names=self._names.rows(),
             devices=self._devices.rows(),
             sources=[rows.SourceRow(*each) for each in self._sources],
@@ -171,7 +171,7 @@ class _Writer:
 
 
 def tensor_row(tensor: TensorOut) -> rows.TensorRow:
-    """One tensor."""
+    """The row of one tensor."""
     return rows.TensorRow(
         list(tensor.shape),
         tensor.dtype,

@@ -1,6 +1,6 @@
-"""What is known of the values of tensors on the virtual card.
+"""Known and assumed values of tensors on the virtual card.
 
-A tensor there has no data, yet most of what a program decides by, it made itself: masks, token
-ids, counters, sizes. `known` carries those values, and `rules` says what is assumed where a real
-run alone would know. What the program asks is answered by `graphmem/trace/reads.py`.
+Tensors there have no data, but most values that a program's decisions depend on, it made itself:
+masks, token ids, counters, sizes. `known` follows those values, and `rules` says what is assumed
+where only a real run would know. `graphmem/trace/reads.py` answers the program's reads.
 """

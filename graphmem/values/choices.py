@@ -1,4 +1,4 @@
-"""What the user wants assumed: `--assume WHERE=NUMBER`, and `TrainingStep.assume`."""
+"""The user's assumptions: `--assume WHERE=NUMBER`, and `TrainingStep.assume`."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _WORDS = {"true": 1.0, "false": 0.0}
 _GRAMMAR = (
     "write NAME=NUMBER or FILE:LINE=NUMBER, such as loss=2.5 or train.py:120=0; "
-    "nonzero=0..1 is what masks select, routing=0..1 the largest expert's share"
+    "nonzero=0..1 is the fraction that masks select, routing=0..1 the largest expert's share"
 )
 _SHARES = ("nonzero", "routing")
 
 
 class AssumedNotNumberError(InputError):
-    """`--assume` gives something else than a number."""
+    """The value in `--assume` is not a number."""
 
     def __init__(self, whole: str, text: str) -> None:
         super().__init__(f"cannot assume {whole!r}: {text!r} is not a number", hint=_GRAMMAR)
 
 
 class NotAssumptionError(InputError):
-    """`--assume` cannot be read."""
+    """`--assume` cannot be parsed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"cannot assume {text!r}", hint=_GRAMMAR)
 
 
 class NotShareError(InputError):
-    """`--assume` gives a share above 1."""
+    """A share in `--assume` is not between 0 and 1."""
 
     def __init__(self, where: str, value: float) -> None:
-        super().__init__(f"cannot assume {where}={value:g}: it is a share", hint=_GRAMMAR)
+        super().__init__(
+            f"cannot assume {where}={value:g}: it is a share, from 0 to 1", hint=_GRAMMAR
+        )
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the user wants assumed.
+    """The values that the user wants assumed.
 
     Attributes:
-        by_name: by a variable, such as `loss` or `outputs.loss`; or `nonzero`, `routing`.
+        by_name: by variable, such as `loss` or `outputs.loss`; or `nonzero`, `routing`.
         by_line: by file, as the user wrote it, and line.
     """
 
@@ -53,10 +55,10 @@ class Choices:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Choices:
-        """Read the texts of `--assume`.
+        """Parse the arguments of `--assume`.
 
         Raises:
-            InputError: one is not of the form.
+            InputError: one is malformed.
         """
         pairs = []
         for text in texts:
@@ -68,10 +70,10 @@ class Choices:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Choices:
-        """Take over what a `TrainingStep` says.
+        """Take the values of `TrainingStep.assume`.
 
         Raises:
-            InputError: a share outside of 0 to 1.
+            InputError: a share is not between 0 and 1.
         """
         by_name: dict[str, float] = {}
         by_line: dict[tuple[str, int], float] = {}
@@ -86,11 +88,11 @@ class Choices:
         return cls(by_name, by_line)
 
     def over(self, other: Choices) -> Choices:
-        """These, and those of another where these say nothing."""
+        """Combine these with others, which yield to these."""
         return Choices({**other.by_name, **self.by_name}, {**other.by_line, **self.by_line})
 
     def find(self, name: str | None, source: Source | None) -> float | None:
-        """What was chosen for a variable read at a line."""
+        """The value chosen for a variable that is read at a line, or None."""
         if source is not None:
             for (file, line), value in self.by_line.items():
                 if line == source.line and f"/{source.file}".endswith(f"/{file.lstrip('./')}"):

@@ -1,21 +1,22 @@
-"""The values that are known of tensors without data, followed through operations.
+"""Known values of tensors without data, followed through operations.
 
 Clauses:
-(1) Values belong to storages. A view has those of its base, because it shares its memory.
-(2) Where all operands of an operation are known, it runs on the CPU too, and its results are known.
-    A tensor of the host that is real is known as it is.
-(3) What writes into a storage writes into its values where its operands are known. Otherwise the
-    storage is forgotten, whole; one that is written from end to end need not be known before.
-(4) Tensors that require grad have no values: weights are what training finds. So what a model
-    computes of its weights costs nothing here.
-(5) Integers and truth values are carried up to `INTEGERS` elements, other numbers up to `FLOATS`:
-    what programs decide by are indices, counts and masks, and boxes that anchors are matched with.
-    Of random numbers other than integers, `DRAWN` are carried: most of them are noise.
-(6) Values by a rule of `rules` are *assumed*, and so is what is computed of them.
-(7) A small table of integers begins as zeros where a program makes it by `empty`, to write its
-    entries one by one: what it reads before it has written has no meaning on a card, either.
+(1) Values belong to storages. A view has its base's values, because it shares its memory.
+(2) If all operands of an operation are known, it also runs on the CPU, and its results are known.
+    A real tensor on the host is always known.
+(3) An operation that writes into a storage also writes into its values, if its operands are known.
+    Otherwise the whole storage is forgotten. A storage that is overwritten entirely need not have
+    been known before.
+(4) Tensors that require grad have no values: weights are the result of training. So whatever a
+    model computes from its weights costs nothing here.
+(5) Integers and bools are carried up to `INTEGERS` elements, other numbers up to `FLOATS`: programs
+    decide by indices, counts and masks, and by boxes that anchors are matched with. Random numbers
+    other than integers are carried up to `DRAWN` elements: most of them are noise.
+(6) Values from a rule in `rules` are *assumed*, and so is everything computed from them.
+(7) A small table of integers that a program creates by `empty`, to write its entries one by one,
+    begins as zeros: entries read before they are written are meaningless on a card, too.
 
-Not covered: sparse, nested and quantised tensors, and operators of other libraries.
+Not covered: sparse, nested and quantised tensors, and other libraries' operators.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ aten = torch.ops.aten
 
 
 class Assumed(NamedTuple):
-    """A rule that stood in for what only a real run knows.
+    """An assumption made by a rule, for something that only a real run knows.
 
     Attributes:
-        what: that is assumed, in words.
-        value: what it is taken as.
-        why: it is not known.
+        what: what is assumed, in words.
+        value: the assumed value.
+        why: why it is not known.
         source: the line where the rule was applied.
     """
 
@@ -52,7 +53,7 @@ class Assumed(NamedTuple):
 
 
 Basis = frozenset[Assumed]
-"""The rules that values rest on; empty where they are known."""
+"""The rules that values depend on; empty if they are known."""
 
 KNOWN: Basis = frozenset()
 
@@ -60,14 +61,14 @@ _RANDOM = Rule("random numbers", "those of one draw", "a card draws its own")
 
 
 class Values(NamedTuple):
-    """A real tensor that holds what is known of a fake one, and the rules that it rests on."""
+    """A real tensor with the values of a fake one, and the rules that they depend on."""
 
     tensor: torch.Tensor
     basis: Basis
 
 
 class _Held(weakref.ref[torch.UntypedStorage]):
-    """A weak reference to fake memory that knows its values; with it they are forgotten."""
+    """A weak reference to fake memory, with its values; they are dropped together."""
 
     __slots__ = ("basis", "key", "memory")
     key: int
@@ -76,14 +77,14 @@ class _Held(weakref.ref[torch.UntypedStorage]):
 
 
 class KnownValues:
-    """Follows operations, and knows the values of their results where they can be known."""
+    """Follows operations, and keeps the values of their results where they can be known."""
 
     def __init__(self, rules: Rules, where: Callable[[], Source | None]) -> None:
-        """Knows nothing yet.
+        """Start without values.
 
         Args:
-            rules: what is assumed of results that only a real run would know.
-            where: the line that runs.
+            rules: assumptions about results that only a real run would know.
+            where: returns the line that runs.
         """
         self._rules = rules
         self._where = where
@@ -92,7 +93,7 @@ class KnownValues:
         self._draws = 0
 
     def of(self, tensor: torch.Tensor) -> Values | None:
-        """The values of a tensor; None where they are not known."""
+        """The values of a tensor; None if they are not known."""
         if not isinstance(tensor, FakeTensor):
             return Values(tensor, KNOWN) if _is_plain(tensor) else None
         held = self._held_for(tensor)
@@ -104,7 +105,7 @@ class KnownValues:
         return Values(view, held.basis)
 
     def of_all(self, tensors: Iterable[torch.Tensor]) -> Basis | None:
-        """What the values of several tensors rest on; None where one is not known."""
+        """The rules that the values of several tensors depend on; None if one is not known."""
         basis = KNOWN
         for tensor in tensors:
             known = self.of(tensor)
@@ -124,7 +125,7 @@ class KnownValues:
         return held
 
     def note(self, tensor: torch.Tensor, real: torch.Tensor, basis: Basis) -> None:
-        """The values of a fake tensor whose memory is its own are those of a real one."""
+        """Give a fake tensor with its own memory the values of a real one."""
         memory = tensor.untyped_storage()
         with torch._C._DisableTorchDispatch():
             if not _is_laid_out_as(real, tensor, memory):
@@ -142,11 +143,11 @@ class KnownValues:
         self._held[held.key] = held
 
     def share(self, tensor: torch.Tensor, held: Any) -> None:
-        """Another piece of fake memory stands for the same storage, as `saved` gave it."""
+        """Give a tensor's memory the values returned by `saved`: it stands for the same storage."""
         self._keep(tensor.untyped_storage(), held.memory, held.basis)
 
     def saved(self, tensor: torch.Tensor) -> Any:
-        """What to give to `share` later, when the tensor itself is gone; None: not known."""
+        """The values to pass to `share` when the tensor itself is gone; None if not known."""
         return self._held_for(tensor)
 
     def _forget(self, held: _Held) -> None:
@@ -156,14 +157,14 @@ class KnownValues:
     # Following operations -----------------------------------------------------------------------
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """An operation has run on fake tensors: know what came of it, or forget what it wrote."""
+        """Follow an operation on fake tensors: note its results, or forget what it wrote into."""
         try:
             plan = self._plans[func]
         except KeyError:
             plan = self._plans[func] = plan_of(func)
         if plan is None:
             if func in EMPTY and is_table(result):
-                self._begin_anew(result)
+                self._make_room(result)
             return
         if plan.writes:
             self._write(plan, func, args, kwargs)
@@ -183,7 +184,7 @@ class KnownValues:
             self._note_output(output, value, basis)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation returns on known operands, with their basis; None: not known."""
+        """Run an operation on known operands; returns result and basis, or None if not known."""
         known = self._real(args, kwargs)
         if known is None:
             return None
@@ -199,7 +200,7 @@ class KnownValues:
             self.note(output, value, basis)
 
     def _select(self, args: tuple[Any, ...], result: Any) -> None:
-        """`where` by a condition that is the same everywhere needs only one of its operands."""
+        """Note the result of `where`; a uniform condition needs only one of its operands."""
         condition = self.of(args[0]) if 0 < args[0].numel() <= DRAWN else None
         if condition is None:
             return
@@ -216,7 +217,7 @@ class KnownValues:
     def _assume(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Values by a rule, where the operation has one."""
+        """Note values from a rule, if there is one for the operation."""
         made = self._rules.results(func, args, kwargs, result) or self._rules.compared(
             func, args, result, self.of
         )
@@ -228,7 +229,7 @@ class KnownValues:
             self._note_output(output, value, basis)
 
     def assume(self, tensor: torch.Tensor, values: torch.Tensor, rule: Rule) -> None:
-        """A tensor of its own memory has the values of a rule, unless they are known."""
+        """Give a tensor with its own memory the values of a rule, unless it has some."""
         if isinstance(tensor, FakeTensor) and self._held_for(tensor) is None:
             self._note_output(tensor, values.to(tensor.dtype), frozenset({self._assumed(rule)}))
 
@@ -236,7 +237,7 @@ class KnownValues:
         return Assumed(rule.what, rule.value, rule.why, self._where())
 
     def _run(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation on real tensors; `_FAILED` where the CPU cannot: nothing is known."""
+        """Run an operation on real tensors; `_FAILED` if the CPU cannot."""
         with torch._C._DisableTorchDispatch():
             try:
                 if not plan.is_random:
@@ -250,7 +251,7 @@ class KnownValues:
     def _real(
         self, args: Iterable[Any], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any], Basis] | None:
-        """Arguments with known tensors in place of fake ones; None where one is not known."""
+        """Replace fake tensors among arguments by known ones; None if one is not known."""
         bases: list[Basis] = []
         try:
             real_args = [self._real_argument(arg, bases) for arg in args]
@@ -283,7 +284,7 @@ class KnownValues:
             self._mark(targets, frozenset({self._assumed(self._rules.finite)}))
             return
         if plan.overwrites and (not plan.is_random or is_drawn(targets[0])):
-            self._begin_anew(targets[0])
+            self._make_room(targets[0])
         known = self._real(args, kwargs) if plan.is_known else None
         if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
             for target in targets:
@@ -293,13 +294,13 @@ class KnownValues:
         self._mark(targets, basis)
 
     def _concerns(self, plan: Plan, targets: list[torch.Tensor]) -> bool:
-        """Whether anything is known of what is written, or will be."""
+        """Whether anything is known of what is written into, or will be."""
         if plan.overwrites and isinstance(targets[0], FakeTensor):
             return True
         return any(self._held_for(target) is not None for target in targets)
 
-    def _begin_anew(self, target: torch.Tensor) -> None:
-        """Make room for values where a whole storage is about to be written."""
+    def _make_room(self, target: torch.Tensor) -> None:
+        """Make room for the values of a storage that is about to be overwritten entirely."""
         if not isinstance(target, FakeTensor) or self._held_for(target) is not None:
             return
         memory = target.untyped_storage()
@@ -316,7 +317,7 @@ class KnownValues:
                 held.basis = held.basis | basis
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """The values of a storage are not known any more."""
+        """Forget the values of a tensor's storage."""
         if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             self._held.pop(tensor.untyped_storage()._cdata, None)
 
@@ -335,7 +336,7 @@ _ON_HOST: dict[str, Any] = {
     "layout": torch.strided,
     "non_blocking": False,
 }
-"""Where the CPU computes values, whatever the program says of its card."""
+"""Arguments that are replaced when the CPU computes values."""
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int | str) -> Any:
@@ -353,7 +354,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _pairs(result: Any, real: Any) -> Iterator[tuple[Any, Any]]:
-    """Each output with its values."""
+    """Pair each output with its values."""
     if isinstance(result, torch.Tensor):
         yield result, real
     elif isinstance(result, (list, tuple)) and isinstance(real, (list, tuple)):
@@ -369,7 +370,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of as many elements as its storage has none of them twice."""
+    """Whether no two elements of a tensor share memory, if it has as many as its storage."""
     return all(
         stride or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

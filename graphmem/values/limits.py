@@ -1,4 +1,4 @@
-"""How many elements have their values carried."""
+"""Limits on the number of elements whose values are followed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import torch
 from graphmem.values.plans import Plan
 
 INTEGERS = 1 << 24
-"""Elements of an integer or bool tensor whose values are carried: a mask of 4096 x 4096."""
+"""The most elements of an integer or bool tensor: a mask of 4096 x 4096."""
 
 FLOATS = 1 << 22
-"""Elements of any other tensor whose values are carried: the overlaps of 200,000 anchors with 20
-boxes, which decide how many anchors a detector trains (torchvision's RetinaNet and FCOS)."""
+"""The most elements of any other tensor: the overlaps of 200,000 anchors with 20 boxes, which
+decide how many anchors a detector trains (torchvision's RetinaNet and FCOS)."""
 
 DRAWN = 1 << 16
-"""Elements of a tensor of random numbers, other than integers, that is drawn."""
+"""The most elements of a tensor of random numbers other than integers."""
 
 
 TABLE = 1 << 10
-"""Elements of a table of integers that is written entry by entry."""
+"""The most elements of a table of integers that is written entry by entry."""
 
 
 def is_carried(dtype: torch.dtype, elements: int) -> bool:
-    """Whether values of so many elements are carried [clause 5]."""
+    """Whether a tensor with this many elements has its values carried [clause 5]."""
     return elements <= (FLOATS if is_number(dtype) else INTEGERS)
 
 
 def is_number(dtype: torch.dtype) -> bool:
-    """Whether a dtype is of numbers other than integers."""
+    """Whether a dtype has numbers other than integers."""
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -50,12 +50,12 @@ def is_computed(plan: Plan, result: Any) -> bool:
 
 
 def is_drawn(tensor: Any) -> bool:
-    """Whether so many random numbers are drawn here as well."""
+    """Whether a tensor is small enough for random numbers to be drawn for it here."""
     return not isinstance(tensor, torch.Tensor) or (
         tensor.numel() <= DRAWN or not tensor.dtype.is_floating_point
     )
 
 
 def is_table(tensor: torch.Tensor) -> bool:
-    """Whether a program may write a tensor of integers entry by entry."""
+    """Whether a tensor is a table of integers that a program may write entry by entry."""
     return tensor.numel() <= TABLE and not is_number(tensor.dtype)

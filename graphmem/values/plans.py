@@ -1,4 +1,4 @@
-"""What each operator does to values, as its schema says."""
+"""The effect of each operator on values, from its schema."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ aten = torch.ops.aten
 
 
 class Plan(NamedTuple):
-    """What an operator does to values.
+    """The effect of an operator on values.
 
     Attributes:
         writes: the arguments that it writes into, by position or by name.
-        overwrites: it writes the first argument from end to end without reading it.
+        overwrites: it overwrites the whole first argument without reading it.
         is_random: it draws random numbers.
         is_known: its results can be known at all.
     """
@@ -30,14 +30,14 @@ _BOUNDED = frozenset(
     "rand rand_like uniform uniform_ bernoulli bernoulli_ randint randint_like randperm random "
     "random_ multinomial".split()
 )
-"""What draws random numbers of a known range."""
+"""Operators that draw random numbers of a known range."""
 
 _UPDATES_STATISTICS = {
     aten.native_batch_norm.default: (3, 4),
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }
-"""Operators that write into running statistics without a word in their schemas."""
+"""Operators that write into running statistics although their schemas do not say so."""
 
 EMPTY = frozenset({aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default})
 _UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"}) | frozenset(
@@ -46,7 +46,7 @@ _UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"
 
 
 def plan_of(func: Any) -> Plan | None:
-    """What an operator does to values; None: nothing, as a view or one of another library."""
+    """The effect of an operator on values; None if it has none (a view, another library's)."""
     schema = func._schema
     writes: list[int | str] = list(_UPDATES_STATISTICS.get(func, ()))
     for position, argument in enumerate(schema.arguments):
@@ -63,7 +63,7 @@ def plan_of(func: Any) -> Plan | None:
 
 
 class own_draws:  # noqa: N801 - a context, as `torch.no_grad` is
-    """Random numbers that leave the program's own generator as it is."""
+    """Draw random numbers without touching the program's own generator."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -1,21 +1,22 @@
-"""What is assumed of values that only a real run would know: every rule, in one place.
+"""Assumptions about values that only a real run would know: every rule, in one place.
 
-(1) *Choices*. What `topk`, `argmax`, `sort`, `multinomial`, `bucketize` and their kin point at is
-    spread evenly over all that they choose from: tokens over experts, in turn. Few choices among
-    many lie in the middle of equal parts, so a token chosen of a vocabulary is no special one.
-    `routing` skews choices that outnumber what is chosen from: the share of rows that choose the
-    first one. With 1, the worst, all rows choose alike, but for one each of the others, so that
-    they train as well.
-(2) *Numbers are finite*: `isnan` and `isinf` say no, `isfinite` yes, and no gradient overflows.
-    They are small beside what stands for infinity, as -1e9 for a score that nothing has yet.
-(3) *Checks pass*: `all` of many unknown answers is True, `any` of them False. Of numbers both are
-    True: one that is not known is not zero, as in a cache that has been filled.
-(4) *Random numbers* of a known range are those of one draw (`known`, which draws them). Those of a
-    normal distribution are not known: rule (3) ends the loop that rejects what is out of bounds.
-(5) *Masks* select all elements, or the fraction that `nonzero` says, spread evenly
-    (`SizesByDataMode`); the sum of a mask says as many.
-(6) *Numbers that are read* and that no rule covers are 1.0, or the integer 0 (`reads`); a truth
-    value that no rule covers is an error, because the way of the program hangs on it.
+(1) *Choices*. The indices that `topk`, `argmax`, `sort`, `multinomial`, `bucketize` and the like
+    return are spread evenly over everything they choose from: tokens over experts, in turn. A few
+    choices among many lie in the middle of equal parts, so that a token chosen from a vocabulary is
+    not a special one. `routing` skews choices that outnumber their candidates: it is the share of
+    rows that choose the first candidate. With 1, the worst case, all rows choose the same, except
+    that each other candidate is chosen once, so that it trains as well.
+(2) *Numbers are finite*: `isnan` and `isinf` are False, `isfinite` is True, and no gradient
+    overflows. Numbers are small compared to stand-ins for infinity, such as an initial score of
+    -1e9.
+(3) *Checks pass*: `all` of many unknown bools is True, `any` of them False. For numbers both are
+    True: an unknown number is not zero, as in a cache that has been filled.
+(4) *Random numbers* of a known range are drawn once (by `known`). Those of a normal distribution
+    are not known: rule (3) ends a loop that rejects values out of bounds.
+(5) *Masks* select all elements, or the fraction given by `nonzero`, spread evenly
+    (`SizesByDataMode`); the sum of a mask agrees.
+(6) *Numbers that are read* and not covered by a rule are 1.0, or the integer 0 (`reads`); a bool
+    that no rule covers is an error, because the program's control flow depends on it.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ import torch
 aten = torch.ops.aten
 
 _MOST = 1 << 24
-"""The most elements that a rule makes values for."""
+"""The most elements for which a rule makes values."""
 
 _FEW = 1 << 16
 
 MOST_SELECTED = 1 << 20
-"""The most positions that are noted of what a mask selects."""
+"""The most positions that are noted for what a mask selects."""
 
 _INFINITE = 1e9
-"""From here on a number stands for infinity; in fp16, from its largest on."""
+"""The smallest number that stands for infinity; in fp16, its largest number does."""
 
 
 class Rule(NamedTuple):
-    """What is assumed, as what, and why it is not known."""
+    """What is assumed, its value, and why it is not known."""
 
     what: str
     value: str
@@ -60,12 +61,12 @@ _PASSES = Rule("a check of many values", "it passes", "the card does no arithmet
 
 
 class Rules:
-    """The rules, as the user has set them.
+    """The rules, with the user's settings.
 
     Attributes:
-        routing: the share of rows that choose the first one, None for an even spread.
+        routing: the share of rows that choose the first candidate; None: spread evenly.
         selected: the share of its elements that a mask selects.
-        has_routed: choices outnumbered what they were of, so that routing mattered.
+        has_routed: choices outnumbered their candidates, so that routing mattered.
         finite: the rule that numbers are finite.
     """
 
@@ -79,7 +80,7 @@ class Rules:
     def results(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> tuple[Rule, Outputs] | None:
-        """What is assumed of an operation's results, where a rule covers it."""
+        """The values assumed for an operation's results, if a rule covers it."""
         find = _CHOICES.get(func)
         if find is not None:
             return self._choice(find(func, args, kwargs, result))
@@ -98,7 +99,7 @@ class Rules:
     def compared(
         self, func: Any, args: tuple[Any, ...], result: Any, of: Callable[[torch.Tensor], Any]
     ) -> tuple[Rule, Outputs] | None:
-        """What comes of comparing unknown numbers with known ones that stand for infinity."""
+        """The results of comparing unknown numbers with known stand-ins for infinity."""
         if func not in _COMPARISONS or result.numel() > _FEW:
             return None
         sides = [_infinite(each, of) for each in args[:2]]
@@ -108,7 +109,7 @@ class Rules:
         return _SMALL, [(result, func(left, right).expand(result.shape))]
 
     def leaves_untouched(self, func: Any) -> bool:
-        """Whether what an operation writes stays as it is: GradScaler's `found_inf`."""
+        """Whether an operation leaves its output unchanged: GradScaler's `found_inf`."""
         return func is aten._amp_foreach_non_finite_check_and_unscale_.default
 
     def _counted(self, numel: int, result: torch.Tensor) -> tuple[Rule, Outputs]:
@@ -137,7 +138,7 @@ class Rules:
         return Rule(what, value, _SCORES), [(indices, values.to(indices.dtype))]
 
     def _spread(self, rows: int, picks: int, many: int) -> torch.Tensor:
-        """Choices of `picks` different ones among `many`, a row each."""
+        """Choose `picks` different candidates among `many` for each row."""
         total = rows * picks
         places = torch.arange(total, device="cpu")
         if total < many:
@@ -149,7 +150,7 @@ class Rules:
         return self._skewed(rows, picks, many)
 
     def _skewed(self, rows: int, picks: int, many: int) -> torch.Tensor:
-        """The first of `many` is chosen by its share of rows; the rest is spread evenly."""
+        """Let a share of rows choose the first of `many`, and spread the rest evenly."""
         assert self.routing is not None
         if self.routing >= 1:
             return _worst(rows, picks, many)
@@ -160,7 +161,7 @@ class Rules:
 
 
 def selected_of(shape: Sequence[int], count: int) -> tuple[torch.Tensor, Rule]:
-    """Where a mask selects `count` elements, spread evenly over its own."""
+    """The positions that a mask selects: `count`, spread evenly over its elements."""
     numel = math.prod(shape)
     value = "all of them" if count == numel else "spread evenly"
     rule = Rule("which elements a mask selects", value, _MASKS)
@@ -170,7 +171,7 @@ def selected_of(shape: Sequence[int], count: int) -> tuple[torch.Tensor, Rule]:
 
 
 def _worst(rows: int, picks: int, many: int) -> torch.Tensor:
-    """All rows choose alike, but for one choice of each of the others, from the last pick on."""
+    """Let all rows choose the same, but each other candidate once, from the last pick on."""
     chosen = torch.arange(picks, device="cpu").expand(rows, picks).contiguous()
     others = torch.arange(many - picks, device="cpu")
     chosen[others % rows, picks - 1 - others // rows] = others + picks
@@ -178,13 +179,13 @@ def _worst(rows: int, picks: int, many: int) -> torch.Tensor:
 
 
 class _Choice(NamedTuple):
-    """Which output of an operation points at what it chose.
+    """The output of an operation that has the indices it chose.
 
     Attributes:
-        name: of the operation.
+        name: the operation's name.
         indices: the output.
-        dim: along which one row chooses different ones; None: one choice for each element.
-        among: how many there are to choose from.
+        dim: the dimension along which one row's choices differ; None: one choice per element.
+        among: the number of candidates.
     """
 
     name: str
@@ -194,7 +195,7 @@ class _Choice(NamedTuple):
 
 
 def _infinite(side: Any, of: Callable[[torch.Tensor], Any]) -> Any:
-    """An operand of a comparison if each of its numbers stands for infinity, else None."""
+    """An operand of a comparison if all its numbers stand for infinity, else None."""
     if not isinstance(side, torch.Tensor):
         return side if abs(side) >= _INFINITE else None
     known = of(side) if side.is_floating_point() else None
@@ -220,7 +221,7 @@ def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) 
 
 
 def _several(position: int) -> Callable[..., _Choice]:
-    """Choices along a dimension of the first operand, as many as the result has there."""
+    """Several choices along a dimension of the first operand: its size in the result."""
 
     def find(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _Choice:
         dim = _given(func, args, kwargs, "dim")
@@ -232,7 +233,7 @@ def _several(position: int) -> Callable[..., _Choice]:
 
 
 def _one(position: int) -> Callable[..., _Choice]:
-    """One choice for each of the other elements, along a dimension or of all."""
+    """One choice along a dimension for each of the other elements, or one among all elements."""
 
     def find(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> _Choice:
         dim = _given(func, args, kwargs, "dim")
