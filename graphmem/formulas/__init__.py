@@ -1,4 +1,4 @@
-"""Published estimates of training memory, exact by name, beside what graphmem finds.
+"""Published estimates of training memory, compared part by part with graphmem's exact result.
 
     analysis = run_analysis("model.py:build", Request())
     sheet = formulas_of(analysis)

@@ -1,12 +1,12 @@
-"""Where a transformer's blocks are in a traced step, found from its attention operations.
+"""A transformer's blocks in a traced step, found through its attention operations.
 
 An *attention operation* is, in the last forward pass, a `_scaled_dot_product_*` operator, or a
 softmax over the last dimension of a tensor (batch, heads, queries, keys) or (batch x heads,
-queries, keys) whose result goes into a batched product; the softmax of a router does not.
+queries, keys) whose result goes into a batched product; a router's softmax does not.
 
-A *block* is the outermost numbered module (`h.3`, `encoder.layer.0`, `encoder_layer_0`) around
-one that is no mere container (`Sequential`, `ModuleList`); without one, the whole model is one.
-Blocks that differ in nothing but their last number are a *stack*.
+A *block* is the outermost numbered module (`h.3`, `encoder.layer.0`, `encoder_layer_0`) around an
+attention operation that is not just a container (`Sequential`, `ModuleList`); without one, the
+whole model is one block. Blocks whose names differ only in the last number are a *stack*.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _NUMBERED = re.compile(r"(.*?)(\d+)$")
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention operation, with the shapes of queries and of what stands for the scores.
+    """One attention operation, with the shape of its scores.
 
     Attributes:
         op: the operator itself, or the softmax.
         shape: (batch, heads, queries, keys), or (batch x heads, queries, keys).
-        fused: whether scores exist inside of the operator only.
+        fused: whether scores exist only inside the operator.
     """
 
     op: Op
@@ -54,7 +54,7 @@ class Blocks:
     """The blocks of a step graph.
 
     Attributes:
-        paths: of the modules, in order; `""` where the whole model is one block.
+        paths: the modules' paths, in order; `""` if the whole model is one block.
         attention: the attention operations of the last forward pass.
     """
 
@@ -63,7 +63,7 @@ class Blocks:
 
     @cached_property
     def stacks(self) -> dict[str, int]:
-        """How many blocks each stack has, by what their paths have in common."""
+        """The number of blocks in each stack, by the common part of their paths."""
         found: dict[str, int] = {}
         for path in self.paths:
             stack = _NUMBERED.sub(r"\1", path).rstrip("._")
@@ -71,20 +71,20 @@ class Blocks:
         return found
 
     def contain(self, module: str) -> bool:
-        """Whether a module is a block or within one."""
+        """Whether a module is a block or inside one."""
         return any(
             f"{module}.".startswith(f"{path}.") if path else bool(module) for path in self.paths
         )
 
     def name_within(self, module: str) -> str | None:
-        """What a module is called within its block; None outside of blocks."""
+        """The path of a module relative to its block; None outside of blocks."""
         for path in self.paths:
             if path and module.startswith(f"{path}."):
                 return module.removeprefix(f"{path}.")
         return module if module and "" in self.paths else None
 
     def like_softmax(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor is as large as the scores of attention that is not fused."""
+        """Whether a tensor is as large as the scores of unfused attention."""
         return (tuple(shape[-2:]), prod(shape)) in self._scores
 
     @cached_property
@@ -94,7 +94,7 @@ class Blocks:
 
 
 def find_blocks(graph: StepGraph) -> Blocks:
-    """The blocks that hold the attention operations of the last forward pass."""
+    """Find the blocks that contain the attention operations of the last forward pass."""
     attention = tuple(_attention(graph))
     paths = dict.fromkeys(_block_of(each.op.module, graph) for each in attention)
     return Blocks(tuple(paths), attention)
@@ -111,7 +111,7 @@ def last_forward(graph: StepGraph) -> list[Op]:
 
 
 def operand(op: Op, position: int) -> TensorOut | None:
-    """The tensor that an operation was given as an argument."""
+    """The tensor argument of an operation at a position."""
     from torch.fx import Node
 
     node = op.node.args[position] if position < len(op.node.args) else None
@@ -132,7 +132,7 @@ def _attention(graph: StepGraph) -> Iterator[Attention]:
 
 
 def _goes_into_product(node: torch.fx.Node) -> bool:
-    """Whether a batched product uses a tensor, or what casts, views and dropout make of it."""
+    """Whether a batched product uses a tensor, possibly after casts, views and dropout."""
     seen, waiting = set[object](), [node]
     while waiting:
         each = waiting.pop()

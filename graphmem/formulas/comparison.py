@@ -1,7 +1,7 @@
-"""A formula beside the exact result, part by part, and what it leaves out by name.
+"""Compare a formula with the exact result, part by part, and list what it leaves out.
 
-Each part is held against the bytes of the roles that it stands for; every role that no part stands
-for is left out by the formula, with its bytes. So the differences sum to the whole difference.
+Each part is compared with the bytes of the roles that it covers; a role that no part covers is
+listed as left out, with its bytes. So the differences add up to the whole difference.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Row:
 
     @property
     def difference(self) -> int:
-        """What the formula lacks; negative where it says too much."""
+        """The bytes that the formula lacks; negative if its estimate is too large."""
         return self.exact - self.estimate
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A formula, filled in, and held against an exact result where there is one.
+    """A formula with values, compared with an exact result if there is one.
 
     Attributes:
-        formula: which.
+        formula: the formula.
         parts: its values.
         rows: part by part, then what it leaves out, largest first; empty without a target.
         of: what is estimated, in words.
@@ -46,28 +46,28 @@ class Comparison:
 
     @property
     def estimate(self) -> int:
-        """What the formula says."""
+        """The formula's estimate in bytes."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def exact(self) -> int | None:
-        """What is allocated; None without a target."""
+        """The exact bytes; None without a target."""
         return sum(row.exact for row in self.rows) if self.rows else None
 
     @property
     def difference(self) -> int | None:
-        """What the formula lacks; the sum of the rows' differences."""
+        """The bytes that the formula lacks: the sum of the rows' differences."""
         return sum(row.difference for row in self.rows) if self.rows else None
 
 
 def compare(formula: Formula, parts: Sequence[Part], exact: Exact | None, of: str) -> Comparison:
-    """Hold a formula's parts against the exact result, where there is one.
+    """Compare a formula's parts with the exact result, if there is one.
 
     Args:
-        formula: which.
+        formula: the formula.
         parts: its values.
-        exact: what it estimates.
-        of: that in words.
+        exact: the exact result.
+        of: what is estimated, in words.
     """
     if exact is None:
         return Comparison(formula, parts, (), of)

@@ -2,8 +2,8 @@
 
 Read in DeepSpeed (deepspeedai/DeepSpeed, edaa7221, August 2026): `deepspeed/runtime/zero/
 stage_1_and_2.py` and `stage3.py`, `estimate_zero2_model_states_mem_needs*` and
-`estimate_zero3_model_states_mem_needs*`. With P parameters, the largest layer of P_l, G GPUs in
-all of which n in each of m machines, and a buffer factor f = 1.5:
+`estimate_zero3_model_states_mem_needs*`. With P parameters, P_l in the largest layer, G GPUs in
+total, n in each of m machines, and a buffer factor f = 1.5:
 
     ZeRO-2               GPU                    CPU
       optimizer on CPU   2·P                    P·max(4·G, 16)·f
@@ -14,10 +14,10 @@ all of which n in each of m machines, and a buffer factor f = 1.5:
       nothing off        4·P_l + 18·P/G         P_l·4·n·f, or without zero.Init P·4·n·f
 
 Up to 0.14.2 the second row of ZeRO-2 was 4·P + 16·P/G (changed by #5099, commit f4cb866c); the
-documentation's tables are still of that one. Its text says max(4·n, 16) for the first row's CPU,
-where the code has G in place of n: with one machine they agree.
+documentation's tables still use that one. Its text says max(4·n, 16) for the first row's CPU, where
+the code has G instead of n: with one machine they agree.
 
-Fractions are cut off where DeepSpeed cuts them, in the floating-point numbers that it computes in.
+Fractions are truncated where DeepSpeed truncates them, in the same floating-point arithmetic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _GIB = 2**30
 
 
 class Release(enum.StrEnum):
-    """Whose formula for ZeRO-2 without offloading."""
+    """The releases of DeepSpeed, by their formula for ZeRO-2 without offloading."""
 
     DOCUMENTED = "up to 0.14.2"
     CURRENT = "from 0.14.3"
@@ -51,7 +51,7 @@ class Release(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """One row of a table: bytes of one machine's memory, bytes of one GPU, and for what."""
+    """One row of a table: bytes of one machine's memory, bytes of one GPU, and the options."""
 
     cpu: int
     gpu: int
@@ -63,14 +63,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Hardware:
-    """How many GPUs: `gpus_per_node` in each of `nodes` machines."""
+    """`gpus_per_node` GPUs in each of `nodes` machines."""
 
     gpus_per_node: int = 1
     nodes: int = 1
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """The total number of GPUs."""
         return self.nodes * self.gpus_per_node
 
     def __str__(self) -> str:
@@ -80,9 +80,9 @@ class Hardware:
 
 
 def parameters_of(model: torch.nn.Module) -> tuple[int, int]:
-    """All parameters of a model, shared ones once, and those of its largest layer.
+    """Count all parameters of a model, shared ones once, and those of its largest layer.
 
-    A layer is a module with what it holds itself. The model may be on the meta device.
+    A layer is a module with its own parameters only. The model may be on the meta device.
     """
     total = sum(parameter.numel() for parameter in model.parameters())
     layers = (
@@ -163,7 +163,7 @@ def zero2_table(
     buffer_factor: float = BUFFER_FACTOR,
     release: Release = Release.DOCUMENTED,
 ) -> str:
-    """What `estimate_zero2_model_states_mem_needs_all_cold` prints."""
+    """The output of `estimate_zero2_model_states_mem_needs_all_cold`."""
     model = f"SW: Model with {int(parameters / 1e6)}M total params."
     return _table(hardware, model, zero2(parameters, hardware, buffer_factor, release))
 
@@ -174,7 +174,7 @@ def zero3_table(
     hardware: Hardware,
     buffer_factor: float = BUFFER_FACTOR,
 ) -> str:
-    """What `estimate_zero3_model_states_mem_needs_all_cold` prints."""
+    """The output of `estimate_zero3_model_states_mem_needs_all_cold`."""
     model = (
         f"SW: Model with {int(parameters / 1e6)}M total params, "
         f"{int(largest_layer / 1e6)}M largest layer params."
@@ -188,7 +188,7 @@ def zero2_live(
     buffer_factor: float = BUFFER_FACTOR,
     release: Release = Release.DOCUMENTED,
 ) -> str:
-    """What `estimate_zero2_model_states_mem_needs_all_live` prints."""
+    """The output of `estimate_zero2_model_states_mem_needs_all_live`."""
     parameters, _ = parameters_of(model)
     return zero2_table(parameters, hardware, buffer_factor, release)
 
@@ -196,12 +196,12 @@ def zero2_live(
 def zero3_live(
     model: torch.nn.Module, hardware: Hardware, buffer_factor: float = BUFFER_FACTOR
 ) -> str:
-    """What `estimate_zero3_model_states_mem_needs_all_live` prints."""
+    """The output of `estimate_zero3_model_states_mem_needs_all_live`."""
     return zero3_table(*parameters_of(model), hardware, buffer_factor)
 
 
 def zero3_case_bytes(parameters: float, largest_layer: float, gpus: int) -> tuple[int, ...]:
-    """Bytes of a GPU in the three cases of that script."""
+    """Bytes of a GPU in the three cases of `zero3_cases`."""
     largest = int(4 * largest_layer)
     return (
         largest + int(18 * parameters / gpus),
@@ -211,9 +211,9 @@ def zero3_case_bytes(parameters: float, largest_layer: float, gpus: int) -> tupl
 
 
 def zero3_cases(parameters: float, largest_layer: float, gpus: int) -> str:
-    """What the script of DeepSpeed's documentation prints for ZeRO-3: three cases, bytes of a GPU.
+    """The output of the script in DeepSpeed's documentation for ZeRO-3: a GPU in three cases.
 
-    Case 1 keeps all on the GPUs, case 2 nothing, case 3 the 16-bit parameters.
+    Case 1 keeps everything on the GPUs, case 2 nothing, case 3 the 16-bit parameters.
     """
     cases = zero3_case_bytes(parameters, largest_layer, gpus)
     return "\n".join(
@@ -233,20 +233,20 @@ PINNED: Mapping[str, int] = MappingProxyType(
         "parameters not offloaded": 4,
     }
 )
-"""Bytes of pinned general RAM for each parameter: 2 of 16-bit parameters, 4 of fp32 gradients, and
-2 of 16-bit gradients where they are accumulated."""
+"""Bytes of pinned host memory per parameter: 2 for 16-bit parameters, 4 for fp32 gradients, and 2
+for 16-bit gradients if they are accumulated."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one GPU holds: everywhere·P + divided·P/G + layer·P_l."""
+    """The bytes that one GPU holds: everywhere·P + divided·P/G + layer·P_l."""
 
     everywhere: int = 0
     divided: int = 0
     layer: int = 0
 
     def largest(self, memory: int, gpus: int, largest_layer: int) -> int:
-        """The formula backwards: the most parameters that `memory` bytes have room for."""
+        """Invert the formula: the most parameters that fit in `memory` bytes."""
         room = max(0, memory - self.layer * largest_layer)
         return room * gpus // (self.everywhere * gpus + self.divided)
 
@@ -260,11 +260,11 @@ COSTS: Mapping[str, Cost] = MappingProxyType(
         "ZeRO-3, nothing off: 4·P_l + 18·P/G": Cost(0, 18, 4),
     }
 )
-"""The formulas that grow with P; with all on the CPU ZeRO-3 has no largest model."""
+"""The formulas that grow with P; with everything on the CPU, ZeRO-3 has no largest model."""
 
 
 def activations(*, batch: int, sequence: int, hidden: int, heads: int) -> list[Part]:
-    """The sketch under "Activation Memory": (2·s·a + 16·h)·s·b, for one block as it stands."""
+    """The sketch under "Activation Memory": (2·s·a + 16·h)·s·b, as written for one block."""
     scores = (Saved.SOFTMAX, Saved.PROBABILITIES, Saved.ATTENTION_MASK)
     others = (Saved.NORM_INPUT, Saved.NORMED_INPUT, Saved.LINEAR_INPUT, Saved.QKV)
     return [
@@ -292,7 +292,7 @@ def _table(hardware: Hardware, model: str, rows: Sequence[Estimate]) -> str:
 
 
 def zero2_parts(*, parameters: int, gpus: int = 1) -> list[Part]:
-    """ZeRO-2 from 0.14.3 without offloading, one of `gpus`: 2·P + 18·P/G."""
+    """One of `gpus` under ZeRO-2 from 0.14.3 without offloading: 2·P + 18·P/G."""
     everywhere = Part("16-bit parameters", "2·P", 2 * parameters, of(Category.AUTOCAST_CACHE))
     shared = (
         ("fp32 parameters", 4, of(Category.PARAMETER)),
@@ -303,7 +303,7 @@ def zero2_parts(*, parameters: int, gpus: int = 1) -> list[Part]:
 
 
 def zero3_parts(*, parameters: int, largest_layer: int, gpus: int = 1) -> list[Part]:
-    """ZeRO-3 without offloading, one of `gpus`: 4·P_l + 18·P/G."""
+    """One of `gpus` under ZeRO-3 without offloading: 4·P_l + 18·P/G."""
     gathered = frozenset({Role(COMMUNICATION)})
     largest = Part("the largest layer, gathered", "4·P_l", 4 * largest_layer, gathered)
     shared = (
@@ -318,7 +318,7 @@ def zero3_parts(*, parameters: int, largest_layer: int, gpus: int = 1) -> list[P
 def _shares(
     parts: Sequence[tuple[str, int, frozenset[Role]]], parameters: int, gpus: int
 ) -> Iterator[Part]:
-    """Parts of so many bytes a parameter; DeepSpeed cuts the fraction of their sum off."""
+    """Parts by their bytes per parameter; DeepSpeed truncates the fraction of their sum."""
     multiple = before = 0
     for name, each, roles in parts:
         multiple += each

@@ -1,8 +1,8 @@
-"""A published formula and what it says: parts, each with the bytes that it is about.
+"""Published formulas, as sums of parts.
 
-A formula estimates what a device holds at one moment. It is a sum of parts, and each part stands
-for certain roles of storages (roles.py), so that it can be held against the exact result part by
-part. The roles of the parts of one formula do not overlap.
+A formula estimates what a device holds at one moment. It is a sum of parts, and each part covers
+certain roles of storages (roles.py), so that it can be compared with the exact result part by part.
+The roles of the parts of one formula do not overlap.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from graphmem.parallel import Sharding
 
 
 class Moment(enum.StrEnum):
-    """What a formula estimates, of what is allocated."""
+    """The part of the allocated memory that a formula estimates."""
 
     STEADY = "steady"
-    """All of it, when the last iteration begins."""
+    """Everything, when the last iteration begins."""
     FORWARD = "forward"
-    """What the last forward pass makes and leaves alive."""
+    """What the last forward pass allocates and leaves alive."""
     STATES = "states"
     """Parameters, gradients and optimizer state when the last backward pass ends."""
     PEAK = "peak"
-    """All of it, at the peak of the trace."""
+    """Everything, at the peak of the trace."""
 
 
 MOMENTS: Mapping[Moment, str] = MappingProxyType(
@@ -46,11 +46,11 @@ class Part:
     """One summand of a formula.
 
     Attributes:
-        name: what it is for, in the formula's own view.
+        name: its purpose, in the formula's own view.
         expression: as the source writes it, in the letters of terms.py.
         bytes: its value.
-        roles: the storages of the exact result that it stands for; none for what a traced step
-            on one device does not have. That of the category ACTIVATION is every activation's.
+        roles: the roles of the storages that it covers; empty for memory that a traced step on one
+            device does not have. The category ACTIVATION covers every activation.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Part:
     roles: frozenset[Role] = frozenset()
 
     def stands_for(self, role: Role) -> bool:
-        """Whether it is about the storages with this role."""
+        """Whether it covers the storages with this role."""
         return role in self.roles or (
             role.is_activation and Role(Category.ACTIVATION) in self.roles
         )
@@ -70,14 +70,14 @@ class Formula:
     """One published formula for one device.
 
     Attributes:
-        name: what `--only` calls it.
+        name: its name for `--only`.
         title: one line.
         expression: the whole formula.
         source: who published it, and where.
         moment: what it estimates.
         parts: its summands; the names of its keyword arguments are terms of terms.py.
-        sharding: how several GPUs share what it is about, as `graphmem plan` calls it; None for
-            formulas of one device.
+        sharding: how several GPUs share this memory, in the terms of `graphmem plan`; None for
+            formulas for one device.
     """
 
     name: str
@@ -90,14 +90,14 @@ class Formula:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The terms without which it says nothing."""
+        """The terms that it requires."""
         return tuple(name for name, each in self._parameters.items() if each.default is each.empty)
 
     def estimate(self, terms: Mapping[str, int]) -> tuple[Part, ...]:
-        """Its parts for these terms; terms that it does not know are left out.
+        """Its parts for these terms; terms that it does not use are ignored.
 
         Raises:
-            KeyError: one that it needs is missing.
+            KeyError: a required term is missing.
         """
         taken = {name: terms[name] for name in self.needs}
         taken |= {name: terms[name] for name in self._parameters if name in terms}

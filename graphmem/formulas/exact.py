@@ -1,4 +1,4 @@
-"""The exact result of an analysis at a moment that a formula is about, by roles of storages."""
+"""The exact result of an analysis at a formula's moment, by roles of storages."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 @dataclass(frozen=True)
 class Exact:
-    """Bytes at one moment; `by_role` has requested bytes and, as a role of its own, rounding.
+    """Bytes at one moment; `by_role` has requested bytes and, as a separate role, rounding.
 
     Attributes:
-        allocated: the bytes of the blocks that the allocator gave, the sum of `by_role`.
-        by_role: what they are for.
+        allocated: the bytes of the allocator's blocks, which is the sum of `by_role`.
+        by_role: the same bytes by role.
     """
 
     allocated: int
@@ -44,8 +44,8 @@ class Traced:
     """The exact result of a traced step, at every moment.
 
     Attributes:
-        analysis: of the step.
-        blocks: where its blocks are.
+        analysis: the step's analysis.
+        blocks: the model's blocks.
     """
 
     analysis: Analysis
@@ -79,12 +79,12 @@ class Traced:
         }
 
     def on_one_of(self, gpus: int, sharding: Sharding) -> Exact:
-        """The most that one of several data-parallel ranks holds of the model's states.
+        """The most model states that one of several data-parallel ranks holds.
 
-        As `graphmem plan` splits the step, with the buffers that this takes.
+        The step is split as by `graphmem plan`, with the buffers that this takes.
 
         Raises:
-            InputError: the step cannot be split so.
+            InputError: the step cannot be split this way.
         """
         from graphmem.parallel.planner import Planner
 
@@ -97,12 +97,12 @@ class Traced:
         return Exact(sum(by_role.values()), by_role)
 
     def under_tensor_parallelism(self, ranks: int) -> tuple[int, int]:
-        """Bytes of the blocks' activations that tensor parallelism divides, and that it does not.
+        """Bytes of the blocks' activations that tensor parallelism divides, and of the others.
 
-        By the dimensions of the traced tensors (graphmem/parallel/axes/dimensions.py).
+        Decided by the dimensions of the traced tensors (graphmem/parallel/axes/dimensions.py).
 
         Raises:
-            InputError: the step cannot be split over so many ranks.
+            InputError: the step cannot be split over this many ranks.
         """
         from graphmem.parallel.axes.dimensions import find_dimensions
         from graphmem.parallel.sharding.shard_sizes import ShardSizes
@@ -121,10 +121,10 @@ class Traced:
         return divided, whole
 
     def linear_layers(self) -> dict[str, tuple[Fraction, Fraction, int]]:
-        """What linear layers of blocks allocate in the last forward pass and leave alive.
+        """Bytes that the blocks' linear layers allocate in the last forward pass and leave alive.
 
-        By the layer's name within a block, then for all of them: bytes of a block on average,
-        bytes of the weights that autocast copies in one, bytes of all blocks.
+        By the layer's name within a block, then for all layers: average bytes per block, bytes of
+        weights that autocast copies per block, bytes of all blocks.
         """
         graph, count = self.analysis.graph, len(self.blocks.paths)
         found = defaultdict[str, int](int)
@@ -149,7 +149,7 @@ class Traced:
         return Roles.of(self.analysis.graph, self.analysis.annotations, self.blocks)
 
     def _made_in(self, phase: Phase) -> list[Storage]:
-        """What a phase allocates and leaves alive."""
+        """The storages that a phase allocates and leaves alive."""
         timeline = self.analysis.timeline
         held = {storage.id for storage in timeline.alive_at(timeline.at(phase.start - 1))}
         alive = timeline.alive_at(timeline.at(phase.end))

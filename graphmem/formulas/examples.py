@@ -1,4 +1,4 @@
-"""The worked examples that the sources give, as terms: `graphmem published --example NAME`."""
+"""The sources' worked examples, as terms: `graphmem published --example NAME`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphmem.formulas.terms import Term
 
 @dataclass(frozen=True)
 class Example:
-    """One published example: where it stands, its terms, and the formulas that it is of."""
+    """One published example: its source, its terms, and the formulas that it uses."""
 
     source: str
     terms: Mapping[str, int]
@@ -27,8 +27,8 @@ EXAMPLES: Mapping[str, Example] = MappingProxyType(
             ("deepspeed-zero2-table", "deepspeed-zero3-table"),
         ),
         "t5-large": Example(
-            "DeepSpeed, Memory Requirements, the script for ZeRO-3; the counts are those of the "
-            "model (fixtures/t5.py), which print as 737.67M and 32.90M",
+            "DeepSpeed, Memory Requirements, the script for ZeRO-3; the counts are the model's "
+            "(fixtures/t5.py), which print as 737.67M and 32.90M",
             {"parameters": 737_668_096, "largest_layer": 32_899_072, "gpus": 4, "nodes": 1},
             ("deepspeed-zero3-cases",),
         ),
@@ -77,7 +77,7 @@ def example_terms(name: str) -> dict[str, Term]:
     """The terms of an example.
 
     Raises:
-        InputError: none has that name.
+        InputError: there is no example with this name.
     """
     if name not in EXAMPLES:
         raise UnknownExampleError(name, ", ".join(EXAMPLES))

@@ -1,19 +1,19 @@
-"""The terms of published formulas, as a traced step shows them.
+"""Read the terms of published formulas from a traced step.
 
-Clauses, each with what it is read from:
+Clauses, each with the source of a term:
   (1) batch, heads, sequence: the shape of the queries of every attention operation, which must
-      agree; where a softmax joins batch and heads, the rows that linear layers of blocks are given
-      tell them apart;
-  (2) layers: the blocks of the one stack (blocks.py);
+      agree; if a softmax joins batch and heads, the rows of the linear layers' inputs in the blocks
+      separate them;
+  (2) layers: the blocks of the only stack (blocks.py);
   (3) hidden: the one dimension that all weight matrices of the blocks share, else the length of
       the blocks' norm weights;
-  (4) kv_heads: the weights of the attention modules are (a + KVH + KVH + a) x d x h in all, for
+  (4) kv_heads: the weights of the attention modules are (a + KVH + KVH + a) x d x h in total, for
       heads of d = columns of the queries;
   (5) vocabulary: the classes of the log-softmax outside of the blocks, else the rows of the
       largest embedding;
-  (6) parameters, those that are trained, largest layer, buffers, bytes of a number: the storages
-      of parameters and buffers;
-  (7) saved: what the report calls saved for backward.
+  (6) parameters, trained parameters, largest layer, buffers, bytes of a number: the storages of
+      parameters and buffers;
+  (7) saved: "saved for backward" in the report.
 
 A term that cannot be read has a reason instead.
 """
@@ -37,16 +37,16 @@ _NO_TRANSFORMER = "the step has no attention operation, so it is not a transform
 
 
 class _UnknownError(Exception):
-    """Why a term cannot be read from the trace."""
+    """The reason why a term cannot be read from the trace."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a trace says about terms.
+    """The terms found in a trace.
 
     Attributes:
-        terms: by name.
-        unknown: by name, why a term cannot be read.
+        terms: the terms, by name.
+        unknown: why a term cannot be read, by name.
     """
 
     terms: dict[str, Term]
@@ -54,7 +54,7 @@ class Found:
 
 
 def find_terms(graph: StepGraph, blocks: Blocks) -> Found:
-    """Every term that a step graph shows."""
+    """Find every term that can be read from a step graph."""
     finder = _Finder(graph, blocks)
     found = Found({}, {})
     for find in (

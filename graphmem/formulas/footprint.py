@@ -2,9 +2,9 @@
 
     peak   model + 2·model (Adam) + max(gradients, activations)
 
-The article looks at two moments, after the forward pass and after the backward pass, and takes the
+The article considers two moments, after the forward pass and after the backward pass, and takes the
 larger. Gradients exist for parameters that are not frozen, and count twice on several GPUs, "for
-accumulation". It gives the model in fp32, so k bytes a number stand for it here.
+accumulation". Its model is in fp32; here a number has k bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EITHER = frozenset(
 
 
 def peak(*, parameters: int, trained: int, saved: int, width: int = 4, gpus: int = 1) -> list[Part]:
-    """What is allocated after the forward or the backward pass, whichever is more."""
+    """The memory after the forward or the backward pass, whichever is more."""
     gradients = width * trained * (2 if gpus > 1 else 1)
     wins = "gradients" if gradients > saved else "activations"
     letters = "k·N_trained" if gpus == 1 else "2·k·N_trained"

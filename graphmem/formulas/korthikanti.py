@@ -15,7 +15,7 @@ the output layer 2·s·b·h each, the logits in fp32 4·s·b·v. With p stages t
 activations of L blocks, p micro-batches of L/p each; interleaved stages of m chunks hold
 1 + (p-1)/(p·m) times as much.
 
-EleutherAI's "Transformer Math 101" gives the sum over L blocks of the first, for t = 1, as
+EleutherAI's "Transformer Math 101" gives the first formula summed over L blocks, for t = 1, as
 s·b·h·L·(34 + 5·a·s/h), and nothing outside of the blocks.
 """
 
@@ -33,7 +33,7 @@ ELEUTHERAI = 'EleutherAI, "Transformer Math 101"'
 
 
 def blocks(*, batch: int, sequence: int, hidden: int, heads: int, layers: int) -> list[Part]:
-    """What the blocks hold: L·s·b·h·(34 + 5·a·s/h)."""
+    """The activations of the blocks: L·s·b·h·(34 + 5·a·s/h)."""
     sbh = layers * sequence * batch * hidden
     as2b = layers * heads * sequence**2 * batch
     return [
@@ -54,7 +54,7 @@ def blocks(*, batch: int, sequence: int, hidden: int, heads: int, layers: int) -
 def whole(
     *, batch: int, sequence: int, hidden: int, heads: int, layers: int, vocabulary: int
 ) -> list[Part]:
-    """The blocks, and what embedding, last norm, output layer and loss hold."""
+    """The activations of the blocks, embedding, last norm, output layer and loss."""
     sbh = sequence * batch * hidden
     return [
         *blocks(batch=batch, sequence=sequence, hidden=hidden, heads=heads, layers=layers),
@@ -72,23 +72,23 @@ def whole(
 
 
 def in_first_stage(stages: int, chunks: int = 1) -> Fraction:
-    """How many times a whole pass over the blocks the first stage of a pipeline holds.
+    """The activations of a pipeline's first stage, as a multiple of one pass over all blocks.
 
     Args:
         stages: p, with 1F1B.
-        chunks: m, of a stage, where stages are interleaved.
+        chunks: m, the chunks of a stage, if stages are interleaved.
     """
     return Fraction(1) if chunks == 1 else 1 + Fraction(stages - 1, stages * chunks)
 
 
 _UNSPLIT, _SPLIT = 10, 24
-"""Of 34: layer norms 4, dropout masks 2, what enters attention and MLP 4; and the rest."""
+"""Of the 34: layer norms 4, dropout masks 2, inputs of attention and MLP 4; and the rest."""
 
 
 def per_rank(
     *, batch: int, sequence: int, hidden: int, heads: int, layers: int, tp: int = 1
 ) -> Mapping[str, Fraction]:
-    """Table 2 of the paper for all blocks: bytes of one of `tp` ranks."""
+    """Table 2 of the paper, for all blocks: bytes of one of `tp` ranks."""
     sbh = layers * sequence * batch * hidden
     scores = Fraction(5 * layers * heads * sequence**2 * batch, tp)
     tensor = _UNSPLIT * sbh + Fraction(_SPLIT * sbh, tp)

@@ -1,4 +1,4 @@
-"""What can be wrong with the terms of a published formula, a class for each message."""
+"""Errors in the terms of a published formula, one class per message."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from graphmem.errors import InputError
 
 
 class NoPhaseError(InputError):
-    """A published formula is of steps that train."""
+    """The step does not train, and published formulas are for training steps."""
 
     def __init__(self, name: object) -> None:
         super().__init__(
-            f"the step has no {name} phase, and published formulas are of training steps",
-            hint="without a target, `--term` gives them what they need",
+            f"the step has no {name} phase, and published formulas are for training steps",
+            hint="without a target, `--term` gives the values that they need",
         )
 
 
 class UnknownExampleError(InputError):
-    """`--example` names none of those that are known."""
+    """`--example` names an unknown example."""
 
     def __init__(self, name: str, known: str) -> None:
         super().__init__(f"no example is called {name!r}", hint=f"there are {known}")
 
 
 class MissingTermsError(InputError):
-    """No published formula can be computed."""
+    """No published formula can be computed, since each lacks terms."""
 
     def __init__(self, name: str, needed: str) -> None:
         super().__init__(
@@ -33,14 +33,14 @@ class MissingTermsError(InputError):
 
 
 class UnknownFormulaError(InputError):
-    """No published formula has that name."""
+    """There is no published formula of this name."""
 
     def __init__(self, name: str, known: str) -> None:
         super().__init__(f"no formula is called {name!r}", hint=f"there are {known}")
 
 
 class UnevenNodesError(InputError):
-    """Machines have equally many GPUs."""
+    """The GPUs cannot be spread evenly over the machines."""
 
     def __init__(self, gpus: int, nodes: int, nearest: int) -> None:
         super().__init__(
@@ -50,14 +50,14 @@ class UnevenNodesError(InputError):
 
 
 class UnknownTermError(InputError):
-    """`--term` names nothing that a formula has."""
+    """`--term` names a term that no formula has."""
 
     def __init__(self, key: str, known: str) -> None:
         super().__init__(f"no formula has a term {key!r}", hint=f"the terms are {known}")
 
 
 class TermNotWholeError(InputError):
-    """`--term` gives something else than a positive whole number."""
+    """The value in `--term` is not a positive whole number."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(

@@ -1,9 +1,9 @@
 """The formulas of "Transformer Memory Arithmetic: Understanding all the Bytes in nanoGPT".
 
-For a GPT-2 in nanoGPT's manner, trained with AdamW under fp16 autocast, attention written out,
+For a GPT-2 as in nanoGPT, trained with AdamW under fp16 autocast, with unfused attention, and with
 gradients kept from step to step. With N_e = b·s·h, N_a = b·a·s², N_l = b·s·v:
 
-    steady state    16·N + 4·N_buf, and two cuBLAS workspaces and the inputs in its figure
+    steady state    16·N + 4·N_buf, and in its figure two cuBLAS workspaces and the inputs
     activations     L·(36·N_e + 6·N_a) + 6·N_e + 6·N_l
     peak            steady state + activations + 4·N_l
 """
@@ -22,9 +22,9 @@ CUBLAS_WORKSPACE = 8_519_680
 def steady_state(
     *, parameters: int, buffers: int, batch: int | None = None, sequence: int | None = None
 ) -> list[Part]:
-    """What a training step holds between iterations; 4 bytes a number.
+    """The memory of a training step between iterations, at 4 bytes a number.
 
-    The workspaces and, where their size is given, the inputs are in the article's figure, not in
+    The workspaces, and the inputs if their size is given, are in the article's figure but not in
     its formula.
     """
     parts = [
@@ -46,7 +46,7 @@ def steady_state(
 def activations(
     *, batch: int, sequence: int, hidden: int, heads: int, layers: int, vocabulary: int
 ) -> list[Part]:
-    """What the forward pass leaves for the backward pass."""
+    """The activations that the forward pass leaves for the backward pass."""
     n_e = batch * sequence * hidden
     n_a = batch * heads * sequence**2
     n_l = batch * sequence * vocabulary
@@ -70,10 +70,10 @@ def activations(
 
 
 def queries_keys_values(*, batch: int, sequence: int, hidden: int) -> tuple[int, int]:
-    """Of the layer that makes queries, keys and values: its input in fp16, and its fp16 weight.
+    """The fp16 input and the fp16 weight of the layer that makes queries, keys and values.
 
-    The article budgets the first and measures the sum, 21.375 MiB a block of GPT-2 small; the
-    second is what it could not explain.
+    The article budgets the first and measures the sum, 21.375 MiB per block of GPT-2 small; it
+    could not explain the second.
     """
     return 2 * batch * sequence * hidden, 2 * 3 * hidden**2
 
@@ -89,7 +89,7 @@ def peak(
     layers: int,
     vocabulary: int,
 ) -> list[Part]:
-    """What is allocated when the backward pass has just begun."""
+    """The memory when the backward pass has just begun."""
     return [
         *steady_state(parameters=parameters, buffers=buffers, batch=batch, sequence=sequence),
         *activations(

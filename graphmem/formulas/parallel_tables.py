@@ -28,7 +28,7 @@ def layouts(numbers: Mapping[str, int], traced: Traced | None) -> Table:
 
 
 def all_gpus(numbers: Mapping[str, int], traced: Traced | None) -> Table:
-    """All GPUs of every layout together; under plain DP one of them may have the optimizer."""
+    """All GPUs together under every layout; under plain DP one of them may have the optimizer."""
     memory = parallel.memory_of(parallel.MIXED.estimate(numbers))
     degrees = _degrees(numbers)
     data = degrees["dp"]
@@ -45,7 +45,7 @@ def all_gpus(numbers: Mapping[str, int], traced: Traced | None) -> Table:
 
 
 def llama_3(numbers: Mapping[str, int], traced: Traced | None) -> Table:
-    """The article's example, by steps from what it prints to the traced step."""
+    """The article's example, step by step from what it prints to the traced step."""
     layout, degrees = parallel.LLAMA_3, _degrees(numbers)
     formula = parallel.memory_of(parallel.MIXED.estimate(numbers))
     printed = parallel.as_printed(formula, numbers)
@@ -65,7 +65,7 @@ def llama_3(numbers: Mapping[str, int], traced: Traced | None) -> Table:
             rows[_WHOLE_STEP] = layout.per_rank(memory, {})
             rows["the traced step, a rank"] = layout.per_rank(memory, degrees)
         except InputError as error:
-            notes.append(f"the traced step cannot be split so: {error}")
+            notes.append(f"the traced step cannot be split this way: {error}")
     table = _ranks(rows, numbers)
     ranks = {name: row for name, row in rows.items() if name not in _WHOLES}
     return replace(
@@ -77,7 +77,7 @@ def llama_3(numbers: Mapping[str, int], traced: Traced | None) -> Table:
 
 
 def checkpointing(numbers: Mapping[str, int], traced: Traced | None) -> Table:
-    """The article's factor AC for what a block may keep, and the example's rank with it."""
+    """The article's factor AC by what a block keeps, and the example's rank with it."""
     memory = parallel.memory_of(parallel.MIXED.estimate(numbers))
     printed = parallel.as_printed(memory, numbers)
     rank = parallel.LLAMA_3.approximate(printed, _degrees(numbers))
@@ -97,7 +97,7 @@ def checkpointing(numbers: Mapping[str, int], traced: Traced | None) -> Table:
 
 
 def _degrees(numbers: Mapping[str, int]) -> dict[str, int]:
-    """The degrees of parallelism; sequence parallelism runs over the ranks of the tensor's."""
+    """The degrees of parallelism; sequence parallelism uses the ranks of tensor parallelism."""
     degrees = {name: numbers.get(name, 1) for name in DEGREES}
     return degrees | {"sp": numbers.get("sp", degrees["tp"])}
 
@@ -114,7 +114,7 @@ def _ranks(rows: Mapping[str, Mapping[str, Fraction]], numbers: Mapping[str, int
 def _least(
     rows: Mapping[str, Mapping[str, Fraction]], numbers: Mapping[str, int]
 ) -> dict[str, int | None]:
-    """With how many micro-batches each rank fits on the card, where there is one."""
+    """The fewest micro-batches with which each rank fits on the card, if one is given."""
     if "memory" not in numbers:
         return {}
     times = numbers.get("micro_batches", 1)
@@ -125,7 +125,7 @@ def _least(
 
 
 def _of_traced(traced: Traced, tensor: int) -> parallel.Memory:
-    """The article's summands as the traced step has them; without TP, as two ranks would."""
+    """The article's summands in the traced step; without TP, divided as for two ranks."""
     moments = traced.moments
     divided, whole = traced.under_tensor_parallelism(max(tensor, 2))
     states, forward = moments[Moment.STATES].by_role, moments[Moment.FORWARD].by_role
@@ -135,7 +135,7 @@ def _of_traced(traced: Traced, tensor: int) -> parallel.Memory:
 def _as_the_example_says(
     memory: parallel.Memory, degrees: Mapping[str, int], room: int | None
 ) -> Iterator[str]:
-    """The example's last lines; of the activations it cuts what is behind the point."""
+    """The example's last lines; it truncates the activations to whole GB."""
     rank = parallel.LLAMA_3.approximate(memory, {**degrees, "micro_batches": 1})
     states = round(float((rank["optimizer"] + rank["gradients"]) / 10**9), 1)
     model = round(float(rank["model"] / 10**9), 1)

@@ -1,21 +1,21 @@
 """The formulas of "Training memory formulas" (hepengfei.ml): one rank under every parallelism.
 
-With k bytes a number, k_l in low and k_h in high precision, N parameters:
+With k bytes per number, k_l in low and k_h in high precision, and N parameters:
 
     regular   M_m = k·N, M_o = 2·k·N, M_g = k·N
     mixed     M_m = k_l·N, M_o = 3·k_h·N (with the master weights), M_g = k_l·N
     both      M_a = L·(16·k·b·s·h + 2·b·s·h + 2·k·b·a·s² + b·a·s²)
 
-M_a1, within attention and MLP, is divided by tensor parallelism; M_a2, of norms and dropout, by
-sequence parallelism alone. The article gives M_a as a whole; of its summands the two inputs of
-norms, k·b·s·h each, and the two dropout masks outside of attention, b·s·h each, are M_a2 here.
+M_a1, in attention and MLP, is divided by tensor parallelism; M_a2, in norms and dropout, only by
+sequence parallelism. The article gives M_a as a whole; of its summands the two inputs of norms,
+k·b·s·h each, and the two dropout masks outside of attention, b·s·h each, are M_a2 here.
 
-Two errors that the article states of its Llama 3 example: M_a2 is divided by TP as well
+The article states two errors of its Llama 3 example: M_a2 is divided by TP as well
 (`Layout.approximate`), and keys and values are counted as if each query head had its own
-(`without_shared_heads` corrects it). It has a third that it does not state: the 147,366,233,505,792
-bytes of M_a that it prints are L·(34·b·s·h + 5·b·a·s), with s where formula and calculation say s²
-(`as_printed`); with s² they are 22,313,351,535,132,672, which a step holds that writes its
-attention out, and fused attention holds neither.
+(`without_shared_heads` corrects it). There is a third that it does not state: the
+147,366,233,505,792 bytes of M_a that it prints are L·(34·b·s·h + 5·b·a·s), with s where formula and
+calculation say s² (`as_printed`). With s² they are 22,313,351,535,132,672, which a step with
+unfused attention holds; with fused attention it holds neither.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Memory:
         optimizer: M_o.
         gradients: M_g.
         inner: M_a1, activations that tensor parallelism divides.
-        outer: M_a2, those of norms and dropout.
+        outer: M_a2, activations of norms and dropout.
     """
 
     model: int
@@ -59,7 +59,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Layout:
-    """By which degrees each summand is divided; degrees are terms, such as `tp`."""
+    """The degrees that divide each summand; degrees are terms, such as `tp`."""
 
     name: str
     model: tuple[str, ...] = ()
@@ -70,15 +70,15 @@ class Layout:
 
     @property
     def degrees(self) -> frozenset[str]:
-        """Every degree that it has."""
+        """All of its degrees."""
         return frozenset((*self.model, *self.optimizer, *self.gradients, *self.inner, *self.outer))
 
     def per_rank(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
         """The bytes of one rank by summand.
 
         Args:
-            memory: the whole.
-            degrees: ranks by name; 1 where none is given.
+            memory: the whole model's.
+            degrees: ranks by name; default: 1.
         """
         return MappingProxyType(
             {
@@ -91,12 +91,12 @@ class Layout:
         )
 
     def gpus(self, degrees: Mapping[str, int]) -> int:
-        """On how many GPUs it runs: sequence parallelism takes those of tensor parallelism."""
+        """The number of GPUs; sequence parallelism uses those of tensor parallelism."""
         named = (self.degrees or {"dp"}) - {"micro_batches", "sp"}
         return prod(degrees.get(degree, 1) for degree in named)
 
     def approximate(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
-        """As the article's Llama 3 example computes: M_a2 is divided as M_a1 is."""
+        """Compute as the article's Llama 3 example: M_a2 is divided like M_a1."""
         merged = Memory(
             memory.model, memory.optimizer, memory.gradients, memory.activations, outer=0
         )
@@ -117,7 +117,7 @@ def _layout(
 
 
 OUTER = in_blocks(Saved.NORM_INPUT, Saved.DROPOUT_MASK)
-"""What tensor parallelism does not divide, in the article's view."""
+"""The activations that tensor parallelism does not divide, in the article's view."""
 
 _MODEL = ("tp", "pp")
 _INNER = ("tp", "pp", "micro_batches", "cp")
@@ -143,7 +143,7 @@ LLAMA_3 = LAYOUTS[-1]
 
 
 def memory_of(parts: Sequence[Part]) -> Memory:
-    """The five summands of what `regular` or `mixed` says."""
+    """The five summands of `regular` or `mixed`."""
     model, optimizer, gradients, *activations = parts
     outer = sum(part.bytes for part in activations if part.roles & OUTER)
     inner = total(activations) - outer
@@ -153,13 +153,13 @@ def memory_of(parts: Sequence[Part]) -> Memory:
 def memory_of_states(
     states: Mapping[Role, int], forward: Mapping[Role, int], *, inner: int, outer: int
 ) -> Memory:
-    """The five summands as a traced step on one device has them.
+    """The five summands of a traced step on one device.
 
     Args:
         states: parameters, gradients and optimizer state by role.
-        forward: what the forward pass leaves alive by role, of which autocast's copies are M_m.
+        forward: what the forward pass leaves alive, by role; autocast's copies in it are M_m.
         inner: activations of the blocks that tensor parallelism divides.
-        outer: those that it does not.
+        outer: those that it does not divide.
     """
     copies = forward.get(Role(Category.AUTOCAST_CACHE), 0)
     weights = states.get(Role(Category.PARAMETER), 0)
@@ -174,14 +174,14 @@ def memory_of_states(
 
 
 def as_printed(memory: Memory, terms: Mapping[str, int]) -> Memory:
-    """M_a as the Llama 3 example prints it: attention's logits with s in place of s²."""
+    """M_a as the Llama 3 example prints it: attention's logits with s instead of s²."""
     logits = (2 * terms.get("low", 2) + 1) * terms["layers"] * terms["batch"] * terms["heads"]
     sequence = terms["sequence"]
     return replace(memory, inner=memory.inner - logits * (sequence**2 - sequence))
 
 
 def without_shared_heads(memory: Memory, terms: Mapping[str, int]) -> Memory:
-    """What is left where a - KVH heads of keys and of values are not there (the first error)."""
+    """Subtract the a - KVH heads of keys and of values that do not exist (the second error)."""
     heads, shared = terms["heads"], terms["heads"] - terms["kv_heads"]
     bsh = terms["layers"] * terms["batch"] * terms["sequence"] * terms["hidden"]
     missing = 2 * terms.get("low", 2) * bsh * shared // heads
@@ -189,7 +189,7 @@ def without_shared_heads(memory: Memory, terms: Mapping[str, int]) -> Memory:
 
 
 def with_one_optimizer(memory: Memory, gpus: int) -> Mapping[str, Fraction]:
-    """All GPUs of plain data parallelism, one of which has the optimizer: M_o + d·(the rest)."""
+    """All GPUs under plain data parallelism, if one has the optimizer: M_o + d·(the rest)."""
     return {
         name: Fraction(getattr(memory, name) * (1 if name == "optimizer" else gpus))
         for name in SUMMANDS
@@ -197,12 +197,12 @@ def with_one_optimizer(memory: Memory, gpus: int) -> Mapping[str, Fraction]:
 
 
 def least_micro_batches(rank: Mapping[str, Fraction], room: int, times: int) -> int | None:
-    """The fewest micro-batches with which a rank fits; None where its states alone do not.
+    """The fewest micro-batches with which a rank fits; None if its states alone do not.
 
     Args:
         rank: its bytes by summand, with `times` micro-batches.
         room: bytes of the card.
-        times: micro-batches that the activations are divided by already.
+        times: micro-batches by which the activations are already divided.
     """
     activations = (rank["inner"] + rank["outer"]) * times
     rest = room - sum(rank.values(), Fraction()) + rank["inner"] + rank["outer"]
@@ -210,11 +210,11 @@ def least_micro_batches(rank: Mapping[str, Fraction], room: int, times: int) -> 
 
 
 def checkpoints(memory: Memory, terms: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
-    """What activations are without checkpointing and with it, whose ratio is the factor AC.
+    """Bytes of activations without and with checkpointing; their ratio is the factor AC.
 
     The article has "about 9" where "we only keep pre-LN activations for MLP with LN": an MLP's
     9·k·b·s·h to the norm's input k·b·s·h. With that input and the dropout mask it is 10·k + 1 to k;
-    attention, which is not checkpointed then, keeps what it had.
+    attention, which is not checkpointed then, keeps all of its activations.
     """
     low = terms.get("low", 2)
     bsh = terms["layers"] * terms["batch"] * terms["sequence"] * terms["hidden"]
@@ -238,7 +238,7 @@ def regular(
     layers: int,
     width: int = 4,
 ) -> list[Part]:
-    """M_m + M_o + M_g + M_a, all in numbers of `width` bytes."""
+    """M_m + M_o + M_g + M_a, all with `width` bytes per number."""
     return [
         Part("model", "k·N", width * parameters, of(Category.PARAMETER)),
         Part("optimizer", "2·k·N", 2 * width * parameters, of(Category.OPTIMIZER_STATE)),
@@ -261,10 +261,10 @@ def mixed(
 ) -> list[Part]:
     """M_m + M_o + M_g + M_a with weights in two precisions.
 
-    `gradient` is the bytes of a gradient's number where they are not `low`: the Llama 3 example
-    adds gradients up in fp32.
+    `gradient` is the bytes per number of a gradient, if not `low`: the Llama 3 example accumulates
+    gradients in fp32.
 
-    Under autocast the master weights are the parameters, and M_m is autocast's copies of them.
+    Under autocast the parameters are the master weights, and M_m is autocast's copies of them.
     """
     letter = "k_l" if gradient is None else "k_g"
     return [

@@ -1,12 +1,12 @@
-"""What each storage is there for, divided as published formulas divide a training step.
+"""The role of each storage, divided as published formulas divide a training step.
 
 Clauses, for a storage at a moment:
-  (1) what the report does not call an activation keeps the report's category;
-  (2) an activation is what the autograd node that holds it makes of it, by the node's operator,
-      the field, and whether the gradient of a parameter needs it (`_of_one`); where several nodes
-      hold a storage, the first in the order of `Saved` counts, so each byte counts once;
-  (3) it belongs to a block if the operation of that node ran in one (blocks.py): a block's first
-      norm holds what the embedding made.
+  (1) anything that the report does not call an activation keeps the report's category;
+  (2) the role of an activation comes from the autograd node that holds it: the node's operator, the
+      field, and whether the gradient of a parameter needs it (`_of_one`); if several nodes hold a
+      storage, the first in the order of `Saved` counts, so that each byte counts once;
+  (3) it belongs to a block if the operation of that node ran in one (blocks.py): so a block's first
+      norm holds the embedding's output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Saved(enum.StrEnum):
-    """For what autograd holds an activation; the value is its name in reports."""
+    """Why autograd holds an activation; the value is its name in reports."""
 
     SOFTMAX = "results of attention's softmax"
     PROBABILITIES = "operands of attention's last product, as large as the softmax"
@@ -39,7 +39,7 @@ class Saved(enum.StrEnum):
     NORMED_INPUT = "inputs of linear layers, made by a norm"
     LINEAR_INPUT = "inputs of other linear layers"
     QKV = "queries, keys and values"
-    ATTENTION_STATISTICS = "what fused attention keeps besides"
+    ATTENTION_STATISTICS = "other tensors that fused attention keeps"
     NONLINEARITY = "operands of activation functions"
     DROPOUT_MASK = "dropout masks"
     LOSS = "operands of the loss"
@@ -55,14 +55,14 @@ ROUNDING = "rounding"
 
 
 class Role(NamedTuple):
-    """What a storage is there for; `in_block` is False outside of blocks and for (1)."""
+    """The role of a storage; `in_block` is False outside of blocks and in clause (1)."""
 
     what: Category | Saved | str
     in_block: bool = False
 
     @property
     def is_activation(self) -> bool:
-        """Whether it is none of the report's categories (clause 1)."""
+        """Whether it is not one of the report's categories (clause 1)."""
         return self.what not in NAMES_ON_RANKS
 
     def __str__(self) -> str:
@@ -72,17 +72,17 @@ class Role(NamedTuple):
 
 
 def of(*categories: Category) -> frozenset[Role]:
-    """What the report counts in these categories."""
+    """The roles of these report categories."""
     return frozenset(map(Role, categories))
 
 
 def in_blocks(*saved: Saved) -> frozenset[Role]:
-    """Activations that blocks hold for these."""
+    """The roles of these activations in blocks."""
     return frozenset(Role(each, in_block=True) for each in saved)
 
 
 def outside(*saved: Saved) -> frozenset[Role]:
-    """Activations that embedding, last norm, head and loss hold for these."""
+    """The roles of these activations in embedding, last norm, head and loss."""
     return frozenset(map(Role, saved))
 
 
@@ -108,9 +108,9 @@ class Roles:
     """Finds the role of a storage at a moment.
 
     Attributes:
-        graph: of the trace.
-        saved: what the pass `saved_tensors` found.
-        blocks: where the model's blocks are.
+        graph: the traced step.
+        saved: the result of the pass `saved_tensors`.
+        blocks: the model's blocks.
     """
 
     graph: StepGraph
@@ -119,11 +119,11 @@ class Roles:
 
     @classmethod
     def of(cls, graph: StepGraph, annotations: Annotations, blocks: Blocks) -> Roles:
-        """For what passes found in a trace."""
+        """Make it from the results of the passes."""
         return cls(graph, annotations.of(SAVED_TENSORS), blocks)
 
     def bytes_by_role(self, storages: Iterable[Storage], tick: int) -> dict[Role, int]:
-        """Requested bytes of storages by their roles at `tick`; every byte counts once."""
+        """Requested bytes of storages by role at `tick`; every byte counts once."""
         found: dict[Role, int] = {}
         for storage in storages:
             role = self.role(storage, tick)
@@ -131,7 +131,7 @@ class Roles:
         return found
 
     def role(self, storage: Storage, tick: int) -> Role:
-        """What a storage is there for at `tick`."""
+        """The role of a storage at `tick`."""
         category = storage.category_at(tick)
         if category is not Category.ACTIVATION:
             return Role(category)
@@ -144,13 +144,13 @@ class Roles:
         first, held = min(found, key=lambda each: each[0])
         what = _ORDER[first]
         in_block = self._in_block(held.op)
-        return Role(f"what {held.name} holds" if what is Saved.OTHER else what, in_block)
+        return Role(f"tensors held by {held.name}" if what is Saved.OTHER else what, in_block)
 
     def _in_block(self, op: int | None) -> bool:
         return op is not None and self.blocks.contain(self.graph.ops[op].module)
 
     def _of_one(self, held: Any, storage: Storage) -> Saved:
-        """What one autograd node holds a storage for (clause 2)."""
+        """Why one autograd node holds a storage (clause 2)."""
         name, field = held.name.rpartition("Backward")[0], held.field.partition("[")[0]
         shape = held.tensor.shape
         like_softmax = self.blocks.like_softmax(shape)
@@ -179,13 +179,13 @@ class Roles:
         return Saved.NORMED_INPUT if self._is_normed(maker) else Saved.LINEAR_INPUT
 
     def _is_normed(self, op: Op | None) -> bool:
-        """Whether an operation is a norm's, or casts the result of one."""
+        """Whether an operation belongs to a norm, or casts the result of one."""
         while op is not None and op.target.startswith(_CASTS) and not self._in_norm(op):
             op = _made_by(op.node.args[0])
         return op is not None and (op.target.startswith(_NORM_OPERATORS) or self._in_norm(op))
 
     def _in_norm(self, op: Op | None) -> bool:
-        """Whether an operation ran in a module whose class calls itself a norm."""
+        """Whether an operation ran in a module whose class name contains "norm"."""
         return op is not None and "norm" in self.graph.modules.get(op.module, "").lower()
 
 
@@ -212,7 +212,7 @@ def _of_elementwise(name: str, field: str) -> Saved:
 
 
 def _made_by(node: object) -> Op | None:
-    """The operation behind an argument, through what stands for one of several results."""
+    """The operation that made an argument, also if it is one of several results."""
     while node is not None and "op" not in getattr(node, "meta", {}):
         inputs = getattr(node, "args", ())
         node = inputs[0] if inputs else None

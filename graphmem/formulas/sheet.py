@@ -1,7 +1,7 @@
-"""Everything that published formulas say about a training step: what `graphmem published` prints.
+"""All published formulas for a training step: the content of `graphmem published`.
 
-Each *section* is one formula or one table of a source. A section whose terms are not all known says
-which are missing and why, in place of figures.
+Each *section* is one formula or one table from a source. A section whose terms are not all known
+says which are missing and why, instead of figures.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Section:
     """One formula or table, or what it lacks.
 
     Attributes:
-        name: what `--only` calls it.
+        name: its name for `--only`.
         title: one line.
         source: who published it.
-        missing: terms without which it says nothing, with the reasons.
-        comparison: a formula, held against the exact result.
+        missing: required terms that are missing, with the reasons.
+        comparison: a formula, compared with the exact result.
         printed: text as the source's own program prints it.
         table: bytes of one rank.
     """
@@ -70,13 +70,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What formulas say.
+    """The results of published formulas.
 
     Attributes:
-        target: whose step it is; None where only terms were given.
-        terms: the terms that are known, by name.
+        target: the target of the step; None if only terms were given.
+        terms: the known terms, by name.
         sections: one for each formula or table.
-        on_card: the traced step's own verdict, where the formulas are held against its card.
+        on_card: the traced step's own verdict, if the formulas are compared with its card.
     """
 
     target: str | None
@@ -85,12 +85,12 @@ class Sheet:
     on_card: OnCard | None = None
 
     def left_beside(self, nbytes: int) -> int | None:
-        """What the card leaves, negative where it is too small; None where none is given."""
+        """Free bytes on the card, negative if it is too small; None if no card is given."""
         card = self.terms.get("memory")
         return None if card is None else card.value - nbytes
 
     def to_json(self) -> str:
-        """The sheet as JSON; bytes that are no whole number are given as a fraction's decimals."""
+        """The sheet as JSON; bytes that are not a whole number are written as decimals."""
         found: dict[str, Any] = {
             "schema": SCHEMA,
             "target": self.target,
@@ -112,15 +112,15 @@ class Sheet:
 def formulas_of(
     analysis: Analysis, given: Mapping[str, Term] | None = None, only: Sequence[str] = ()
 ) -> Sheet:
-    """Every published formula for a traced step, beside the exact result.
+    """Evaluate every published formula for a traced step, and compare it with the exact result.
 
     Args:
-        analysis: of a training step.
-        given: terms in place of those that the trace shows.
+        analysis: the analysis of a training step.
+        given: terms that override those found in the trace.
         only: names of sections; default: all.
 
     Raises:
-        InputError: the step has no backward pass, or no section has that name.
+        InputError: the step has no backward pass, or there is no such section.
     """
     blocks = find_blocks(analysis.graph)
     found = find_terms(analysis.graph, blocks)
@@ -138,10 +138,10 @@ def formulas_of(
 
 
 def formulas_for(given: Mapping[str, Term], only: Sequence[str] = ()) -> Sheet:
-    """What published formulas say for terms alone.
+    """Evaluate published formulas for terms alone.
 
     Raises:
-        InputError: no section has that name, or none has all its terms.
+        InputError: there is no such section, or none has all its terms.
     """
     sections = _sections(Found(dict(given), {}), None, only)
     if all(section.missing for section in sections):
@@ -154,7 +154,7 @@ def formulas_for(given: Mapping[str, Term], only: Sequence[str] = ()) -> Sheet:
 
 
 def section_names() -> tuple[str, ...]:
-    """The names that `only` may have, in the order of the sheet."""
+    """The names allowed in `only`, in the order of the sheet."""
     return (*(formula.name for formula in FORMULAS), *(table.name for table in TABLES))
 
 
@@ -183,7 +183,7 @@ def _formula(
 
 
 def _exact(formula: Formula, gpus: int, traced: Traced | None) -> tuple[Exact | None, str]:
-    """What a formula estimates, exact where there is a traced step, and in words."""
+    """What a formula estimates: the exact result, if a step was traced, and a description."""
     if formula.sharding is None or gpus == 1:
         of = MOMENTS[formula.moment]
         return (traced.moments[formula.moment] if traced else None), of
@@ -193,7 +193,7 @@ def _exact(formula: Formula, gpus: int, traced: Traced | None) -> tuple[Exact | 
     try:
         return traced.on_one_of(gpus, formula.sharding), of
     except InputError as error:
-        return None, f"{of}; the traced step cannot be split so: {error}"
+        return None, f"{of}; the traced step cannot be split this way: {error}"
 
 
 def _missing(needs: Sequence[str], found: Found) -> dict[str, str]:

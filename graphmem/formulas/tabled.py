@@ -1,4 +1,4 @@
-"""What a table of formulas is: figures in rows, or text as a source's own program prints it."""
+"""Tables of formulas: figures in rows, or text as a source's own program prints it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ UNITS: Mapping[str, int] = MappingProxyType({"TB": 10**12, "GB": 10**9, "MiB": 2
 
 @dataclass(frozen=True)
 class Table:
-    """Figures that a source has for several ways to train.
+    """A source's figures for several ways to train.
 
     Attributes:
-        columns: what they are of.
-        rows: bytes by what they are under.
-        notes: sentences beside them.
-        unit: one of `UNITS`, which the source counts in.
+        columns: names of the columns.
+        rows: bytes by the name of the row.
+        notes: sentences that belong to the table.
+        unit: one of `UNITS`, the unit that the source uses.
         counts: the columns that are plain numbers, not bytes.
-        left: what of the card a row leaves, negative where it does not fit.
-        least: with how many micro-batches a row fits; None where no number is enough.
+        left: free bytes on the card by row, negative if it does not fit.
+        least: the fewest micro-batches with which a row fits; None if no number is enough.
     """
 
     columns: tuple[str, ...]
@@ -37,13 +37,13 @@ class Table:
 
     @property
     def head(self) -> str:
-        """What its figures are in; empty where none is of bytes."""
+        """The unit of its figures; empty if none are bytes."""
         if self.counts.issuperset(self.columns):
             return ""
         return {"GB": "GB (10^9 bytes)", "TB": "TB (10^12 bytes)"}.get(self.unit, self.unit)
 
     def format(self, column: str, figure: Fraction) -> str:
-        """A figure of a column, as text."""
+        """Format a figure of a column."""
         if column in self.counts:
             return f"{float(figure):,.2f}" if figure.denominator > 1 else f"{int(figure):,}"
         return format_in(self.unit, figure)
@@ -51,12 +51,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Printed:
-    """What a source's own program prints, and the rows of its table where it has one.
+    """The output of a source's own program, and the rows of its table if it has one.
 
     Attributes:
-        text: as it is.
-        rows: of the table.
-        left: what of the card each row or case leaves, negative where it does not fit.
+        text: the output, unchanged.
+        rows: the rows of the table.
+        left: free bytes on the card by row or case, negative if it does not fit.
     """
 
     text: str
@@ -66,16 +66,16 @@ class Printed:
 
 @dataclass(frozen=True)
 class Tabled:
-    """What a source has besides single formulas.
+    """A table from a source.
 
     Attributes:
-        name: what `--only` calls it.
+        name: its name for `--only`.
         title: one line.
         source: who published it.
-        needs: the terms without which it says nothing.
-        fill: its text as the source prints it, or its figures; called with terms and the traced
-            step, None without a target.
-        of_degrees: whether it says nothing without a degree of parallelism.
+        needs: the terms that it requires.
+        fill: returns its text as the source prints it, or its figures; called with terms and the
+            traced step, None without a target.
+        of_degrees: whether it requires a degree of parallelism.
     """
 
     name: str
@@ -87,14 +87,14 @@ class Tabled:
 
 
 def format_in(unit: str, nbytes: Fraction, digits: int = 3) -> str:
-    """Bytes in a unit of `UNITS`, which stands in the head of the table."""
+    """Format bytes in a unit of `UNITS`, which the head of the table names."""
     return f"{float(nbytes / UNITS[unit]):,.{digits}f}"
 
 
 def left_of_card(
     numbers: Mapping[str, int], held: Mapping[str, Fraction | int]
 ) -> dict[str, Fraction]:
-    """What the card leaves beside each of these, where there is one."""
+    """Free bytes on the card after each of these, if a card is given."""
     if "memory" not in numbers:
         return {}
     return {name: Fraction(numbers["memory"] - nbytes) for name, nbytes in held.items()}

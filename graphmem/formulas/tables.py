@@ -1,4 +1,4 @@
-"""What sources have besides single formulas: DeepSpeed's tables, and ranks under every layout."""
+"""The sources' tables: DeepSpeed's, and ranks under every layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphmem.formulas.tabled import Printed, Table, Tabled, format_in, left_of_
 
 
 def hardware_of(numbers: Mapping[str, int]) -> deepspeed.Hardware:
-    """The GPUs of each machine, from how many there are in all.
+    """The GPUs of each machine, from their total number.
 
     Raises:
         InputError: they cannot be spread evenly.
@@ -137,21 +137,21 @@ TABLES: Sequence[Tabled] = (
     ),
     Tabled(
         "deepspeed-largest-model",
-        "The formulas of a GPU backwards: the most parameters on a card",
+        "The formulas for a GPU inverted: the most parameters on a card",
         deepspeed.SOURCE,
         ("memory",),
         _largest_model,
     ),
     Tabled(
         "deepspeed-pinned",
-        "General RAM that is pinned under ZeRO-3 with offloading",
+        "Host memory that is pinned under ZeRO-3 with offloading",
         deepspeed.SOURCE,
         ("parameters",),
         _pinned,
     ),
     Tabled(
         "nanogpt-linear-layers",
-        "What linear layers allocate in the forward pass and leave alive",
+        "Memory that linear layers allocate in the forward pass and leave alive",
         nanogpt.SOURCE,
         _BLOCKS,
         _linear_layers,

@@ -1,4 +1,4 @@
-"""The terms of published formulas: their letters, what each means, and values given by hand."""
+"""The terms of published formulas: their letters, their meanings, and values given by hand."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ GIVEN = "given"
 
 @dataclass(frozen=True)
 class Term:
-    """One term: its name, its value, and where that came from."""
+    """One term: its name, its value, and the value's origin."""
 
     name: str
     value: int
@@ -87,15 +87,15 @@ class Term:
 
     @property
     def letter(self) -> str:
-        """How formulas write it."""
+        """Its letter in formulas."""
         return LETTERS[self.name]
 
 
 def given_terms(texts: Mapping[str, str]) -> dict[str, Term]:
-    """Terms from names or letters and values, such as `{"h": "768", "parameters": "2851e6"}`.
+    """Parse terms given by name or letter, such as `{"h": "768", "parameters": "2851e6"}`.
 
     Raises:
-        InputError: a name is none of `LETTERS`, or a value is not a whole number above 0.
+        InputError: a name is not in `LETTERS`, or a value is not a whole number above 0.
     """
     terms = (Term(_name_of(key), _whole(key, text), GIVEN) for key, text in texts.items())
     return {term.name: term for term in terms}
@@ -121,10 +121,10 @@ def _whole(key: str, text: str) -> int:
 
 
 def card_term(name: str) -> Term:
-    """What a card leaves to tensors, so that formulas have a verdict.
+    """The memory that a card has for tensors, so that formulas have a verdict.
 
     Raises:
-        InputError: no card has that name.
+        InputError: there is no such card.
     """
     gpu = find_gpu(name)
     context = format_bytes(gpu.context_bytes)

@@ -1,4 +1,4 @@
-"""The sheet for people: terms, one line a formula, then each formula part by part."""
+"""The sheet as text: terms, one line per formula, then each formula part by part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE_WIDTH = 120
 
 
 def print_sheet(sheet: Sheet, console: Console) -> None:
-    """Print the sheet; what a source's own program prints is printed as it is."""
+    """Print the sheet; the output of a source's own program is printed unchanged."""
     for part in (_terms(sheet), _overview(sheet), _verdicts(sheet)):
         for line in part:
             console.print(line)
@@ -38,7 +38,7 @@ def print_sheet(sheet: Sheet, console: Console) -> None:
 
 
 def _lacking(sheet: Sheet) -> Iterator[RenderableType]:
-    """Sections without figures, those together that lack the same."""
+    """The sections without figures, grouped by what they lack."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for section in sheet.sections:
         if section.missing:
@@ -77,7 +77,7 @@ def _overview(sheet: Sheet) -> Iterator[RenderableType]:
 
 
 def _verdicts(sheet: Sheet) -> Iterator[RenderableType]:
-    """Whether the card holds what each formula says, and the step itself."""
+    """Whether each formula's estimate fits on the card, and the step itself."""
     found = [each.comparison for each in sheet.sections if each.comparison is not None]
     card = sheet.terms.get("memory")
     if not found or card is None:
@@ -122,7 +122,7 @@ def _section(section: Section) -> Iterator[RenderableType]:
 def _on_card(
     left: Mapping[str, Fraction], format_left: Callable[[Fraction], str], table: Figures | None
 ) -> Iterator[RenderableType]:
-    """Whether the card holds each row."""
+    """Whether each row fits on the card."""
     if not left:
         return
     verdicts = _new_table("", "on the card")
