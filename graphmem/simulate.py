@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from graphmem.allocator import Block, CachingAllocator, SegmentInfo
-from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent
+from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent, alive_after
 from graphmem.graph import Op, StepGraph, Storage
 from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
 
@@ -24,6 +24,7 @@ class Moment:
     """The device's bytes after one allocation or free, or after its cache was emptied.
 
     Several moments may share a tick: the steps of one kernel. `index` counts them all from 0.
+    `event` is what led to the moment; None at the beginning.
     """
 
     index: int
@@ -31,6 +32,17 @@ class Moment:
     allocated: int
     requested: int
     reserved: int
+    event: Event | None = None
+
+    @property
+    def born(self) -> Storage | None:
+        """The storage that was allocated, or None."""
+        return self.event.storage if isinstance(self.event, Birth) else None
+
+    @property
+    def died(self) -> Storage | None:
+        """The storage that was freed, or None."""
+        return self.event.storage if isinstance(self.event, Death) else None
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,6 @@ class Timeline:
         moments: one for each allocation, free and emptying of the cache, in order; the first, at
             tick 0, is empty.
         block_bytes: by storage id, the bytes of its block.
-        births: for each moment, the storage that was born, or None.
-        deaths: for each moment, the storage that died, or None.
         addresses: by storage id, the address of its block.
         segments: the reserved segments at the end, with their blocks.
         given_back: by index of the moments at which the program emptied the cache, what was
@@ -51,8 +61,6 @@ class Timeline:
 
     moments: list[Moment]
     block_bytes: dict[int, int]
-    births: list[Storage | None]
-    deaths: list[Storage | None] = field(default_factory=list)
     addresses: dict[int, int] = field(default_factory=dict)
     segments: tuple[SegmentInfo, ...] = ()
     given_back: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
@@ -70,18 +78,12 @@ class Timeline:
         first = self.index_at(start)
         last = len(self.moments) - 1 if end is None else self.index_at(end)
         index = max(range(first, last + 1), key=lambda i: (self.moments[i].allocated, -i))
-        return self.moments[index], self.births[index]
+        return self.moments[index], self.moments[index].born
 
     def alive_at(self, moment: Moment) -> list[Storage]:
         """The storages that the device held at one of `moments`, in order of allocation."""
-        alive: dict[int, Storage] = {}
-        changes = zip(self.births, self.deaths, strict=True)
-        for _, (born, died) in zip(range(moment.index + 1), changes, strict=False):
-            if born is not None:
-                alive[born.id] = born
-            elif died is not None:
-                del alive[died.id]
-        return list(alive.values())
+        events = (each.event for each in self.moments[: moment.index + 1])
+        return list(alive_after(filter(None, events)).values())
 
     def index_at(self, tick: int) -> int:
         """The index of the last moment at or before `tick`; -1 if there is none."""
@@ -115,7 +117,7 @@ class Simulator:
         """
         self.allocator = allocator
         self._memory = memory or allocator
-        self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {}, [None], [None])
+        self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {})
         self._alive: dict[int, tuple[Storage, Block]] = {}
 
     def apply(self, event: Event) -> None:
@@ -131,15 +133,14 @@ class Simulator:
             self._alive[storage.id] = storage, block
             timeline.block_bytes[storage.id] = block.size
             timeline.addresses[storage.id] = block.address
-            self._note(event.tick, storage, None)
         elif isinstance(event, Death):
             _, block = self._alive.pop(event.storage.id)
             self._memory.free(block)
-            self._note(event.tick, None, event.storage)
         else:
-            self._empty_cache(event.tick)
+            self._empty_cache()
+        self._note(event)
 
-    def _empty_cache(self, tick: int) -> None:
+    def _empty_cache(self) -> None:
         given_back: list[tuple[str, int, int]] = []
         listener = self.allocator.on_event
         self.allocator.on_event = lambda *event: given_back.append(event[:3])
@@ -148,19 +149,17 @@ class Simulator:
         finally:
             self.allocator.on_event = listener
         self.timeline.given_back[len(self.timeline.moments)] = given_back
-        self._note(tick, None, None)
 
-    def _note(self, tick: int, born: Storage | None, died: Storage | None) -> None:
-        timeline, stats = self.timeline, self.allocator.statistics
-        timeline.births.append(born)
-        timeline.deaths.append(died)
-        timeline.moments.append(
+    def _note(self, event: Event) -> None:
+        moments, stats = self.timeline.moments, self.allocator.statistics
+        moments.append(
             Moment(
-                len(timeline.moments),
-                tick,
+                len(moments),
+                event.tick,
                 stats.allocated_bytes.current,
                 stats.requested_bytes.current,
                 stats.reserved_bytes.current,
+                event,
             )
         )
 

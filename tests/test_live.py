@@ -109,15 +109,15 @@ def test_the_live_machine_does_what_the_simulator_does_afterwards(
 
 def events_of(timeline: Timeline) -> list[tuple[object, ...]]:
     """All that is told of each event; scratch memory goes by other numbers."""
-    storages = zip(timeline.births, timeline.deaths, strict=True)
-    moments = zip(timeline.moments, storages, strict=True)
     return [
         (
             (moment.tick, moment.allocated, moment.requested, moment.reserved),
-            None if born is None else (born.nbytes, timeline.addresses[born.id]),
-            None if died is None else (died.nbytes, timeline.addresses[died.id]),
+            *(
+                None if each is None else (each.nbytes, timeline.addresses[each.id])
+                for each in (moment.born, moment.died)
+            ),
         )
-        for moment, (born, died) in moments
+        for moment in timeline.moments
     ]
 
 

@@ -102,7 +102,7 @@ class TestPrograms:
     def test_outputs_may_come_in_another_order(self) -> None:
         timeline = simulate(self.graph(), {0: (Output(1), Output(0))})
 
-        assert [born.id for born in timeline.births if born is not None] == [1, 0]
+        assert [each.born.id for each in timeline.moments if each.born is not None] == [1, 0]
 
     def test_a_peak_inside_a_kernel_names_its_scratch_and_operation(self) -> None:
         graph, scratch = self.graph(), Scratch("staging", 5 * MIB)
@@ -118,7 +118,7 @@ class TestPrograms:
     def test_scratch_that_is_not_freed_is_a_workspace_until_the_end(self) -> None:
         graph = self.graph()
         timeline = simulate(graph, {0: (Output(0), Output(1), Take(Scratch("cuBLAS", MIB)))})
-        workspace = timeline.births[-1]
+        workspace = timeline.moments[-1].born
 
         assert timeline.moments[-1].allocated == 3 * MIB
         assert workspace is not None
@@ -135,7 +135,7 @@ def test_the_peak_is_the_first_of_equal_ones() -> None:
     timeline = simulate(graph_of(storage(0, 512, 1, 2), storage(1, 512, 3, None)))
     moment, born = timeline.peak()
 
-    assert (moment.tick, born) == (1, timeline.births[1])
+    assert (moment.tick, born) == (1, timeline.moments[1].born)
 
 
 def test_the_peak_of_a_stretch_may_be_its_beginning() -> None:

@@ -7,6 +7,7 @@ from itertools import chain
 
 from graphmem.allocator import SegmentInfo
 from graphmem.allocator.pool import BLOCK_STATES, BlockInfo
+from graphmem.events import Birth, CacheEmptied, Death, Event
 from graphmem.graph import Storage
 from graphmem.record import rows
 from graphmem.record.step import Observed
@@ -18,9 +19,8 @@ def observed_table(
 ) -> rows.ObservedTable:
     """Write the table of observations; `storage_row` writes the storages of kernels."""
     timeline = observed.timeline
-    touched = chain(timeline.births, timeline.deaths)
+    touched = chain.from_iterable((each.born, each.died) for each in timeline.moments)
     scratch = {each.id: each for each in touched if each is not None and each.id < 0}
-    changes = zip(timeline.moments, timeline.births, timeline.deaths, strict=True)
     return rows.ObservedTable(
         moments=[
             rows.MomentRow(
@@ -28,10 +28,10 @@ def observed_table(
                 moment.allocated,
                 moment.requested,
                 moment.reserved,
-                None if born is None else born.id,
-                None if died is None else died.id,
+                None if moment.born is None else moment.born.id,
+                None if moment.died is None else moment.died.id,
             )
-            for moment, born, died in changes
+            for moment in timeline.moments
         ],
         scratch=[rows.ScratchRow(number, storage_row(each)) for number, each in scratch.items()],
         blocks=[
@@ -78,22 +78,13 @@ def observed_of(
         raise ValueError("a timeline that does not begin empty")
     scratch = {each.id: read_storage(each.id, each.storage) for each in table.scratch}
 
-    def storage(number: int | None) -> Storage | None:
-        if number is None:
-            return None
-        if number < 0:
-            return scratch[number]
-        return storages[number]
+    def storage(number: int) -> Storage:
+        return scratch[number] if number < 0 else storages[number]
 
     try:
         timeline = Timeline(
-            moments=[
-                Moment(index, row.tick, row.allocated, row.requested, row.reserved)
-                for index, row in enumerate(table.moments)
-            ],
+            moments=[_moment(index, row, storage) for index, row in enumerate(table.moments)],
             block_bytes={number: size for number, size, _ in table.blocks},
-            births=[storage(row.born) for row in table.moments],
-            deaths=[storage(row.died) for row in table.moments],
             addresses={number: address for number, _, address in table.blocks},
             segments=tuple(map(_segment, table.segments)),
             given_back=dict(table.given_back),
@@ -102,6 +93,17 @@ def observed_of(
         raise ValueError("a timeline of storages that do not exist") from None
     _check(timeline)
     return Observed(timeline, table.sections, table.on_card)
+
+
+def _moment(index: int, row: rows.MomentRow, storage: Callable[[int], Storage]) -> Moment:
+    event: Event | None = None
+    if row.born is not None:
+        event = Birth(row.tick, storage(row.born))
+    elif row.died is not None:
+        event = Death(row.tick, storage(row.died))
+    elif index:
+        event = CacheEmptied(row.tick)
+    return Moment(index, row.tick, row.allocated, row.requested, row.reserved, event)
 
 
 def _segment(row: rows.SegmentRow) -> SegmentInfo:
@@ -121,7 +123,8 @@ def _check(timeline: Timeline) -> None:
     """Check that every storage is born once, has a block, and dies after its birth."""
     alive: set[int] = set()
     last = 0
-    for moment, born, died in zip(timeline.moments, timeline.births, timeline.deaths, strict=True):
+    for moment in timeline.moments:
+        born, died = moment.born, moment.died
         if moment.tick < last:
             raise ValueError("a timeline that runs backwards")
         last = moment.tick

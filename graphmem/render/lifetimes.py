@@ -40,17 +40,17 @@ def lifetimes(analysis: Analysis) -> list[Lifetime]:
     """Every storage that has a block, in order of birth."""
     timeline = analysis.timeline
     end = len(timeline.moments)
-    deaths = {storage.id: i for i, storage in enumerate(timeline.deaths) if storage is not None}
+    deaths = {each.died.id: each.index for each in timeline.moments if each.died is not None}
     return [
         Lifetime(
             storage,
             timeline.block_bytes[storage.id],
-            i,
+            moment.index,
             deaths.get(storage.id, end),
             module_of(storage, analysis.graph),
         )
-        for i, storage in enumerate(timeline.births)
-        if storage is not None
+        for moment in timeline.moments
+        if (storage := moment.born) is not None
     ]
 
 

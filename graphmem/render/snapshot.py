@@ -86,8 +86,8 @@ def _entries(analysis: Analysis, frames: dict[int, list[Frame]]) -> Iterator[Ent
     starts = sorted({segment.address for segment in timeline.segments} | closed)
     opened = dict.fromkeys(starts, 0)
     reserved = 0
-    for moment, born, died in zip(timeline.moments, timeline.births, timeline.deaths, strict=True):
-        storage = born or died
+    for moment in timeline.moments:
+        storage = moment.born or moment.died
         if storage is None:
             for action, address, size in timeline.given_back.get(moment.index, ()):
                 yield _given_back(action, address, size, moment.tick)
@@ -102,7 +102,7 @@ def _entries(analysis: Analysis, frames: dict[int, list[Frame]]) -> Iterator[Ent
             action = "segment_map" if opened[start] else "segment_alloc"
             yield {**entry, "action": action, "addr": start + opened[start], "size": grown}
             opened[start] += grown
-        actions = ("alloc",) if born else ("free_requested", "free_completed")
+        actions = ("alloc",) if moment.born else ("free_requested", "free_completed")
         for action in actions:
             yield {**entry, "action": action, "addr": address, "size": storage.nbytes}
 

@@ -55,9 +55,8 @@ def _timeline(analysis: Analysis) -> Rows:
     timeline, ops = analysis.timeline, analysis.graph.ops
     clock = Clock(analysis.graph)
     rows = []
-    events = zip(timeline.moments, timeline.births, timeline.deaths, strict=True)
-    for moment, born, died in events:
-        storage = born or died
+    for moment in timeline.moments:
+        storage = moment.born or moment.died
         if storage is None:
             continue
         index = clock.op_at(moment.tick)
@@ -70,7 +69,7 @@ def _timeline(analysis: Analysis) -> Rows:
                 "target": op.target if op else None,
                 "module": op.module if op else None,
                 "source": str(op.source) if op and op.source else None,
-                "event": "alloc" if born else "free",
+                "event": "alloc" if moment.born else "free",
                 "storage": storage.id,
                 "block": timeline.block_bytes[storage.id],
                 "allocated": moment.allocated,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from graphmem.allocator import Block, CachingAllocator
 from graphmem.graph import PhaseName
@@ -60,7 +61,7 @@ def replay(
         if stats.allocated_bytes.current > peak:
             peak, at, at_event = stats.allocated_bytes.current, moment, i
     categories = _Categories(rank)
-    at_peak = categories.sums([allocations[n] for n in _alive_after(events, at_event)], at)
+    at_peak = categories.sums([allocations[n] for n in _alive_at_birth(events, at_event)], at)
     rounding = peak - sum(at_peak.values())
     most = _most(rank, allocations, events, categories)
     for category, nbytes in at_peak.items():
@@ -99,23 +100,32 @@ def _events(allocations: Sequence[Allocation]) -> list[_Event]:
     return sorted(found, key=lambda event: (event[0], event[1]))
 
 
-def _alive_after(events: Sequence[_Event], index: int) -> list[int]:
+def _alive_at_birth(events: Sequence[_Event], index: int) -> list[int]:
+    """What is alive right after one of the births; nothing for -1."""
+    if index < 0:
+        return []
+    (_, _, born), alive = next(islice(_with_alive(events), index, None))
+    return [*alive, born]
+
+
+def _with_alive(events: Sequence[_Event]) -> Iterator[tuple[_Event, dict[int, None]]]:
+    """Each event, and the numbers of what was alive before it, in order of birth."""
     alive: dict[int, None] = {}
-    for _, born, number in events[: index + 1]:
+    for event in events:
+        yield event, alive
+        _, born, number = event
         if born:
             alive[number] = None
         else:
             del alive[number]
-    return list(alive)
 
 
 def _most(
     rank: Rank, allocations: Sequence[Allocation], events: Sequence[_Event], categories: _Categories
 ) -> dict[str, int]:
     most: dict[str, int] = {}
-    alive: dict[int, None] = {}
     slot = -1
-    for moment, born, number in events:
+    for (moment, _, _), alive in _with_alive(events):
         if moment[0] != slot:
             slot = moment[0]
             if rank.in_last_step(slot):
@@ -124,10 +134,6 @@ def _most(
                 )
                 for category, nbytes in sums.items():
                     most[category] = max(most.get(category, 0), nbytes)
-        if born:
-            alive[number] = None
-        else:
-            del alive[number]
     return most
 
 
