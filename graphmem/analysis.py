@@ -285,11 +285,11 @@ def _traced(
     from graphmem.caller import turn
     from graphmem.changes.batch import batch_of
     from graphmem.targets import blaming_the_user, load_target
-    from graphmem.trace import Options, trace
+    from graphmem.trace import TraceOptions, trace
 
     loaded = load_target(target, request.settings)
     within = f"in the model that {loaded.name} made"
-    options = Options(
+    options = TraceOptions(
         steps=request.steps,
         torch_release=runtime.release,
         keep_grads=request.grads == "keep",

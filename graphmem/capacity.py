@@ -24,7 +24,7 @@ from graphmem.simulate import Simulator, Timeline
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedStorage:
     """A failed request: its storage, its tick, and PyTorch's message."""
 
     tick: int
@@ -33,7 +33,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Replay:
+class CardReplay:
     """The outcome of replaying events.
 
     Attributes:
@@ -45,7 +45,7 @@ class Replay:
 
     timeline: Timeline
     cache_emptied: int = 0
-    refused: Refused | None = None
+    refused: RefusedStorage | None = None
     did_without: int = 0
 
     @property
@@ -71,7 +71,7 @@ class Verdict:
             the bytes above the capacity that it would reserve with unlimited memory.
     """
 
-    replay: Replay
+    replay: CardReplay
     is_certain: bool
     capacity_bytes: int
     margin_bytes: int
@@ -82,7 +82,7 @@ class Verdict:
         return self.replay.refused is None
 
 
-def replay(found: Iterable[Event], allocator: CachingAllocator) -> Replay:
+def replay(found: Iterable[Event], allocator: CachingAllocator) -> CardReplay:
     """Apply events to an allocator until it runs out of memory."""
     simulator = Simulator(allocator)
     refused = None
@@ -97,9 +97,9 @@ def replay(found: Iterable[Event], allocator: CachingAllocator) -> Replay:
             if can_do_without(event.storage):
                 without.add(event.storage.id)
                 continue
-            refused = Refused(event.tick, event.storage, error)
+            refused = RefusedStorage(event.tick, event.storage, error)
             break
-    return Replay(simulator.finish(), allocator.num_alloc_retries, refused, len(without))
+    return CardReplay(simulator.finish(), allocator.num_alloc_retries, refused, len(without))
 
 
 def can_do_without(storage: Storage) -> bool:
@@ -116,12 +116,12 @@ def judge(found: Sequence[Event], runtime: Runtime, unbounded: Timeline) -> Verd
         runtime: the card, the version of torch, the environment.
         unbounded: the same events with unlimited memory.
     """
-    whole = Replay(unbounded)
+    whole = CardReplay(unbounded)
     gpu, context = runtime.gpu, runtime.context
     most = gpu.memory_bytes + gpu.memory_surplus_bytes
     least = gpu.memory_bytes - gpu.memory_spread_bytes
 
-    def on_card(memory_bytes: int, context_bytes: int) -> Replay:
+    def on_card(memory_bytes: int, context_bytes: int) -> CardReplay:
         card = replace(runtime, gpu=replace(gpu, memory_bytes=memory_bytes))
         allocator = card.new_allocator(context_bytes=context_bytes)
         return whole if _never_full(allocator, whole.reserved_bytes) else replay(found, allocator)

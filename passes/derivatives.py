@@ -36,7 +36,7 @@ _METADATA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class GradientFormula:
     """How the gradients of some arguments are computed."""
 
     gradients_of: tuple[str, ...]
@@ -66,7 +66,7 @@ class Derivative:
     node: str
     arguments: tuple[str, ...]
     lists: frozenset[str]
-    formulas: tuple[Formula, ...]
+    formulas: tuple[GradientFormula, ...]
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class Derivative:
         having = {name for formula in self.formulas for name in formula.gradients_of}
         return tuple(name for name in self.arguments if name in having)
 
-    def needing(self, field: str) -> tuple[Formula, ...]:
+    def needing(self, field: str) -> tuple[GradientFormula, ...]:
         """The formulas that need a tensor."""
         return tuple(formula for formula in self.formulas if formula.needs(field))
 
@@ -122,14 +122,14 @@ def _entries() -> Iterator[Derivative]:
             numbers[prefix] += 1
 
 
-def _formulas(entry: dict[str, Any], arguments: set[str]) -> Iterator[Formula]:
+def _formulas(entry: dict[str, Any], arguments: set[str]) -> Iterator[GradientFormula]:
     for key, text in entry.items():
         names = tuple(name.strip() for name in key.split(","))
         if arguments.issuperset(names) and text != _NO_GRADIENT:
-            yield Formula(names, " ".join(str(text).split()))
+            yield GradientFormula(names, " ".join(str(text).split()))
 
 
-def _derivative(schema: Any, node: str, formulas: tuple[Formula, ...]) -> Derivative:
+def _derivative(schema: Any, node: str, formulas: tuple[GradientFormula, ...]) -> Derivative:
     name = schema.name.removeprefix("aten::")
     return Derivative(
         operator=f"{name}.{schema.overload_name}" if schema.overload_name else name,

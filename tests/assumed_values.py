@@ -22,7 +22,7 @@ from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.phases import Phases
 from graphmem.trace.reads import Reads
 from graphmem.values.known import KnownValues
-from graphmem.values.plans import Plan
+from graphmem.values.plans import ValuePlan
 from graphmem.values.rules import Rules
 from graphmem.virtual_gpu.patching import replaced
 
@@ -126,7 +126,7 @@ class AssumedValues:
         return selected
 
     def _drawing(self, run: Function) -> Function:
-        def draw(known: KnownValues, plan: Plan, *call: Any) -> Any:
+        def draw(known: KnownValues, plan: ValuePlan, *call: Any) -> Any:
             drawn = run(known, plan, *call)
             is_new = plan.is_random and not plan.writes and isinstance(drawn, torch.Tensor)
             if is_new and self._call is not None:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import TrainingStep
 from graphmem.graph import StepGraph
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.wrapper_tensors import is_wrapper
 from tests.assumed_values import AssumedValues, Calls
@@ -186,7 +186,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def run(build: Build, options: Options, assumed: AssumedValues | None = None) -> Recording:
+def run(build: Build, options: TraceOptions, assumed: AssumedValues | None = None) -> Recording:
     """Run the step on the CPU and write down what its storages did.
 
     Args:
@@ -204,7 +204,7 @@ def run(build: Build, options: Options, assumed: AssumedValues | None = None) ->
         return replace(mode.recording, events=list(mode.recording.events))
 
 
-def _iterate_of(step: TrainingStep, mode: RealRun, options: Options) -> Callable[[], Any]:
+def _iterate_of(step: TrainingStep, mode: RealRun, options: TraceOptions) -> Callable[[], Any]:
     mode.selected = step.assume.get("nonzero")
     if step.step is not None:
         return step.step
@@ -241,7 +241,7 @@ def comparable() -> Iterator[None]:
 # ---- the trace -----------------------------------------------------------------------------------
 
 
-def traced_events(build: Build, options: Options) -> list[Event]:
+def traced_events(build: Build, options: TraceOptions) -> list[Event]:
     """Trace the step on fake CPU tensors and read the same events from the graph."""
     with comparable():
         return events_of(trace(build, gpu=None, options=options))

@@ -13,7 +13,7 @@ from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.passes.saved_tensors import SAVED_TENSORS, SavedTensors
 from graphmem.runtime import Runtime
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
 Holds = list[tuple[str, str, tuple[int, ...], str, int | None]]
@@ -77,7 +77,7 @@ def reported(operator: Callable[..., Any], sample: Any) -> Holds:
         copy = _on_fake_tensors(sample)
         return TrainingStep(step=lambda: loss_of(operator, copy).backward())
 
-    graph = trace(build, gpu=None, options=Options(steps=1))
+    graph = trace(build, gpu=None, options=TraceOptions(steps=1))
     annotation: SavedTensors = SAVED_TENSORS.run(graph, RUNTIME, {})
     storages = _Numbers()
     found: Holds = []

@@ -78,6 +78,17 @@ def test_no_room_imports_itself_by_way_of_others() -> None:
     assert circles == []
 
 
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """So that a word names one thing in the whole house."""
+    places: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 FLOORS = [
     {f"graphmem.{room}" for room in re.findall(r"[a-z_]+", line.partition("|")[0])}
     for line in re.findall(r"^    (.+)$", PAGE.partition("## The floors")[2], re.MULTILINE)

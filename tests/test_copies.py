@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import graphmem
 from graphmem import TrainingStep
-from graphmem.trace import Options
+from graphmem.trace import TraceOptions
 from tests import oracle
 
 WIDTH = 16
@@ -86,7 +86,7 @@ def shared_buffers() -> TrainingStep:
 
 @pytest.mark.parametrize("make", [deep_encoder, moving_average, target_network, shared_buffers])
 def test_a_deep_copy_allocates_what_a_real_run_does(make: Callable[[], TrainingStep]) -> None:
-    options = Options(steps=2, subclass_like=True)
+    options = TraceOptions(steps=2, subclass_like=True)
     oracle.assert_agree(oracle.run(make, options), oracle.traced_events(make, options))
 
 

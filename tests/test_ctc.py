@@ -13,7 +13,7 @@ from torch.nn import functional
 from graphmem import TrainingStep, analyze
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from tests.kernel_calls import Calls, aten, tensor
 from tests.oracle import assert_agree, run, traced_events
 
@@ -28,7 +28,7 @@ def traced(step: Callable[[], Any]) -> StepGraph:
     def build() -> TrainingStep:
         return TrainingStep(step=step)
 
-    return trace(build, gpu=find_gpu("a100"), options=Options(steps=1))
+    return trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
 
 
 def sizes_of(graph: StepGraph, target: str) -> list[int]:
@@ -151,7 +151,7 @@ def test_a_real_run_of_the_cpu_agrees(kind: Callable[[list[int]], Any]) -> None:
 
         return TrainingStep(model=model, inputs=torch.randn(12, 4, 8), loss=loss)
 
-    options = Options(steps=2)
+    options = TraceOptions(steps=2)
     assert_agree(run(build, options), traced_events(build, options))
 
 

@@ -24,7 +24,7 @@ from torch.cuda import _memory_viz
 import graphmem
 from graphmem.gpus import find_gpu
 from graphmem.live.gpu import VirtualGpu
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.training_step import TrainingStep
 from graphmem.virtual_gpu.messages import MemoryInTraceError
 
@@ -701,7 +701,7 @@ class TestTraces:
     )  # fmt: skip
     def test_a_trace_cannot_tell_of_memory_and_says_who_can(self, ask: Any) -> None:
         with pytest.raises(MemoryInTraceError) as error:
-            trace(lambda: TrainingStep(step=ask), gpu=CARD, options=Options(steps=1))
+            trace(lambda: TrainingStep(step=ask), gpu=CARD, options=TraceOptions(steps=1))
 
         assert "graphmem run" in (error.value.hint or "")
 
@@ -710,4 +710,4 @@ class TestTraces:
             torch.cuda.reset_peak_memory_stats()
             torch.accelerator.reset_peak_memory_stats()
 
-        trace(lambda: TrainingStep(step=step), gpu=CARD, options=Options(steps=1))
+        trace(lambda: TrainingStep(step=step), gpu=CARD, options=TraceOptions(steps=1))

@@ -11,7 +11,7 @@ from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.passes.kernel_memory import find_kernel_memory
 from graphmem.runtime import Runtime
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.training_step import TrainingStep
 from tests import oracle
 from tests.assumed_values import AssumedValues
@@ -35,7 +35,7 @@ def traced(make: Any) -> StepGraph:
     def build() -> TrainingStep:
         return TrainingStep(make(), inputs(), lambda losses: sum(losses.values()))
 
-    return trace(build, gpu=find_gpu("t4"), options=Options(steps=1))
+    return trace(build, gpu=find_gpu("t4"), options=TraceOptions(steps=1))
 
 
 def retinanet() -> Any:
@@ -107,7 +107,7 @@ def test_a_detector_agrees_with_a_real_step_that_matches_the_same_boxes(make: An
         step.optimizer = torch.optim.SGD
         return step
 
-    options = Options(steps=1, keep_grads=True, subclass_like=True)
+    options = TraceOptions(steps=1, keep_grads=True, subclass_like=True)
     assumed = AssumedValues()
     with assumed.kept():
         events = oracle.traced_events(build, options)
@@ -127,7 +127,9 @@ def test_batched_nms_asks_each_level_once() -> None:
             boxes[kept], scores[kept], levels[kept], 0.5
         )
 
-    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=Options(steps=1))
+    graph = trace(
+        lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=TraceOptions(steps=1)
+    )
     assert [op.target for op in graph.ops].count("torchvision.nms.default") == 3
 
 
@@ -139,7 +141,9 @@ def test_nms_keeps_one_of_two_boxes_at_the_same_place() -> None:
         boxes = torch.cat([corners * 10, corners * 10, corners * 10 + 5, corners * 10 + 5], 1)
         return torchvision.ops.nms(boxes, torch.arange(100.0, device="cuda"), 0.5)
 
-    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=Options(steps=1))
+    graph = trace(
+        lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=TraceOptions(steps=1)
+    )
     (nms,) = (op for op in graph.ops if op.target == "torchvision.nms.default")
     programs = find_kernel_memory(graph, Runtime(find_gpu("t4"), "2.13", {}), {}).programs
 

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS
 from graphmem.values.choices import NotShareError
@@ -29,7 +29,7 @@ def traced(iterate: Iterate, *, steps: int = 1, **parts: Any) -> StepGraph:
 
 
 def built(build: Callable[[], TrainingStep], *, steps: int = 1) -> StepGraph:
-    return trace(build, gpu=find_gpu("A100"), options=Options(steps=steps))
+    return trace(build, gpu=find_gpu("A100"), options=TraceOptions(steps=steps))
 
 
 def on_gpu(*shape: int, **options: Any) -> torch.Tensor:

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 
 from graphmem import TrainingStep
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.ready_queue import ReadyQueue
 from tests import oracle, unobserved
 from tests.autograd_programs import PROGRAMS, training_step
@@ -40,7 +40,7 @@ def in_both(rule: Rule) -> Log:
     with oracle.comparable():
         rule(by_engine)
         step = TrainingStep(step=lambda: rule(by_walk))
-        trace(lambda: step, gpu=None, options=Options(steps=1))
+        trace(lambda: step, gpu=None, options=TraceOptions(steps=1))
     assert by_walk == by_engine
     return by_engine
 

@@ -14,7 +14,7 @@ from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind
 from graphmem.report.text import report_as_text
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from tests import oracle
 
 transformers = pytest.importorskip("transformers")
@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 8, "num_local_experts": 4, "rope_scaling": None, "sliding_window": 4},
     ),
 }
-TWO_STEPS = Options(steps=2, keep_grads=True, subclass_like=True)
+TWO_STEPS = TraceOptions(steps=2, keep_grads=True, subclass_like=True)
 
 
 def model_of(name: str) -> torch.nn.Module:
@@ -99,7 +99,7 @@ def test_a_real_run_with_balanced_routing_agrees_in_every_storage(name: str) -> 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_expert_has_gradients_and_optimizer_state(name: str) -> None:
     weights = {key: value.nbytes for key, value in model_of(name).named_parameters()}
-    graph = trace(build_of(name), gpu=find_gpu("a100-80gb"), options=Options(steps=1))
+    graph = trace(build_of(name), gpu=find_gpu("a100-80gb"), options=TraceOptions(steps=1))
     gradients: dict[str, int] = {}
     for storage in graph.storages:
         owned = storage.owned_as(OwnerKind.GRADIENT)

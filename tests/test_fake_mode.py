@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.gpus import find_gpu
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
 from tests.test_fixtures import TINY, build
@@ -85,7 +85,7 @@ def test_what_the_cache_answers_is_what_the_operation_returns(model: str, gpu: s
     step = partial(build, model, **TINY[model])
     hits = FakeTensorMode.cache_hits
     with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
-        graph = trace(step, gpu=gpu and find_gpu(gpu), options=Options(steps=2))
+        graph = trace(step, gpu=gpu and find_gpu(gpu), options=TraceOptions(steps=2))
 
     assert FakeTensorMode.cache_hits - hits > len(graph.ops) / 2
 

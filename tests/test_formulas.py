@@ -19,10 +19,10 @@ from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.formulas import Sheet, deepspeed, formulas_for, formulas_of, korthikanti, nanogpt
 from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.blocks import find_blocks
-from graphmem.formulas.comparison import Comparison
+from graphmem.formulas.comparison import FormulaComparison
 from graphmem.formulas.estimate import total
 from graphmem.formulas.examples import example_terms
-from graphmem.formulas.find_terms import Found, find_terms
+from graphmem.formulas.find_terms import FoundTerms, find_terms
 from graphmem.formulas.messages import MissingTermsError, NoPhaseError, TermNotWholeError
 from graphmem.formulas.sheet import FORMULAS, section_names
 from graphmem.formulas.terms import given_terms, values
@@ -48,7 +48,7 @@ def analyzed(build: Callable[[], Any], **options: Any) -> Analysis:
     return run_analysis(build, Request(**{"steps": 2, **options}))
 
 
-def terms_of(build: Callable[[], Any]) -> Found:
+def terms_of(build: Callable[[], Any]) -> FoundTerms:
     graph = analyzed(build).graph
     return find_terms(graph, find_blocks(graph))
 
@@ -63,13 +63,13 @@ def sheet(gpt2: Analysis) -> Sheet:
     return formulas_of(gpt2)
 
 
-def comparison(sheet: Sheet, name: str) -> Comparison:
+def comparison(sheet: Sheet, name: str) -> FormulaComparison:
     (section,) = (each for each in sheet.sections if each.name == name)
     assert section.comparison is not None
     return section.comparison
 
 
-def differences(found: Comparison) -> dict[str, int]:
+def differences(found: FormulaComparison) -> dict[str, int]:
     return {row.name: row.difference for row in found.rows if row.difference}
 
 
@@ -414,12 +414,12 @@ class TestParallelTraining:
         return values(example_terms("llama-3-405b").values())
 
     @pytest.fixture
-    def printed(self, terms: dict[str, int]) -> parallel.Memory:
+    def printed(self, terms: dict[str, int]) -> parallel.ModelMemory:
         memory = parallel.memory_of(parallel.MIXED.estimate(terms))
         return parallel.as_printed(memory, terms)
 
     def test_the_figures_of_the_article(
-        self, printed: parallel.Memory, terms: dict[str, int]
+        self, printed: parallel.ModelMemory, terms: dict[str, int]
     ) -> None:
         rank = parallel.LLAMA_3.approximate(printed, terms)
 
@@ -438,7 +438,9 @@ class TestParallelTraining:
         assert 126 * (34 * bsh + 5 * bas) == 147_366_233_505_792
         assert memory.activations == 126 * (34 * bsh + 5 * bas * 131_072)
 
-    def test_its_first_stated_error(self, printed: parallel.Memory, terms: dict[str, int]) -> None:
+    def test_its_first_stated_error(
+        self, printed: parallel.ModelMemory, terms: dict[str, int]
+    ) -> None:
         """What TP leaves unsplit: two inputs of norms and two masks a block, 6·b·s·h."""
         bsh = 16 * 131_072 * 16_384
         rank = parallel.LLAMA_3.per_rank(printed, terms)
@@ -447,7 +449,9 @@ class TestParallelTraining:
         assert rank["outer"] == Fraction(126 * 6 * bsh, 16 * 16)
         assert rank["inner"] == Fraction(printed.inner, 8 * 16 * 16)
 
-    def test_its_second_stated_error(self, printed: parallel.Memory, terms: dict[str, int]) -> None:
+    def test_its_second_stated_error(
+        self, printed: parallel.ModelMemory, terms: dict[str, int]
+    ) -> None:
         """Grouped-query attention: 120 of 128 heads of keys and of values are not there."""
         shared = parallel.without_shared_heads(printed, terms)
 
@@ -476,7 +480,7 @@ class TestParallelTraining:
         (layout,) = (each for each in parallel.LAYOUTS if each.name == name)
         degrees = {"dp": 8, "tp": 2, "sp": 11, "pp": 3, "cp": 5, "micro_batches": 7}
 
-        rank = layout.per_rank(parallel.Memory(1, 1, 1, 1, 1), degrees)
+        rank = layout.per_rank(parallel.ModelMemory(1, 1, 1, 1, 1), degrees)
 
         assert tuple(rank.values()) == tuple(Fraction(1, divisor) for divisor in expected)
 

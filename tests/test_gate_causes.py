@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graphmem.gate.compare import Cause, Verdict
+from graphmem.gate.compare import Cause, TargetVerdict
 from graphmem.gate.formats import messages
 from graphmem.gate.lock import Entry
 from tests.gate_project import Project, Run
@@ -101,7 +101,7 @@ def test_what_is_not_listed_is_a_line_of_its_own() -> None:
         gpu="h100", torch="2.13.0", allocated=0, reserved=0, phases={}, categories={}, modules={}
     )
     cause = Cause("activation", "h.[0-3]", 512, 1536, 4, None, "saved")
-    result: Any = SimpleNamespace(verdict=Verdict(entry, entry, [], [cause], rest=-2048))
+    result: Any = SimpleNamespace(verdict=TargetVerdict(entry, entry, [], [cause], rest=-2048))
 
     assert messages.causes(result)[-1] == "-2.0 KiB all else together"
 

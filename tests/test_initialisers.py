@@ -14,7 +14,7 @@ from torch.nn.init import orthogonal_, trunc_normal_
 import graphmem
 from graphmem import TrainingStep
 from graphmem.errors import InputError
-from graphmem.trace import Options
+from graphmem.trace import TraceOptions
 from tests import oracle
 
 WIDTH = 300
@@ -78,7 +78,7 @@ def test_truncated_numbers_take_what_they_take_in_a_real_run(a: float, b: float)
 
         return TrainingStep(model=nn.Linear(2, 2), step=step)
 
-    options = Options(steps=1, subclass_like=True)
+    options = TraceOptions(steps=1, subclass_like=True)
     real, traced = oracle.run(make, options).events, oracle.traced_events(make, options)
     assert _highest(traced) == _highest(real)
 

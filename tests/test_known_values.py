@@ -16,7 +16,7 @@ from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop_tests import while_loop_around
 from graphmem.trace.messages import BranchOnValueError, EndlessLoopError, StrictError
 
@@ -27,7 +27,7 @@ def on_card(program: Program, **options: Any) -> tuple[Any, StepGraph]:
     """What a program returns on the virtual card, and the graph of its trace."""
     returned: list[Any] = []
     step = TrainingStep(step=lambda: returned.append(program(torch.device("cuda"))))
-    graph = trace(lambda: step, gpu=find_gpu("a100-80gb"), options=Options(steps=1, **options))
+    graph = trace(lambda: step, gpu=find_gpu("a100-80gb"), options=TraceOptions(steps=1, **options))
     return returned[0], graph
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from tests.oracle import assert_agree, run, traced_events
 
 FLOAT = 4
@@ -23,7 +23,7 @@ def test_geqrf_makes_what_a_real_one_makes() -> None:
         factors = torch.geqrf(torch.randn(2, 5, 3, device="cuda"))
         seen.append([(each.shape, each.stride()) for each in factors])
 
-    trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=Options(steps=1))
+    trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1))
 
     real = torch.geqrf(torch.randn(2, 5, 3))
     assert seen == [[(each.shape, each.stride()) for each in real]]
@@ -44,7 +44,7 @@ def test_least_squares_keeps_all_rows_of_its_right_side(
         made = torch.linalg.lstsq(torch.randn(left).cuda(), torch.randn(right).cuda())
         seen.append([(each.shape, each.untyped_storage().nbytes()) for each in made])
 
-    trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=Options(steps=1))
+    trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1))
     assert seen == [[(each.shape, each.untyped_storage().nbytes()) for each in real]]
 
 
@@ -57,5 +57,5 @@ def least_squares() -> TrainingStep:
 
 @pytest.mark.parametrize("build", [least_squares])
 def test_a_real_run_of_the_cpu_agrees(build: Callable[[], TrainingStep]) -> None:
-    options = Options(steps=2)
+    options = TraceOptions(steps=2)
     assert_agree(run(build, options), traced_events(build, options))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from graphmem import TrainingStep
-from graphmem.trace import Options
+from graphmem.trace import TraceOptions
 from graphmem.trace.loop import optimizer_named
 from tests import oracle
 from tests.assumed_values import AssumedValues
@@ -28,7 +28,7 @@ autocast hands fp32 to it."""
 
 
 def compare(make: Callable[[], TrainingStep], *, steps: int = 2, **options: Any) -> None:
-    chosen = Options(steps=steps, subclass_like=True, **options)
+    chosen = TraceOptions(steps=steps, subclass_like=True, **options)
     real, traced = oracle.run(make, chosen), oracle.traced_events(make, chosen)
     oracle.assert_agree(real, traced)
 
@@ -75,7 +75,7 @@ def test_experts_are_compared_with_the_routing_that_the_trace_assumed() -> None:
         torch.manual_seed(3)
         return TrainingStep(Experts(), torch.randn(10, 8), optimizer=optimizer_named("adam"))
 
-    chosen, assumed = Options(steps=2, subclass_like=True), AssumedValues()
+    chosen, assumed = TraceOptions(steps=2, subclass_like=True), AssumedValues()
     with assumed.kept():
         traced = oracle.traced_events(make, chosen)
     with pytest.raises(AssertionError, match="differs"):
@@ -145,7 +145,7 @@ def test_clipping_takes_the_same_operations_as_for_real() -> None:
         step.clip_grad_norm = 1.0
         return step
 
-    options = Options(steps=1, subclass_like=True)
+    options = TraceOptions(steps=1, subclass_like=True)
     real, traced = oracle.run(make, options).events, oracle.traced_events(make, options)
     norms = [event for event in real if event.where == "aten._foreach_norm.Scalar"]
     assert norms

@@ -16,7 +16,7 @@ from graphmem.graph import AutocastState, StepGraph
 from graphmem.passes.autocast import AUTOCAST, AutocastFindings
 from graphmem.passes.autocast_policies import Policy, policies
 from graphmem.runtime import Runtime
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
 NOT_TRACED = {
@@ -49,7 +49,9 @@ def cases() -> list[Any]:
 
 
 def traced(step: Callable[[], Any]) -> tuple[StepGraph, AutocastFindings]:
-    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=Options(steps=1))
+    graph = trace(
+        lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1)
+    )
     findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
     return graph, findings
 
@@ -133,7 +135,7 @@ def linear_under_autocast() -> tuple[StepGraph, AutocastFindings]:
     def build() -> TrainingStep:
         return TrainingStep(model=Twice(), inputs=torch.randn(32, 64), autocast="fp16")
 
-    graph = trace(build, gpu=find_gpu("a100"), options=Options(steps=1))
+    graph = trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
     findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
     return graph, findings
 

@@ -17,7 +17,7 @@ from graphmem.graph import StepGraph
 from graphmem.passes import derivatives
 from graphmem.passes.saved_tensors import SAVED_TENSORS, Saved, SavedTensors
 from graphmem.runtime import Runtime
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
 
@@ -30,7 +30,7 @@ def traced(make: Make, *shape: int, inputs_train: bool = False) -> StepGraph:
         inputs = torch.randn(shape, requires_grad=inputs_train)
         return TrainingStep(model=make(), inputs=inputs, loss=lambda output: output.sum())
 
-    return trace(build, gpu=find_gpu("a100"), options=Options(steps=1))
+    return trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
 
 
 def saved_in(make: Make, *shape: int, inputs_train: bool = False) -> SavedTensors:
@@ -156,6 +156,6 @@ def test_derivatives_are_read_as_pytorch_reads_them() -> None:
 
 
 def test_a_formula_that_asks_for_the_shape_only_needs_no_tensor() -> None:
-    formula = derivatives.Formula(("self",), "grad.expand_symint(self.sym_sizes()) / other")
+    formula = derivatives.GradientFormula(("self",), "grad.expand_symint(self.sym_sizes()) / other")
 
     assert (formula.needs("self"), formula.needs("other")) == (False, True)

@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from graphmem.passes.kernels.convolution_plans import Plan, Product
+from graphmem.passes.kernels.convolution_plans import ConvolutionPlan, ConvolutionProduct
 from graphmem.verify import compare, predict
 from graphmem.verify.own_cases import own_case
 from graphmem.verify.recording_files import read_recorded
 
 STEPS = Path(__file__).parents[1] / "fixtures" / "cuda" / "steps"
-RESULT, INPUT, WEIGHT = Product.RESULT, Product.INPUT_GRADIENT, Product.WEIGHT_GRADIENT
+RESULT, INPUT, WEIGHT = (
+    ConvolutionProduct.RESULT,
+    ConvolutionProduct.INPUT_GRADIENT,
+    ConvolutionProduct.WEIGHT_GRADIENT,
+)
 
 
-def workspace(product: Product, sizes: tuple[int, ...], item_bytes: int) -> int:
+def workspace(product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int) -> int:
     """Of (batch, channels, results, kernel, stride, padding, image before, image after)."""
     batch, channels, results, kernel, stride, padding, before, after = sizes
-    return Plan(
+    return ConvolutionPlan(
         (batch, channels, before, before),
         (results, channels, kernel, kernel),
         (batch, results, after, after),
@@ -51,7 +55,7 @@ def workspace(product: Product, sizes: tuple[int, ...], item_bytes: int) -> int:
     ],
 )
 def test_a_workspace_is_the_recorded_one(
-    product: Product, sizes: tuple[int, ...], item_bytes: int, recorded: int
+    product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int, recorded: int
 ) -> None:
     assert workspace(product, sizes, item_bytes) == recorded
 

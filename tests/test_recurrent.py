@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from graphmem import TrainingStep, analyze
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph, Storage
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from tests.kernel_calls import Calls, aten, tensor
 
 FLOAT = 4
@@ -23,7 +23,7 @@ def traced(step: Callable[[], Any]) -> StepGraph:
     def build() -> TrainingStep:
         return TrainingStep(step=step)
 
-    return trace(build, gpu=find_gpu("t4"), options=Options(steps=1))
+    return trace(build, gpu=find_gpu("t4"), options=TraceOptions(steps=1))
 
 
 def storages_of(graph: StepGraph, target: str) -> list[Storage]:
@@ -56,7 +56,7 @@ def test_gradients_lie_in_one_buffer_too() -> None:
             optimizer=None,
         )
 
-    graph = trace(build, gpu=find_gpu("t4"), options=Options(steps=1))
+    graph = trace(build, gpu=find_gpu("t4"), options=TraceOptions(steps=1))
     # The gradients of the input and of the first state go unused; those of the weights: two
     # directions of 3 * 16 * (8 + 16) weights and 2 * 3 * 16 biases.
     of_weights = storages_of(graph, "aten._cudnn_rnn_backward.")[-1]

@@ -24,7 +24,7 @@ import torch.cuda._memory_viz as memory_viz
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.graph import PhaseName
 from graphmem.render import drawing
-from graphmem.render.files import Choices, renderer_for
+from graphmem.render.files import PictureOptions, renderer_for
 from graphmem.render.liveness import StorageGroup, View, liveness
 from graphmem.render.messages import DotHasNoTimelineError, NoPyarrowError, UnknownAroundError
 from graphmem.render.snapshot import snapshot, snapshot_bytes
@@ -52,7 +52,7 @@ def snapshot_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rendered(analysis: Analysis, name: str, **choices: Any) -> bytes:
-    return renderer_for(name, Choices(**choices))(analysis)
+    return renderer_for(name, PictureOptions(**choices))(analysis)
 
 
 # PyTorch's snapshot

@@ -19,7 +19,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.targets import Target, load_target
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 
 Write = Callable[..., Path]
 
@@ -52,7 +52,7 @@ def made(target: str | Path | Callable[..., Any], **settings: str) -> TrainingSt
 
 def traced(target: Target, steps: int = 1) -> StepGraph:
     with target.imported() as build:
-        return trace(build, gpu=find_gpu("a100"), options=Options(steps=steps))
+        return trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=steps))
 
 
 # ---- what a target may be -----------------------------------------------------------------------

@@ -11,13 +11,13 @@ from torch.nn.attention.bias import causal_lower_right
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
 from tests import oracle
 
 
 def traced(step: Any) -> StepGraph:
-    return trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=Options(steps=1))
+    return trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=TraceOptions(steps=1))
 
 
 def test_a_causal_bias_of_a_square_is_what_is_causal_says() -> None:
@@ -55,7 +55,7 @@ def test_a_step_on_jagged_rows_agrees_with_a_real_one() -> None:
 
         return TrainingStep(step=step)
 
-    options = Options(steps=2, subclass_like=True)
+    options = TraceOptions(steps=2, subclass_like=True)
     oracle.assert_agree(oracle.run(build, options), oracle.traced_events(build, options))
 
 
@@ -83,7 +83,7 @@ def test_attention_of_jagged_rows_takes_the_kernel_of_the_card(
         attended.transpose(1, 2).values().sum().backward()
 
     build = TrainingStep(step=step)
-    graph = trace(lambda: build, gpu=find_gpu(gpu), options=Options(steps=2))
+    graph = trace(lambda: build, gpu=find_gpu(gpu), options=TraceOptions(steps=2))
     found = [op.outputs[0].shape for op in graph.ops if op.target == kernel]
 
     assert [shape[-3:] for shape in found] == [(8, 4, 8)] * 2

@@ -23,7 +23,7 @@ from torch.func import (
 from graphmem import TrainingStep, analyze
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from tests.oracle import assert_agree, run, traced_events
 
 SAMPLES, WIDTH = 5, 8
@@ -115,7 +115,7 @@ def test_a_real_run_agrees(transform: Callable[[nn.Module, torch.Tensor], Any]) 
 
         return TrainingStep(step=step)
 
-    options = Options(steps=2)
+    options = TraceOptions(steps=2)
     assert_agree(run(build, options), traced_events(build, options))
 
 
@@ -127,7 +127,9 @@ def test_per_sample_gradients_on_a_card() -> None:
         net, x = model().cuda(), torch.randn(SAMPLES, WIDTH, device="cuda")
         kept.append(per_sample_gradients(net, x))
 
-    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=Options(steps=1))
+    graph = trace(
+        lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1)
+    )
 
     alive = sum(s.nbytes for s in graph.storages if s.death is None and s.device == "cuda:0")
     assert alive == SAMPLES * (WIDTH * 16 + 16 + 16 + 1) * 4
@@ -137,7 +139,9 @@ def test_what_a_transform_saves_is_told_as_saved() -> None:
     def step() -> None:
         grad(lambda x: x.sin().sum())(torch.randn(1000, device="cuda"))
 
-    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=Options(steps=1))
+    graph = trace(
+        lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1)
+    )
 
     names = {owner.name for storage in graph.storages for owner in storage.owners}
     assert "SinBackward0.self" in names

@@ -13,13 +13,13 @@ from torch.utils._device import _device_constructors
 
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, PhaseName, StepGraph
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.training_step import TrainingStep
 
 
 def traced(build: Callable[[], TrainingStep], gpu: str = "a100", **options: Any) -> StepGraph:
-    return trace(build, gpu=find_gpu(gpu), options=Options(**{"steps": 1, **options}))
+    return trace(build, gpu=find_gpu(gpu), options=TraceOptions(**{"steps": 1, **options}))
 
 
 def stepping(step: Callable[[], Any]) -> Callable[[], TrainingStep]:

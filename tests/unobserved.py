@@ -16,7 +16,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity
 
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from tests.oracle import Build, Event, comparable, events_of
 
 SMALLEST = 32
@@ -43,7 +43,7 @@ def profiled_events(build: Build, steps: int) -> list[Event]:
 def traced_events(build: Build, steps: int) -> list[Event]:
     """The same events of a trace that predicts an unobserved run."""
     with comparable():
-        graph = trace(build, gpu=None, options=Options(steps=steps))
+        graph = trace(build, gpu=None, options=TraceOptions(steps=steps))
     numbers: dict[int | None, int] = {}
     events = [event for event in events_of(graph) if (event.nbytes or 0) >= SMALLEST]
     for event in events:

@@ -33,7 +33,7 @@ from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.simulate import simulate
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu import fake_cpu
@@ -119,7 +119,7 @@ def _fixture(name: str) -> Any:
 
 def run_traced(build: Build) -> StepGraph:
     """What `graphmem analyze` does up to the step graph."""
-    return trace(build, gpu=find_gpu(GPU), options=Options(steps=ITERATIONS))
+    return trace(build, gpu=find_gpu(GPU), options=TraceOptions(steps=ITERATIONS))
 
 
 def run_valueless(build: Build) -> StepGraph:

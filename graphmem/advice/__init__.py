@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from graphmem.advice.comparison import Comparison
+from graphmem.advice.comparison import ReportComparison
 
-__all__ = ["Comparison"]
+__all__ = ["ReportComparison"]

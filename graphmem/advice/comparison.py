@@ -16,7 +16,7 @@ SCHEMA = "graphmem.whatif/1"
 
 
 @dataclass(frozen=True)
-class Row:
+class BeforeAfter:
     """One figure before and after, in bytes."""
 
     name: str
@@ -30,34 +30,38 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReportComparison:
     """Two reports of one target."""
 
     before: Report
     after: Report
 
     @property
-    def peak(self) -> Row:
+    def peak(self) -> BeforeAfter:
         """The peak of allocated bytes."""
-        return Row("peak allocated", self.before.peak.allocated, self.after.peak.allocated)
+        return BeforeAfter("peak allocated", self.before.peak.allocated, self.after.peak.allocated)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[BeforeAfter]:
         """The peak by category, then the sums that people ask for."""
         for category in (*Category, "rounding"):
             before = self.before.at_peak.by_category[str(category)]
             after = self.after.at_peak.by_category[str(category)]
             if before or after:
-                yield Row(str(category), before, after)
+                yield BeforeAfter(str(category), before, after)
         yield self.peak
-        yield Row("peak reserved", self.before.peak.reserved, self.after.peak.reserved)
-        yield Row(
+        yield BeforeAfter("peak reserved", self.before.peak.reserved, self.after.peak.reserved)
+        yield BeforeAfter(
             "saved for backward", self.before.saved_for_backward, self.after.saved_for_backward
         )
         for name in (PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER):
-            yield Row(f"peak of {name}", _peak_of(self.before, name), _peak_of(self.after, name))
+            yield BeforeAfter(
+                f"peak of {name}", _peak_of(self.before, name), _peak_of(self.after, name)
+            )
         memory = self.before.memory, self.after.memory
         if memory[0] is not None and memory[1] is not None:
-            yield Row("left on the card", memory[0].on_card.margin, memory[1].on_card.margin)
+            yield BeforeAfter(
+                "left on the card", memory[0].on_card.margin, memory[1].on_card.margin
+            )
 
     def __str__(self) -> str:
         """A line for each figure that there is: before, after, the change."""

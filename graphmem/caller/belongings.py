@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphmem.caller.generators import Generators, generators_on_the_stack
 from graphmem.caller.objects import Objects
-from graphmem.caller.settings import Settings
+from graphmem.caller.settings import TorchSettings
 from graphmem.caller.tensors import Tensors
 from graphmem.caller.turns import uninterrupted
-from graphmem.caller.values import Values
+from graphmem.caller.values import CopiedValues
 
 _KINDS = frozenset(
     {
@@ -42,11 +42,11 @@ class Belongings:
                 optimizers hold, and the program may write into others.
         """
         tensors, objects = _what_there_is()
-        self._settings = Settings()
+        self._settings = TorchSettings()
         self.tensors = Tensors(tensors)
         self._objects = Objects(objects, self.tensors)
         held = [note for note in self.tensors if all_values or note.held is not None]
-        self.values = Values(held)
+        self.values = CopiedValues(held)
         for note in held:
             grad_note = None if note.grad is None else self.tensors.note_of(note.grad)
             if grad_note is not None:

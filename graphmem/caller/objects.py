@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from graphmem.caller.tensors import Note, Tensors
+from graphmem.caller.tensors import TensorNote, Tensors
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, deque, set)
@@ -128,7 +128,7 @@ def _is(one: Any, other: Any) -> bool:
 
 def _was(noted: Any) -> Any:
     """The value for which a note stands, with its contents restored."""
-    if isinstance(noted, Note):
+    if isinstance(noted, TensorNote):
         return noted.tensor()
     return noted.put_back() if isinstance(noted, _NOTES) else noted
 

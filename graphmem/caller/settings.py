@@ -15,7 +15,7 @@ Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 _DEVICE_TYPES = ("cpu", "cuda")
 
 
-class Settings:
+class TorchSettings:
     """The values of torch's settings, to restore later."""
 
     def __init__(self) -> None:

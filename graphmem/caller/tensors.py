@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 
-class Note:
+class TensorNote:
     """The former state of a tensor.
 
     Attributes:
@@ -128,12 +128,12 @@ class Tensors:
     """Notes of tensors, by identity."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._notes = {id(tensor): Note(tensor) for tensor in tensors if _is_defined(tensor)}
+        self._notes = {id(tensor): TensorNote(tensor) for tensor in tensors if _is_defined(tensor)}
 
     def __iter__(self) -> Any:
         return iter(self._notes.values())
 
-    def note_of(self, tensor: torch.Tensor) -> Note | None:
+    def note_of(self, tensor: torch.Tensor) -> TensorNote | None:
         """The note of a tensor that existed before, or None."""
         note = self._notes.get(id(tensor))
         return note if note is not None and note.ref() is tensor else None

@@ -12,23 +12,23 @@ from typing import Any
 
 import torch
 
-from graphmem.caller.tensors import Note
+from graphmem.caller.tensors import TensorNote
 
 aten = torch.ops.aten
 _UNMARKED = {aten.native_batch_norm.default: (3, 4)}
 
 
-class Values:
+class CopiedValues:
     """Copies of the memory of some tensors, made when it is about to change."""
 
-    def __init__(self, notes: Iterable[Note]) -> None:
-        self._by_storage: dict[int, list[Note]] = {}
+    def __init__(self, notes: Iterable[TensorNote]) -> None:
+        self._by_storage: dict[int, list[TensorNote]] = {}
         self._copies: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._written: dict[Any, tuple[tuple[int, str], ...]] = {}
         for note in notes:
             self.guard(note)
 
-    def guard(self, note: Note) -> None:
+    def guard(self, note: TensorNote) -> None:
         """Copy this tensor's memory before it is written into."""
         storage = _storage_of(note.ref())
         if storage is not None:

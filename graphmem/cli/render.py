@@ -78,12 +78,12 @@ def render(
     """
     from graphmem.analysis import run_analysis
     from graphmem.graph import PhaseName
-    from graphmem.render.files import Choices, renderer_for
+    from graphmem.render.files import PictureOptions, renderer_for
     from graphmem.render.liveness import View
 
     view = View(depth, tuple(expand or ()), PhaseName(phase) if phase else None, around)
     other = _report(compare) if compare else None
-    draw = renderer_for(output.name, Choices(plot, table, view, other))
+    draw = renderer_for(output.name, PictureOptions(plot, table, view, other))
     with progress() as report_progress:
         analysis = run_analysis(target, request, report_progress)
         report_progress("drawing")

@@ -135,7 +135,7 @@ def run(
         run_ranks(worlds, [*again, *program], output_format, output, (html, save))
     from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import run as run_program
-    from graphmem.live.script import Program
+    from graphmem.live.script import UserProgram
 
     stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -155,7 +155,7 @@ def run(
             tell=tell,
             name=" ".join(["-m", script] if is_module else [script]),
         )
-        ending = run_program(Program(script, is_module, arguments or ()), device, timeout)
+        ending = run_program(UserProgram(script, is_module, arguments or ()), device, timeout)
     if ending.why is not None:
         tell(ending.why)
     misplaced = [each for each in arguments or () if each.partition("=")[0] in _OWN_OPTIONS]

@@ -15,7 +15,7 @@ from graphmem.cli.request import takes_request
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from graphmem.advice import Comparison
+    from graphmem.advice import ReportComparison
     from graphmem.analysis import Request
 
 
@@ -45,7 +45,7 @@ def whatif(
 
     Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu --batch 16
     """
-    from graphmem.advice import Comparison
+    from graphmem.advice import ReportComparison
     from graphmem.analysis import run_analysis
 
     if dtype is not None and autocast not in (None, "none"):
@@ -61,14 +61,14 @@ def whatif(
         raise NoChangeError()
     with progress() as report_progress:
         reports = [run_analysis(target, each, report_progress).report for each in (request, after)]
-    comparison = Comparison(*reports)
+    comparison = ReportComparison(*reports)
     if output_format == "json":
         typer.echo(comparison.to_json(), nl=False)
     else:
         console().print(as_table(comparison))
 
 
-def as_table(comparison: Comparison) -> Table:
+def as_table(comparison: ReportComparison) -> Table:
     """One row for each figure: before, after, and the change."""
     from rich.table import Table
 

@@ -9,6 +9,6 @@
 
 from __future__ import annotations
 
-from graphmem.formulas.sheet import Section, Sheet, formulas_for, formulas_of
+from graphmem.formulas.sheet import Sheet, SheetSection, formulas_for, formulas_of
 
-__all__ = ["Section", "Sheet", "formulas_for", "formulas_of"]
+__all__ = ["Sheet", "SheetSection", "formulas_for", "formulas_of"]

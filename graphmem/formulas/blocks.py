@@ -50,7 +50,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ModelBlocks:
     """The blocks of a step graph.
 
     Attributes:
@@ -93,11 +93,11 @@ class Blocks:
         return frozenset((shape[-2:], prod(shape)) for shape in shapes)
 
 
-def find_blocks(graph: StepGraph) -> Blocks:
+def find_blocks(graph: StepGraph) -> ModelBlocks:
     """Find the blocks that contain the attention operations of the last forward pass."""
     attention = tuple(_attention(graph))
     paths = dict.fromkeys(_block_of(each.op.module, graph) for each in attention)
-    return Blocks(tuple(paths), attention)
+    return ModelBlocks(tuple(paths), attention)
 
 
 def last_forward(graph: StepGraph) -> list[Op]:

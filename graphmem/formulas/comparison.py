@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphmem.formulas.estimate import Formula, Part
+from graphmem.formulas.estimate import Formula, FormulaPart
 from graphmem.formulas.exact import Exact
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedPart:
     """One part, or one role that the formula leaves out (`expression` is None)."""
 
     name: str
@@ -29,7 +29,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FormulaComparison:
     """A formula with values, compared with an exact result if there is one.
 
     Attributes:
@@ -40,8 +40,8 @@ class Comparison:
     """
 
     formula: Formula
-    parts: Sequence[Part]
-    rows: Sequence[Row]
+    parts: Sequence[FormulaPart]
+    rows: Sequence[ComparedPart]
     of: str
 
     @property
@@ -60,7 +60,9 @@ class Comparison:
         return sum(row.difference for row in self.rows) if self.rows else None
 
 
-def compare(formula: Formula, parts: Sequence[Part], exact: Exact | None, of: str) -> Comparison:
+def compare(
+    formula: Formula, parts: Sequence[FormulaPart], exact: Exact | None, of: str
+) -> FormulaComparison:
     """Compare a formula's parts with the exact result, if there is one.
 
     Args:
@@ -70,9 +72,9 @@ def compare(formula: Formula, parts: Sequence[Part], exact: Exact | None, of: st
         of: what is estimated, in words.
     """
     if exact is None:
-        return Comparison(formula, parts, (), of)
+        return FormulaComparison(formula, parts, (), of)
     rows = [
-        Row(
+        ComparedPart(
             part.name,
             part.expression,
             part.bytes,
@@ -81,9 +83,9 @@ def compare(formula: Formula, parts: Sequence[Part], exact: Exact | None, of: st
         for part in parts
     ]
     left_out = [
-        Row(str(role), None, 0, nbytes)
+        ComparedPart(str(role), None, 0, nbytes)
         for role, nbytes in exact.by_role.items()
         if nbytes and not any(part.stands_for(role) for part in parts)
     ]
     rows += sorted(left_out, key=lambda row: -abs(row.exact))
-    return Comparison(formula, parts, rows, of)
+    return FormulaComparison(formula, parts, rows, of)

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from graphmem.formulas.estimate import Formula, Moment, Part
-from graphmem.formulas.roles import Role, Saved, in_blocks, of
+from graphmem.formulas.estimate import Formula, FormulaMoment, FormulaPart
+from graphmem.formulas.roles import Role, SavedRole, in_blocks, of
 from graphmem.graph import Category
 from graphmem.parallel import Sharding
 from graphmem.report.categories import COMMUNICATION
@@ -263,18 +263,18 @@ COSTS: Mapping[str, Cost] = MappingProxyType(
 """The formulas that grow with P; with everything on the CPU, ZeRO-3 has no largest model."""
 
 
-def activations(*, batch: int, sequence: int, hidden: int, heads: int) -> list[Part]:
+def activations(*, batch: int, sequence: int, hidden: int, heads: int) -> list[FormulaPart]:
     """The sketch under "Activation Memory": (2·s·a + 16·h)·s·b, as written for one block."""
-    scores = (Saved.SOFTMAX, Saved.PROBABILITIES, Saved.ATTENTION_MASK)
-    others = (Saved.NORM_INPUT, Saved.NORMED_INPUT, Saved.LINEAR_INPUT, Saved.QKV)
+    scores = (SavedRole.SOFTMAX, SavedRole.PROBABILITIES, SavedRole.ATTENTION_MASK)
+    others = (SavedRole.NORM_INPUT, SavedRole.NORMED_INPUT, SavedRole.LINEAR_INPUT, SavedRole.QKV)
     return [
-        Part(
+        FormulaPart(
             *("scores of attention", "2·a·s²·b", 2 * heads * sequence**2 * batch),
             in_blocks(*scores),
         ),
-        Part(
+        FormulaPart(
             *("tensors of the blocks' width", "16·s·b·h", 16 * hidden * sequence * batch),
-            in_blocks(*others, Saved.NONLINEARITY, Saved.DROPOUT_MASK),
+            in_blocks(*others, SavedRole.NONLINEARITY, SavedRole.DROPOUT_MASK),
         ),
     ]
 
@@ -291,9 +291,11 @@ def _table(hardware: Hardware, model: str, rows: Sequence[Estimate]) -> str:
     )
 
 
-def zero2_parts(*, parameters: int, gpus: int = 1) -> list[Part]:
+def zero2_parts(*, parameters: int, gpus: int = 1) -> list[FormulaPart]:
     """One of `gpus` under ZeRO-2 from 0.14.3 without offloading: 2·P + 18·P/G."""
-    everywhere = Part("16-bit parameters", "2·P", 2 * parameters, of(Category.AUTOCAST_CACHE))
+    everywhere = FormulaPart(
+        "16-bit parameters", "2·P", 2 * parameters, of(Category.AUTOCAST_CACHE)
+    )
     shared = (
         ("fp32 parameters", 4, of(Category.PARAMETER)),
         ("16-bit and fp32 gradients", 6, of(Category.GRADIENT)),
@@ -302,10 +304,10 @@ def zero2_parts(*, parameters: int, gpus: int = 1) -> list[Part]:
     return [everywhere, *_shares(shared, parameters, gpus)]
 
 
-def zero3_parts(*, parameters: int, largest_layer: int, gpus: int = 1) -> list[Part]:
+def zero3_parts(*, parameters: int, largest_layer: int, gpus: int = 1) -> list[FormulaPart]:
     """One of `gpus` under ZeRO-3 without offloading: 4·P_l + 18·P/G."""
     gathered = frozenset({Role(COMMUNICATION)})
-    largest = Part("the largest layer, gathered", "4·P_l", 4 * largest_layer, gathered)
+    largest = FormulaPart("the largest layer, gathered", "4·P_l", 4 * largest_layer, gathered)
     shared = (
         ("16-bit parameters", 2, of(Category.AUTOCAST_CACHE)),
         ("fp32 parameters", 4, of(Category.PARAMETER)),
@@ -317,13 +319,13 @@ def zero3_parts(*, parameters: int, largest_layer: int, gpus: int = 1) -> list[P
 
 def _shares(
     parts: Sequence[tuple[str, int, frozenset[Role]]], parameters: int, gpus: int
-) -> Iterator[Part]:
+) -> Iterator[FormulaPart]:
     """Parts by their bytes per parameter; DeepSpeed truncates the fraction of their sum."""
     multiple = before = 0
     for name, each, roles in parts:
         multiple += each
         up_to = multiple * parameters // gpus
-        yield Part(name, f"{each}·P/G", up_to - before, roles)
+        yield FormulaPart(name, f"{each}·P/G", up_to - before, roles)
         before = up_to
 
 
@@ -332,7 +334,7 @@ ZERO2 = Formula(
     title="Model states under ZeRO-2, nothing offloaded",
     expression="2·P + 18·P/G",
     source=SOURCE,
-    moment=Moment.STATES,
+    moment=FormulaMoment.STATES,
     parts=zero2_parts,
     sharding=Sharding.ZERO_2,
 )
@@ -341,7 +343,7 @@ ZERO3 = Formula(
     title="Model states under ZeRO-3, nothing offloaded",
     expression="4·P_l + 18·P/G",
     source=SOURCE,
-    moment=Moment.STATES,
+    moment=FormulaMoment.STATES,
     parts=zero3_parts,
     sharding=Sharding.ZERO_3,
 )
@@ -350,6 +352,6 @@ ACTIVATIONS = Formula(
     title='Activations, "probably around"; as it stands, of one block',
     expression="(2·s·a + 16·h)·s·b",
     source="DeepSpeed, Memory Requirements, Activation Memory",
-    moment=Moment.FORWARD,
+    moment=FormulaMoment.FORWARD,
     parts=activations,
 )

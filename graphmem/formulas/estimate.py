@@ -18,7 +18,7 @@ from graphmem.graph import Category
 from graphmem.parallel import Sharding
 
 
-class Moment(enum.StrEnum):
+class FormulaMoment(enum.StrEnum):
     """The part of the allocated memory that a formula estimates."""
 
     STEADY = "steady"
@@ -31,18 +31,19 @@ class Moment(enum.StrEnum):
     """Everything, at the peak of the trace."""
 
 
-MOMENTS: Mapping[Moment, str] = MappingProxyType(
+MOMENTS: Mapping[FormulaMoment, str] = MappingProxyType(
     {
-        Moment.STEADY: "all that is allocated when the last iteration begins",
-        Moment.FORWARD: "what the last forward pass allocates and leaves alive",
-        Moment.STATES: "parameters, gradients and optimizer state after the last backward pass",
-        Moment.PEAK: "all that is allocated at the peak",
+        FormulaMoment.STEADY: "all that is allocated when the last iteration begins",
+        FormulaMoment.FORWARD: "what the last forward pass allocates and leaves alive",
+        FormulaMoment.STATES: "parameters, gradients and optimizer state after the last "
+        "backward pass",
+        FormulaMoment.PEAK: "all that is allocated at the peak",
     }
 )
 
 
 @dataclass(frozen=True)
-class Part:
+class FormulaPart:
     """One summand of a formula.
 
     Attributes:
@@ -84,8 +85,8 @@ class Formula:
     title: str
     expression: str
     source: str
-    moment: Moment
-    parts: Callable[..., Sequence[Part]]
+    moment: FormulaMoment
+    parts: Callable[..., Sequence[FormulaPart]]
     sharding: Sharding | None = None
 
     @property
@@ -93,7 +94,7 @@ class Formula:
         """The terms that it requires."""
         return tuple(name for name, each in self._parameters.items() if each.default is each.empty)
 
-    def estimate(self, terms: Mapping[str, int]) -> tuple[Part, ...]:
+    def estimate(self, terms: Mapping[str, int]) -> tuple[FormulaPart, ...]:
         """Its parts for these terms; terms that it does not use are ignored.
 
         Raises:
@@ -108,6 +109,6 @@ class Formula:
         return inspect.signature(self.parts).parameters
 
 
-def total(parts: Sequence[Part]) -> int:
+def total(parts: Sequence[FormulaPart]) -> int:
     """The bytes of all parts."""
     return sum(part.bytes for part in parts)

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.formulas.blocks import Blocks
-from graphmem.formulas.estimate import Moment
+from graphmem.formulas.blocks import ModelBlocks
+from graphmem.formulas.estimate import FormulaMoment
 from graphmem.formulas.messages import NoPhaseError
 from graphmem.formulas.roles import ROUNDING, Role, Roles
 from graphmem.graph import Category, OwnerKind, Phase, PhaseName, Storage
@@ -49,10 +49,10 @@ class Traced:
     """
 
     analysis: Analysis
-    blocks: Blocks
+    blocks: ModelBlocks
 
     @cached_property
-    def moments(self) -> Mapping[Moment, Exact]:
+    def moments(self) -> Mapping[FormulaMoment, Exact]:
         """The exact result at each moment.
 
         Raises:
@@ -68,10 +68,10 @@ class Traced:
             if storage.category_at(ended.tick) in _STATES
         ]
         at = {
-            Moment.STEADY: (timeline.alive_at(before), before.tick),
-            Moment.FORWARD: (self._made_in(forward), forward.end),
-            Moment.STATES: (states, ended.tick),
-            Moment.PEAK: (timeline.alive_at(peak), peak.tick),
+            FormulaMoment.STEADY: (timeline.alive_at(before), before.tick),
+            FormulaMoment.FORWARD: (self._made_in(forward), forward.end),
+            FormulaMoment.STATES: (states, ended.tick),
+            FormulaMoment.PEAK: (timeline.alive_at(peak), peak.tick),
         }
         return {
             moment: _exact(storages, tick, timeline, self._roles)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-from graphmem.formulas.blocks import Attention, Blocks, last_forward, operand
+from graphmem.formulas.blocks import Attention, ModelBlocks, last_forward, operand
 from graphmem.formulas.terms import Term
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.report.build import saved_for_backward
@@ -41,7 +41,7 @@ class _UnknownError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTerms:
     """The terms found in a trace.
 
     Attributes:
@@ -53,10 +53,10 @@ class Found:
     unknown: dict[str, str]
 
 
-def find_terms(graph: StepGraph, blocks: Blocks) -> Found:
+def find_terms(graph: StepGraph, blocks: ModelBlocks) -> FoundTerms:
     """Find every term that can be read from a step graph."""
     finder = _Finder(graph, blocks)
-    found = Found({}, {})
+    found = FoundTerms({}, {})
     for find in (
         *(finder.parameters, finder.trained, finder.largest_layer, finder.buffers, finder.width),
         finder.saved,
@@ -67,7 +67,7 @@ def find_terms(graph: StepGraph, blocks: Blocks) -> Found:
     return found
 
 
-def _take(find: Callable[[], Iterator[Term]], found: Found) -> None:
+def _take(find: Callable[[], Iterator[Term]], found: FoundTerms) -> None:
     try:
         found.terms.update({term.name: term for term in find()})
     except _UnknownError as reason:
@@ -79,7 +79,7 @@ _NAMES = {"attention_terms": ("batch", "sequence", "heads")}
 
 
 class _Finder:
-    def __init__(self, graph: StepGraph, blocks: Blocks) -> None:
+    def __init__(self, graph: StepGraph, blocks: ModelBlocks) -> None:
         self._graph = graph
         self._blocks = blocks
         self._parameters = {

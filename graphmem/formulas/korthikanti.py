@@ -25,48 +25,48 @@ from collections.abc import Mapping
 from fractions import Fraction
 from types import MappingProxyType
 
-from graphmem.formulas.estimate import Formula, Moment, Part
-from graphmem.formulas.roles import Saved, in_blocks, outside
+from graphmem.formulas.estimate import Formula, FormulaMoment, FormulaPart
+from graphmem.formulas.roles import SavedRole, in_blocks, outside
 
 SOURCE = 'Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"'
 ELEUTHERAI = 'EleutherAI, "Transformer Math 101"'
 
 
-def blocks(*, batch: int, sequence: int, hidden: int, heads: int, layers: int) -> list[Part]:
+def blocks(*, batch: int, sequence: int, hidden: int, heads: int, layers: int) -> list[FormulaPart]:
     """The activations of the blocks: L·s·b·h·(34 + 5·a·s/h)."""
     sbh = layers * sequence * batch * hidden
     as2b = layers * heads * sequence**2 * batch
     return [
-        Part("layer norms", "L·4·sbh", 4 * sbh, in_blocks(Saved.NORM_INPUT)),
-        Part(
+        FormulaPart("layer norms", "L·4·sbh", 4 * sbh, in_blocks(SavedRole.NORM_INPUT)),
+        FormulaPart(
             *("inputs of linear layers", "L·14·sbh", 14 * sbh),
-            in_blocks(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+            in_blocks(SavedRole.NORMED_INPUT, SavedRole.LINEAR_INPUT),
         ),
-        Part("queries, keys, values", "L·6·sbh", 6 * sbh, in_blocks(Saved.QKV)),
-        Part("input of GELU", "L·8·sbh", 8 * sbh, in_blocks(Saved.NONLINEARITY)),
-        Part("dropout masks", "L·2·sbh", 2 * sbh, in_blocks(Saved.DROPOUT_MASK)),
-        Part("softmax", "L·2·as²b", 2 * as2b, in_blocks(Saved.SOFTMAX)),
-        Part("mask of its dropout", "L·as²b", as2b, in_blocks(Saved.ATTENTION_MASK)),
-        Part("its dropout", "L·2·as²b", 2 * as2b, in_blocks(Saved.PROBABILITIES)),
+        FormulaPart("queries, keys, values", "L·6·sbh", 6 * sbh, in_blocks(SavedRole.QKV)),
+        FormulaPart("input of GELU", "L·8·sbh", 8 * sbh, in_blocks(SavedRole.NONLINEARITY)),
+        FormulaPart("dropout masks", "L·2·sbh", 2 * sbh, in_blocks(SavedRole.DROPOUT_MASK)),
+        FormulaPart("softmax", "L·2·as²b", 2 * as2b, in_blocks(SavedRole.SOFTMAX)),
+        FormulaPart("mask of its dropout", "L·as²b", as2b, in_blocks(SavedRole.ATTENTION_MASK)),
+        FormulaPart("its dropout", "L·2·as²b", 2 * as2b, in_blocks(SavedRole.PROBABILITIES)),
     ]
 
 
 def whole(
     *, batch: int, sequence: int, hidden: int, heads: int, layers: int, vocabulary: int
-) -> list[Part]:
+) -> list[FormulaPart]:
     """The activations of the blocks, embedding, last norm, output layer and loss."""
     sbh = sequence * batch * hidden
     return [
         *blocks(batch=batch, sequence=sequence, hidden=hidden, heads=heads, layers=layers),
-        Part("dropout of the embeddings", "sbh", sbh, outside(Saved.DROPOUT_MASK)),
-        Part("last layer norm", "2·sbh", 2 * sbh, outside(Saved.NORM_INPUT)),
-        Part(
+        FormulaPart("dropout of the embeddings", "sbh", sbh, outside(SavedRole.DROPOUT_MASK)),
+        FormulaPart("last layer norm", "2·sbh", 2 * sbh, outside(SavedRole.NORM_INPUT)),
+        FormulaPart(
             *("input of the output layer", "2·sbh", 2 * sbh),
-            outside(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+            outside(SavedRole.NORMED_INPUT, SavedRole.LINEAR_INPUT),
         ),
-        Part(
+        FormulaPart(
             *("logits in fp32", "4·sbv", 4 * sequence * batch * vocabulary),
-            outside(Saved.LOSS),
+            outside(SavedRole.LOSS),
         ),
     ]
 
@@ -111,7 +111,7 @@ ELEUTHERAI_ACTIVATIONS = Formula(
     title="Activations of the blocks, all in 16 bits",
     expression=EXPRESSION,
     source=ELEUTHERAI,
-    moment=Moment.FORWARD,
+    moment=FormulaMoment.FORWARD,
     parts=blocks,
 )
 ACTIVATIONS = Formula(
@@ -119,6 +119,6 @@ ACTIVATIONS = Formula(
     title="Activations in 16 bits, with embedding, output layer and loss",
     expression=f"{EXPRESSION} + 5·s·b·h + 4·s·b·v",
     source=SOURCE,
-    moment=Moment.FORWARD,
+    moment=FormulaMoment.FORWARD,
     parts=whole,
 )

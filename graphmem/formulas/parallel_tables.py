@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from graphmem.errors import InputError
 from graphmem.formulas import parallel_training as parallel
-from graphmem.formulas.estimate import Moment
+from graphmem.formulas.estimate import FormulaMoment
 from graphmem.formulas.exact import Traced
 from graphmem.formulas.tabled import Table, format_in, left_of_card
 from graphmem.formulas.terms import DEGREES
@@ -124,16 +124,16 @@ def _least(
     }
 
 
-def _of_traced(traced: Traced, tensor: int) -> parallel.Memory:
+def _of_traced(traced: Traced, tensor: int) -> parallel.ModelMemory:
     """The article's summands in the traced step; without TP, divided as for two ranks."""
     moments = traced.moments
     divided, whole = traced.under_tensor_parallelism(max(tensor, 2))
-    states, forward = moments[Moment.STATES].by_role, moments[Moment.FORWARD].by_role
+    states, forward = moments[FormulaMoment.STATES].by_role, moments[FormulaMoment.FORWARD].by_role
     return parallel.memory_of_states(states, forward, inner=divided, outer=whole)
 
 
 def _as_the_example_says(
-    memory: parallel.Memory, degrees: Mapping[str, int], room: int | None
+    memory: parallel.ModelMemory, degrees: Mapping[str, int], room: int | None
 ) -> Iterator[str]:
     """The example's last lines; it truncates the activations to whole GB."""
     rank = parallel.LLAMA_3.approximate(memory, {**degrees, "micro_batches": 1})

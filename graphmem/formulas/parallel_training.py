@@ -11,7 +11,7 @@ sequence parallelism. The article gives M_a as a whole; of its summands the two 
 k·b·s·h each, and the two dropout masks outside of attention, b·s·h each, are M_a2 here.
 
 The article states two errors of its Llama 3 example: M_a2 is divided by TP as well
-(`Layout.approximate`), and keys and values are counted as if each query head had its own
+(`Divisors.approximate`), and keys and values are counted as if each query head had its own
 (`without_shared_heads` corrects it). There is a third that it does not state: the
 147,366,233,505,792 bytes of M_a that it prints are L·(34·b·s·h + 5·b·a·s), with s where formula and
 calculation say s² (`as_printed`). With s² they are 22,313,351,535,132,672, which a step with
@@ -26,15 +26,15 @@ from fractions import Fraction
 from math import ceil, prod
 from types import MappingProxyType
 
-from graphmem.formulas.estimate import Formula, Moment, Part, total
-from graphmem.formulas.roles import Role, Saved, in_blocks, of
+from graphmem.formulas.estimate import Formula, FormulaMoment, FormulaPart, total
+from graphmem.formulas.roles import Role, SavedRole, in_blocks, of
 from graphmem.graph import Category
 
 SOURCE = "hepengfei.ml, training memory formulas for parallelism"
 
 
 @dataclass(frozen=True)
-class Memory:
+class ModelMemory:
     """The bytes of one whole model, and of the activations of one data-parallel rank.
 
     Attributes:
@@ -58,7 +58,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Divisors:
     """The degrees that divide each summand; degrees are terms, such as `tp`."""
 
     name: str
@@ -73,7 +73,7 @@ class Layout:
         """All of its degrees."""
         return frozenset((*self.model, *self.optimizer, *self.gradients, *self.inner, *self.outer))
 
-    def per_rank(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
+    def per_rank(self, memory: ModelMemory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
         """The bytes of one rank by summand.
 
         Args:
@@ -95,9 +95,11 @@ class Layout:
         named = (self.degrees or {"dp"}) - {"micro_batches", "sp"}
         return prod(degrees.get(degree, 1) for degree in named)
 
-    def approximate(self, memory: Memory, degrees: Mapping[str, int]) -> Mapping[str, Fraction]:
+    def approximate(
+        self, memory: ModelMemory, degrees: Mapping[str, int]
+    ) -> Mapping[str, Fraction]:
         """Compute as the article's Llama 3 example: M_a2 is divided like M_a1."""
-        merged = Memory(
+        merged = ModelMemory(
             memory.model, memory.optimizer, memory.gradients, memory.activations, outer=0
         )
         return self.per_rank(merged, degrees)
@@ -111,30 +113,30 @@ SUMMAND_LETTERS: Mapping[str, str] = MappingProxyType(
 
 def _layout(
     name: str, weights: Sequence[str], inner: Sequence[str] = (), outer: Sequence[str] = ()
-) -> Layout:
+) -> Divisors:
     degrees = tuple(weights)
-    return Layout(name, degrees, degrees, degrees, tuple(inner), tuple(outer))
+    return Divisors(name, degrees, degrees, degrees, tuple(inner), tuple(outer))
 
 
-OUTER = in_blocks(Saved.NORM_INPUT, Saved.DROPOUT_MASK)
+OUTER = in_blocks(SavedRole.NORM_INPUT, SavedRole.DROPOUT_MASK)
 """The activations that tensor parallelism does not divide, in the article's view."""
 
 _MODEL = ("tp", "pp")
 _INNER = ("tp", "pp", "micro_batches", "cp")
 _OUTER = ("pp", "micro_batches", "cp")
-LAYOUTS: Sequence[Layout] = (
-    Layout("DP"),
-    Layout("DP-ZeRO 1", optimizer=("dp",)),
-    Layout("DP-ZeRO 2", optimizer=("dp",), gradients=("dp",)),
-    Layout("DP-ZeRO 3 / FSDP", model=("dp",), optimizer=("dp",), gradients=("dp",)),
+LAYOUTS: Sequence[Divisors] = (
+    Divisors("DP"),
+    Divisors("DP-ZeRO 1", optimizer=("dp",)),
+    Divisors("DP-ZeRO 2", optimizer=("dp",), gradients=("dp",)),
+    Divisors("DP-ZeRO 3 / FSDP", model=("dp",), optimizer=("dp",), gradients=("dp",)),
     _layout("TP", ("tp",), ("tp",)),
     _layout("TP + SP", ("tp",), ("tp",), ("sp",)),
     _layout("PP", ("pp",), ("pp", "micro_batches"), ("pp", "micro_batches")),
     _layout("TP + PP", _MODEL, ("tp", "pp", "micro_batches"), ("pp", "micro_batches")),
     _layout("TP + PP + SP", _MODEL, ("tp", "pp", "micro_batches"), ("pp", "micro_batches", "sp")),
     _layout("TP + PP + CP", _MODEL, _INNER, _OUTER),
-    Layout("DP-ZeRO 1 + TP + PP + CP", _MODEL, (*_MODEL, "dp"), _MODEL, _INNER, _OUTER),
-    Layout(
+    Divisors("DP-ZeRO 1 + TP + PP + CP", _MODEL, (*_MODEL, "dp"), _MODEL, _INNER, _OUTER),
+    Divisors(
         "DP-ZeRO 2 + TP + PP + CP (Llama 3)",
         *(_MODEL, (*_MODEL, "dp"), (*_MODEL, "dp"), _INNER, _OUTER),
     ),
@@ -142,17 +144,17 @@ LAYOUTS: Sequence[Layout] = (
 LLAMA_3 = LAYOUTS[-1]
 
 
-def memory_of(parts: Sequence[Part]) -> Memory:
+def memory_of(parts: Sequence[FormulaPart]) -> ModelMemory:
     """The five summands of `regular` or `mixed`."""
     model, optimizer, gradients, *activations = parts
     outer = sum(part.bytes for part in activations if part.roles & OUTER)
     inner = total(activations) - outer
-    return Memory(model.bytes, optimizer.bytes, gradients.bytes, inner, outer)
+    return ModelMemory(model.bytes, optimizer.bytes, gradients.bytes, inner, outer)
 
 
 def memory_of_states(
     states: Mapping[Role, int], forward: Mapping[Role, int], *, inner: int, outer: int
-) -> Memory:
+) -> ModelMemory:
     """The five summands of a traced step on one device.
 
     Args:
@@ -164,7 +166,7 @@ def memory_of_states(
     copies = forward.get(Role(Category.AUTOCAST_CACHE), 0)
     weights = states.get(Role(Category.PARAMETER), 0)
     optimizer = states.get(Role(Category.OPTIMIZER_STATE), 0)
-    return Memory(
+    return ModelMemory(
         model=copies or weights,
         optimizer=optimizer + (weights if copies else 0),
         gradients=states.get(Role(Category.GRADIENT), 0),
@@ -173,14 +175,14 @@ def memory_of_states(
     )
 
 
-def as_printed(memory: Memory, terms: Mapping[str, int]) -> Memory:
+def as_printed(memory: ModelMemory, terms: Mapping[str, int]) -> ModelMemory:
     """M_a as the Llama 3 example prints it: attention's logits with s instead of s²."""
     logits = (2 * terms.get("low", 2) + 1) * terms["layers"] * terms["batch"] * terms["heads"]
     sequence = terms["sequence"]
     return replace(memory, inner=memory.inner - logits * (sequence**2 - sequence))
 
 
-def without_shared_heads(memory: Memory, terms: Mapping[str, int]) -> Memory:
+def without_shared_heads(memory: ModelMemory, terms: Mapping[str, int]) -> ModelMemory:
     """Subtract the a - KVH heads of keys and of values that do not exist (the second error)."""
     heads, shared = terms["heads"], terms["heads"] - terms["kv_heads"]
     bsh = terms["layers"] * terms["batch"] * terms["sequence"] * terms["hidden"]
@@ -188,7 +190,7 @@ def without_shared_heads(memory: Memory, terms: Mapping[str, int]) -> Memory:
     return replace(memory, inner=memory.inner - missing)
 
 
-def with_one_optimizer(memory: Memory, gpus: int) -> Mapping[str, Fraction]:
+def with_one_optimizer(memory: ModelMemory, gpus: int) -> Mapping[str, Fraction]:
     """All GPUs under plain data parallelism, if one has the optimizer: M_o + d·(the rest)."""
     return {
         name: Fraction(getattr(memory, name) * (1 if name == "optimizer" else gpus))
@@ -209,7 +211,7 @@ def least_micro_batches(rank: Mapping[str, Fraction], room: int, times: int) -> 
     return max(1, ceil(activations / rest)) if rest > 0 else None
 
 
-def checkpoints(memory: Memory, terms: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
+def checkpoints(memory: ModelMemory, terms: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
     """Bytes of activations without and with checkpointing; their ratio is the factor AC.
 
     The article has "about 9" where "we only keep pre-LN activations for MLP with LN": an MLP's
@@ -237,12 +239,12 @@ def regular(
     heads: int,
     layers: int,
     width: int = 4,
-) -> list[Part]:
+) -> list[FormulaPart]:
     """M_m + M_o + M_g + M_a, all with `width` bytes per number."""
     return [
-        Part("model", "k·N", width * parameters, of(Category.PARAMETER)),
-        Part("optimizer", "2·k·N", 2 * width * parameters, of(Category.OPTIMIZER_STATE)),
-        Part("gradients", "k·N", width * parameters, of(Category.GRADIENT)),
+        FormulaPart("model", "k·N", width * parameters, of(Category.PARAMETER)),
+        FormulaPart("optimizer", "2·k·N", 2 * width * parameters, of(Category.OPTIMIZER_STATE)),
+        FormulaPart("gradients", "k·N", width * parameters, of(Category.GRADIENT)),
         *_activation_parts("k", width, batch, sequence, hidden, heads, layers),
     ]
 
@@ -258,7 +260,7 @@ def mixed(
     low: int = 2,
     high: int = 4,
     gradient: int | None = None,
-) -> list[Part]:
+) -> list[FormulaPart]:
     """M_m + M_o + M_g + M_a with weights in two precisions.
 
     `gradient` is the bytes per number of a gradient, if not `low`: the Llama 3 example accumulates
@@ -268,33 +270,45 @@ def mixed(
     """
     letter = "k_l" if gradient is None else "k_g"
     return [
-        Part("model", "k_l·N", low * parameters, of(Category.AUTOCAST_CACHE)),
-        Part(
+        FormulaPart("model", "k_l·N", low * parameters, of(Category.AUTOCAST_CACHE)),
+        FormulaPart(
             *("optimizer and master weights", "3·k_h·N", 3 * high * parameters),
             of(Category.OPTIMIZER_STATE, Category.PARAMETER),
         ),
-        Part("gradients", f"{letter}·N", (gradient or low) * parameters, of(Category.GRADIENT)),
+        FormulaPart(
+            "gradients", f"{letter}·N", (gradient or low) * parameters, of(Category.GRADIENT)
+        ),
         *_activation_parts("k_l", low, batch, sequence, hidden, heads, layers),
     ]
 
 
 def _activation_parts(
     letter: str, width: int, batch: int, sequence: int, hidden: int, heads: int, layers: int
-) -> list[Part]:
+) -> list[FormulaPart]:
     bsh = layers * batch * sequence * hidden
     bas2 = layers * batch * heads * sequence**2
     return [
-        Part("layer norms", f"L·2·{letter}·bsh", 2 * width * bsh, in_blocks(Saved.NORM_INPUT)),
-        Part(
-            *("inputs of linear layers", f"L·7·{letter}·bsh", 7 * width * bsh),
-            in_blocks(Saved.NORMED_INPUT, Saved.LINEAR_INPUT),
+        FormulaPart(
+            "layer norms", f"L·2·{letter}·bsh", 2 * width * bsh, in_blocks(SavedRole.NORM_INPUT)
         ),
-        Part("queries, keys, values", f"L·3·{letter}·bsh", 3 * width * bsh, in_blocks(Saved.QKV)),
-        Part("activation", f"L·4·{letter}·bsh", 4 * width * bsh, in_blocks(Saved.NONLINEARITY)),
-        Part("dropout masks", "L·2·bsh", 2 * bsh, in_blocks(Saved.DROPOUT_MASK)),
-        Part("attention logits", f"L·{letter}·bas²", width * bas2, in_blocks(Saved.SOFTMAX)),
-        Part("their dropout", f"L·{letter}·bas²", width * bas2, in_blocks(Saved.PROBABILITIES)),
-        Part("its mask", "L·bas²", bas2, in_blocks(Saved.ATTENTION_MASK)),
+        FormulaPart(
+            *("inputs of linear layers", f"L·7·{letter}·bsh", 7 * width * bsh),
+            in_blocks(SavedRole.NORMED_INPUT, SavedRole.LINEAR_INPUT),
+        ),
+        FormulaPart(
+            "queries, keys, values", f"L·3·{letter}·bsh", 3 * width * bsh, in_blocks(SavedRole.QKV)
+        ),
+        FormulaPart(
+            "activation", f"L·4·{letter}·bsh", 4 * width * bsh, in_blocks(SavedRole.NONLINEARITY)
+        ),
+        FormulaPart("dropout masks", "L·2·bsh", 2 * bsh, in_blocks(SavedRole.DROPOUT_MASK)),
+        FormulaPart(
+            "attention logits", f"L·{letter}·bas²", width * bas2, in_blocks(SavedRole.SOFTMAX)
+        ),
+        FormulaPart(
+            "their dropout", f"L·{letter}·bas²", width * bas2, in_blocks(SavedRole.PROBABILITIES)
+        ),
+        FormulaPart("its mask", "L·bas²", bas2, in_blocks(SavedRole.ATTENTION_MASK)),
     ]
 
 
@@ -304,7 +318,7 @@ REGULAR = Formula(
     title="One device, regular training",
     expression=f"M_m + M_o + M_g + M_a = 4·k·N + {_ACTIVATIONS.format(k='k')}",
     source=SOURCE,
-    moment=Moment.PEAK,
+    moment=FormulaMoment.PEAK,
     parts=regular,
 )
 MIXED = Formula(
@@ -312,6 +326,6 @@ MIXED = Formula(
     title="One device, mixed precision",
     expression=f"M_m + M_o + M_g + M_a = (2·k_l + 3·k_h)·N + {_ACTIVATIONS.format(k='k_l')}",
     source=SOURCE,
-    moment=Moment.PEAK,
+    moment=FormulaMoment.PEAK,
     parts=mixed,
 )

@@ -4,7 +4,7 @@ Clauses, for a storage at a moment:
   (1) anything that the report does not call an activation keeps the report's category;
   (2) the role of an activation comes from the autograd node that holds it: the node's operator, the
       field, and whether the gradient of a parameter needs it (`_of_one`); if several nodes hold a
-      storage, the first in the order of `Saved` counts, so that each byte counts once;
+      storage, the first in the order of `SavedRole` counts, so that each byte counts once;
   (3) it belongs to a block if the operation of that node ran in one (blocks.py): so a block's first
       norm holds the embedding's output.
 """
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.formulas.blocks import Blocks
+from graphmem.formulas.blocks import ModelBlocks
 from graphmem.graph import Category, Op, StepGraph, Storage
 from graphmem.report.categories import NAMES_ON_RANKS
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphmem.pipeline import Annotations
 
 
-class Saved(enum.StrEnum):
+class SavedRole(enum.StrEnum):
     """Why autograd holds an activation; the value is its name in reports."""
 
     SOFTMAX = "results of attention's softmax"
@@ -50,14 +50,14 @@ class Saved(enum.StrEnum):
     """Named after the node that holds them."""
 
 
-_ORDER = list(Saved)
+_ORDER = list(SavedRole)
 ROUNDING = "rounding"
 
 
 class Role(NamedTuple):
     """The role of a storage; `in_block` is False outside of blocks and in clause (1)."""
 
-    what: Category | Saved | str
+    what: Category | SavedRole | str
     in_block: bool = False
 
     @property
@@ -76,12 +76,12 @@ def of(*categories: Category) -> frozenset[Role]:
     return frozenset(map(Role, categories))
 
 
-def in_blocks(*saved: Saved) -> frozenset[Role]:
+def in_blocks(*saved: SavedRole) -> frozenset[Role]:
     """The roles of these activations in blocks."""
     return frozenset(Role(each, in_block=True) for each in saved)
 
 
-def outside(*saved: Saved) -> frozenset[Role]:
+def outside(*saved: SavedRole) -> frozenset[Role]:
     """The roles of these activations in embedding, last norm, head and loss."""
     return frozenset(map(Role, saved))
 
@@ -115,10 +115,10 @@ class Roles:
 
     graph: StepGraph
     saved: Any
-    blocks: Blocks
+    blocks: ModelBlocks
 
     @classmethod
-    def of(cls, graph: StepGraph, annotations: Annotations, blocks: Blocks) -> Roles:
+    def of(cls, graph: StepGraph, annotations: Annotations, blocks: ModelBlocks) -> Roles:
         """Make it from the results of the passes."""
         return cls(graph, annotations.of(SAVED_TENSORS), blocks)
 
@@ -140,16 +140,16 @@ class Roles:
             for held in self.saved.holding(storage.id, tick)
         ]
         if not found:
-            return Role(Saved.OTHER)
+            return Role(SavedRole.OTHER)
         first, held = min(found, key=lambda each: each[0])
         what = _ORDER[first]
         in_block = self._in_block(held.op)
-        return Role(f"tensors held by {held.name}" if what is Saved.OTHER else what, in_block)
+        return Role(f"tensors held by {held.name}" if what is SavedRole.OTHER else what, in_block)
 
     def _in_block(self, op: int | None) -> bool:
         return op is not None and self.blocks.contain(self.graph.ops[op].module)
 
-    def _of_one(self, held: Any, storage: Storage) -> Saved:
+    def _of_one(self, held: Any, storage: Storage) -> SavedRole:
         """Why one autograd node holds a storage (clause 2)."""
         name, field = held.name.rpartition("Backward")[0], held.field.partition("[")[0]
         shape = held.tensor.shape
@@ -157,26 +157,26 @@ class Roles:
         op = None if held.op is None else self.graph.ops[held.op]
         if name in _NORMS or self._in_norm(op):
             per_row = (bool(shape) and shape[-1] == 1) or field.startswith("result")
-            return Saved.NORM_STATISTICS if per_row else Saved.NORM_INPUT
+            return SavedRole.NORM_STATISTICS if per_row else SavedRole.NORM_INPUT
         if name in ("Softmax", "SafeSoftmax") and like_softmax:
-            return Saved.SOFTMAX
+            return SavedRole.SOFTMAX
         if name in _LOSSES:
-            return Saved.LOSS
+            return SavedRole.LOSS
         if name.startswith("ScaledDotProduct"):
             return _of_attention(field)
         if name == "NativeDropout":
-            return Saved.ATTENTION_MASK if like_softmax else Saved.DROPOUT_MASK
+            return SavedRole.ATTENTION_MASK if like_softmax else SavedRole.DROPOUT_MASK
         if name in _PRODUCTS:
             return self._of_product(held, storage, like_softmax)
         return _of_elementwise(name, field)
 
-    def _of_product(self, held: Any, storage: Storage, like_softmax: bool) -> Saved:
+    def _of_product(self, held: Any, storage: Storage, like_softmax: bool) -> SavedRole:
         if like_softmax:
-            return Saved.PROBABILITIES
+            return SavedRole.PROBABILITIES
         if not any(parameter in held_for(held) for parameter in self.graph.parameters):
-            return Saved.QKV
+            return SavedRole.QKV
         maker = self.graph.op_of(storage)
-        return Saved.NORMED_INPUT if self._is_normed(maker) else Saved.LINEAR_INPUT
+        return SavedRole.NORMED_INPUT if self._is_normed(maker) else SavedRole.LINEAR_INPUT
 
     def _is_normed(self, op: Op | None) -> bool:
         """Whether an operation belongs to a norm, or casts the result of one."""
@@ -195,20 +195,20 @@ def held_for(held: Any) -> tuple[str, ...]:
     return tuple(part for name in names for part in name.split(" and "))
 
 
-def _of_attention(field: str) -> Saved:
+def _of_attention(field: str) -> SavedRole:
     if field in ("query", "key", "value"):
-        return Saved.QKV
-    return Saved.LINEAR_INPUT if field in ("output", "out") else Saved.ATTENTION_STATISTICS
+        return SavedRole.QKV
+    return SavedRole.LINEAR_INPUT if field in ("output", "out") else SavedRole.ATTENTION_STATISTICS
 
 
-def _of_elementwise(name: str, field: str) -> Saved:
+def _of_elementwise(name: str, field: str) -> SavedRole:
     if name in _ACTIVATION_FUNCTIONS:
-        return Saved.NONLINEARITY
+        return SavedRole.NONLINEARITY
     if name == "Embedding":
-        return Saved.INDICES
+        return SavedRole.INDICES
     if _MASKS.get(name) == field:
-        return Saved.MASK
-    return Saved.PRODUCT if name in ("Mul", "Div") else Saved.OTHER
+        return SavedRole.MASK
+    return SavedRole.PRODUCT if name in ("Mul", "Div") else SavedRole.OTHER
 
 
 def _made_by(node: object) -> Op | None:

@@ -16,10 +16,10 @@ from graphmem.errors import InputError
 from graphmem.formulas import deepspeed, footprint, korthikanti, nanogpt
 from graphmem.formulas import parallel_training as parallel
 from graphmem.formulas.blocks import find_blocks
-from graphmem.formulas.comparison import Comparison, compare
+from graphmem.formulas.comparison import FormulaComparison, compare
 from graphmem.formulas.estimate import MOMENTS, Formula
 from graphmem.formulas.exact import Exact, Traced
-from graphmem.formulas.find_terms import Found, find_terms
+from graphmem.formulas.find_terms import FoundTerms, find_terms
 from graphmem.formulas.messages import MissingTermsError, UnknownFormulaError
 from graphmem.formulas.tabled import Printed, Table, Tabled
 from graphmem.formulas.tables import TABLES
@@ -46,7 +46,7 @@ FORMULAS: Sequence[Formula] = (
 
 
 @dataclass(frozen=True)
-class Section:
+class SheetSection:
     """One formula or table, or what it lacks.
 
     Attributes:
@@ -63,7 +63,7 @@ class Section:
     title: str
     source: str
     missing: Mapping[str, str] = field(default_factory=dict)
-    comparison: Comparison | None = None
+    comparison: FormulaComparison | None = None
     printed: Printed | None = None
     table: Table | None = None
 
@@ -81,7 +81,7 @@ class Sheet:
 
     target: str | None
     terms: Mapping[str, Term]
-    sections: Sequence[Section]
+    sections: Sequence[SheetSection]
     on_card: OnCard | None = None
 
     def left_beside(self, nbytes: int) -> int | None:
@@ -132,7 +132,7 @@ def formulas_of(
     return Sheet(
         analysis.report.target,
         terms,
-        _sections(Found(terms, found.unknown), Traced(analysis, blocks), only),
+        _sections(FoundTerms(terms, found.unknown), Traced(analysis, blocks), only),
         on_card,
     )
 
@@ -143,7 +143,7 @@ def formulas_for(given: Mapping[str, Term], only: Sequence[str] = ()) -> Sheet:
     Raises:
         InputError: there is no such section, or none has all its terms.
     """
-    sections = _sections(Found(dict(given), {}), None, only)
+    sections = _sections(FoundTerms(dict(given), {}), None, only)
     if all(section.missing for section in sections):
         name, lacking = min(
             ((section.name, section.missing) for section in sections), key=lambda each: len(each[1])
@@ -158,7 +158,9 @@ def section_names() -> tuple[str, ...]:
     return (*(formula.name for formula in FORMULAS), *(table.name for table in TABLES))
 
 
-def _sections(found: Found, traced: Traced | None, only: Sequence[str]) -> Sequence[Section]:
+def _sections(
+    found: FoundTerms, traced: Traced | None, only: Sequence[str]
+) -> Sequence[SheetSection]:
     for name in only:
         if name not in section_names():
             raise UnknownFormulaError(name, ", ".join(section_names()))
@@ -171,15 +173,15 @@ def _sections(found: Found, traced: Traced | None, only: Sequence[str]) -> Seque
 
 
 def _formula(
-    formula: Formula, numbers: Mapping[str, int], found: Found, traced: Traced | None
-) -> Section:
+    formula: Formula, numbers: Mapping[str, int], found: FoundTerms, traced: Traced | None
+) -> SheetSection:
     missing = _missing(formula.needs, found)
     if missing:
-        return Section(formula.name, formula.title, formula.source, missing)
+        return SheetSection(formula.name, formula.title, formula.source, missing)
     parts = formula.estimate(numbers)
     exact, of = _exact(formula, numbers.get("gpus", 1), traced)
     comparison = compare(formula, parts, exact, of)
-    return Section(formula.name, formula.title, formula.source, comparison=comparison)
+    return SheetSection(formula.name, formula.title, formula.source, comparison=comparison)
 
 
 def _exact(formula: Formula, gpus: int, traced: Traced | None) -> tuple[Exact | None, str]:
@@ -196,25 +198,25 @@ def _exact(formula: Formula, gpus: int, traced: Traced | None) -> tuple[Exact | 
         return None, f"{of}; the traced step cannot be split this way: {error}"
 
 
-def _missing(needs: Sequence[str], found: Found) -> dict[str, str]:
+def _missing(needs: Sequence[str], found: FoundTerms) -> dict[str, str]:
     return {name: found.unknown.get(name, "not given") for name in needs if name not in found.terms}
 
 
 def _table(
-    tabled: Tabled, numbers: Mapping[str, int], found: Found, traced: Traced | None
-) -> Section:
+    tabled: Tabled, numbers: Mapping[str, int], found: FoundTerms, traced: Traced | None
+) -> SheetSection:
     missing = _missing(tabled.needs, found)
     if tabled.of_degrees and not any(name in found.terms for name in DEGREES):
         missing |= dict.fromkeys(DEGREES[:1], "no degree of parallelism is given")
     if missing:
-        return Section(tabled.name, tabled.title, tabled.source, missing)
+        return SheetSection(tabled.name, tabled.title, tabled.source, missing)
     filled = tabled.fill(numbers, traced)
     if isinstance(filled, Printed):
-        return Section(tabled.name, tabled.title, tabled.source, printed=filled)
-    return Section(tabled.name, tabled.title, tabled.source, table=filled)
+        return SheetSection(tabled.name, tabled.title, tabled.source, printed=filled)
+    return SheetSection(tabled.name, tabled.title, tabled.source, table=filled)
 
 
-def _as_json(section: Section, sheet: Sheet) -> dict[str, Any]:
+def _as_json(section: SheetSection, sheet: Sheet) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": section.name,
         "title": section.title,
@@ -247,7 +249,7 @@ def _left_as_json(left: Mapping[str, Fraction]) -> dict[str, Any]:
     return {"left": {name: _number(nbytes) for name, nbytes in left.items()}} if left else {}
 
 
-def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
+def _comparison_as_json(comparison: FormulaComparison) -> dict[str, Any]:
     formula = comparison.formula
     found: dict[str, Any] = {
         "expression": formula.expression,

@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from graphmem.formulas.comparison import Comparison
-from graphmem.formulas.sheet import Section, Sheet
+from graphmem.formulas.comparison import FormulaComparison
+from graphmem.formulas.sheet import Sheet, SheetSection
 from graphmem.formulas.tabled import Table as Figures
 from graphmem.formulas.tabled import format_in
 from graphmem.formulas.terms import LETTERS, MEANINGS
@@ -105,7 +105,7 @@ def _verdict(fits: bool, difference: str) -> str:
     return f"fits, {difference} left" if fits else f"does not fit, {difference} over"
 
 
-def _section(section: Section) -> Iterator[RenderableType]:
+def _section(section: SheetSection) -> Iterator[RenderableType]:
     yield Text.assemble((section.name, "bold"), f"  {section.title}")
     yield Text(f"  {section.source}", style="dim")
     if section.comparison is not None:
@@ -140,7 +140,7 @@ def _in_gigabytes(nbytes: Fraction) -> str:
     return f"{format_in('GB', nbytes)} GB (10^9 bytes)"
 
 
-def _comparison(comparison: Comparison) -> Iterator[RenderableType]:
+def _comparison(comparison: FormulaComparison) -> Iterator[RenderableType]:
     yield Text(f"  {comparison.formula.expression} = {format_exact(comparison.estimate)}")
     yield Text()
     if comparison.rows:
@@ -153,7 +153,7 @@ def _comparison(comparison: Comparison) -> Iterator[RenderableType]:
     yield Padding(table, (0, 0, 0, 2))
 
 
-def _beside_exact(comparison: Comparison) -> Table:
+def _beside_exact(comparison: FormulaComparison) -> Table:
     figures = ("formula", "exact", "exact - formula")
     table = _new_table("part", "", *figures, right=figures)
     announced = False
@@ -178,7 +178,7 @@ def _beside_exact(comparison: Comparison) -> Table:
     return table
 
 
-def _tabled(section: Section) -> Iterator[RenderableType]:
+def _tabled(section: SheetSection) -> Iterator[RenderableType]:
     if section.table is None:
         return
     for note in section.table.notes:

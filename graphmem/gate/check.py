@@ -13,7 +13,7 @@ import msgspec
 
 from graphmem.gate.affected import affected_jobs
 from graphmem.gate.cache import Cache
-from graphmem.gate.compare import Verdict, compare
+from graphmem.gate.compare import TargetVerdict, compare
 from graphmem.gate.config import Config, TargetConfig
 from graphmem.gate.git import changed_files
 from graphmem.gate.jobs import (
@@ -65,7 +65,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     status: Status
     is_cached: bool = False
-    verdict: Verdict | None = None
+    verdict: TargetVerdict | None = None
     failure: Failure | None = None
 
 
@@ -200,7 +200,7 @@ def _result(
     )
 
 
-def _status(verdict: Verdict) -> Status:
+def _status(verdict: TargetVerdict) -> Status:
     if verdict.findings:
         return "failed"
     if verdict.before is None:

@@ -71,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True):
     allowance: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class TargetVerdict(msgspec.Struct, frozen=True):
     """What the gate says of one target that was measured.
 
     Attributes:
@@ -92,7 +92,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def compare(
     config: TargetConfig, before: Entry | None, report: Report, on_card: OnCard | None = None
-) -> Verdict:
+) -> TargetVerdict:
     """Hold a report against a target's limits and its baseline.
 
     Args:
@@ -112,7 +112,7 @@ def compare(
         causes = _causes(baseline, after, report)
         change = after.allocated - (baseline.allocated if baseline is not None else 0)
         rest = change - sum(cause.growth for cause in causes)
-    return Verdict(before, after, findings, causes, on_card, rest)
+    return TargetVerdict(before, after, findings, causes, on_card, rest)
 
 
 def _findings(config: TargetConfig, before: Entry | None, after: Entry) -> Iterator[Finding]:

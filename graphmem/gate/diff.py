@@ -25,7 +25,7 @@ SCHEMA = "graphmem.diff/1"
 Kind = Literal["appeared", "went", "grew", "shrank", "moved"]
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class ReportDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is not as it was.
 
     Attributes:
@@ -59,7 +59,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     before: Peak
     after: Peak
-    differences: list[Difference]
+    differences: list[ReportDifference]
 
     @property
     def growth(self) -> int:
@@ -95,7 +95,7 @@ def diff_reports(name: str, before: Report, after: Report) -> Diff:
     for module, change in _changes(_grouped(before), _grouped(after)):
         folded.setdefault(change, {})[module] = change
     differences = [
-        Difference(module=module, layers=len(list(members(module))), **change._asdict())
+        ReportDifference(module=module, layers=len(list(members(module))), **change._asdict())
         for modules in folded.values()
         for module, change in fold(modules).items()
     ]

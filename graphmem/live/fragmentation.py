@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from graphmem.allocator import SegmentInfo
 from graphmem.graph import StepGraph, Storage
-from graphmem.live.holders import Held
+from graphmem.live.holders import Retention
 from graphmem.units import format_bytes, format_exact
 
 LEAST_BYTES = 2 * (20 << 20)
@@ -39,13 +39,13 @@ class Pin:
     size: int
 
 
-class Fragmentation:
+class FragmentationWatch:
     """Looks at segments now and then; also the annotation that reports the worst moment."""
 
     def __init__(
         self,
         graph: StepGraph,
-        holders_of: Callable[[list[int]], dict[int, Held]],
+        holders_of: Callable[[list[int]], dict[int, Retention]],
         reason_for: Callable[[Storage], str],
     ) -> None:
         """Nothing seen yet.
@@ -91,7 +91,7 @@ class Fragmentation:
             )
             yield from self._lines
 
-    def _what_pins(self, pin: Pin, held: dict[int, Held]) -> str:
+    def _what_pins(self, pin: Pin, held: dict[int, Retention]) -> str:
         if not pin.storages:
             return "what the program took without a tensor"
         largest = pin.storages[0]

@@ -24,14 +24,14 @@ from graphmem.trace.location import Location
 from graphmem.trace.naming import variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import retaining_line
-from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.saved_tensors import SavedTensorHooks
 
 DEPTH = 4
 _PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
 
 
 @dataclass(frozen=True)
-class Holder:
+class Referrer:
     """A variable, and the line that makes it keep things."""
 
     name: str
@@ -42,7 +42,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Held:
+class Retention:
     """How a storage is held.
 
     Attributes:
@@ -50,13 +50,13 @@ class Held:
         through_graph: whether it holds a tensor of whose graph autograd keeps the storage.
     """
 
-    by: Holder
+    by: Referrer
     through_graph: bool
 
 
 def holders_of(
-    wanted: Iterable[int], recorder: Recorder, saved: SavedTensors, location: Location
-) -> dict[int, Held]:
+    wanted: Iterable[int], recorder: Recorder, saved: SavedTensorHooks, location: Location
+) -> dict[int, Retention]:
     """The holder of each storage, by id; storages that no name reaches are left out."""
     search = _Search(set(wanted), recorder, saved)
     for name, file, value in named_values(location):
@@ -69,9 +69,9 @@ def holders_of(
 class _Search:
     """One search; every object and every node is visited once."""
 
-    def __init__(self, missing: set[int], recorder: Recorder, saved: SavedTensors) -> None:
+    def __init__(self, missing: set[int], recorder: Recorder, saved: SavedTensorHooks) -> None:
         self.missing = missing
-        self.found: dict[int, Held] = {}
+        self.found: dict[int, Retention] = {}
         self._recorder = recorder
         self._saved = saved
         self._seen: set[int] = set()
@@ -102,7 +102,9 @@ class _Search:
     def _found(self, storage: int, name: str, file: str, *, through_graph: bool) -> None:
         if storage in self.missing:
             self.missing.discard(storage)
-            self.found[storage] = Held(Holder(name, retaining_line(file, name)), through_graph)
+            self.found[storage] = Retention(
+                Referrer(name, retaining_line(file, name)), through_graph
+            )
 
 
 def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:

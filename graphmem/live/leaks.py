@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from graphmem.graph import OwnerKind, StepGraph, Storage
-from graphmem.live.holders import Held, Holder
+from graphmem.live.holders import Referrer, Retention
 from graphmem.units import format_bytes
 
 FEWEST_ITERATIONS = 3
@@ -38,7 +38,7 @@ _LASTING = (
 
 
 @dataclass(frozen=True)
-class Start:
+class IterationStart:
     """What the device held when an iteration began."""
 
     iteration: int
@@ -59,7 +59,7 @@ class Leak:
         through_graph: whether autograd's graph keeps some of it.
     """
 
-    holder: Holder | None
+    holder: Referrer | None
     bytes_each: int
     iterations: int
     total: int
@@ -73,7 +73,7 @@ class LeakDetector:
     def __init__(
         self,
         graph: StepGraph,
-        holders_of: Callable[[list[int]], dict[int, Held]],
+        holders_of: Callable[[list[int]], dict[int, Retention]],
         block_bytes: Callable[[Storage], int],
     ) -> None:
         """Nothing seen yet.
@@ -87,10 +87,10 @@ class LeakDetector:
         self._holders_of = holders_of
         self._block_bytes = block_bytes
         self._next_search = FEWEST_ITERATIONS + 2
-        self.starts: list[Start] = []
+        self.starts: list[IterationStart] = []
         self.leaks: list[Leak] = []
 
-    def begin_iteration(self, start: Start, alive: list[Storage]) -> None:
+    def begin_iteration(self, start: IterationStart, alive: list[Storage]) -> None:
         """An iteration is about to begin.
 
         Args:
@@ -145,7 +145,7 @@ class LeakDetector:
                 born[storage.id] = index
         held = self._holders_of(list(born))
         through_graph = {each.by for each in held.values() if each.through_graph}
-        by_holder: dict[Holder | None, list[Storage]] = {}
+        by_holder: dict[Referrer | None, list[Storage]] = {}
         for storage in alive:
             if storage.id in born:
                 holder = held[storage.id].by if storage.id in held else None
@@ -172,7 +172,11 @@ class LeakDetector:
         return first <= second or second <= first
 
     def _leak(
-        self, holder: Holder | None, kept: list[Storage], born: dict[int, int], through_graph: bool
+        self,
+        holder: Referrer | None,
+        kept: list[Storage],
+        born: dict[int, int],
+        through_graph: bool,
     ) -> Leak:
         newest = max(born[storage.id] for storage in kept)
         of_newest = [storage for storage in kept if born[storage.id] == newest]

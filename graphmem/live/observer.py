@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 
 from graphmem.graph import Storage
-from graphmem.live.fragmentation import Fragmentation
-from graphmem.live.holders import Held, holders_of, named_values
-from graphmem.live.leaks import LeakDetector, Start
+from graphmem.live.fragmentation import FragmentationWatch
+from graphmem.live.holders import Retention, holders_of, named_values
+from graphmem.live.leaks import IterationStart, LeakDetector
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.out_of_memory import OutOfMemorySection
 from graphmem.report.build import GROWTH
 from graphmem.report.reasons import reason_for
 from graphmem.trace.location import Location
 from graphmem.trace.naming import name_model, name_variables
-from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.units import format_bytes
 
 MANY_OPERATIONS = 500_000
@@ -29,7 +29,7 @@ class Observer:
     def __init__(
         self,
         simulator: OnlineSimulator,
-        saved: SavedTensors,
+        saved: SavedTensorHooks,
         location: Location,
         tell: Callable[[str], None],
     ) -> None:
@@ -49,7 +49,7 @@ class Observer:
         self._location = location
         self._graph = graph = simulator.recorder.graph
         self._leaks = LeakDetector(graph, self._holders_of, self._block_bytes)
-        self._fragmentation = Fragmentation(graph, self._holders_of, self._reason_now)
+        self._fragmentation = FragmentationWatch(graph, self._holders_of, self._reason_now)
 
     @property
     def grows(self) -> bool:
@@ -75,7 +75,7 @@ class Observer:
         """An iteration begins: note what the device holds."""
         alive = self._simulator.alive()
         allocated = sum(block.size for _, block in alive)
-        start = Start(number, self._recorder.tick, allocated)
+        start = IterationStart(number, self._recorder.tick, allocated)
         self._leaks.begin_iteration(start, [storage for storage, _ in alive])
         self._look_at_segments()
         self._tell_size(number)
@@ -110,7 +110,7 @@ class Observer:
         segments = self._simulator.timeline().segments
         self._fragmentation.look(segments, {block.address: storage for storage, block in alive})
 
-    def _holders_of(self, wanted: list[int]) -> dict[int, Held]:
+    def _holders_of(self, wanted: list[int]) -> dict[int, Retention]:
         return holders_of(wanted, self._recorder, self._saved, self._location)
 
     def _block_bytes(self, storage: Storage) -> int:

@@ -33,7 +33,7 @@ from graphmem.virtual_gpu.random import draws_random_numbers
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedRequest:
     """A request that did not fit.
 
     Attributes:
@@ -90,7 +90,7 @@ class OnlineSimulator:
         self._graph = self.recorder.graph
         self._rules: OnlineRules = online_pass("kernel_memory", runtime)
         self._simulator = Simulator(self.memory.allocator, self.memory)
-        self.refusals: list[Refusal] = []
+        self.refusals: list[RefusedRequest] = []
         self._look_before_refusal = look_before_refusal
         self._changed: list[Storage] = []
         self._settled = 0
@@ -238,7 +238,7 @@ class OnlineSimulator:
         tick = self.recorder.tick
         state = cause.state
         self.refusals.append(
-            Refusal(
+            RefusedRequest(
                 op,
                 tick,
                 str(refused),

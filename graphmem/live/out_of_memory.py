@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphmem.graph import Storage
-from graphmem.live.online_simulator import Refusal
+from graphmem.live.online_simulator import RefusedRequest
 from graphmem.units import format_bytes
 
 _LISTED = 5
@@ -22,7 +22,7 @@ class OutOfMemorySection:
         reason_for: why a storage was alive at a tick, in words.
     """
 
-    refusals: Sequence[Refusal]
+    refusals: Sequence[RefusedRequest]
     reason_for: Callable[[Storage, int], str]
 
     def report_lines(self) -> Iterator[str]:
@@ -32,7 +32,7 @@ class OutOfMemorySection:
         if len(self.refusals) > _TOLD:
             yield f"and {len(self.refusals) - _TOLD:,} more requests that did not fit"
 
-    def _lines(self, refusal: Refusal) -> Iterator[str]:
+    def _lines(self, refusal: RefusedRequest) -> Iterator[str]:
         op = refusal.op
         if op is None:
             yield _beginning(refusal.message)
@@ -46,7 +46,7 @@ class OutOfMemorySection:
         for storage, block_bytes in held[:_LISTED]:
             yield f"    {format_bytes(block_bytes)} {self._line(storage, refusal)}"
 
-    def _line(self, storage: Storage, refusal: Refusal) -> str:
+    def _line(self, storage: Storage, refusal: RefusedRequest) -> str:
         shape = " x ".join(map(str, storage.shape)) or "scalar"
         return f"{storage.dtype} [{shape}]: {self.reason_for(storage, refusal.tick)}"
 

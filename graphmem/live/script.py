@@ -20,7 +20,7 @@ class NoSuchProgramError(InputError):
 
 
 @dataclass(frozen=True)
-class Program:
+class UserProgram:
     """A script or module to run.
 
     Attributes:

@@ -63,7 +63,7 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """How a rank ended, and what it wrote."""
 
     info: RankInfo
@@ -71,7 +71,7 @@ class Outcome:
     stderr: str
 
 
-def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[Outcome]:
+def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[RankOutcome]:
     """Run each rank; outcomes come in the order of the ranks, and nothing is left running."""
     with (
         TemporaryDirectory(prefix="graphmem-ranks-") as folder,
@@ -108,14 +108,14 @@ class _Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def run(self, rank: int) -> Outcome:
+    def run(self, rank: int) -> RankOutcome:
         report, stdout, stderr = (
             self._folder / f"{rank}.{name}" for name in ("json", "stdout", "stderr")
         )
         exit_code = self._ended(rank, report, stdout, stderr)
         found = Report.from_json(report.read_bytes()) if report.exists() else None
         written = (each.read_text(errors="replace") for each in (stdout, stderr))
-        return Outcome(RankInfo(rank, exit_code, found), *written)
+        return RankOutcome(RankInfo(rank, exit_code, found), *written)
 
     def _ended(self, rank: int, report: Path, stdout: Path, stderr: Path) -> int:
         with stdout.open("wb") as out, stderr.open("wb") as err:

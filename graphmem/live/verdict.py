@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from graphmem.capacity import capacity_of
 from graphmem.graph import StepGraph
-from graphmem.live.online_simulator import OnlineSimulator
-from graphmem.live.online_simulator import Refusal as LiveRefusal
+from graphmem.live.online_simulator import OnlineSimulator, RefusedRequest
 from graphmem.pipeline import Annotations
-from graphmem.report.build import Held, place_of
+from graphmem.report.build import AliveStorages, place_of
 from graphmem.report.memory import HOLDERS_AT_REFUSAL
 from graphmem.report.schema import OnCard, Refusal
 from graphmem.simulate import Timeline
@@ -51,7 +50,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnC
     )
 
 
-def _refusal(refusal: LiveRefusal, graph: StepGraph, timeline: Timeline) -> Refusal:
+def _refusal(refusal: RefusedRequest, graph: StepGraph, timeline: Timeline) -> Refusal:
     op = refusal.op
     place = place_of(graph, refusal.tick, None)
     moment = timeline.moments[refusal.moment]
@@ -67,5 +66,7 @@ def _refusal(refusal: LiveRefusal, graph: StepGraph, timeline: Timeline) -> Refu
         reserved=refusal.reserved,
         free=refusal.free,
         message=refusal.message,
-        held=Held(graph, Annotations({}), timeline, moment, ran=True).build(HOLDERS_AT_REFUSAL),
+        held=AliveStorages(graph, Annotations({}), timeline, moment, ran=True).build(
+            HOLDERS_AT_REFUSAL
+        ),
     )

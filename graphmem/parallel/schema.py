@@ -107,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return json_text(self)
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class CandidateLayout(msgspec.Struct, frozen=True):
     """A layout that the search found, with the figures of its fullest stage."""
 
     layout: LayoutInfo
@@ -136,7 +136,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     tried: int
     impossible: int
     seconds: float
-    fitting: list[Candidate]
+    fitting: list[CandidateLayout]
     notes: list[str]
 
     def to_json(self) -> str:

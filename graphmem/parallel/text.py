@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from graphmem.parallel.schema import Candidate, Plan, Search, StageInfo
+from graphmem.parallel.schema import CandidateLayout, Plan, Search, StageInfo
 from graphmem.report.categories import COMMUNICATION, NAMES_ON_RANKS
 from graphmem.units import format_bytes, format_exact
 
@@ -164,7 +164,7 @@ def print_search(search: Search, console: Console) -> None:
         console.print(line)
 
 
-def _row(each: Candidate) -> Iterator[str]:
+def _row(each: CandidateLayout) -> Iterator[str]:
     yield each.title
     for nbytes in (each.peak, each.headroom, each.traffic):
         yield format_bytes(nbytes)

@@ -20,7 +20,7 @@ Draw = Callable[[Analysis], bytes]
 
 
 @dataclass(frozen=True)
-class Choices:
+class PictureOptions:
     """Options that the extension leaves open.
 
     Attributes:
@@ -36,7 +36,7 @@ class Choices:
     other: Report | None = None
 
 
-def renderer_for(name: str, choices: Choices) -> Draw:
+def renderer_for(name: str, choices: PictureOptions) -> Draw:
     """The function that renders a file with this name.
 
     Raises:
@@ -60,14 +60,14 @@ def renderer_for(name: str, choices: Choices) -> Draw:
     raise UnknownEndingError(name, known)
 
 
-def _drawing(file_format: str, choices: Choices) -> Draw:
+def _drawing(file_format: str, choices: PictureOptions) -> Draw:
     if choices.plot == "timeline":
         return lambda analysis: timeline_plot(analysis, file_format)
     drawing.require_dot()
     return lambda analysis: drawing.drawn(*_liveness(analysis, choices), file_format)
 
 
-def _source(choices: Choices) -> Draw:
+def _source(choices: PictureOptions) -> Draw:
     def draw(analysis: Analysis) -> bytes:
         if choices.plot == "timeline":
             raise DotHasNoTimelineError()
@@ -76,9 +76,9 @@ def _source(choices: Choices) -> Draw:
     return draw
 
 
-def _liveness(analysis: Analysis, choices: Choices) -> tuple[Liveness, str]:
+def _liveness(analysis: Analysis, choices: PictureOptions) -> tuple[Liveness, str]:
     return liveness(analysis, choices.view), analysis.report.target
 
 
-def _rows(analysis: Analysis, choices: Choices) -> tables.Rows:
+def _rows(analysis: Analysis, choices: PictureOptions) -> tables.Rows:
     return tables.table(analysis, choices.table)

@@ -86,7 +86,7 @@ def build_report(
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
-        at_peak=Held(graph, annotations, timeline, moment, ran=ran is not None).build(),
+        at_peak=AliveStorages(graph, annotations, timeline, moment, ran=ran is not None).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
         memory=memory,
@@ -238,7 +238,7 @@ def place_of(graph: StepGraph, tick: int, storage: Storage | None) -> Place:
     )
 
 
-class Held:
+class AliveStorages:
     """The storages alive at a moment, with reasons."""
 
     def __init__(

@@ -22,7 +22,7 @@ _MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
-class Group:
+class HolderGroup:
     """Holders that differ only in the layer.
 
     Attributes:
@@ -46,7 +46,7 @@ class Group:
         return sum(holder.bytes for holder in self.holders)
 
 
-def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[Group]:
+def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[HolderGroup]:
     """Group holders, largest group first.
 
     Args:
@@ -57,7 +57,7 @@ def groups_of(holders: Iterable[Holder], *, verbose: bool = False) -> list[Group
     for holder in holders:
         alike[_key(holder, verbose=verbose)].append(holder)
     groups = [
-        Group(
+        HolderGroup(
             found,
             _folded(holder.module for holder in found),
             _folded(reason_of(holder, verbose=verbose) for holder in found),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from graphmem.allocator import SegmentInfo
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.capacity import Refused, Replay, Verdict, judge, replay
+from graphmem.capacity import CardReplay, RefusedStorage, Verdict, judge, replay
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
-from graphmem.report.build import Held, place_of
+from graphmem.report.build import AliveStorages, place_of
 from graphmem.report.schema import Fragmentation, MemoryInfo, OnCard, PoolInfo, Refusal
 from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline, all_events
@@ -35,7 +35,7 @@ def memory_info(
     segments = up_to_peak.timeline.segments
     verdict = judge(found, runtime, timeline)
     return MemoryInfo(
-        reserved=Replay(timeline).reserved_bytes,
+        reserved=CardReplay(timeline).reserved_bytes,
         pools=pools_of(segments),
         fragmentation=fragmentation_of(segments),
         on_card=_on_card(verdict, runtime, graph, annotations),
@@ -106,10 +106,10 @@ def _on_card(
 
 
 def _refusal(
-    refused: Refused, timeline: Timeline, graph: StepGraph, annotations: Annotations
+    refused: RefusedStorage, timeline: Timeline, graph: StepGraph, annotations: Annotations
 ) -> Refusal:
     state = refused.error.state
-    held = Held(graph, annotations, timeline, timeline.moments[-1])
+    held = AliveStorages(graph, annotations, timeline, timeline.moments[-1])
     return Refusal(
         **place_of(graph, refused.tick, refused.storage)._asdict(),
         requested=refused.error.requested_bytes,

@@ -9,7 +9,7 @@ import msgspec
 from graphmem.json_text import json_text
 
 if TYPE_CHECKING:
-    from graphmem.advice import Comparison
+    from graphmem.advice import ReportComparison
 
 SCHEMA = "graphmem.report/1"
 
@@ -369,11 +369,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
         return holders_in("polars", self)
 
-    def compare(self, other: Report) -> Comparison:
+    def compare(self, other: Report) -> ReportComparison:
         """Compare this report (before a change) with `other` (after it)."""
-        from graphmem.advice import Comparison
+        from graphmem.advice import ReportComparison
 
-        return Comparison(self, other)
+        return ReportComparison(self, other)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -15,7 +15,7 @@ from graphmem.plain_text import plain_text
 from graphmem.report import answer
 from graphmem.report.answer import indented
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
-from graphmem.report.holders import Group, groups_of
+from graphmem.report.holders import HolderGroup, groups_of
 from graphmem.report.schema import AssumptionInfo, Report, StepInfo
 from graphmem.units import format_bytes, format_exact
 
@@ -135,7 +135,7 @@ def _largest(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
     yield Text()
 
 
-def _describe(group: Group) -> Text:
+def _describe(group: HolderGroup) -> Text:
     first, count = group.first, len(group.holders)
     shape = " x ".join(map(str, first.shape)) or "scalar"
     parts = (

@@ -18,11 +18,11 @@ from graphmem.symbolic.messages import (
     WrongLetterError,
     WrongSymbolsError,
 )
-from graphmem.symbolic.observation import Held, Subject, folded
+from graphmem.symbolic.observation import HeldStorage, Subject, folded
 from graphmem.symbolic.polynomial import Polynomial
-from graphmem.symbolic.search import Check, Found, search
+from graphmem.symbolic.search import FoundForm, SizeCheck, search
 from graphmem.symbolic.sizes import Nodes, Own, Sizes, Traces, moved
-from graphmem.symbolic.terms import Group, Line, groups, sum_of
+from graphmem.symbolic.terms import MatchedStorages, TermGroup, groups, sum_of
 
 # Of the arguments of `build` that are whole numbers, smaller ones count things other than sizes.
 SMALLEST_NAMED = 8
@@ -58,13 +58,13 @@ class ClosedForm:
     moment: str
     symbols: Mapping[str, str]
     sizes: Sizes
-    lines: tuple[Line, ...]
+    lines: tuple[MatchedStorages, ...]
     counting: tuple[bool, ...]
     requested: int
     allocated: int | None
     traced: tuple[Sizes, ...]
     confirmed: tuple[Sizes, ...]
-    check: Check
+    check: SizeCheck
     nodes: tuple[Nodes, ...]
     others: tuple[tuple[str, Polynomial], ...]
     left_out: int
@@ -78,13 +78,13 @@ class ClosedForm:
         return sum_of(self.lines)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[TermGroup]:
         """The same by category and place."""
         named = {value for value in self.constants if value >= SMALLEST_NAMED}
         return groups(self.lines, self.sizes, self.counting, named | self.names.keys())
 
     @property
-    def irregular(self) -> list[Line]:
+    def irregular(self) -> list[MatchedStorages]:
         """What is not a polynomial; its bytes at the model's own size belong to `requested`."""
         return [line for line in self.lines if line.polynomial is None]
 
@@ -194,8 +194,8 @@ def _refuse_unknown(
             raise UnknownSymbolError(option, key, did_you_mean(key, symbols, known))
 
 
-def _lines(traces: Traces, own: Own, found: Found) -> Iterator[Line]:
-    matched: dict[Hashable, list[Held]] = {}
+def _lines(traces: Traces, own: Own, found: FoundForm) -> Iterator[MatchedStorages]:
+    matched: dict[Hashable, list[HeldStorage]] = {}
     for held in own.observed.held:
         matched.setdefault(traces.key_of(held), []).append(held)
     for key, members in matched.items():
@@ -209,10 +209,10 @@ def _lines(traces: Traces, own: Own, found: Found) -> Iterator[Line]:
 
 
 def _line(
-    traces: Traces, found: Found, key: Hashable, members: Sequence[Held], nbytes: int
-) -> Line:
+    traces: Traces, found: FoundForm, key: Hashable, members: Sequence[HeldStorage], nbytes: int
+) -> MatchedStorages:
     first = members[0]
-    return Line(
+    return MatchedStorages(
         polynomial=found.fit.polynomial(key) if found.is_polynomial(key) else None,
         nbytes=nbytes,
         itemsize=first.itemsize,
@@ -222,7 +222,7 @@ def _line(
     )
 
 
-def _elsewhere(traces: Traces, own: Own, found: Found) -> dict[Sizes, int]:
+def _elsewhere(traces: Traces, own: Own, found: FoundForm) -> dict[Sizes, int]:
     above = {}
     for sizes in (*found.used, found.check.sizes):
         seen = traces.at(sizes)

@@ -11,7 +11,7 @@ from graphmem.symbolic import wording
 from graphmem.symbolic.closed_form import ClosedForm
 from graphmem.symbolic.code import as_latex, as_python
 from graphmem.symbolic.notation import Notation
-from graphmem.symbolic.terms import Group, Line
+from graphmem.symbolic.terms import MatchedStorages, TermGroup
 from graphmem.units import format_bytes, format_exact
 from graphmem.version import __version__
 
@@ -198,7 +198,7 @@ def _evidence_as_json(form: ClosedForm) -> dict[str, Any]:
     }
 
 
-def _group_as_json(form: ClosedForm, group: Group, notation: Notation) -> dict[str, Any]:
+def _group_as_json(form: ClosedForm, group: TermGroup, notation: Notation) -> dict[str, Any]:
     return {
         "category": str(group.category),
         "where": group.where,
@@ -217,7 +217,7 @@ def _group_as_json(form: ClosedForm, group: Group, notation: Notation) -> dict[s
     }
 
 
-def _line_as_json(line: Line, notation: Notation) -> dict[str, Any]:
+def _line_as_json(line: MatchedStorages, notation: Notation) -> dict[str, Any]:
     return {
         "category": str(line.category),
         "module": line.module,

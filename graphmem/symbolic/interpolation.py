@@ -35,7 +35,7 @@ Other = TypeVar("Other", bound=Hashable)
 
 
 @dataclass
-class Fit(Generic[Key]):
+class Interpolation(Generic[Key]):
     """What was found.
 
     Attributes:
@@ -65,9 +65,11 @@ class Fit(Generic[Key]):
         """The sum of some polynomials."""
         return total(self.polynomial(key) for key in keys)
 
-    def of_the_same_points(self, sample: Callable[[Index], Mapping[Other, int]]) -> Fit[Other]:
+    def of_the_same_points(
+        self, sample: Callable[[Index], Mapping[Other, int]]
+    ) -> Interpolation[Other]:
         """Other values fitted to the points that were sampled for this."""
-        fit = Fit[Other](self.nodes)
+        fit = Interpolation[Other](self.nodes)
         for index in self.coefficients:
             fit._add(index, sample(index))
         return fit
@@ -130,7 +132,7 @@ def interpolate(
     nodes: Callable[[int, int], int],
     sample: Callable[[Index], Mapping[Key, int]],
     irregular: Collection[Key] = (),
-) -> Fit[Key]:
+) -> Interpolation[Key]:
     """Sample values until every polynomial is known.
 
     Args:
@@ -139,7 +141,7 @@ def interpolate(
         sample: the values at an index; one that is missing is 0.
         irregular: what is known to be no polynomial.
     """
-    fit = Fit[Key](nodes, irregular=set(irregular))
+    fit = Interpolation[Key](nodes, irregular=set(irregular))
     waiting = [(0,) * symbols]
     while waiting:
         index = min(waiting, key=lambda each: (sum(each), each))

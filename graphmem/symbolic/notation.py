@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from graphmem.symbolic.polynomial import Polynomial, Powers
-from graphmem.symbolic.terms import Group, Term
+from graphmem.symbolic.terms import Monomial, TermGroup
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MANY = 10_000
@@ -37,7 +37,7 @@ class Notation:
         """A number that is not whole."""
         return str(value)
 
-    def group(self, group: Group) -> str:
+    def group(self, group: TermGroup) -> str:
         """One group, with what stands before its bracket."""
         before = [str(group.modules)] if group.modules > 1 else []
         if len(group.terms) == 1:
@@ -51,14 +51,14 @@ class Notation:
     def polynomial(self, polynomial: Polynomial) -> str:
         """All of it, multiplied out, highest powers first."""
         ordered = sorted(polynomial.terms.items(), key=lambda each: (-sum(each[0]), each[0]))
-        return self.sum(Term(coefficient, powers) for powers, coefficient in ordered)
+        return self.sum(Monomial(coefficient, powers) for powers, coefficient in ordered)
 
-    def sum(self, terms: Iterable[Term]) -> str:
+    def sum(self, terms: Iterable[Monomial]) -> str:
         """Terms in their order."""
         written = " + ".join(self.term(term) for term in terms) or "0"
         return written.replace("+ -", "- ")
 
-    def term(self, term: Term) -> str:
+    def term(self, term: Monomial) -> str:
         """One product."""
         factors = self._symbols(term.powers)
         if term.constant != 1:

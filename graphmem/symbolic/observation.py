@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldStorage:
     """One storage that is alive at the moment.
 
     Attributes:
@@ -77,7 +77,7 @@ class BirthKind:
         return f"in {phase} at {self.target.removesuffix('.default')}{where}"
 
 
-class Birth(NamedTuple):
+class ObservedBirth(NamedTuple):
     """One allocation: its bytes, and all requested bytes after it."""
 
     kind: BirthKind
@@ -86,7 +86,7 @@ class Birth(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class MatchedMoment:
     """A moment by clause (4).
 
     Attributes:
@@ -98,7 +98,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """One trace.
 
     Attributes:
@@ -110,8 +110,8 @@ class Observed:
 
     operations: tuple[tuple[str, str, int], ...]
     storages: tuple[int, ...]
-    held: tuple[Held, ...]
-    births: tuple[Birth, ...]
+    held: tuple[HeldStorage, ...]
+    births: tuple[ObservedBirth, ...]
 
     @property
     def requested(self) -> int:
@@ -124,7 +124,7 @@ class Observed:
         return max((birth.after for birth in self.births), default=0)
 
     @property
-    def highest_place(self) -> Place:
+    def highest_place(self) -> MatchedMoment:
         """The first moment that has them."""
         number = next(i for i, birth in enumerate(self.births) if birth.after == self.highest)
         return self.places[number]
@@ -139,11 +139,11 @@ class Observed:
         return found
 
     @cached_property
-    def places(self) -> list[Place]:
+    def places(self) -> list[MatchedMoment]:
         """Every moment, in order."""
         return _places([birth.kind for birth in self.births])
 
-    def requested_at(self, places: Iterable[Place]) -> dict[Place, int]:
+    def requested_at(self, places: Iterable[MatchedMoment]) -> dict[MatchedMoment, int]:
         """Requested bytes at moments, without those that this trace does not have."""
         totals: dict[BirthKind, list[int]] = {}
         for birth in self.births:
@@ -154,16 +154,16 @@ class Observed:
             if -len(totals.get(place.kind, ())) <= place.number < len(totals.get(place.kind, ()))
         }
 
-    def has_structure_of(self, other: Observed) -> bool:
+    def has_structure_of(self, other: Observation) -> bool:
         """Clause (1)."""
         same_count = len(self.storages) == len(other.storages)
         return same_count and self.operations == other.operations
 
-    def has_kinds_of(self, other: Observed) -> bool:
+    def has_kinds_of(self, other: Observation) -> bool:
         """Clause (2)."""
         return self._kinds == other._kinds
 
-    def first_difference(self, other: Observed) -> tuple[str, str]:
+    def first_difference(self, other: Observation) -> tuple[str, str]:
         """The first operations that are not the same, this trace's and the other's, in words."""
         for mine, theirs in zip_longest(self.operations, other.operations):
             if mine != theirs:
@@ -180,7 +180,7 @@ def folded(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def place_of(graph: StepGraph, replayed: Sequence[LifeEvent], born: Storage) -> Place:
+def place_of(graph: StepGraph, replayed: Sequence[LifeEvent], born: Storage) -> MatchedMoment:
     """The moment at which the storage `born` is allocated."""
     births = [event.storage for event in replayed if isinstance(event, events.Birth)]
     number = next(i for i, storage in enumerate(births) if storage.id == born.id)
@@ -188,8 +188,8 @@ def place_of(graph: StepGraph, replayed: Sequence[LifeEvent], born: Storage) -> 
 
 
 def observe(
-    graph: StepGraph, replayed: Sequence[LifeEvent], subject: Subject, place: Place
-) -> Observed | None:
+    graph: StepGraph, replayed: Sequence[LifeEvent], subject: Subject, place: MatchedMoment
+) -> Observation | None:
     """What a trace holds; None where it has no moment like `place`.
 
     Args:
@@ -210,7 +210,7 @@ def observe(
         tick, alive = graph.end, _alive(replayed)
     if subject == "parameters":
         alive = [each for each in alive if each.owned_as(OwnerKind.PARAMETER)]
-    return Observed(
+    return Observation(
         operations=tuple((op.target, op.module, len(op.births)) for op in graph.ops if op.births),
         storages=tuple(storage.nbytes for storage in graph.storages),
         held=tuple(_held(alive, tick, graph)),
@@ -218,14 +218,14 @@ def observe(
     )
 
 
-def _places(kinds: Sequence[BirthKind]) -> list[Place]:
+def _places(kinds: Sequence[BirthKind]) -> list[MatchedMoment]:
     """Clause (4) for each allocation."""
     counts = Counter(kinds)
     seen: Counter[BirthKind] = Counter()
     places = []
     for kind in kinds:
         before, after = seen[kind], counts[kind] - 1 - seen[kind]
-        places.append(Place(kind, before if before <= after else -1 - after))
+        places.append(MatchedMoment(kind, before if before <= after else -1 - after))
         seen[kind] += 1
     return places
 
@@ -239,17 +239,17 @@ def _birth_kind(storage: Storage, graph: StepGraph) -> BirthKind:
     return BirthKind(phase.step, phase.name, folded(op.module), op.target, scratch)
 
 
-def _births(graph: StepGraph, replayed: Sequence[LifeEvent]) -> Iterator[Birth]:
+def _births(graph: StepGraph, replayed: Sequence[LifeEvent]) -> Iterator[ObservedBirth]:
     now = 0
     for event in replayed:
         storage = event.storage
         is_born = isinstance(event, events.Birth)
         now += storage.nbytes if is_born else -storage.nbytes
         if is_born:
-            yield Birth(_birth_kind(storage, graph), storage.nbytes, now)
+            yield ObservedBirth(_birth_kind(storage, graph), storage.nbytes, now)
 
 
-def _find(graph: StepGraph, replayed: Sequence[LifeEvent], place: Place) -> Storage | None:
+def _find(graph: StepGraph, replayed: Sequence[LifeEvent], place: MatchedMoment) -> Storage | None:
     births = [
         event.storage
         for event in replayed
@@ -275,7 +275,7 @@ def _saved(graph: StepGraph) -> tuple[int, list[Storage]]:
     return tick, held
 
 
-def _held(alive: Iterable[Storage], tick: int, graph: StepGraph) -> Iterator[Held]:
+def _held(alive: Iterable[Storage], tick: int, graph: StepGraph) -> Iterator[HeldStorage]:
     seen: Counter[str] = Counter()
     for storage in alive:
         category = storage.category_at(tick)
@@ -285,7 +285,7 @@ def _held(alive: Iterable[Storage], tick: int, graph: StepGraph) -> Iterator[Hel
         if storage.id >= len(graph.storages):  # scratch memory has no lasting number
             position = (what, seen[what])
             seen[what] += 1
-        yield Held(
+        yield HeldStorage(
             position=position,
             kind=(category, folded(module), folded(what), storage.dtype),
             nbytes=storage.nbytes,

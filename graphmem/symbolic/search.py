@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
-from graphmem.symbolic.interpolation import Fit, Index, interpolate
+from graphmem.symbolic.interpolation import Index, Interpolation, interpolate
 from graphmem.symbolic.messages import CheckIsSampleError
-from graphmem.symbolic.observation import BirthKind, Place
+from graphmem.symbolic.observation import BirthKind, MatchedMoment
 from graphmem.symbolic.polynomial import Polynomial
 from graphmem.symbolic.sizes import Nodes, NoFitError, Own, Sizes, Traces, choose_nodes, moved
 
@@ -29,7 +29,7 @@ COARSEST = 3
 
 
 @dataclass(frozen=True)
-class Check:
+class SizeCheck:
     """A size that was not used to find the formula, traced and compared.
 
     Attributes:
@@ -47,7 +47,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundForm:
     """What a search led to.
 
     Attributes:
@@ -60,9 +60,9 @@ class Found:
     """
 
     nodes: tuple[Nodes, ...]
-    fit: Fit[Hashable]
-    check: Check
-    others: Mapping[Place, Polynomial] = field(default_factory=dict)
+    fit: Interpolation[Hashable]
+    check: SizeCheck
+    others: Mapping[MatchedMoment, Polynomial] = field(default_factory=dict)
     left_out: int = 0
 
     @property
@@ -81,7 +81,7 @@ class Found:
 
 def search(
     traces: Traces, own: Own, given: Mapping[str, Sequence[int]], wanted: Mapping[str, int] | None
-) -> Found:
+) -> FoundForm:
     """Find the polynomials of everything that the traces hold at the moment asked for.
 
     Args:
@@ -108,7 +108,7 @@ def _attempt(
     given: Mapping[str, Sequence[int]],
     wanted: Mapping[str, int] | None,
     aligned: Collection[int] = (),
-) -> Found:
+) -> FoundForm:
     nodes, irregular = choose_nodes(traces, own, given, aligned)
     traces.settled = True
     fit = interpolate(
@@ -121,12 +121,12 @@ def _attempt(
     sizes = (
         next(_unused(traces, nodes, used)) if wanted is None else _wanted(traces, own, wanted, used)
     )
-    return Found(nodes, fit, _check(traces, fit, sizes))
+    return FoundForm(nodes, fit, _check(traces, fit, sizes))
 
 
 def _without_differing(
-    traces: Traces, own: Own, given: Mapping[str, Sequence[int]], found: Found
-) -> Found:
+    traces: Traces, own: Own, given: Mapping[str, Sequence[int]], found: FoundForm
+) -> FoundForm:
     """Clauses (2) and (3)."""
     aligned: tuple[int, ...] = ()
     for axis in _axes_that_differ(traces, own, found):
@@ -142,13 +142,13 @@ def _without_differing(
     return found
 
 
-def _bytes_without(traces: Traces, own: Own, found: Found) -> int:
+def _bytes_without(traces: Traces, own: Own, found: FoundForm) -> int:
     """Bytes at the model's own size that have no polynomial."""
     values = traces.values(own.sizes)
     return sum(nbytes for key, nbytes in values.items() if not found.is_polynomial(key))
 
 
-def _axes_that_differ(traces: Traces, own: Own, found: Found) -> list[int]:
+def _axes_that_differ(traces: Traces, own: Own, found: FoundForm) -> list[int]:
     """The symbols along which what the check found wrong is wrong alone, or all of them."""
     alone = []
     for axis, size in enumerate(found.check.sizes):
@@ -159,12 +159,12 @@ def _axes_that_differ(traces: Traces, own: Own, found: Found) -> list[int]:
 
 
 def _winners(
-    traces: Traces, own: Own, found: Found, known: Mapping[Place, Polynomial]
-) -> dict[Place, Polynomial]:
+    traces: Traces, own: Own, found: FoundForm, known: Mapping[MatchedMoment, Polynomial]
+) -> dict[MatchedMoment, Polynomial]:
     """The moments that are the peak somewhere."""
     here = found.fit.total(key for key in traces.values(own.sizes) if found.is_polynomial(key))
     front = _not_dominated(known, here, own.sizes)
-    winners: dict[Place, Polynomial] = {}
+    winners: dict[MatchedMoment, Polynomial] = {}
     for sizes in (*_grid(own.sizes), *found.used, found.check.sizes):
         best = max(front, key=lambda place: front[place].at(sizes), default=None)
         if best is not None and front[best].at(sizes) > here.at(sizes):
@@ -181,7 +181,9 @@ def _grid(own: Sizes) -> Iterator[Sizes]:
         )
 
 
-def _moments(traces: Traces, own: Own, found: Found) -> tuple[dict[Place, Polynomial], int]:
+def _moments(
+    traces: Traces, own: Own, found: FoundForm
+) -> tuple[dict[MatchedMoment, Polynomial], int]:
     """The bytes at every moment, and how many moments were left out: their bytes are no polynomial.
 
     Where the number of modules changes, only their first and last moments are in every trace.
@@ -206,22 +208,22 @@ def _moments(traces: Traces, own: Own, found: Found) -> tuple[dict[Place, Polyno
 
 
 def _not_dominated(
-    moments: Mapping[Place, Polynomial], here: Polynomial, sizes: Sizes
-) -> dict[Place, Polynomial]:
+    moments: Mapping[MatchedMoment, Polynomial], here: Polynomial, sizes: Sizes
+) -> dict[MatchedMoment, Polynomial]:
     """The moments of which no other, and not this one, has as much in every term."""
-    front: dict[Place, Polynomial] = {}
+    front: dict[MatchedMoment, Polynomial] = {}
     for place in sorted(moments, key=lambda place: -moments[place].at(sizes)):
         if not any(each.dominates(moments[place]) for each in (here, *front.values())):
             front[place] = moments[place]
     return front
 
 
-def _check(traces: Traces, fit: Fit[Hashable], sizes: Sizes) -> Check:
+def _check(traces: Traces, fit: Interpolation[Hashable], sizes: Sizes) -> SizeCheck:
     values = traces.values(sizes)
     storages = {key for key in fit.keys if not isinstance(key, BirthKind)}
     keys = (storages | values.keys()) - fit.irregular
     predicted = {key: fit.polynomial(key).at(sizes) for key in keys}
-    return Check(
+    return SizeCheck(
         sizes=sizes,
         predicted=int(sum(predicted.values())),
         found=sum(values.get(key, 0) for key in keys),

@@ -29,7 +29,14 @@ from graphmem.symbolic.messages import (
     NothingAllocatedError,
     UnknownKeywordError,
 )
-from graphmem.symbolic.observation import Held, Observed, Place, Subject, observe, place_of
+from graphmem.symbolic.observation import (
+    HeldStorage,
+    MatchedMoment,
+    Observation,
+    Subject,
+    observe,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from graphmem.graph import StepGraph, Storage
@@ -61,7 +68,7 @@ class Own:
     """
 
     sizes: Sizes
-    observed: Observed
+    observed: Observation
     allocated: int | None
     moment: str
 
@@ -85,7 +92,7 @@ class Traces:
     by_kind: bool = False
     settled: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    _known: dict[Sizes, Observed] = field(default_factory=dict)
+    _known: dict[Sizes, Observation] = field(default_factory=dict)
     _failed: dict[Sizes, NoFitError] = field(default_factory=dict)
 
     def start(self) -> Own:
@@ -113,7 +120,7 @@ class Traces:
             _in_words(graph, born, place, self.subject),
         )
 
-    def at(self, sizes: Sizes) -> Observed:
+    def at(self, sizes: Sizes) -> Observation:
         """The trace at `sizes`.
 
         Raises:
@@ -152,7 +159,7 @@ class Traces:
         born = self.at(sizes).born if self.subject == "peak" else {}
         return {**self.values(sizes), **born}
 
-    def key_of(self, held: Held) -> Hashable:
+    def key_of(self, held: HeldStorage) -> Hashable:
         """What a storage is matched by."""
         return held.kind if self.by_kind else held.position
 
@@ -160,7 +167,7 @@ class Traces:
         """Sizes in words, such as `batch=13, seq=1024`."""
         return ", ".join(f"{key}={size}" for key, size in zip(self.keys, sizes, strict=True))
 
-    def _observed(self, sizes: Sizes) -> Observed:
+    def _observed(self, sizes: Sizes) -> Observation:
         if sizes not in self._known and sizes not in self._failed:
             try:
                 self._known[sizes] = self._observe(sizes)
@@ -170,7 +177,7 @@ class Traces:
             raise self._failed[sizes]
         return self._known[sizes]
 
-    def _observe(self, sizes: Sizes) -> Observed:
+    def _observe(self, sizes: Sizes) -> Observation:
         from graphmem.simulate import life_events
 
         try:
@@ -367,7 +374,7 @@ def _allocated(timeline: Timeline, subject: Subject) -> int | None:
     return timeline.moments[-1].allocated if subject == "steady" else None
 
 
-def _in_words(graph: StepGraph, born: Storage, place: Place, subject: Subject) -> str:
+def _in_words(graph: StepGraph, born: Storage, place: MatchedMoment, subject: Subject) -> str:
     if subject == "saved":
         return "what autograd holds when the last forward pass ends, without parameters"
     if subject != "peak":

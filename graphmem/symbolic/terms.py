@@ -33,7 +33,7 @@ Where = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
-class Line:
+class MatchedStorages:
     """One storage, or several that are matched together.
 
     Attributes:
@@ -53,7 +53,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Term:
+class Monomial:
     """One product: `coefficient` · the symbols to their `powers` · `constant`."""
 
     coefficient: Fraction
@@ -62,7 +62,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Group:
+class TermGroup:
     """The bytes of one category in one place.
 
     Attributes:
@@ -77,7 +77,7 @@ class Group:
     where: str
     modules: int
     common: Powers
-    terms: tuple[Term, ...]
+    terms: tuple[Monomial, ...]
     nbytes: int
 
 
@@ -94,7 +94,7 @@ class Constants:
     frequent: Mapping[Powers, Sequence[int]]
 
     @classmethod
-    def of(cls, lines: Iterable[Line], named: Iterable[int]) -> Constants:
+    def of(cls, lines: Iterable[MatchedStorages], named: Iterable[int]) -> Constants:
         """Those of the lines of one formula."""
         seen: dict[Powers, Counter[int]] = defaultdict(Counter)
         for line in lines:
@@ -128,8 +128,11 @@ class Constants:
 
 
 def groups(
-    lines: Iterable[Line], sizes: Sequence[int], counting: Sequence[bool], named: Iterable[int]
-) -> list[Group]:
+    lines: Iterable[MatchedStorages],
+    sizes: Sequence[int],
+    counting: Sequence[bool],
+    named: Iterable[int],
+) -> list[TermGroup]:
     """The lines that have polynomials, grouped; in each category the most bytes first.
 
     Args:
@@ -140,13 +143,13 @@ def groups(
     """
     regular = [line for line in lines if line.polynomial is not None]
     constants = Constants.of(regular, named)
-    by_place: dict[tuple[Category, str], dict[str | None, list[Line]]] = {}
+    by_place: dict[tuple[Category, str], dict[str | None, list[MatchedStorages]]] = {}
     for line in regular:
         name, number = _where(line.module)
         by_place.setdefault((line.category, name), {}).setdefault(number, []).append(line)
     found = []
     for (category, name), instances in by_place.items():
-        alike: dict[frozenset[Term], list[str | None]] = defaultdict(list)
+        alike: dict[frozenset[Monomial], list[str | None]] = defaultdict(list)
         for number, members in instances.items():
             alike[frozenset(_terms(members, constants))].append(number)
         for terms, numbers in alike.items():
@@ -159,17 +162,17 @@ def _group(
     category: Category,
     name: str,
     numbers: Sequence[str | None],
-    terms: Iterable[Term],
+    terms: Iterable[Monomial],
     sizes: Sequence[int],
     counting: Sequence[bool],
-) -> Group:
+) -> TermGroup:
     terms = list(terms)
     common = tuple(
         min(term.powers[axis] for term in terms) if counts and "*" in name and terms else 0
         for axis, counts in enumerate(counting)
     )
     inside = [
-        Term(
+        Monomial(
             term.coefficient,
             tuple(power - low for power, low in zip(term.powers, common, strict=True)),
             term.constant,
@@ -180,15 +183,15 @@ def _group(
     each = sum(_value(term, sizes) for term in inside)
     nbytes = len(numbers) * monomial_at(common, sizes) * each
     where = _in_words(name, numbers)
-    return Group(category, where, len(numbers), common, tuple(inside), int(nbytes))
+    return TermGroup(category, where, len(numbers), common, tuple(inside), int(nbytes))
 
 
-def sum_of(lines: Iterable[Line]) -> Polynomial:
+def sum_of(lines: Iterable[MatchedStorages]) -> Polynomial:
     """All polynomials of the lines added."""
     return total(line.polynomial for line in lines if line.polynomial is not None)
 
 
-def _value(term: Term, sizes: Sequence[int]) -> Fraction:
+def _value(term: Monomial, sizes: Sequence[int]) -> Fraction:
     return term.coefficient * term.constant * monomial_at(term.powers, sizes)
 
 
@@ -210,17 +213,17 @@ def _in_words(name: str, numbers: Sequence[str | None]) -> str:
     return ", ".join(f"{name}{number}" for number in known)
 
 
-def _terms(lines: Iterable[Line], constants: Constants) -> list[Term]:
+def _terms(lines: Iterable[MatchedStorages], constants: Constants) -> list[Monomial]:
     summed: dict[tuple[Powers, int], Fraction] = {}
     for line in lines:
         for powers, factor in _factors(line):
             constant = constants.within(factor, powers)
             key = powers, constant
             summed[key] = summed.get(key, Fraction(0)) + factor * line.itemsize / constant
-    return [Term(each, *key) for key, each in summed.items() if each]
+    return [Monomial(each, *key) for key, each in summed.items() if each]
 
 
-def _factors(line: Line) -> Iterator[tuple[Powers, Fraction]]:
+def _factors(line: MatchedStorages) -> Iterator[tuple[Powers, Fraction]]:
     """Each product of symbols with its coefficient in elements."""
     assert line.polynomial is not None
     for powers, coefficient in line.polynomial.terms.items():

@@ -8,7 +8,7 @@ from graphmem.report.categories import CATEGORY_NAMES
 from graphmem.symbolic.closed_form import ClosedForm
 from graphmem.symbolic.polynomial import Powers
 from graphmem.symbolic.sizes import Listed, Nodes, Sizes
-from graphmem.symbolic.terms import Group
+from graphmem.symbolic.terms import TermGroup
 
 OUTSIDE = "(outside any module)"
 _SUBJECTS = {
@@ -48,7 +48,7 @@ def subject(form: ClosedForm) -> str:
     return _SUBJECTS[form.subject].format(target=form.target)
 
 
-def label(group: Group) -> str:
+def label(group: TermGroup) -> str:
     """What a group is of, and where."""
     return f"{CATEGORY_NAMES[group.category]}, {group.where or OUTSIDE}"
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from graphmem.trace.tracer import Options, trace
+from graphmem.trace.tracer import TraceOptions, trace
 
-__all__ = ["Options", "trace"]
+__all__ = ["TraceOptions", "trace"]

@@ -9,7 +9,7 @@ from torch.autograd.function import BackwardCFunction
 from graphmem.frames import short_path
 from graphmem.graph import AutogradNode, Op, Source
 from graphmem.trace.recorder import Recorder
-from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.saved_tensors import SavedTensorHooks
 
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 
@@ -17,7 +17,7 @@ _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 class AutogradNodes:
     """Adds each node to the step graph once, before its saved tensors are released."""
 
-    def __init__(self, recorder: Recorder, saved: SavedTensors) -> None:
+    def __init__(self, recorder: Recorder, saved: SavedTensorHooks) -> None:
         self._recorder = recorder
         self._saved = saved
         self._known: set[int] = set()

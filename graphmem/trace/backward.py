@@ -46,7 +46,7 @@ from graphmem.trace.node_hooks import Gradients, NodeHooks, run_tensor_hooks
 from graphmem.trace.node_order import NodeOrder, number_root
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.replayed_views import Edges, ReplayedViews
-from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.virtual_gpu.patching import replaced
 
 _make_grads = torch.autograd._make_grads
@@ -60,7 +60,7 @@ class _OfThread(threading.local):
         self.nodes: list[Node] = []
 
 
-class Observer(Protocol):
+class BackwardObserver(Protocol):
     """Receives events of the backward walk."""
 
     def begin_backward(self) -> None:
@@ -85,10 +85,10 @@ class Backward:
     def __init__(
         self,
         rules: GradientRules,
-        saved: SavedTensors,
+        saved: SavedTensorHooks,
         hooks: NodeHooks,
         views: ReplayedViews,
-        observer: Observer,
+        observer: BackwardObserver,
     ) -> None:
         self._rules = rules
         self._saved = saved

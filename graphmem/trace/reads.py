@@ -23,7 +23,7 @@ from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.naming import tensors_held, variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.values.choices import Choices
-from graphmem.values.known import Basis, KnownValues, Values
+from graphmem.values.known import Basis, KnownTensor, KnownValues
 from graphmem.values.rules import Rules
 
 WHY = "the card does no arithmetic"
@@ -119,7 +119,7 @@ class Reads:
             self._assume(f"{many}{name or 'a value'}", shown, name, source)
         return real
 
-    def _copied(self, tensor: torch.Tensor, known: Values) -> torch.Tensor:
+    def _copied(self, tensor: torch.Tensor, known: KnownTensor) -> torch.Tensor:
         if not self._is_autograd():
             self.use(known.basis)
             self._loops.check(self._location.user_frames())

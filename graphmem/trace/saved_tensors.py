@@ -50,7 +50,7 @@ class _OfThread(threading.local):
         self.saves_arguments = False
 
 
-class SavedTensors:
+class SavedTensorHooks:
     """Packs and unpacks saved tensors, and releases them node by node."""
 
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode, known: KnownValues) -> None:

@@ -42,7 +42,7 @@ from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
-from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.user_errors import note_hint, note_place
@@ -96,7 +96,7 @@ class Session:
         self._searches = LineSearches(recorder, self.location)
         answer = self._searches.answer
         self.reads = Reads(recorder, self.location, answer=answer, tell=tell)
-        self.saved = SavedTensors(recorder, self.fake_mode, self.reads.known)
+        self.saved = SavedTensorHooks(recorder, self.fake_mode, self.reads.known)
         self._nodes = AutogradNodes(self.recorder, self.saved)
         rules = GradientRules(self.recorder, subclass_like=subclass_like)
         self._walk = Backward(rules, self.saved, self._hooks, self._views, self)

@@ -29,7 +29,7 @@ from graphmem.virtual_gpu.patching import Replacement, replaced
 
 
 @dataclass(frozen=True)
-class Options:
+class TraceOptions:
     """Options for running the step; they override `build()`.
 
     Attributes:
@@ -60,7 +60,7 @@ def trace(
     build: Callable[[], TrainingStep],
     *,
     gpu: Gpu | None,
-    options: Options,
+    options: TraceOptions,
     progress: Callable[[str], None] = lambda message: None,
 ) -> StepGraph:
     """Call `build` and trace the step that it returns.
@@ -80,7 +80,9 @@ def trace(
 class _Tracer:
     """Runs the iterations of one training step in a session."""
 
-    def __init__(self, gpu: Gpu | None, options: Options, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, gpu: Gpu | None, options: TraceOptions, progress: Callable[[str], None]
+    ) -> None:
         self._gpu = gpu
         self._options = options
         self._progress = progress

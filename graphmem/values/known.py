@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
 from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_small, is_table
-from graphmem.values.plans import EMPTY, Plan, own_draws, plan_of
+from graphmem.values.plans import EMPTY, ValuePlan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
 aten = torch.ops.aten
@@ -60,7 +60,7 @@ KNOWN: Basis = frozenset()
 _RANDOM = Rule("random numbers", "those of one draw", "a card draws its own")
 
 
-class Values(NamedTuple):
+class KnownTensor(NamedTuple):
     """A real tensor with the values of a fake one, and the rules that they depend on."""
 
     tensor: torch.Tensor
@@ -89,20 +89,20 @@ class KnownValues:
         self._rules = rules
         self._where = where
         self._held: dict[int, _Held] = {}
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: dict[Any, ValuePlan | None] = {}
         self._draws = 0
 
-    def of(self, tensor: torch.Tensor) -> Values | None:
+    def of(self, tensor: torch.Tensor) -> KnownTensor | None:
         """The values of a tensor; None if they are not known."""
         if not isinstance(tensor, FakeTensor):
-            return Values(tensor, KNOWN) if _is_plain(tensor) else None
+            return KnownTensor(tensor, KNOWN) if _is_plain(tensor) else None
         held = self._held_for(tensor)
         if held is None or tensor.is_conj() or tensor.is_neg():
             return None
         with torch._C._DisableTorchDispatch():
             view = torch.empty(0, dtype=tensor.dtype, device="cpu")
             view.set_(held.memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return Values(view, held.basis)
+        return KnownTensor(view, held.basis)
 
     def of_all(self, tensors: Iterable[torch.Tensor]) -> Basis | None:
         """The rules that the values of several tensors depend on; None if one is not known."""
@@ -189,7 +189,7 @@ class KnownValues:
         if known is None:
             return None
         real_args, real_kwargs, basis = known
-        real = self._run(Plan((), False, False), func, real_args, real_kwargs)
+        real = self._run(ValuePlan((), False, False), func, real_args, real_kwargs)
         return None if real is _FAILED else (real, basis)
 
     def _note_output(self, output: Any, value: Any, basis: Basis) -> None:
@@ -211,7 +211,7 @@ class KnownValues:
                 value = known.tensor.to(result.dtype).expand(result.shape)
             self._note_output(result, value, condition.basis | known.basis)
 
-    def _operand(self, tensor: torch.Tensor) -> Values | None:
+    def _operand(self, tensor: torch.Tensor) -> KnownTensor | None:
         return None if _requires_grad(tensor) else self.of(tensor)
 
     def _assume(
@@ -236,7 +236,7 @@ class KnownValues:
     def _assumed(self, rule: Rule) -> Assumed:
         return Assumed(rule.what, rule.value, rule.why, self._where())
 
-    def _run(self, plan: Plan, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, plan: ValuePlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on real tensors; `_FAILED` if the CPU cannot."""
         with torch._C._DisableTorchDispatch():
             try:
@@ -276,7 +276,7 @@ class KnownValues:
 
     # Writing ------------------------------------------------------------------------------------
 
-    def _write(self, plan: Plan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _write(self, plan: ValuePlan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
         if not self._concerns(plan, targets):
             return
@@ -293,7 +293,7 @@ class KnownValues:
         basis = known[2] | ({self._assumed(_RANDOM)} if plan.is_random else KNOWN)
         self._mark(targets, basis)
 
-    def _concerns(self, plan: Plan, targets: list[torch.Tensor]) -> bool:
+    def _concerns(self, plan: ValuePlan, targets: list[torch.Tensor]) -> bool:
         """Whether anything is known of what is written into, or will be."""
         if plan.overwrites and isinstance(targets[0], FakeTensor):
             return True

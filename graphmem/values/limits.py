@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from graphmem.values.plans import Plan
+from graphmem.values.plans import ValuePlan
 
 INTEGERS = 1 << 24
 """The most elements of an integer or bool tensor: a mask of 4096 x 4096."""
@@ -42,7 +42,7 @@ def is_small(result: Any) -> bool:
     return False
 
 
-def is_computed(plan: Plan, result: Any) -> bool:
+def is_computed(plan: ValuePlan, result: Any) -> bool:
     """Whether an operation's results are carried, if its operands are known."""
     if not plan.is_known or not is_small(result):
         return False

@@ -9,7 +9,7 @@ import torch
 aten = torch.ops.aten
 
 
-class Plan(NamedTuple):
+class ValuePlan(NamedTuple):
     """The effect of an operator on values.
 
     Attributes:
@@ -45,7 +45,7 @@ _UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"
 )
 
 
-def plan_of(func: Any) -> Plan | None:
+def plan_of(func: Any) -> ValuePlan | None:
     """The effect of an operator on values; None if it has none (a view, another library's)."""
     schema = func._schema
     writes: list[int | str] = list(_UPDATES_STATISTICS.get(func, ()))
@@ -57,9 +57,9 @@ def plan_of(func: Any) -> Plan | None:
         return None
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     if is_random and schema.name.removeprefix("aten::") not in _BOUNDED:
-        return Plan(tuple(writes), overwrites=False, is_random=True, is_known=False)
+        return ValuePlan(tuple(writes), overwrites=False, is_random=True, is_known=False)
     overwrites = schema.name in _FILLING and writes == [0]
-    return Plan(tuple(writes), overwrites, is_random)
+    return ValuePlan(tuple(writes), overwrites, is_random)
 
 
 class own_draws:  # noqa: N801 - a context, as `torch.no_grad` is

@@ -38,11 +38,11 @@ from graphmem.virtual_gpu.stream_captures import StreamCaptures
 
 DEFAULT_STREAM = 0
 
-Observer = Callable[[int, int, int, int], Any]
+OutOfMemoryObserver = Callable[[int, int, int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class BlockOrigin:
     """Where an allocation or a free comes from.
 
     Attributes:
@@ -107,10 +107,10 @@ class DeviceMemory:
         self.conf = ""
         self._of_thread = _OfThread()
         self._users: dict[Block, set[int]] = {}
-        self._freed_at: dict[Block, Origin] = {}
+        self._freed_at: dict[Block, BlockOrigin] = {}
         self._pending: list[tuple[Block, float]] = []
         self._raw: dict[int, Block] = {}
-        self._observers: list[Observer] = []
+        self._observers: list[OutOfMemoryObserver] = []
 
     @property
     def current_stream(self) -> int:
@@ -143,12 +143,12 @@ class DeviceMemory:
         """The current thread, and whether on a card it would be autograd's own thread."""
         return threading.get_ident(), self.runs_node
 
-    def origin(self) -> Origin:
+    def origin(self) -> BlockOrigin:
         """The origin of an allocation or a free that happens now."""
         stack, stack_of_free = self.history.stacks_here()
-        return Origin(self.current_stream, stack, stack_of_free)
+        return BlockOrigin(self.current_stream, stack, stack_of_free)
 
-    def malloc(self, requested_bytes: int, origin: Origin | None = None) -> Block:
+    def malloc(self, requested_bytes: int, origin: BlockOrigin | None = None) -> Block:
         """Allocate for the stream of `origin`, by default the current one.
 
         Raises:
@@ -287,7 +287,7 @@ class DeviceMemory:
         self.history.record(*args, **kwargs)
         self.allocator.on_event = self.history.note
 
-    def observe_out_of_memory(self, observer: Observer) -> None:
+    def observe_out_of_memory(self, observer: OutOfMemoryObserver) -> None:
         """Call a function at each out-of-memory: device, bytes tried, bytes allowed, bytes free."""
         self._observers.append(observer)
 

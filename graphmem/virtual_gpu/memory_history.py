@@ -51,7 +51,7 @@ _MACHINERY = tuple(
 _LEVELS = {None: 0, "state": 1, "alloc": 2, "all": 3}
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One line of a Python stack."""
 
     filename: str
@@ -59,7 +59,7 @@ class Frame(NamedTuple):
     name: str
 
 
-Stack = tuple[Frame, ...]
+Stack = tuple[StackFrame, ...]
 
 
 def stack_here() -> Stack:
@@ -69,7 +69,7 @@ def stack_here() -> Stack:
     while frame is not None:
         code = frame.f_code
         if not _is_machinery(code.co_filename):
-            stack.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+            stack.append(StackFrame(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(stack)
 

@@ -39,7 +39,7 @@ from graphmem.graph import TensorOut
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Free, Output, Scratch, Step, Take
 
 from .call import Call, Rule, during
-from .convolution_plans import Plan, Product
+from .convolution_plans import ConvolutionPlan, ConvolutionProduct
 from .layout import (
     is_channels_last,
     is_contiguous,
@@ -57,9 +57,9 @@ _ROW = 3  # dimensions of rows of numbers, channel by channel
 _HOPPER = (9, 0)
 _MEASURED = ("float16", "bfloat16", "float32")
 _OF_TRANSPOSED = {
-    Product.RESULT: Product.INPUT_GRADIENT,
-    Product.INPUT_GRADIENT: Product.RESULT,
-    Product.WEIGHT_GRADIENT: Product.WEIGHT_GRADIENT,
+    ConvolutionProduct.RESULT: ConvolutionProduct.INPUT_GRADIENT,
+    ConvolutionProduct.INPUT_GRADIENT: ConvolutionProduct.RESULT,
+    ConvolutionProduct.WEIGHT_GRADIENT: ConvolutionProduct.WEIGHT_GRADIENT,
 }
 _TENSOR_CORES_SINCE: Mapping[str, tuple[int, int]] = {"float16": (7, 0), "bfloat16": (8, 0)}
 
@@ -68,7 +68,7 @@ def _forward(call: Call) -> Iterator[Step]:
     copied = _copied_input(call)
     yield from map(Take, copied)
     yield from call.outputs()
-    yield from during(_workspace(call, call.op.outputs[0], Product.RESULT))
+    yield from during(_workspace(call, call.op.outputs[0], ConvolutionProduct.RESULT))
     yield from map(Free, copied)
 
 
@@ -83,10 +83,10 @@ def _backward(call: Call) -> Iterator[Step]:
     yield from map(Take, [*rows, *copied])
     if wants_input:
         yield from _birth(births)
-        yield from during(_workspace(call, grad, Product.INPUT_GRADIENT))
+        yield from during(_workspace(call, grad, ConvolutionProduct.INPUT_GRADIENT))
     if wants_weight:
         yield from _birth(births)
-        yield from during(_workspace(call, grad, Product.WEIGHT_GRADIENT))
+        yield from during(_workspace(call, grad, ConvolutionProduct.WEIGHT_GRADIENT))
     yield from map(Free, copied)
     yield from births
     if wants_bias:
@@ -147,7 +147,7 @@ def _birth(births: Iterator[Output]) -> Iterator[Output]:
         yield born
 
 
-def _workspace(call: Call, result: TensorOut, product: Product) -> list[Scratch]:
+def _workspace(call: Call, result: TensorOut, product: ConvolutionProduct) -> list[Scratch]:
     """The workspace of one of the three products; `result` is the forward pass's."""
     if call.runtime.gpu.compute_capability == _HOPPER:
         workspace = _measured(call, result, product)
@@ -156,14 +156,14 @@ def _workspace(call: Call, result: TensorOut, product: Product) -> list[Scratch]
     return [Scratch(CONVOLUTION_WORKSPACE, workspace)] if workspace else []
 
 
-def _measured(call: Call, result: TensorOut, product: Product) -> int:
+def _measured(call: Call, result: TensorOut, product: ConvolutionProduct) -> int:
     tensor, weight = call.tensor("input"), call.tensor("weight")
     if tensor.dtype not in _MEASURED:
         return 0
     source, made = tensor.shape, result.shape
     if call.value("transposed"):  # it is the gradient of a convolution from its result to its input
         source, made, product = made, source, _OF_TRANSPOSED[product]
-    plan = Plan(
+    plan = ConvolutionPlan(
         source,
         weight.shape,
         made,
@@ -184,7 +184,7 @@ def _measured(call: Call, result: TensorOut, product: Product) -> int:
     return plan.workspace_bytes(product)
 
 
-def _transposing(call: Call, result: TensorOut, product: Product) -> int:
+def _transposing(call: Call, result: TensorOut, product: ConvolutionProduct) -> int:
     """Clauses (1) to (3)."""
     tensor, weight = call.tensor("input"), call.tensor("weight")
     if not _is_transposed(call, tensor, weight):
@@ -195,7 +195,7 @@ def _transposing(call: Call, result: TensorOut, product: Product) -> int:
         "the plan is cuDNN's choice, up to what is left on the card; one that cannot be allocated "
         "is passed over",
     )
-    partial_sums = MOST_PARTIAL_SUMS if product is Product.WEIGHT_GRADIENT else 0
+    partial_sums = MOST_PARTIAL_SUMS if product is ConvolutionProduct.WEIGHT_GRADIENT else 0
     return sum(map(_channels_last_bytes, (tensor, weight, result))) + partial_sums
 
 

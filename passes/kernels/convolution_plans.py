@@ -48,7 +48,7 @@ _STEM = 7
 _LEAST_UNALIGNED = {True: 1 << 26, False: 1 << 28}
 
 
-class Product(enum.Enum):
+class ConvolutionProduct(enum.Enum):
     """Which of a convolution's three results is computed."""
 
     RESULT = enum.auto()
@@ -56,28 +56,28 @@ class Product(enum.Enum):
     WEIGHT_GRADIENT = enum.auto()
 
 
-_LEAST_CHANNELS = {Product.RESULT: 1 << 7, Product.INPUT_GRADIENT: 1 << 8}
+_LEAST_CHANNELS = {ConvolutionProduct.RESULT: 1 << 7, ConvolutionProduct.INPUT_GRADIENT: 1 << 8}
 _LEAST_MULTIPLICATIONS = {
-    (2, Product.RESULT): 1 << 20,
-    (2, Product.INPUT_GRADIENT): 1 << 12,
-    (2, Product.WEIGHT_GRADIENT): 1 << 25,
-    (4, Product.RESULT): 1 << 24,
-    (4, Product.INPUT_GRADIENT): 1 << 27,
-    (4, Product.WEIGHT_GRADIENT): 1 << 26,
+    (2, ConvolutionProduct.RESULT): 1 << 20,
+    (2, ConvolutionProduct.INPUT_GRADIENT): 1 << 12,
+    (2, ConvolutionProduct.WEIGHT_GRADIENT): 1 << 25,
+    (4, ConvolutionProduct.RESULT): 1 << 24,
+    (4, ConvolutionProduct.INPUT_GRADIENT): 1 << 27,
+    (4, ConvolutionProduct.WEIGHT_GRADIENT): 1 << 26,
 }
 _LEAST_OF_FEW_CHANNELS = {
-    (2, Product.RESULT): 1 << 28,
-    (2, Product.INPUT_GRADIENT): 1 << 12,
-    (2, Product.WEIGHT_GRADIENT): 1 << 25,
-    (4, Product.RESULT): 1 << 28,
-    (4, Product.INPUT_GRADIENT): math.inf,
-    (4, Product.WEIGHT_GRADIENT): 1 << 28,
+    (2, ConvolutionProduct.RESULT): 1 << 28,
+    (2, ConvolutionProduct.INPUT_GRADIENT): 1 << 12,
+    (2, ConvolutionProduct.WEIGHT_GRADIENT): 1 << 25,
+    (4, ConvolutionProduct.RESULT): 1 << 28,
+    (4, ConvolutionProduct.INPUT_GRADIENT): math.inf,
+    (4, ConvolutionProduct.WEIGHT_GRADIENT): 1 << 28,
 }
 """By bytes of a number and product: the number of multiplications from which copies are made."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvolutionPlan:
     """The shapes and layout of a convolution, from which its workspaces follow.
 
     Attributes:
@@ -102,19 +102,19 @@ class Plan:
     item_bytes: int
     multiprocessors: int
 
-    def workspace_bytes(self, product: Product) -> int:
+    def workspace_bytes(self, product: ConvolutionProduct) -> int:
         """The known part of the workspace."""
-        is_of_groups = self.groups > 1 and product is Product.WEIGHT_GRADIENT
+        is_of_groups = self.groups > 1 and product is ConvolutionProduct.WEIGHT_GRADIENT
         if self._is_depthwise or (is_of_groups and self.item_bytes < _FLOAT32):
             return 0
         if self._is_matrix_product and not self._is_unaligned(product):
             return self._sums(product)
         copies = self._copies(product) if self._is_copied(product) else 0
-        of_strides = product is Product.INPUT_GRADIENT and self._has_stride_tables
+        of_strides = product is ConvolutionProduct.INPUT_GRADIENT and self._has_stride_tables
         if not copies and not self.is_channels_last:
             of_strides = False
         fixed = (_COPIED if copies else 0) + (_OF_STRIDES if of_strides else 0)
-        if copies and product is Product.WEIGHT_GRADIENT and self._is_of_patches:
+        if copies and product is ConvolutionProduct.WEIGHT_GRADIENT and self._is_of_patches:
             fixed += _OF_PATCHES
         return copies + fixed + self._partial(product)
 
@@ -127,24 +127,24 @@ class Plan:
         is_plain = not self.is_strided and not self.is_padded and self.groups == 1
         return self._is_one_by_one and is_plain
 
-    def _sums(self, product: Product) -> int:
-        if product is not Product.WEIGHT_GRADIENT or self.is_channels_last:
+    def _sums(self, product: ConvolutionProduct) -> int:
+        if product is not ConvolutionProduct.WEIGHT_GRADIENT or self.is_channels_last:
             return 0
         return self.source[0] * math.prod(self.weight) * _FLOAT32
 
-    def _is_unaligned(self, product: Product) -> bool:
+    def _is_unaligned(self, product: ConvolutionProduct) -> bool:
         """Clause (4)."""
         row = math.prod(self.source[2:]) * self.item_bytes
         if self.is_channels_last or row % _LOADED_BYTES == 0:
             return False
         is_odd = math.prod(self.source[2:]) % 2 == 1
-        if not is_odd and product is not Product.WEIGHT_GRADIENT:
+        if not is_odd and product is not ConvolutionProduct.WEIGHT_GRADIENT:
             return False
         return self._multiplications >= _LEAST_UNALIGNED[is_odd]
 
-    def _partial(self, product: Product) -> int:
+    def _partial(self, product: ConvolutionProduct) -> int:
         """Clause (7)."""
-        if product is not Product.WEIGHT_GRADIENT or not self._is_copied(product):
+        if product is not ConvolutionProduct.WEIGHT_GRADIENT or not self._is_copied(product):
             return 0
         batch, results, *space = self.result
         aligned = self._aligned(product)
@@ -179,7 +179,7 @@ class Plan:
             return self.is_strided
         return self.is_strided and not is_small
 
-    def _is_copied(self, product: Product) -> bool:
+    def _is_copied(self, product: ConvolutionProduct) -> bool:
         is_few = self.source[1] < _FEW_CHANNELS
         if is_few and self.item_bytes == _FLOAT32 and self.is_channels_last:
             return self._multiplications >= 1 << 28
@@ -188,32 +188,36 @@ class Plan:
         least = _LEAST_OF_FEW_CHANNELS if is_few else _LEAST_MULTIPLICATIONS
         return self._multiplications >= least[self.item_bytes, product]
 
-    def _reads_planes(self, product: Product) -> bool:
+    def _reads_planes(self, product: ConvolutionProduct) -> bool:
         """Clause (3), for large convolutions."""
         if self.item_bytes < _FLOAT32 or self.is_channels_last:
             return False
         channels = self.source[1]
-        if self._is_one_by_one and product is not Product.WEIGHT_GRADIENT:
+        if self._is_one_by_one and product is not ConvolutionProduct.WEIGHT_GRADIENT:
             return channels < _LEAST_CHANNELS[product]
         is_stem = max(self.weight[2:]) == _STEM
-        return channels < _FEW_CHANNELS and product is Product.RESULT and not is_stem
+        return channels < _FEW_CHANNELS and product is ConvolutionProduct.RESULT and not is_stem
 
-    def _writes_planes(self, product: Product) -> bool:
+    def _writes_planes(self, product: ConvolutionProduct) -> bool:
         """Clause (5)."""
-        is_result = product is Product.RESULT and self.item_bytes == _FLOAT32
+        is_result = product is ConvolutionProduct.RESULT and self.item_bytes == _FLOAT32
         is_3x3 = set(self.weight[2:]) == {3}
         fewer, more = sorted((self.source[1], self.result[1]))
         positions = math.prod(self.result) // self.result[1]
         is_narrow = more <= _NARROW or positions > _FEW_POSITIONS
         return is_result and is_3x3 and _ALIGNED_NUMBERS <= fewer <= _NARROW and is_narrow
 
-    def _copies(self, product: Product) -> int:
+    def _copies(self, product: ConvolutionProduct) -> int:
         is_last = self.is_channels_last
         of_source = not is_last or self._is_uneven(self.source)
         of_result = not is_last or self._is_uneven(self.result)
         of_result = of_result and not (not is_last and self._writes_planes(product))
         of_weight = of_source or of_result
-        if is_last and self.source[1] < _FEW_CHANNELS and product is Product.INPUT_GRADIENT:
+        if (
+            is_last
+            and self.source[1] < _FEW_CHANNELS
+            and product is ConvolutionProduct.INPUT_GRADIENT
+        ):
             of_result = of_result or self.item_bytes == _FLOAT32
         if not is_last and self._is_one_by_one:
             of_weight = self._is_uneven(self.source) or self._is_uneven(self.result)
@@ -229,7 +233,7 @@ class Plan:
             return shape[1] < _ALIGNED_CHANNELS
         return shape[1] % _ALIGNED_CHANNELS != 0
 
-    def _numbers(self, shape: Sequence[int], product: Product) -> int:
+    def _numbers(self, shape: Sequence[int], product: ConvolutionProduct) -> int:
         """Clause (2)."""
         batch, channels, *space = shape
         aligned = self._aligned(product)
@@ -238,12 +242,12 @@ class Plan:
             batch = -(-batch // aligned) * aligned
         return batch * channels * math.prod(space)
 
-    def _aligned(self, product: Product) -> int:
+    def _aligned(self, product: ConvolutionProduct) -> int:
         if self.groups > 1:
             return 1
         if self.item_bytes < _FLOAT32:
             return _ALIGNED_CHANNELS
         is_first = self.is_padded and self.source[1] < _ALIGNED_NUMBERS
         has_few = min(self.source[1], self.result[1]) < _ALIGNED_NUMBERS
-        is_padded = has_few and not is_first and product is not Product.RESULT
+        is_padded = has_few and not is_first and product is not ConvolutionProduct.RESULT
         return _ALIGNED_NUMBERS if is_padded and not self.is_channels_last else 1

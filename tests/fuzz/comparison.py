@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from graphmem import TrainingStep
 from graphmem.errors import InputError
-from graphmem.trace import Options
+from graphmem.trace import TraceOptions
 from tests import oracle, unobserved
 from tests.autograd_programs import TwoResults
 from tests.fuzz.generator import program_of
@@ -119,7 +119,7 @@ def program_that_runs(seed: int) -> list[str]:
 
 
 def _observed(lines: list[str]) -> tuple[list[Event], list[Event]]:
-    options = Options(steps=STEPS, subclass_like=True)
+    options = TraceOptions(steps=STEPS, subclass_like=True)
     make = lambda: training_step(lines)  # noqa: E731
     real = oracle.run(make, options)
     traced = oracle.traced_events(make, options)

@@ -18,13 +18,13 @@ from graphmem import TrainingStep, analyze
 from graphmem.errors import InputError
 from graphmem.graph import OwnerKind, StepGraph
 from graphmem.report.build import saved_for_backward
-from graphmem.trace import Options, trace
+from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import call, default_loss
 from tests import oracle
 from tests.assumed_values import AssumedValues
 from tools.model_zoo.case import Case
 
-OPTIONS = Options(steps=1, keep_grads=True, subclass_like=True)
+OPTIONS = TraceOptions(steps=1, keep_grads=True, subclass_like=True)
 Result = dict[str, Any]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from graphmem.gate.diff import Diff, Difference
+from graphmem.gate.diff import Diff, ReportDifference
 from graphmem.gate.formats.markdown import escaped
 from graphmem.gate.formats.messages import signed
 from graphmem.json_text import json_text
@@ -55,7 +55,7 @@ def _lines(diff: Diff) -> list[str]:
     return lines
 
 
-def _line(each: Difference) -> str:
+def _line(each: ReportDifference) -> str:
     size = signed(each.growth) if each.growth else format_bytes(each.after * each.layers)
     layers = f" in each of {each.layers}" if each.layers > 1 else ""
     origin = f" from {each.moved_from}" if each.moved_from else ""

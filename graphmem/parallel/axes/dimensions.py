@@ -38,7 +38,7 @@ from graphmem.parallel.axes.experts import (
 )
 from graphmem.parallel.axes.recorded_op import RecordedOp
 from graphmem.parallel.axes.rule_interface import Axes, AxisFacts, equate, new_axes
-from graphmem.parallel.axes.tensor_parallel import Column, Product, choose_split_axes
+from graphmem.parallel.axes.tensor_parallel import Column, WeightProduct, choose_split_axes
 
 _Key = tuple[int, tuple[int, ...], tuple[int, ...], int]
 _CASTS = frozenset({"aten._to_copy.default", "aten.t.default", "aten.detach.default"})
@@ -88,7 +88,7 @@ class Dimensions:
     columns: list[Column] = field(default_factory=list)
     rows: set[int] = field(default_factory=set)
     whole: set[Axis] = field(default_factory=set)
-    products: list[Product] = field(default_factory=list)
+    products: list[WeightProduct] = field(default_factory=list)
     all_products: list[int] = field(default_factory=list)
     attentions: dict[int, tuple[Part, ...]] = field(default_factory=dict)
     experts: dict[str, int] = field(default_factory=dict)
@@ -258,7 +258,7 @@ class _Finder:
             sums_over, makes = right[1], right[0]
         else:
             sums_over, makes = (left[-1], left[-2]) if forward_end else (right[-2], right[-1])
-        self._found.products.append(Product(op.index, name, sums_over, makes))
+        self._found.products.append(WeightProduct(op.index, name, sums_over, makes))
 
     def _remember(self, output: TensorOut, axes: Axes) -> Axes:
         """Give tensors of one storage with the same geometry the same axes."""

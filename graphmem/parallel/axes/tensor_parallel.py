@@ -22,7 +22,7 @@ from graphmem.parallel.axes.rule_interface import AxisFacts
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightProduct:
     """A product with a weight in the forward pass.
 
     Attributes:
@@ -77,7 +77,7 @@ class Choice:
 
 
 def choose_split_axes(
-    products: Sequence[Product],
+    products: Sequence[WeightProduct],
     facts: AxisFacts,
     classes: Sequence[Axis],
     lookups: Sequence[tuple[str, Axis]],

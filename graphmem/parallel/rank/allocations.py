@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from graphmem.graph import OwnerKind, Storage
 from graphmem.parallel.rank.lifetimes import Lifetimes
-from graphmem.parallel.rank.rank import WALKED, Moment, Rank
+from graphmem.parallel.rank.rank import WALKED, Rank, RankMoment
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class Allocation:
     """
 
     nbytes: int
-    born: Moment
-    dies: Moment | None
+    born: RankMoment
+    dies: RankMoment | None
     what: str = ""
     storage: Storage | None = None
     category: str | None = None

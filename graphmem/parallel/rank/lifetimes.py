@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from graphmem.graph import Owner, OwnerKind, PhaseName, Storage
-from graphmem.parallel.rank.rank import WALKED, Moment, Rank
+from graphmem.parallel.rank.rank import WALKED, Rank, RankMoment
 
-Lifetime = tuple[Moment, Moment | None]
+Lifetime = tuple[RankMoment, RankMoment | None]
 """Birth and death; the death is None if it outlives the trace."""
 
 
@@ -53,14 +53,14 @@ class Lifetimes:
             return born, added
         return born, self._last_death(storage, micro)
 
-    def _added(self, storage: Storage, micro: int) -> Moment | None:
+    def _added(self, storage: Storage, micro: int) -> RankMoment | None:
         """When a gradient of a later micro-batch has been added to the first one's."""
         if storage.owned_as(OwnerKind.GRADIENT) is None or not micro:
             return None
         event = self._rank.handed_over(storage)
         return self._rank.moment(self._traced.phase_at(event), 0, micro, event - 0.5)
 
-    def _last_death(self, storage: Storage, micro: int) -> Moment | None:
+    def _last_death(self, storage: Storage, micro: int) -> RankMoment | None:
         traced = self._traced
         born_in = traced.phases[traced.phase_at(traced.birth[storage.id])]
         death = traced.death.get(storage.id)
@@ -103,15 +103,15 @@ class Lifetimes:
         ends = [self._released(owner, chunk, micro) for owner in storage.owners]
         return born, max([born, *(end for end in ends if end is not None)])
 
-    def _death_of_gradient(self, storage: Storage) -> Moment | None:
+    def _death_of_gradient(self, storage: Storage) -> RankMoment | None:
         death = self._traced.death.get(storage.id)
         return None if death is None else self._rank.first_moment(death)
 
-    def _added_on_stage(self, storage: Storage, chunk: int, micro: int) -> Moment:
+    def _added_on_stage(self, storage: Storage, chunk: int, micro: int) -> RankMoment:
         event = self._rank.handed_over(storage)
         return self._rank.moment(self._traced.phase_at(event), chunk, micro, event - 0.5)
 
-    def _released(self, owner: Owner, chunk: int, micro: int) -> Moment | None:
+    def _released(self, owner: Owner, chunk: int, micro: int) -> RankMoment | None:
         """When an owner releases a storage in a chunk; None if it never holds it there."""
         traced = self._traced
         end = len(traced.events) if owner.end is None else self._rank.event_at(owner.end)

@@ -23,7 +23,7 @@ from graphmem.parallel.rank.phases import TracedPhases
 from graphmem.parallel.rank.schedule import Turn, turns
 from graphmem.parallel.rank.stages import Stages
 
-Moment = tuple[int, float]
+RankMoment = tuple[int, float]
 """A slot of the rank, and an event of the trace in it; fractions are between events."""
 
 WALKED = (PhaseName.FORWARD, PhaseName.BACKWARD)
@@ -95,14 +95,14 @@ class Rank:
 
     # Moments ------------------------------------------------------------------------------------
 
-    def first_moment(self, event: int) -> Moment:
+    def first_moment(self, event: int) -> RankMoment:
         """The moment when an event of the trace first happens on this rank."""
         index = self.traced.phase_at(event)
         if (index, None) in self._slot_of:
             return self._slot_of[index, None], event
         return next(i for i, slot in enumerate(self.slots) if slot.traced == index), event
 
-    def first_of_phase(self, index: int) -> Moment | None:
+    def first_of_phase(self, index: int) -> RankMoment | None:
         """The moment when the rank's first turn in a phase begins, if it has one."""
         for i, slot in enumerate(self.slots):
             if slot.traced == index:
@@ -118,7 +118,7 @@ class Rank:
         chunk = self.chunk_of_op[op.index]
         return (chunk,) if chunk in self.mine else ()
 
-    def moment(self, index: int, chunk: int, micro: int, event: float) -> Moment:
+    def moment(self, index: int, chunk: int, micro: int, event: float) -> RankMoment:
         """The moment of a phase's event, as a micro-batch runs through one of the rank's chunks."""
         if (index, None) in self._slot_of:
             return self._slot_of[index, None], event

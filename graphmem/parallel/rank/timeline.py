@@ -9,7 +9,7 @@ from itertools import islice
 from graphmem.allocator import Block, CachingAllocator
 from graphmem.graph import PhaseName
 from graphmem.parallel.rank.allocations import Allocation
-from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.rank.rank import Rank, RankMoment
 
 ROUNDING = "rounding"
 
@@ -29,7 +29,7 @@ class RankTimeline:
 
     peak: int
     reserved: int
-    at: Moment
+    at: RankMoment
     at_peak: Mapping[str, int]
     most: Mapping[str, int]
     after: tuple[int, ...]
@@ -79,7 +79,7 @@ def _filled(after: Sequence[int]) -> Iterator[int]:
         yield last
 
 
-_Event = tuple[Moment, bool, int]
+_Event = tuple[RankMoment, bool, int]
 
 
 def _events(allocations: Sequence[Allocation]) -> list[_Event]:
@@ -148,20 +148,20 @@ class _Categories:
         self._rank = rank
         self._ticks = [event.tick for event in rank.traced.events]
 
-    def sums(self, allocations: Iterable[Allocation], moment: Moment) -> dict[str, int]:
+    def sums(self, allocations: Iterable[Allocation], moment: RankMoment) -> dict[str, int]:
         found: dict[str, int] = {}
         for allocation in allocations:
             category = self._of(allocation, moment)
             found[category] = found.get(category, 0) + allocation.nbytes
         return found
 
-    def _of(self, allocation: Allocation, moment: Moment) -> str:
+    def _of(self, allocation: Allocation, moment: RankMoment) -> str:
         if allocation.category is not None:
             return str(allocation.category)
         assert allocation.storage is not None
         return str(allocation.storage.category_at(self._tick(self._place(allocation, moment))))
 
-    def _place(self, allocation: Allocation, moment: Moment) -> float:
+    def _place(self, allocation: Allocation, moment: RankMoment) -> float:
         rank = self._rank
         born = allocation.born[0]
         turn = rank.slots[born].turn

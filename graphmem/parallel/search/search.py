@@ -18,7 +18,7 @@ from graphmem.parallel.layout import Layout, Sharding, check_degrees
 from graphmem.parallel.planner import Planner, RankPlan
 from graphmem.parallel.rank.allocations import allocations_of
 from graphmem.parallel.rank.rank import Rank
-from graphmem.parallel.schema import Candidate, Search
+from graphmem.parallel.schema import CandidateLayout, Search
 from graphmem.parallel.search.stage_estimate import Groups, StageEstimate
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.version import __version__
@@ -57,7 +57,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLayout:
     """A layout with the estimates for its fullest and its busiest stages."""
 
     layout: Layout
@@ -85,7 +85,7 @@ class Searcher:
         storages = list(self.planner.traced.storages.values())
         return Groups(self.planner.dimensions, shares, storages)
 
-    def look_at(self, layout: Layout) -> Found:
+    def look_at(self, layout: Layout) -> FoundLayout:
         """Estimate a layout.
 
         Raises:
@@ -95,7 +95,7 @@ class Searcher:
         shares = ShardSizes(self.planner.graph, self.planner.dimensions, layout)
         nbytes = self._groups.nbytes(shares)
         estimates = self._stages(layout)
-        return Found(
+        return FoundLayout(
             layout,
             self.checkpoint,
             max(estimate.peak(layout, nbytes) for estimate in estimates),
@@ -193,7 +193,7 @@ def search(
     gpu = searchers[0].planner.runtime.gpu
     room = gpu.memory_bytes - gpu.context_bytes
     started = time.perf_counter()
-    found: list[tuple[Found, Searcher]] = []
+    found: list[tuple[FoundLayout, Searcher]] = []
     tried = impossible = 0
     for searcher in searchers:
         for layout in searcher.layouts(gpus, wanted):
@@ -228,15 +228,15 @@ def search(
     )
 
 
-def _order(by: str) -> Callable[[tuple[Found, Searcher]], tuple[int, int]]:
+def _order(by: str) -> Callable[[tuple[FoundLayout, Searcher]], tuple[int, int]]:
     if by == "traffic":
         return lambda item: (item[0].traffic, item[0].peak)
     return lambda item: (item[0].peak, item[0].traffic)
 
 
 def _replayed(
-    found: Iterable[tuple[Found, Searcher]], room: int, top: int, progress: Progress
-) -> Iterator[Candidate]:
+    found: Iterable[tuple[FoundLayout, Searcher]], room: int, top: int, progress: Progress
+) -> Iterator[CandidateLayout]:
     shown = 0
     for seen, searcher in found:
         if shown == top:
@@ -249,11 +249,11 @@ def _replayed(
             yield candidate
 
 
-def _candidate(seen: Found, ranks: Sequence[RankPlan], room: int) -> Candidate:
+def _candidate(seen: FoundLayout, ranks: Sequence[RankPlan], room: int) -> CandidateLayout:
     title = str(seen.layout)
     if seen.checkpoint:
         title += ", checkpoint " + ", ".join(seen.checkpoint)
-    return Candidate(
+    return CandidateLayout(
         layout=layout_info(seen.layout, seen.checkpoint),
         title=title,
         peak=max(each.timeline.peak for each in ranks),

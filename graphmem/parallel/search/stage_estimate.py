@@ -23,7 +23,7 @@ from graphmem.parallel.axes.axis import Axis
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.rank.allocations import Allocation
-from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.rank.rank import Rank, RankMoment
 from graphmem.parallel.rank.schedule import in_flight
 from graphmem.parallel.sharding.data_parallel import REDUCE_BUCKET_ELEMENTS, kind_of
 from graphmem.parallel.sharding.fsdp import ROOT
@@ -262,7 +262,7 @@ def traffic_of_weights(layout: Layout, parameters: int, gradients: int, ranks: i
     return times * ring_gather(gradients, ranks) + gathers * ring_gather(parameters, ranks)
 
 
-def _handed_over(rank: Rank, gradient: Allocation) -> Moment:
+def _handed_over(rank: Rank, gradient: Allocation) -> RankMoment:
     assert gradient.storage is not None
     return gradient.born[0], rank.handed_over(gradient.storage) - 0.5
 
@@ -279,7 +279,7 @@ def _events(
     if not slots:
         return Events(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0)
     begins, ends = (slots[0], -np.inf), (slots[-1], np.inf)
-    found: list[tuple[Moment, int, int]] = []
+    found: list[tuple[RankMoment, int, int]] = []
     for allocation in allocations:
         dies = ends if allocation.dies is None else allocation.dies
         if allocation.storage is None or dies < begins or allocation.born > ends:

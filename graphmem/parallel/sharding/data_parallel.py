@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from graphmem.graph import Category, OwnerKind, PhaseName
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.rank.allocations import Allocation
-from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.rank.rank import Rank, RankMoment
 from graphmem.parallel.sharding.buckets import first_buckets, rebuilt_buckets
 from graphmem.parallel.sharding.fsdp import padding, shard_fully, share_rows
 from graphmem.parallel.sharding.parameters import BYTES_OF, FP32_BYTES, ParameterOnRank
@@ -214,9 +214,9 @@ class DataParallel:
             for each in trained:
                 self._end_when_ready(each.gradients)
 
-    def _first_forwards(self) -> list[Moment]:
+    def _first_forwards(self) -> list[RankMoment]:
         """The moment when each step's first forward pass begins."""
-        found: dict[int, Moment] = {}
+        found: dict[int, RankMoment] = {}
         for i, slot in enumerate(self._rank.slots):
             traced = self._rank.traced.phases[slot.traced]
             if traced.phase is PhaseName.FORWARD:
@@ -224,10 +224,10 @@ class DataParallel:
         return list(found.values())
 
     @property
-    def _before_training(self) -> Moment:
+    def _before_training(self) -> RankMoment:
         return _before(self._first_forwards()[0])
 
-    def ready(self, gradient: Allocation) -> Moment:
+    def ready(self, gradient: Allocation) -> RankMoment:
         """The moment when a finished gradient is handed to its parameter."""
         assert gradient.storage is not None
         return gradient.born[0], self._rank.handed_over(gradient.storage) - 0.5
@@ -392,9 +392,9 @@ def _fullest(parameters: Iterable[ParameterOnRank], count: int) -> set[str]:
     return ranks[filled.index(max(filled))]
 
 
-def _after(moment: Moment) -> Moment:
+def _after(moment: RankMoment) -> RankMoment:
     return moment[0], moment[1] + 0.01
 
 
-def _before(moment: Moment) -> Moment:
+def _before(moment: RankMoment) -> RankMoment:
     return moment[0], moment[1] - 0.01

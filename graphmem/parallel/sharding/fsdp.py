@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from graphmem.graph import Category, PhaseName
 from graphmem.parallel.layout import Layout, Precision
 from graphmem.parallel.rank.allocations import Allocation
-from graphmem.parallel.rank.rank import Moment, Rank
+from graphmem.parallel.rank.rank import Rank, RankMoment
 from graphmem.parallel.sharding.parameters import FP32_BYTES, ParameterOnRank
 from graphmem.report.categories import COMMUNICATION
 
@@ -133,7 +133,7 @@ class _FullySharded:
 
     # Forward ------------------------------------------------------------------------------------
 
-    def _spans(self, slot: int) -> list[tuple[Unit, Moment, Moment]]:
+    def _spans(self, slot: int) -> list[tuple[Unit, RankMoment, RankMoment]]:
         """The units that run in a slot, in order, each with its begin and end."""
         found = []
         for unit in self._units:
@@ -151,7 +151,7 @@ class _FullySharded:
             yield _flat(unit, begins, freed)
             yield from _unsharded(unit, begins, self._resharded(unit, slot, ends))
 
-    def _resharded(self, unit: Unit, slot: int, ends: Moment) -> Moment:
+    def _resharded(self, unit: Unit, slot: int, ends: RankMoment) -> RankMoment:
         if self._rank.layout.reshard_after_forward and unit.name != ROOT:
             return ends
         backward = self._rank.backward_of(slot)
@@ -182,7 +182,7 @@ class _FullySharded:
             yield from self._reduced(unit, ends, _later(reduced, 0.01), slot)
 
     def _reduced(
-        self, unit: Unit, ends: Moment, buffer_ends: Moment, slot: int
+        self, unit: Unit, ends: RankMoment, buffer_ends: RankMoment, slot: int
     ) -> Iterator[Allocation]:
         """Clauses (4) and (5)."""
         trained = unit.trained()
@@ -198,7 +198,7 @@ class _FullySharded:
             "gradients to reduce",
             category=COMMUNICATION,
         )
-        lives_until: Moment | None = None
+        lives_until: RankMoment | None = None
         micro = 0
         for each in trained:
             for gradient in each.gradients:
@@ -217,16 +217,16 @@ class _FullySharded:
         )
 
 
-def _later(moment: Moment, by: float) -> Moment:
+def _later(moment: RankMoment, by: float) -> RankMoment:
     return moment[0], moment[1] + by
 
 
-def _flat(unit: Unit, born: Moment, dies: Moment) -> Allocation:
+def _flat(unit: Unit, born: RankMoment, dies: RankMoment) -> Allocation:
     """The flat buffer in which a unit's shards are gathered."""
     return Allocation(unit.gathered(), born, dies, "gathered, flat", category=COMMUNICATION)
 
 
-def _unsharded(unit: Unit, begins: Moment, dies: Moment) -> Iterator[Allocation]:
+def _unsharded(unit: Unit, begins: RankMoment, dies: RankMoment) -> Iterator[Allocation]:
     """The gathered parameters of a unit that is about to run."""
     for each in unit.parameters:
         nbytes, born = each.ranks * share_bytes(each), _later(begins, 0.03)

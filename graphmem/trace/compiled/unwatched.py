@@ -23,7 +23,7 @@ from graphmem.trace.gradients import GradientRules
 from graphmem.trace.node_hooks import NodeHooks
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
-from graphmem.trace.saved_tensors import SavedTensors
+from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.values.known import KnownValues
 from graphmem.virtual_gpu.patching import replaced, suspended
 
@@ -63,7 +63,7 @@ class Unwatched:
         nobodys = Recorder(device)
         # The tensors of a compiler's trace are wrappers, which the engine never sums in place.
         rules = GradientRules(nobodys, subclass_like=True)
-        saved = SavedTensors(nobodys, fake_mode, known)
+        saved = SavedTensorHooks(nobodys, fake_mode, known)
         self._engine = Backward(rules, saved, hooks, ReplayedViews(), _Nobody())
 
     def running(self, function: Callable[..., Any]) -> Callable[..., Any]:
