@@ -95,9 +95,8 @@ class Layers:
         """Bytes that autograd keeps for the backward pass.
 
         For each layer all gates and an LSTM's cell states (a GRU has six values), and a
-        projection's input
-        and output; the outputs between layers; one bit for each number that dropout may drop, for
-        each direction that reads it.
+        projection's input and output; the outputs between layers; one bit for each number that
+        dropout may drop, for each direction that reads it.
         """
         projected = self.hidden + self.out if self.out < self.hidden else 0
         kept = _KEPT[self.mode] * self.hidden + projected

@@ -1,11 +1,11 @@
 """Find the largest batch, or value of any argument of `build`, with which a step fits on a card.
 
 Each probe is a whole analysis, so its verdict is exact; `graphmem/border.py` chooses the probes.
-The
-answer fits and the next value does not; the one before and the second after are probed as well,
+The answer fits and the next value does not; the one before and the second after are probed as well,
 unless two traces predict their verdicts. Values are multiples of one number, so "next" is the next
 multiple.
- All smaller values are assumed to fit as well; `surprises` names probes that say otherwise.
+
+All smaller values are assumed to fit as well; `surprises` names probes that say otherwise.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ Clauses:
   (2) each storage's bytes are assumed to lie on a line through both sizes, and the events are
       replayed on the card with the bytes that the line gives;
   (3) with a single trace, bytes divisible by a large prime factor of its size are assumed to grow
-  with it: a batch of 38 shows in sizes divisible by 19, which no width of a model is.
- The result is a guess: sizes that are rounded, or that switch kernels, are on no line. Callers
-  verify it by a trace.
+      with it: a batch of 38 shows in sizes divisible by 19, which no width of a model is.
+
+The result is a guess: sizes that are rounded, or that switch kernels, are on no line. Callers
+verify it by a trace.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def test_what_is_not_listed_is_a_line_of_its_own() -> None:
     cause = Cause("activation", "h.[0-3]", 512, 1536, 4, None, "saved")
     result: Any = SimpleNamespace(verdict=TargetVerdict(entry, entry, [], [cause], rest=-2048))
 
-    assert messages.causes(result)[-1] == "-2.0 KiB all else together"
+    assert messages.causes(result)[-1] == "-2.0 KiB everything else together"
 
 
 def test_no_formula_of_a_derivative_is_in_the_way(project: Project) -> None:

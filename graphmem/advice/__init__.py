@@ -1,4 +1,4 @@
-"""What a change to a training step would save, measured by tracing the changed step."""
+"""Advice: what a change to a training step would save, measured by tracing the changed step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The changes that may lower a step's peak, each measured by tracing the changed step.
+"""Candidate changes that may lower a step's peak, each measured by tracing the changed step.
 
-Which changes are tried follows from the trace: autocast where there is none, activations that keep
-their input, modules that checkpointing would relieve, optimizers with less state, gradients that
-are dropped after the step, half of the parameters frozen, half of the batch.
+The trace suggests which to try: autocast if it is off, other activations for those that keep their
+input, checkpointing of modules that it would shrink, optimizers with less state, dropping gradients
+after the step, freezing half of the parameters, halving the batch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Candidate:
     """One change.
 
     Attributes:
-        what: in words.
-        option: what `graphmem whatif` takes for it; `graphmem analyze` for `--grads`.
-        price: what it costs.
+        what: the change in words.
+        option: its option of `graphmem whatif`; of `graphmem analyze` for `--grads`.
+        price: its cost, in words.
         line: the line of code to change, or how to write it.
         request: the changed request.
-        frees_bytes: saved tensors that a pass found it would free at the end of the forward pass;
-            None where only a trace of the changed step tells.
+        frees_bytes: bytes of saved tensors that it would free at the end of the forward pass,
+            according to a pass; None if only a trace of the changed step can tell.
     """
 
     what: str
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advice:
-    """One change and what it saved, in bytes of the peak."""
+    """A change, and the bytes by which it lowered the peak."""
 
     candidate: Candidate
     saves_bytes: int
@@ -61,9 +61,9 @@ def advise(
     analysis: Analysis,
     progress: Callable[[str], None] = lambda message: None,
 ) -> list[Advice]:
-    """The changes that lower the peak most, measured, the largest saving first.
+    """Measure the changes that lower the peak most, largest saving first.
 
-    A change that cannot be traced, such as autocast in a model that does not allow it, is left out.
+    Changes that cannot be traced, such as autocast in a model that does not allow it, are left out.
     """
     from graphmem.analysis import run_analysis
 
@@ -110,7 +110,7 @@ def _precision(request: Request, graph: StepGraph) -> Iterator[Candidate]:
 
 
 def _checkpointing(request: Request, analysis: Analysis) -> Iterator[Candidate]:
-    """Modules that differ only in their numbers are one pattern: `h.0` and `h.1` are `h.*`."""
+    """Modules that differ only in their numbers form one pattern: `h.0` and `h.1` are `h.*`."""
     groups = defaultdict[str, list[Any]](list)
     for each in analysis.annotations.of(CHECKPOINTING).modules:
         groups[_INDEX.sub("*", each.module)].append(each)
@@ -120,8 +120,8 @@ def _checkpointing(request: Request, analysis: Analysis) -> Iterator[Candidate]:
         yield Candidate(
             f"checkpoint {pattern}" + (f" ({len(modules)} modules)" if len(modules) > 1 else ""),
             f"--checkpoint '{pattern}'",
-            f"{operations} operations are computed again in the backward pass",
-            "call it by torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False); "
+            f"{operations} operations are recomputed in the backward pass",
+            "call it with torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False); "
             f"its forward is at {_first_line(analysis.graph, modules[0].module)}",
             replace(
                 request,
@@ -146,7 +146,7 @@ def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
         yield Candidate(
             f"{new} in place of {old} ({len(found)} times)",
             f"--activation {old}={new}",
-            "the same function" if old == "leaky_relu" else "another function: train it anew",
+            "the same function" if old == "leaky_relu" else "a different function: train again",
             str(found[0].source or found[0].module),
             replace(
                 request,
@@ -187,7 +187,7 @@ def _gradients(request: Request) -> Iterator[Candidate]:
 
 
 def _frozen(request: Request, graph: StepGraph) -> Iterator[Candidate]:
-    """The first half of the largest numbered list of modules."""
+    """Freeze the first half of the longest numbered list of modules."""
     lists = defaultdict[str, set[int]](set)
     for name in graph.parameters:
         match = re.match(r"(.*?)\.?\b(\d+)\.", name)

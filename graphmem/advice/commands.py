@@ -1,4 +1,4 @@
-"""The command line of a request, to be pasted."""
+"""The command line of a request, ready to paste."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def command_of(name: str, target: str, request: Request) -> str:
-    """What to type for `graphmem NAME` of a target with these options."""
+    """The command line of `graphmem NAME` for a target with these options."""
     return shlex.join(["graphmem", name, target, *_options(request)])
 
 

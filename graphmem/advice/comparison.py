@@ -1,4 +1,4 @@
-"""A training step before and after changes, both traced: exact figures side by side."""
+"""Compare a training step before and after changes, both traced exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BeforeAfter:
 
     @property
     def change(self) -> int:
-        """What is added; negative where it is saved."""
+        """The added bytes; negative for a saving."""
         return self.after - self.before
 
 
@@ -42,7 +42,7 @@ class ReportComparison:
         return BeforeAfter("peak allocated", self.before.peak.allocated, self.after.peak.allocated)
 
     def rows(self) -> Iterator[BeforeAfter]:
-        """The peak by category, then the sums that people ask for."""
+        """The peak by category, then the usual sums."""
         for category in (*Category, "rounding"):
             before = self.before.at_peak.by_category[str(category)]
             after = self.after.at_peak.by_category[str(category)]
@@ -64,7 +64,7 @@ class ReportComparison:
             )
 
     def __str__(self) -> str:
-        """A line for each figure that there is: before, after, the change."""
+        """A line for each figure: before, after, change."""
         rows = [(row.name, row.before, row.after, row.change) for row in self.rows()]
         names = max(len(name) for name, *_ in rows)
         lines = (f"{name:{names}} {b:>18,} {a:>18,} {c:>+18,}" for name, b, a, c in rows)

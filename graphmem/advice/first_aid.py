@@ -1,8 +1,8 @@
-"""What helps a step on its card: the largest batch, and the changes that save most.
+"""First aid for a step on its card: the largest batch, and the changes that save most.
 
-Each is measured by a whole analysis of the changed step, so only what promises most is tried, and
-no more than `AFFORDABLE` operations are traced in all: a model of a hundred layers would keep its
-user waiting for minutes. What is left out is named with the command that measures it.
+Each is measured by a whole analysis of the changed step, so only the most promising are tried, and
+at most `AFFORDABLE` operations are traced in all: a model of a hundred layers would otherwise keep
+its user waiting for minutes. Anything left out is named with the command that measures it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def first_aid(
     progress: Callable[[str], None] = lambda message: None,
     affordable: int | None = AFFORDABLE,
 ) -> AdviceInfo:
-    """What would help.
+    """Find the largest batch that fits, and the changes that save most.
 
     Args:
-        target: what was analysed.
-        request: how.
-        analysis: what was found.
-        progress: told what is being done.
-        affordable: operations to trace at most; None: as many as it takes.
+        target: the analysed target.
+        request: the request of its analysis.
+        analysis: the result of its analysis.
+        progress: called with a description of each stage.
+        affordable: the most operations to trace; None for no limit.
     """
     return _FirstAid(target, request, analysis, progress, affordable).find()
 
@@ -82,7 +82,7 @@ class _FirstAid:
 
     def _leave_out(self, what: str, name: str) -> None:
         command = self._command(name, self._request)
-        long = f"{what} (not measured, as the step is long)"
+        long = f"{what} (not measured, because the step is long)"
         self._left_out.append(f"{long}: {command}" if command else long)
 
     def _batch(self) -> BatchInfo | None:
@@ -95,14 +95,14 @@ class _FirstAid:
             return None
         try:
             border = self._border(size, tries)
-        except InputError:  # this model takes no other batch
+        except InputError:  # this model does not accept other batch sizes
             return None
         fits = border.low or 0
         command = self._command("analyze", self._batch_request(fits)) if fits else None
         return BatchInfo(size, fits, border.high, command)
 
     def _border(self, size: int, tries: int) -> Border:
-        """The largest batch that fits, from the one that was analysed."""
+        """Find the largest batch that fits, starting from the analysed one."""
         runtime = self._analysis.step.runtime
         border = Border(Values(1, _LARGEST), self._with_batch, runtime, tries=tries)
         border.know(size, _tried(self._analysis))
@@ -127,7 +127,7 @@ class _FirstAid:
         return sorted(helpful, key=lambda each: -each.saves)[:SHOWN]
 
     def _hopes(self) -> list[tuple[int, Candidate]]:
-        """Candidates with what they might save; the batch has its own place."""
+        """Candidates, except for the batch, with the bytes that they might save."""
         found = [
             (self._hope(each), each)
             for each in candidates(self._request, self._analysis)

@@ -1,8 +1,8 @@
-"""What a name that a user asks about means: a storage, a module, a source line or an operator.
+"""Resolve a name for `graphmem explain`: a storage, a module, a source line or an operator.
 
-Clauses, the first that fits:
-  (1) `s12`: the storage of that number in `graphmem graph`;
-  (2) `h.0.mlp`: the module, with those inside of it; a parameter belongs to its module;
+Clauses, the first that matches:
+  (1) `s12`: the storage with that number in `graphmem graph`;
+  (2) `h.0.mlp`: the module, with those inside it; a parameter belongs to its module;
   (3) `model.py:41`, or the end of a path: the operations of that line;
   (4) `gelu` or `aten.gelu`: the operations of that name.
 """
@@ -28,7 +28,7 @@ _LETS_GO = {
     OwnerKind.BUFFER: "never, while the model lives",
     OwnerKind.GRADIENT: "zero_grad(set_to_none=True)",
     OwnerKind.OPTIMIZER_STATE: "never, while the optimizer lives",
-    OwnerKind.AUTOCAST_CACHE: "the outermost autocast region is left",
+    OwnerKind.AUTOCAST_CACHE: "the outermost autocast region exits",
     OwnerKind.INPUT: "the loop moves the next inputs",
     OwnerKind.WORKSPACE: "never, while the process lives",
 }
@@ -43,7 +43,7 @@ class UnknownSubjectError(InputError):
 
 @dataclass(frozen=True)
 class Holding:
-    """One owner of a storage: who, from when to when, by which rule, and what would end it."""
+    """An owner of a storage: its kind and name, its lifetime, its rule, and what would end it."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Explained:
-    """One storage, and everyone who holds it."""
+    """A storage, and everything that holds it."""
 
     storage: Storage
     op: Op | None
@@ -64,10 +64,10 @@ class Explained:
 
 
 def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
-    """What the named thing allocates in the last iteration, the largest first.
+    """The storages that the named subject allocates in the last iteration, largest first.
 
     Raises:
-        InputError: the name means nothing in the trace.
+        InputError: nothing in the trace has this name.
     """
     graph = analysis.graph
     found = _storages_named(graph, name)

@@ -1,7 +1,7 @@
-"""Changes to a training step that a user asks about: what if it were frozen, checkpointed, larger?
+"""Hypothetical changes to a training step: what if it were frozen, checkpointed, larger?
 
-Each is applied to what `build()` returned, before the first iteration, so that the changed step is
-traced like any other and its figures are as exact. The model's code is not touched.
+They are applied to the result of `build()`, before the first iteration, so that the changed step is
+traced like any other and its figures are just as exact. The model's code is not touched.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Changes:
-    """What to change in a training step.
+    """Changes to a training step.
 
-    Patterns are those of file names: `*` is any text, dots included, and `[0-5]` one of a range.
+    Patterns are file name patterns: `*` matches any text, including dots, and `[0-5]` one
+    character.
 
     Attributes:
-        freeze: patterns of parameters, or of modules with all their parameters, not to be trained.
-        checkpoint: patterns of modules to be checkpointed; of nested ones the outermost.
-        activations: the activation functions to be replaced, by name, and what replaces each.
+        freeze: patterns of parameters, or of modules with all their parameters, to freeze.
+        checkpoint: patterns of modules to checkpoint; of nested ones, the outermost.
+        activations: activation functions to replace, by name, each with its replacement.
         batch: a factor for the first dimension of the inputs.
-        batch_size: a size for it, in place of a factor.
-        dtype: "bf16" or "fp16": weights and inputs in it, without autocast.
+        batch_size: a size for it, instead of a factor.
+        dtype: "bf16" or "fp16": keep weights and inputs in it, without autocast.
     """
 
     freeze: tuple[str, ...] = ()
@@ -42,10 +43,10 @@ class Changes:
 
 
 def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
-    """The training step with the changes.
+    """Apply changes to a training step.
 
     Raises:
-        InputError: a pattern fits nothing, or the step has no part that the change is for.
+        InputError: a pattern matches nothing, or the step lacks the part to change.
     """
     from graphmem.changes.activations import exchange_activations
     from graphmem.changes.batch import resize_batch, scale_batch
@@ -68,7 +69,7 @@ def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
 
 
 def freeze(model: torch.nn.Module, pattern: str) -> None:
-    """Stop the training of every parameter that the pattern names.
+    """Freeze every parameter that the pattern matches.
 
     Raises:
         InputError: there is none.

@@ -1,7 +1,7 @@
 """Replace activation functions wherever a program calls them: as modules, functions or methods.
 
-A torch-function mode sees every call by its function, `torch.nn.functional.gelu` and
-`torch.Tensor.relu` alike, and `nn.GELU` calls the former.
+A torch-function mode sees every such call, of `torch.nn.functional.gelu` as well as of
+`torch.Tensor.relu`, and `nn.GELU` calls the former.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ REPLACEMENTS: dict[str, Activation] = {
     "hardswish": functional.hardswish,
     "softplus": functional.softplus,
 }
-"""What an activation can be replaced by."""
+"""The possible replacements of an activation."""
 
 
 def _functions_named(name: str) -> set[Any]:
-    """Every function of PyTorch's that is that activation: in `torch`, `functional`, `Tensor`."""
+    """Every PyTorch function for that activation: in `torch`, `functional`, `Tensor`."""
     homes = (functional, torch, torch.Tensor, torch._C._nn)
     names = (name, f"{name}_")
     return {getattr(home, each) for home in homes for each in names if hasattr(home, each)}
 
 
 class _Exchange(TorchFunctionMode):
-    """Calls the replacement in place of each function; the tensor stays, options are dropped."""
+    """Calls the replacement instead of each function, with its tensor but without its options."""
 
     def __init__(self, replacements: Mapping[Any, Activation]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _Exchange(TorchFunctionMode):
 
 
 def exchange_activations(step: TrainingStep, exchanges: Mapping[str, str]) -> TrainingStep:
-    """A training step in which each activation is replaced, as `{"gelu": "relu"}` says.
+    """A training step with activations replaced, such as by `{"gelu": "relu"}`.
 
     Raises:
         InputError: one of the names is unknown.

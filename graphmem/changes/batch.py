@@ -17,13 +17,13 @@ from graphmem.training_step import TrainingStep
 
 
 def scale_batch(step: TrainingStep, factor: float) -> Any:
-    """The inputs of a step, scaled.
+    """The inputs of a step, with the batch scaled.
 
     The batch is the first dimension of the first tensor; every tensor whose first dimension has the
     same size is repeated or cut to the scaled size.
 
     Raises:
-        InputError: the step holds its inputs itself, or the factor leaves nothing.
+        InputError: the step makes its own inputs, or the scaled batch is empty.
     """
     if step.step is not None:
         raise BatchOutOfReachError()
@@ -31,10 +31,10 @@ def scale_batch(step: TrainingStep, factor: float) -> Any:
 
 
 def resize_batch(step: TrainingStep, size: int) -> Any:
-    """The inputs of a step with a batch of that size; what the batch is: see `scale_batch`.
+    """The inputs of a step with a batch of that size, as defined in `scale_batch`.
 
     Raises:
-        InputError: the step holds its inputs itself.
+        InputError: the step makes its own inputs.
     """
     if step.step is not None:
         raise VariedBatchOutOfReachError()
@@ -76,7 +76,7 @@ def _resized_all(inputs: Any, new_size: Callable[[int], int]) -> Any:
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A nest of dicts, tuples and lists with every tensor changed."""
+    """Apply a change to every tensor in nested dicts, tuples and lists."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

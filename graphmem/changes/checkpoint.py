@@ -14,9 +14,9 @@ from graphmem.layer_ranges import no_module
 
 
 def checkpoint_modules(model: torch.nn.Module, pattern: str) -> None:
-    """Checkpoint every module that the pattern names; of nested ones the outermost.
+    """Checkpoint every module that the pattern matches; of nested ones, the outermost.
 
-    A list of modules is never called itself; the modules in it are.
+    For a list of modules, which is never called itself, the modules in it are checkpointed.
 
     Raises:
         InputError: there is none.

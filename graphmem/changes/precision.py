@@ -1,4 +1,4 @@
-"""Keep the weights of a training step in a lower precision, and compute in it."""
+"""Keep a training step's weights in a lower precision, and compute in it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from graphmem.training_step import TrainingStep
 
 
 def in_precision(step: TrainingStep, dtype: str) -> TrainingStep:
-    """The step with weights and floating-point inputs of another dtype, and without autocast.
+    """The step with weights and floating-point inputs in another dtype, and without autocast.
 
     Args:
-        step: what `build()` returned.
+        step: the result of `build()`.
         dtype: a key of `AUTOCAST_DTYPES`, such as "bf16".
 
     Raises:
-        InputError: the step runs itself, so its model and inputs cannot be reached.
+        InputError: the step is a function, so its model and inputs are out of reach.
     """
     from graphmem.trace.loop import AUTOCAST_DTYPES
 

@@ -1,4 +1,4 @@
-"""The gate: budgets, a baseline, and what a change costs.
+"""The gate: budgets, a baseline, and the cost of a change.
 
     config     graphmem.toml or [tool.graphmem]: named targets, their arguments and their limits
     lock       graphmem.lock, the baseline: exact bytes by target, phase, category and module
@@ -8,5 +8,5 @@
     diff       two reports, matched by module and operation
     formats    a check's outcome for people, CI systems and code hosts
 
-It reads reports alone and knows nothing of traces and graphs.
+It reads only reports, not traces or graphs.
 """

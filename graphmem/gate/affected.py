@@ -1,12 +1,11 @@
-"""The targets that a change can affect, for `--since`.
+"""Find the targets that a change can affect, for `--since`.
 
 Clauses:
   (1) a change of the configuration, the baseline or the requirements affects every target;
-  (2) any other file affects the targets whose analyses have read it, as the cache knows, and
-      those whose imports lead to it, as their source says.
+  (2) any other file affects the targets whose cached analyses have read it, and those whose source
+      imports it, directly or not.
 
-Not covered: a data file that a target reads, before its first analysis on this machine; imports
-that are computed while the code runs, likewise.
+Not covered: data files and computed imports of a target that has not been analysed on this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def affected_jobs(
     changed: frozenset[str],
     known_sources: Callable[[Job], frozenset[str]],
 ) -> list[Job]:
-    """The jobs that a change of these files can affect."""
+    """The jobs that a change to these files can affect."""
     if any(_concerns_all(name) for name in changed):
         return list(jobs)
     return [job for job in jobs if changed & (known_sources(job) | imported(job))]
@@ -37,7 +36,7 @@ def _concerns_all(name: str) -> bool:
 
 
 def imported(job: Job) -> frozenset[str]:
-    """The project's files that a target's source imports, directly or not, and itself."""
+    """The target's file and the project's files that it imports, directly or not."""
     place, _, _ = job.target.rpartition(":")
     script = job.root / (place or job.target)
     if script.suffix != ".py":

@@ -1,4 +1,4 @@
-"""Who is to be named for bytes: a line of the user's code, and why the bytes are alive."""
+"""Attribute bytes to a line of the user's code, and to the reason why they are alive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LAYER = re.compile(r"((?:^|.*\.))\d+(?=\.|$)")
 
 
 def blame(holders: Sequence[Holder]) -> tuple[str | None, str]:
-    """The line and the owner: of what variables with a name hold, else of the largest holder."""
+    """The line and the owner: of a named variable's storage, else of the largest holder."""
     named = [(holder, each) for holder in holders if (each := _named_variable(holder)) is not None]
     if not named:
         return holders[0].source, _without_layer(holders[0])
@@ -28,10 +28,10 @@ def _named_variable(holder: Holder) -> OwnerInfo | None:
 
 
 def _without_layer(holder: Holder) -> str:
-    """The reason, so that equal layers say the same.
+    """The reason, normalised so that equal layers have equal reasons.
 
-    The module's own name is `…` there, and the number of its layer `*`: what `blocks.0.act` saves
-    for `blocks.0.down.weight`, `blocks.1.act` saves for `blocks.1.down.weight`.
+    The module's own name becomes `…`, and the number of its layer `*`: `blocks.0.act` saves for
+    `blocks.0.down.weight` what `blocks.1.act` saves for `blocks.1.down.weight`.
     """
     reason = reason_of(holder)
     if not holder.module:

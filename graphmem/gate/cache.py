@@ -1,15 +1,15 @@
-"""Reports by the content that they were made from, below `.graphmem_cache`.
+"""A cache of reports, keyed by the content they were made from, in `.graphmem_cache`.
 
 Clauses:
   (1) a key is the target, its options and the environment: Python, the versions of every installed
       package, and graphmem's own code;
   (2) under a key there are up to `_KEPT` entries, each with the digests of the files that its
-      analysis read; an entry holds where all of them are unchanged;
-  (3) an entry is one file of its own, written whole and renamed, so that checks at the same time
-      cannot spoil each other's; one that cannot be read is none;
-  (4) an entry that no check has used for a month is dropped;
-  (5) only entries of this user are believed, that git does not track and that not everybody may
-      write: with a change of code one could otherwise commit the report that lets it pass.
+      analysis read; an entry is valid if all of them are unchanged;
+  (3) each entry is a separate file, written atomically, so that concurrent checks cannot corrupt
+      each other's; an unreadable one is ignored;
+  (4) entries unused for a month are dropped;
+  (5) only entries owned by this user, not tracked by git and not world-writable are trusted:
+      otherwise a commit could bring along the report that lets it pass.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cache:
 
     @cached_property
     def _tracked(self) -> frozenset[str] | None:
-        """Files of the folder that git tracks, in small letters; None where git does not answer."""
+        """Files of the folder that git tracks, in lower case; None if git fails."""
         return tracked_below(self._root, FOLDER)
 
     def _is_trusted(self, path: Path) -> bool:
@@ -61,7 +61,7 @@ class Cache:
         return is_own and is_closed and not {name, FOLDER} & self._tracked
 
     def find(self, job: Job) -> Outcome | None:
-        """What an earlier analysis of the same content found, or None."""
+        """The outcome of an earlier analysis of the same content, or None."""
         for path in self._entries(job):
             outcome = _read(path)
             if outcome is not None and are_unchanged(outcome.sources, job.root):
@@ -76,7 +76,7 @@ class Cache:
         return frozenset(name for outcome in outcomes if outcome for name in outcome.sources)
 
     def keep(self, job: Job, outcome: Outcome) -> None:
-        """Keep a report; a cache that cannot be written is done without."""
+        """Store a report; errors in writing are ignored."""
         if outcome.report is None:
             return
         folder = self._folder / _key(job)
@@ -89,7 +89,7 @@ class Cache:
                 old.unlink(missing_ok=True)
 
     def drop_unused(self) -> None:
-        """Drop what no check has used for a long time, such as entries of an older torch."""
+        """Drop entries unused for a long time, such as those of an older torch."""
         oldest = time.time() - _UNUSED_SECONDS
         with suppress(OSError):
             for path in self._folder.glob("*/[!.]*.json"):
@@ -97,7 +97,7 @@ class Cache:
                     path.unlink(missing_ok=True)
 
     def _entries(self, job: Job) -> list[Path]:
-        """The entries under a job's key, the latest first."""
+        """The entries under a job's key, newest first."""
         found: list[tuple[int, Path]] = []
         with suppress(OSError):  # another check may drop entries meanwhile
             for path in (self._folder / _key(job)).glob("[!.]*.json"):
@@ -126,12 +126,12 @@ def _key(job: Job) -> str:
 
 @cache
 def _environment() -> str:
-    """A digest of everything besides the target that a report depends on."""
+    """A digest of everything that a report depends on, apart from the target."""
     digest = hashlib.sha256(platform.python_version().encode())
     for name in sorted(f"{each.name}=={each.version}" for each in distributions()):
         digest.update(name.encode() + b"\0")
     package = Path(__file__).parents[1]
-    # An editable install keeps the passes beside the package.
+    # An editable install keeps the passes next to the package.
     for folder in (package, package.parent / "passes"):
         for file in sorted(folder.rglob("*.py")):
             digest.update(file.relative_to(package.parent).as_posix().encode() + b"\0")

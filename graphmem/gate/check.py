@@ -1,4 +1,4 @@
-"""Analyse every target, or what a change can reach, and hold each against limits and baseline."""
+"""Analyse all targets, or those a change affects, and check them against limits and baseline."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class How:
     """How the analyses run.
 
     Attributes:
-        processes: at a time; None for one on each core.
-        dask: address of a Dask scheduler, in place of processes.
-        since: run only what changes since this revision can reach.
-        cached: whether earlier reports of the same content may be used.
-        timeout: how many seconds each analysis may take, in a process of this machine.
+        processes: how many run at a time; None for one per core.
+        dask: the address of a Dask scheduler to use instead of processes.
+        since: only run targets affected by changes since this revision.
+        cached: whether to use earlier reports of the same content.
+        timeout: how many seconds each analysis may take, in a local process.
     """
 
     processes: int | None = None
@@ -57,7 +57,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         status: `larger` grew within its limits, `failed` exceeds one, `error` could not be
-            analysed, `unreached` was not.
+            analysed, `unreached` is not affected by the change.
         is_cached: whether an earlier report of the same content was used.
     """
 
@@ -73,7 +73,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome for all targets, in the configuration's order.
 
     Attributes:
-        is_update: whether it became the baseline.
+        is_update: whether it became the new baseline.
     """
 
     schema: str = SCHEMA
@@ -82,7 +82,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 fine, 1 a limit is exceeded, 2 a target is at fault, 3 graphmem is: the highest."""
+        """The highest of: 0 success, 1 limit exceeded, 2 error in a target, 3 in graphmem."""
         codes = [1 for result in self.results if result.status == "failed"]
         codes += [result.failure.exit_code for result in self.results if result.failure]
         return max(codes, default=0)
@@ -93,12 +93,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         return sum(not each.is_cached and each.status != "unreached" for each in self.results)
 
     def accepted(self) -> Check:
-        """The same outcome as the new baseline: its growth is meant, hard limits stay."""
+        """The same outcome accepted as the new baseline; hard limits still apply."""
         results = [_accepted(each) for each in self.results]
         return msgspec.structs.replace(self, results=results, is_update=True)
 
     def lock(self, before: Lock, config: Config) -> Lock:
-        """The baseline with what was measured."""
+        """The baseline updated with the measurements."""
         measured = {each.name: each.verdict.after for each in self.results if each.verdict}
         return before.updated(measured, frozenset(config.targets))
 
@@ -140,7 +140,7 @@ def run_check(
 
 
 def _with_card(job: Job, config: TargetConfig) -> list[Job]:
-    """A job, and the same for the card that it must fit on, where that is another one."""
+    """A job, and the same for the card that it must fit on, if that is a different one."""
     if config.fits is None or config.fits == config.gpu:
         return [job]
     request = replace(job.request, gpu=config.fits)
@@ -150,7 +150,7 @@ def _with_card(job: Job, config: TargetConfig) -> list[Job]:
 def analyse(
     jobs: Sequence[Job], how: How, cache: Cache, progress: Progress = lambda name, done, total: None
 ) -> Mapping[str, Outcome]:
-    """The outcomes of jobs by name; each is cached as soon as it is there."""
+    """Run jobs and return their outcomes by name; each is cached as soon as it is available."""
     outcomes: dict[str, Outcome] = {}
     if not jobs:
         return outcomes

@@ -1,14 +1,14 @@
-"""A measurement against its limits and its baseline: findings, and what grew.
+"""Compare a measurement with its limits and its baseline: findings, and their causes.
 
 Clauses:
-  (1) `max_*` are limits of what is measured, `max_increase` is one of what is measured against the
-      baseline; `fits` is the verdict for a card (`graphmem/capacity.py`): a step that reserves more
-      than PyTorch can have there fits all the same if emptying the cache is enough;
+  (1) `max_*` limit the measurement, `max_increase` limits its growth over the baseline; `fits` is
+      the verdict for a card (`graphmem/capacity.py`): a step that reserves more than PyTorch can
+      have there still fits if emptying the cache is enough;
   (2) a category counts requested bytes at the peak; a module pattern counts those of the module
       and of everything below it;
-  (3) where something is exceeded, the causes are what grew at the peak by category and module;
-      where nothing grew, what holds most. A cause's line and owner are those of the holders of
-      that category and module now: where a variable with a name holds some, its own line.
+  (3) if a limit is exceeded, the causes are what grew at the peak by category and module; if
+      nothing grew, the largest ones. A cause's line and owner are those of the current holders of
+      that category and module: if a named variable holds some, the variable's line.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CAUSES = 5
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """What grew at the peak; `module` may stand for equal layers, `h.[0-11].mlp`.
+    """Bytes that grew at the peak; `module` may stand for equal layers, `h.[0-11].mlp`.
 
     Attributes:
-        before, after: bytes of one of the layers; `before` is None where it is not growth.
-        layers: how many modules are meant.
+        before, after: bytes of one of the layers; `before` is None if there is no growth.
+        layers: how many modules it stands for.
         source: the line of the variable that holds it, else of the operation that made it.
         owner: why the bytes are alive.
     """
@@ -50,7 +50,7 @@ class Cause(msgspec.Struct, frozen=True):
 
     @property
     def growth(self) -> int:
-        """Bytes added by all of the layers; without a baseline, all of theirs."""
+        """Bytes added by all layers; without a baseline, all their bytes."""
         return (self.after - (self.before or 0)) * self.layers
 
 
@@ -59,9 +59,9 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         rule: the key of the configuration, such as `max_increase.activations`.
-        before: the baseline's bytes, None where the rule has nothing to do with one.
-        limit: the most bytes that were allowed.
-        allowance: the limit as it was written.
+        before: the baseline's bytes; None if the rule does not involve the baseline.
+        limit: the most bytes allowed.
+        allowance: the limit as written in the configuration.
     """
 
     rule: str
@@ -72,14 +72,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class TargetVerdict(msgspec.Struct, frozen=True):
-    """What the gate says of one target that was measured.
+    """The gate's verdict on a measured target.
 
     Attributes:
-        before: the baseline's entry, None for a target that has none.
-        causes: what grew, most first; without growth, and without findings, none.
-        rest: what all else has grown or shrunk by, so that causes and rest are the whole change;
-            where nothing grew, what all else holds.
-        on_card: how the step fares on the card of `fits`, None for a target that names none.
+        before: the baseline's entry, or None.
+        causes: what grew, largest growth first; empty without growth and findings.
+        rest: the growth or shrinkage of everything else, so that causes and rest are the whole
+            change; if nothing grew, the bytes of everything else.
+        on_card: the verdict on the card of `fits`, or None.
     """
 
     before: Entry | None
@@ -93,13 +93,13 @@ class TargetVerdict(msgspec.Struct, frozen=True):
 def compare(
     config: TargetConfig, before: Entry | None, report: Report, on_card: OnCard | None = None
 ) -> TargetVerdict:
-    """Hold a report against a target's limits and its baseline.
+    """Check a report against a target's limits and its baseline.
 
     Args:
         config: the target's limits.
-        before: the baseline's entry, if there is one.
-        report: what was measured.
-        on_card: the verdict for the card of `config.fits`, if it names one.
+        before: the baseline's entry, if any.
+        report: the measurement.
+        on_card: the verdict on the card of `config.fits`, if any.
     """
     after = entry_of(report)
     findings = [*_findings(config, before, after), *_refusals(config, on_card)]
@@ -174,7 +174,7 @@ def _bytes_below(entry: Entry, pattern: str) -> int:
 
 
 def _causes(before: Entry | None, after: Entry, report: Report) -> list[Cause]:
-    """The largest growths, equal layers as one."""
+    """The largest growths, with equal layers folded."""
     holders: dict[tuple[str, str], list[Holder]] = {}
     for holder in report.at_peak.holders:
         holders.setdefault((holder.category, holder.module), []).append(holder)

@@ -13,8 +13,8 @@
 Clauses:
   (1) the file is the first found from the working directory upwards, `graphmem.toml` before
       `pyproject.toml`; paths in it are relative to its folder;
-  (2) a target's own key replaces that of `[defaults]`, whole;
-  (3) an unknown key, a unit or a GPU that does not exist is an error with its line.
+  (2) a target's key replaces that of `[defaults]` as a whole;
+  (3) an unknown key, unit or GPU is an error that names its line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CHOICES = {"autocast": get_args(Autocast), "grads": get_args(Grads)}
 
 
 class _Options(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What a target may say, and `[defaults]` for all of them."""
+    """The keys that `[defaults]` and targets share."""
 
     gpu: str = DEFAULT_GPU
     torch: str | None = None
@@ -73,7 +73,7 @@ class _Options(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class TargetConfig(_Options, frozen=True, kw_only=True):
-    """One named target: what is analysed, how, and its limits."""
+    """A named target: what to analyse, how, and its limits."""
 
     target: str
     set: dict[str, str] = {}
@@ -100,12 +100,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True)
 class Config:
-    """A configuration that was read.
+    """A configuration file's content.
 
     Attributes:
         path: the file.
         targets: by name, in the file's order.
-        gpu: the card that it names for all of them.
+        gpu: the card in `[defaults]`, if any.
     """
 
     path: Path
@@ -114,14 +114,14 @@ class Config:
 
     @property
     def root(self) -> Path:
-        """The folder that everything is relative to."""
+        """The folder that paths are relative to."""
         return self.path.parent
 
     def chosen(self, names: Sequence[str]) -> Mapping[str, TargetConfig]:
-        """The targets of these names; all of them where none is named.
+        """The targets with these names; all targets if no name is given.
 
         Raises:
-            InputError: there is no target of a name.
+            InputError: there is no target with one of the names.
         """
         for name in names:
             if name not in self.targets:
@@ -130,10 +130,10 @@ class Config:
 
 
 def find_config(start: Path) -> Path:
-    """The configuration file that holds for a folder.
+    """The configuration file that applies to a folder.
 
     Raises:
-        InputError: there is none up to the root.
+        InputError: there is none up to the file system's root.
     """
     for folder in (start, *start.parents):
         if (folder / FILE).is_file():
@@ -148,7 +148,7 @@ def load_config(path: Path) -> Config:
     """Read a configuration.
 
     Raises:
-        InputError: the file cannot be read, or something in it is unknown or unfit; the message
+        InputError: the file cannot be read, or has an unknown key or an invalid value; the message
             names the line.
     """
     try:
@@ -179,10 +179,10 @@ Kind = TypeVar("Kind")
 
 
 def read_table(table: dict[str, Any], kind: type[Kind]) -> Kind:
-    """A table of the file, as what it says.
+    """Convert a table of the file to a struct.
 
     Raises:
-        msgspec.ValidationError: something in it is unknown or unfit.
+        msgspec.ValidationError: it has an unknown key or an invalid value.
     """
     plain = {}
     for key, value in table.items():
@@ -201,7 +201,7 @@ def _gpu(name: Any) -> str:
 
 
 def _texts(table: Any) -> Any:
-    """Arguments as `--set` gives them; lists of TOML are written as Python's."""
+    """Arguments in the form of `--set`; TOML lists become Python lists as text."""
     return {key: str(each) for key, each in table.items()} if isinstance(table, dict) else table
 
 
@@ -226,7 +226,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "max_increase": _table,
     "max_reserved": size_of,
 }
-"""How values are read that TOML has no type for."""
+"""Readers of values for which TOML has no type."""
 
 
 def _converted(
@@ -237,10 +237,10 @@ def _converted(
     text: str,
     prefix: tuple[str, ...],
 ) -> Kind:
-    """A table at these keys of the file; `prefix` leads to where graphmem's own begin.
+    """Convert the table at these keys of the file; `prefix` leads to graphmem's part.
 
     Raises:
-        InputError: something in it is unknown or unfit.
+        InputError: it has an unknown key or an invalid value.
     """
     try:
         return read_table(table, kind)
@@ -261,7 +261,7 @@ def _explained(
     text: str,
     prefix: tuple[str, ...],
 ) -> InputError:
-    """What is wrong, with its line."""
+    """Explain an error, with its line."""
     message = str(error)
     at = _AT.search(message)
     inner = _ANY_KEY.sub("", at[1]).split(".") if at else []

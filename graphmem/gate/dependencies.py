@@ -1,11 +1,11 @@
-"""The files that an analysis depends on: recorded while it runs, not guessed from its imports.
+"""The files that an analysis depends on, recorded while it runs instead of guessed from imports.
 
 Clauses:
-  (1) Python modules that were executed or are loaded, from anywhere but installed packages, the
-      standard library and graphmem itself;
-  (2) files that were opened for reading below the project's folder, as configurations are.
+  (1) Python modules that were executed or are loaded, except from installed packages, the standard
+      library and graphmem itself;
+  (2) files below the project's folder that were opened for reading, such as configurations.
 
-Not covered: listings of folders, environment variables, files outside of the project, the network.
+  Not covered: directory listings, environment variables, files outside the project, the network.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FilesRead:
     opened: set[str] = field(default_factory=set)
 
     def digests(self, root: Path) -> dict[str, str]:
-        """The files that count, sorted, each with the digest of its content."""
+        """The relevant files, sorted, each with the digest of its content."""
         modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         executed = {file for file in self.executed | modules if isinstance(file, str)}
         opened = {Path(file).resolve() for file in self.opened}
@@ -52,7 +52,7 @@ _is_listening = False
 @contextmanager
 def recording_files_read() -> Iterator[FilesRead]:
     """Record every file that is executed or opened in this context."""
-    global _listener, _is_listening  # noqa: PLW0603 - a hook of the interpreter cannot be removed
+    global _listener, _is_listening  # noqa: PLW0603 - an audit hook cannot be removed
     if not _is_listening:
         sys.addaudithook(_hear)
         _is_listening = True
@@ -75,7 +75,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _is_source(file: str) -> bool:
-    """Whether a module's file counts; of thousands nearly all are installed, and asked no more."""
+    """Whether a module's file counts; the cheap checks exclude nearly all of thousands."""
     return file.endswith(".py") and origin_of(file) is Origin.USER and _counts(Path(file))
 
 
@@ -89,7 +89,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file's content; empty where it cannot be read."""
+    """The digest of a file's content; "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -98,5 +98,5 @@ def digest_of(path: Path) -> str:
 
 
 def are_unchanged(digests: Mapping[str, str], root: Path) -> bool:
-    """Whether every file still has the content that it had."""
+    """Whether the content of every file is unchanged."""
     return all(digest and digest_of(root / name) == digest for name, digest in digests.items())

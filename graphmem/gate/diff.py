@@ -1,11 +1,11 @@
-"""Two reports beside each other: what appeared, went, grew, shrank and moved at the peak.
+"""Compare two reports: what appeared, went, grew, shrank and moved at the peak.
 
 Clauses:
-  (1) storages are matched by module, operation and category, never by position; several of one
-      kind are one sum;
-  (2) what went in one place and appeared in another, with equal operation and bytes, moved;
-  (3) equal differences of equal layers are one, `h.[0-11].mlp`;
-  (4) what explains most of the change of the peak comes first.
+  (1) storages are matched by module, operation and category, never by position; several with the
+      same key are summed;
+  (2) bytes that went in one place and appeared in another, with equal operation and size, moved;
+  (3) equal differences of equal layers are folded, `h.[0-11].mlp`;
+  (4) the difference that explains most of the peak's change comes first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Kind = Literal["appeared", "went", "grew", "shrank", "moved"]
 
 
 class ReportDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it was.
+    """A difference between two reports.
 
     Attributes:
-        module: may stand for equal layers; `layers` says how many.
+        module: its module; may stand for equal layers, `layers` of them.
         before, after: requested bytes at the peak, of one of the layers.
-        moved_from: module and category where it was before.
-        source, owner: of what is there now, or was before where it went.
+        moved_from: its previous category and module.
+        source, owner: those of the current holder; for what went, of the previous one.
     """
 
     kind: Kind
@@ -48,7 +48,7 @@ class ReportDifference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def growth(self) -> int:
-        """Bytes added by all of the layers."""
+        """Bytes added by all layers."""
         return (self.after - self.before) * self.layers
 
 
@@ -63,7 +63,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def growth(self) -> int:
-        """What the peak of allocated bytes gained."""
+        """The change of the peak of allocated bytes."""
         return self.after.allocated - self.before.allocated
 
 
@@ -74,7 +74,7 @@ class _Place(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """All of a difference but its module, so that equal layers are equal."""
+    """A difference without its module, so that equal layers compare equal."""
 
     kind: Kind
     category: str
@@ -134,7 +134,7 @@ def _changes(old: _Groups, new: _Groups) -> Iterator[tuple[str, _Change]]:
 
 
 def _origin(place: _Place, nbytes: int, went: dict[_Place, int]) -> _Place | None:
-    """Where something of the same operation and bytes was before, the same module first."""
+    """The previous place with the same operation and bytes, preferably in the same module."""
     same = [each for each, size in went.items() if each.op == place.op and size == nbytes]
     return min(same, key=lambda each: (each.module != place.module, each), default=None)
 

@@ -1,6 +1,7 @@
-"""The reports that `graphmem diff` compares: of targets, of saved files, of two git revisions.
+"""The inputs of `graphmem diff`: targets, saved files, or two git revisions.
 
-A saved file is a report (`analyze --format json`), or a step (`--save`), which is reported again.
+A saved file is a report (`analyze --format json`), or a step (`--save`), from which a report is
+made.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def diff_two(base: str, head: str, request: Request) -> Diff:
 
 
 def diff_revisions(span: str, targets: Sequence[str], request: Request) -> list[Diff]:
-    """Compare targets at two revisions: those named, or all of the configuration.
+    """Compare targets at two revisions: the named ones, or all in the configuration.
 
     Raises:
         InputError: a revision does not exist, or a target cannot be analysed at one.
@@ -66,7 +67,7 @@ def diff_revisions(span: str, targets: Sequence[str], request: Request) -> list[
 
 
 def _jobs(targets: Sequence[str], request: Request) -> tuple[Path, list[Job]]:
-    """The folder, and the jobs: names of the configuration where they are some, else targets."""
+    """The folder and the jobs; a name is one of the configuration's, or else a target."""
     try:
         config = load_config(find_config(Path.cwd()))
     except InputError:

@@ -1,4 +1,4 @@
-"""What the gate asks git."""
+"""The gate's git queries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from graphmem.gate.messages import GitFailedError, NoGitError, NotRevisionsError
 
 
 def changed_files(root: Path, revision: str) -> frozenset[str]:
-    """Files below a folder that differ from a revision, those that git does not know included.
+    """Files below a folder that differ from a revision, including untracked ones.
 
     Raises:
-        InputError: the folder is in no repository, or there is no such revision.
+        InputError: the folder is not in a repository, or there is no such revision.
     """
     known = _git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", revision, "--")
     unknown = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
@@ -24,7 +24,7 @@ def changed_files(root: Path, revision: str) -> frozenset[str]:
 
 
 def tracked_files(root: Path) -> list[str] | None:
-    """The files below a folder that git tracks or could; None outside of any repository."""
+    """The files below a folder that git tracks or could track; None outside a repository."""
     try:
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     except InputError:
@@ -33,9 +33,9 @@ def tracked_files(root: Path) -> list[str] | None:
 
 
 def tracked_below(root: Path, folder: str) -> frozenset[str] | None:
-    """Files that git tracks below `root/folder`, whatever their case, in small letters.
+    """Files that git tracks below `root/folder`, ignoring case, in lower case.
 
-    None where there is a repository that git does not answer for; without one nothing is tracked.
+    None if there is a repository but git fails; without a repository nothing is tracked.
     """
     try:
         listed = _git(root, "ls-files", "-z", "--", f":(icase){folder}")
@@ -47,7 +47,7 @@ def tracked_below(root: Path, folder: str) -> frozenset[str] | None:
 
 @contextmanager
 def worktree(root: Path, revision: str) -> Iterator[Path]:
-    """The folder as it was at a revision, in a temporary worktree.
+    """Check out the folder at a revision in a temporary worktree.
 
     Raises:
         InputError: there is no such revision, or git cannot check it out.
@@ -63,10 +63,10 @@ def worktree(root: Path, revision: str) -> Iterator[Path]:
 
 
 def revisions_of(span: str) -> tuple[str, str]:
-    """The two ends of `main..HEAD`; an end that is left out is HEAD.
+    """The two ends of `main..HEAD`; an omitted end is HEAD.
 
     Raises:
-        InputError: the text names no two revisions.
+        InputError: the text does not name two revisions.
     """
     base, dots, head = span.partition("..")
     if not dots or head.startswith(".") or not (base or head):
@@ -90,7 +90,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def _how_to_fetch(root: Path) -> str:
-    """What to do where a revision is not there: a shallow clone has but one."""
+    """A hint for a missing revision: a shallow clone has only one."""
     ask = ["git", "-C", str(root), "rev-parse", "--is-shallow-repository"]
     answer = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
     if answer == "true":

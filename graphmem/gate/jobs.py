@@ -1,11 +1,11 @@
-"""Analyses as jobs: what one process is asked, and what it answers; in parallel, or on a cluster.
+"""Analyses as jobs and outcomes, run in parallel or on a cluster.
 
 Clauses:
-  (1) each job of this machine has a process of its own, so nothing leaks from one target to the
-      next, and one that dies takes no other along;
-  (2) on Dask the same function runs on the workers, which see the same files at the same paths. A
-      trace patches torch, so the threads of one worker take turns; and the worker's sampling
-      profiler rests meanwhile (`undisturbed`).
+  (1) each local job has its own process, so nothing leaks from one target to the next, and a crash
+      affects no other;
+  (2) on Dask the same function runs on the workers, which must see the same files at the same
+      paths. A trace patches torch, so the threads of one worker take turns, and the worker's
+      sampling profiler is paused meanwhile (`undisturbed`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 @dataclass(frozen=True)
 class Job:
-    """One analysis: a target, from a folder, under a name."""
+    """An analysis: a target, in a folder, with a name."""
 
     name: str
     root: Path
@@ -46,7 +46,7 @@ class Job:
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why there is not a report; the exit code says whose fault it is."""
+    """The reason why there is no report; the exit code tells whose fault it is."""
 
     exit_code: int
     message: str
@@ -63,11 +63,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def perform(job: Job, timeout: float | None = None) -> Outcome:
-    """Analyse a target from its folder; what the user's code prints goes to stderr.
+    """Analyse a target in its folder; the user code's output goes to stderr.
 
     Args:
         job: the analysis.
-        timeout: how many seconds it may take; for the main thread alone.
+        timeout: how many seconds it may take; only works in the main thread.
     """
     from graphmem.analysis import analyze
 
@@ -79,18 +79,17 @@ def perform(job: Job, timeout: float | None = None) -> Outcome:
                 digests = sources.digests(job.root)
         except GraphmemError as error:
             return failed(error)
-        except Exception as error:  # noqa: BLE001 - one target's fault must not stop the others
+        except Exception as error:  # noqa: BLE001 - one target's error must not stop the others
             return failed(InternalError(f"graphmem itself failed: {type(error).__name__}: {error}"))
     return Outcome(report, digests)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Trace alone in this process, and without a Dask worker's sampling profiler.
+    """Trace exclusively in this process, with a Dask worker's sampling profiler paused.
 
-    The profiler takes hold of the frames that run (`Worker.trigger_profile` in
-    distributed/worker.py), and with them of tensors that would be gone otherwise. It goes on
-    afterwards.
+    The profiler keeps references to running frames (`Worker.trigger_profile` in
+    distributed/worker.py), and thereby to tensors that would otherwise be freed.
     """
     with _ONE_AT_A_TIME:
         worker = _dask_worker()
@@ -106,7 +105,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _dask_worker() -> Any:
-    """The worker whose thread this is, or None."""
+    """The Dask worker of this thread, or None."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
@@ -117,7 +116,7 @@ def _dask_worker() -> Any:
 
 
 def _run_on_loop(worker: Any, act: Callable[[], None]) -> None:
-    """Call on the worker's event loop, where the profiler runs, and wait until it is done."""
+    """Call a function on the worker's event loop, where the profiler runs, and wait for it."""
     done = threading.Event()
     worker.loop.add_callback(act)
     worker.loop.add_callback(done.set)
@@ -125,13 +124,13 @@ def _run_on_loop(worker: Any, act: Callable[[], None]) -> None:
 
 
 def failed(error: GraphmemError) -> Outcome:
-    """The outcome that an error is."""
+    """The outcome for an error."""
     failure = Failure(error.exit_code, str(error), error.hint, error.user_traceback)
     return Outcome(None, failure=failure)
 
 
 def run_all(jobs: Sequence[Job], submit: Submit, done: Done) -> None:
-    """Submit every job, and hand over each outcome as it comes."""
+    """Submit every job, and pass on each outcome as it arrives."""
     futures: dict[Future[Outcome], Job] = {submit(job): job for job in jobs}
     for future in as_completed(futures):
         done(futures[future], _outcome(future))
@@ -149,7 +148,7 @@ def dask_cluster(address: str) -> Iterator[Submit]:
     """Run jobs on the workers of a Dask cluster.
 
     Raises:
-        InputError: as `dask_executor`.
+        InputError: as for `dask_executor`.
     """
     with dask_executor(address) as executor:
         yield lambda job: executor.submit(perform, job)
@@ -157,7 +156,7 @@ def dask_cluster(address: str) -> Iterator[Submit]:
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster, as the executors of the standard library are used.
+    """The workers of a Dask cluster as a standard library executor.
 
     Raises:
         InputError: Dask is not installed, or no scheduler answers at the address.

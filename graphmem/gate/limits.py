@@ -1,4 +1,4 @@
-"""Limits as people write them: "22 GiB", "1%", and tables of them by category and module."""
+"""Limits as written by people: "22 GiB", "1%", and tables of them by category and module."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CATEGORY_OF: Mapping[str, str] = MappingProxyType(
 
 
 def size_of(value: Any) -> int:
-    """Bytes, as TOML has them: "22 GiB", or a number.
+    """Read bytes from TOML: "22 GiB", or a number.
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is not a size.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f'{value!r} is no size: write it like "22 GiB"')
+        raise ValueError(f'{value!r} is not a size: write it like "22 GiB"')
     try:
         return parse_bytes(value)
     except InputError as error:
@@ -47,9 +47,9 @@ def size_of(value: Any) -> int:
 
 
 class Increase:
-    """What may be added to a baseline: a share of it, or bytes; `text` is how it was written.
+    """An increase allowed over a baseline: a percentage of it, or bytes; `text` is its notation.
 
-    It is no dataclass, because msgspec would read those by itself, from a table.
+    Not a dataclass, because msgspec would decode those itself, from a table.
     """
 
     __slots__ = ("nbytes", "share", "text")
@@ -70,15 +70,15 @@ class Increase:
         return self.text, self.share, self.nbytes
 
     def allowed(self, before: int) -> int:
-        """The most bytes that `before` may become."""
+        """The most bytes that `before` may grow to."""
         return before + int(before * self.share) + self.nbytes
 
     @classmethod
     def read(cls, value: Any) -> Increase:
-        """An increase as TOML has it.
+        """Read an increase from TOML.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not an increase.
         """
         percentage = _PERCENTAGE.fullmatch(value.strip()) if isinstance(value, str) else None
         if percentage:
@@ -91,7 +91,7 @@ L = TypeVar("L")
 
 
 class Limits(msgspec.Struct, Generic[L], forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Limits of one kind: of all that is allocated, of categories, of modules by pattern."""
+    """Limits of one kind: on all allocated bytes, on categories, on modules by pattern."""
 
     allocated: L | None = None
     parameters: L | None = None
@@ -106,7 +106,7 @@ class Limits(msgspec.Struct, Generic[L], forbid_unknown_fields=True, frozen=True
     modules: dict[str, L] = {}
 
     def by_category(self) -> Iterator[tuple[str, str, L]]:
-        """Every limit of a category: its key here, the report's name, the limit."""
+        """Every limit on a category: its key here, the report's name, the limit."""
         for key, category in CATEGORY_OF.items():
             limit = getattr(self, key)
             if limit is not None:
@@ -114,6 +114,6 @@ class Limits(msgspec.Struct, Generic[L], forbid_unknown_fields=True, frozen=True
 
 
 def is_below(module: str, pattern: str) -> bool:
-    """Whether a pattern such as `h.*.attn` means a module: itself, or one above it."""
+    """Whether a pattern such as `h.*.attn` matches a module or one of its ancestors."""
     parts = module.split(".")
     return any(fnmatchcase(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))

@@ -1,10 +1,9 @@
 """The baseline, `graphmem.lock`: exact bytes by target, phase, category and module.
 
 Clauses:
-  (1) everything is sorted and nothing depends on the machine, so the same code gives the same
-      bytes of text;
-  (2) a module's line stands for equal layers together (graphmem/layer_ranges.py);
-  (3) an entry changes only when its bytes change: a new torch that changes none leaves it alone.
+  (1) everything is sorted and nothing depends on the machine, so the same code gives the same text;
+  (2) one line stands for all equal layers (graphmem/layer_ranges.py);
+  (3) an entry changes only when its bytes change: a new torch that changes none leaves it as it is.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ Modules = dict[str, dict[str, int]]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What one target takes.
+    """The memory of one target.
 
     Attributes:
-        gpu, torch: what it was predicted for.
-        allocated, reserved: at the peak of allocated bytes.
-        phases: the highest allocated bytes of each phase, of all steps.
+        gpu, torch: the card and version it was predicted for.
+        allocated, reserved: bytes at the peak of allocated bytes.
+        phases: the highest allocated bytes of each phase, over all steps.
         categories: bytes at the peak.
         modules: the same bytes by category and module, without the allocator's rounding.
     """
@@ -53,21 +52,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     modules: Modules
 
     def same_bytes(self, other: Entry) -> bool:
-        """Whether two entries say the same, whatever made them."""
+        """Whether two entries are equal apart from the version of torch."""
         return msgspec.structs.replace(other, torch=self.torch) == self
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """A baseline: entries by the names of targets."""
+    """A baseline: entries by target name."""
 
     schema: str = SCHEMA
     targets: dict[str, Entry] = {}
 
     def updated(self, measured: Mapping[str, Entry], configured: frozenset[str]) -> Lock:
-        """The baseline with new entries in place of those that differ.
+        """The baseline with changed entries replaced.
 
         Args:
-            measured: what was measured now.
+            measured: the new measurements.
             configured: the names of all targets; entries of others are dropped.
         """
         kept = {name: entry for name, entry in self.targets.items() if name in configured}
@@ -94,7 +93,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entry_of(report: Report) -> Entry:
-    """What a report says, as the baseline keeps it."""
+    """The baseline's entry for a report."""
     phases: dict[str, int] = {}
     for step in report.steps:
         for phase in step.phases:
@@ -115,10 +114,10 @@ def entry_of(report: Report) -> Entry:
 
 
 def read_lock(path: Path) -> Lock:
-    """Read a baseline; an empty one where there is no file.
+    """Read a baseline; an empty one if there is no file.
 
     Raises:
-        InputError: the file is in conflict after a merge, or it is no baseline.
+        InputError: the file has merge conflicts, or is not a baseline.
     """
     if not path.exists():
         return Lock()
@@ -133,7 +132,7 @@ def read_lock(path: Path) -> Lock:
         line = text.count("\n", 0, conflict.start()) + 1
         raise LockConflictError(
             f"{path.name}:{line} has a merge conflict",
-            hint="`graphmem check --update` measures the merged code and writes the file again",
+            hint="`graphmem check --update` measures the merged code and rewrites the file",
         )
     try:
         lock = msgspec.toml.decode(text, type=Lock)
@@ -145,7 +144,7 @@ def read_lock(path: Path) -> Lock:
 
 
 class LockConflictError(InputError):
-    """The baseline carries the marks of a merge that git could not finish."""
+    """The baseline contains git's conflict markers."""
 
 
 def _unfolded(entry: Entry) -> Entry:

@@ -1,9 +1,9 @@
-"""What processes of the gate are forked from: an interpreter that has analysed something once.
+"""Preloaded by the gate's fork server: an interpreter that has already analysed something.
 
-A first analysis imports some 900 modules and reads PyTorch's tables; a process that is forked
-afterwards has them. Importing this module does one, of a model that has a bit of everything.
-Nothing of it reaches another analysis: a trace puts everything back when it ends (`caller/`), and
-what fake tensors remember of results is dropped.
+A first analysis imports some 900 modules and reads PyTorch's tables; processes forked afterwards
+share them. Importing this module analyses a model that has a bit of everything. Nothing leaks into
+other analyses: a trace restores everything when it ends (`caller/`), and the cache of fake tensors
+is cleared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import graphmem.gate.processes  # noqa: F401 - what a process runs
+import graphmem.gate.processes  # noqa: F401 - the module that processes run
 from graphmem.analysis import Request, run_analysis
 from graphmem.caller import freeze
 
@@ -42,7 +42,7 @@ def _build() -> Any:
 
 
 def warm_up() -> None:
-    """Analyse a little of everything; where that fails, each process says so for itself."""
+    """Analyse a small model; if that fails, each process reports the error itself."""
     with suppress(Exception):
         run_analysis(_build, Request(steps=2)).report.to_json()
     FakeTensorMode.cache_clear()

@@ -1,7 +1,7 @@
-"""A process for each analysis, and what became of one that ended without an answer.
+"""Run each analysis in its own process, and explain why one ended without an answer.
 
-Such a process was ended by what it analysed: by `os._exit`, or because native code crashed. The
-standard library's faulthandler leaves the line in a file.
+The analysed code ended such a process, by `os._exit` or a crash in native code. The standard
+library's faulthandler writes the line to a file.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _forkserver(preloaded: Sequence[str]) -> Any:
 def local_processes(
     count: int, timeout: float | None = None, *, is_warm: bool = False
 ) -> Iterator[Submit]:
-    """Run jobs in `count` processes at a time; they are stopped when the block is left.
+    """Run jobs in `count` processes at a time, which are stopped when the context exits.
 
     Args:
-        count: of processes.
+        count: the number of processes.
         timeout: how many seconds each job may take.
-        is_warm: whether the processes begin where a first analysis has ended, which is worth the
-            time of one where some have to wait for others.
+        is_warm: whether to fork processes from one that has done a first analysis, which pays off
+            if there are more jobs than processes.
     """
     context = _forkserver(_ANALYSED if is_warm else _IMPORTED)
     with _one_thread_each(), TemporaryDirectory(prefix="graphmem-") as folder:
@@ -72,7 +72,7 @@ def local_processes(
 
 @contextmanager
 def warm_processes(count: int) -> Iterator[Executor]:
-    """Run functions in `count` processes that have analysed something before, and go on to live."""
+    """Run functions in `count` long-lived processes that have already analysed something."""
     context = _forkserver(_ANALYSED)
     with _one_thread_each():
         executor = ProcessPoolExecutor(
@@ -86,14 +86,14 @@ def warm_processes(count: int) -> Iterator[Executor]:
 
 @dataclass(frozen=True)
 class _Limits:
-    """What a process gets besides its job."""
+    """A process's settings, apart from its job."""
 
     timeout: float | None
     last_lines: Path
 
 
 class _Processes:
-    """The processes that run."""
+    """The running processes."""
 
     def __init__(self, context: Any, timeout: float | None, folder: Path) -> None:
         self._context = context
@@ -105,7 +105,7 @@ class _Processes:
         self._is_over = False
 
     def perform(self, job: Job) -> Outcome:
-        """Perform a job in a process of its own."""
+        """Perform a job in its own process."""
         reader, writer = self._context.Pipe(duplex=False)
         with self._lock:
             if self._is_over:
@@ -123,7 +123,7 @@ class _Processes:
 
     def _answer_of(self, process: Any, reader: Connection, job: Job, limits: _Limits) -> Outcome:
         timeout = limits.timeout
-        wait([reader, process.sentinel])  # torch is there: the time begins
+        wait([reader, process.sentinel])  # torch is imported: the clock starts
         try:
             if reader.poll():
                 reader.recv()
@@ -139,7 +139,7 @@ class _Processes:
         return failed(_ended(self._exit_code(process), _last_line(limits.last_lines, job.root)))
 
     def _exit_code(self, process: Any) -> int:
-        with self._lock:  # two threads that ask at once would each read a half of the answer
+        with self._lock:  # two threads asking at once would each read half of the answer
             process.join()
             code: int = process.exitcode
         return code
@@ -151,7 +151,7 @@ class _Processes:
             self._running.discard(process)
 
     def stop(self) -> None:
-        """Kill what runs, and start nothing more."""
+        """Kill all running processes, and start no more."""
         with self._lock:
             self._is_over = True
             for process in self._running:
@@ -159,11 +159,11 @@ class _Processes:
 
 
 def _answer(job: Job, limits: _Limits, writer: Connection) -> None:
-    """What a process does: say that it begins, and do the job."""
-    import graphmem.trace  # noqa: F401 - takes its time where it is not preloaded
+    """The process's main function: signal the start, and do the job."""
+    import graphmem.trace  # noqa: F401 - takes long if not preloaded
 
     writer.send(None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches them all; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent handles it
     with limits.last_lines.open("wb", buffering=0) as lines:
         faulthandler.enable(lines)
         if limits.timeout is not None:
@@ -174,7 +174,7 @@ def _answer(job: Job, limits: _Limits, writer: Connection) -> None:
 
 
 def _ended(exit_code: int, place: str) -> InputError:
-    """How a process ended that gave no answer."""
+    """The error for a process that ended without an answer."""
     if exit_code >= 0:
         return ProcessEndedError(exit_code)
     if -exit_code == signal.SIGKILL:
@@ -184,7 +184,7 @@ def _ended(exit_code: int, place: str) -> InputError:
 
 
 def _last_line(lines: Path, root: Path) -> str:
-    """The program's line that ran last, as faulthandler has written it down."""
+    """The program's last line, as faulthandler wrote it."""
     try:
         text = lines.read_text("utf-8", errors="replace")
     except OSError:
@@ -209,7 +209,7 @@ def _short(frame: re.Match[str], root: Path) -> str:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes side by side, each with as many threads as cores, would only get in the way."""
+    """Give each process one thread; as many as cores would only slow the others down."""
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return

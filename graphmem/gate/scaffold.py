@@ -1,4 +1,4 @@
-"""The first `graphmem.toml` of a project: its own targets, and every key explained."""
+"""Write a project's first `graphmem.toml`, with its targets and every key explained."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FUNCTION = "build"
 _SKIPPED = {"tests", "test", "docs", "node_modules", "site-packages", "build", "dist"}
 
 _HEAD = """\
-# What `graphmem check` holds every change against. Sizes: "22 GiB" (2^30), "1.5 GB" (10^9) or
-# bytes; increases, against graphmem.lock, are also percentages: "1%".
+# Limits for `graphmem check`. Sizes: "22 GiB" (2^30), "1.5 GB" (10^9) or bytes; increases over
+# graphmem.lock may also be percentages: "1%".
 
-[defaults]                    # for every target; a target's own key replaces one of these
+[defaults]                    # for every target; a target's own keys override these
 gpu = "{gpu}"             # `graphmem gpus` lists the names
 max_increase = "1%"           # of the peak; without it, nothing may grow
 # steps = 3
@@ -43,7 +43,7 @@ _NONE_FOUND = """
 
 
 def scaffold(root: Path) -> tuple[str, list[str]]:
-    """The text of a configuration for a folder, and the targets that it names."""
+    """The text of a configuration for a folder, and the targets in it."""
     targets = list(find_targets(root))
     parts = [_HEAD.format(gpu=DEFAULT_GPU)]
     names: set[str] = set()
@@ -60,7 +60,7 @@ def scaffold(root: Path) -> tuple[str, list[str]]:
 
 
 def find_targets(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Python files with a function `build`, each with the parameters that it cannot do without."""
+    """Python files with a function `build`, each with its required parameters."""
     files = tracked_files(root)
     if files is None:
         files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
@@ -96,7 +96,7 @@ def _without_default(arguments: ast.arguments) -> list[str]:
 
 
 def _name(file: str, taken: set[str]) -> str:
-    """A short name: the file's, with its folders only where that is not enough."""
+    """A short unique name: the file's, with folders only if necessary."""
     parts = Path(file).with_suffix("").parts
     candidates = ("_".join(parts[start:]) for start in range(len(parts) - 1, -1, -1))
     cleaned = (

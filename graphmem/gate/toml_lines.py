@@ -1,4 +1,4 @@
-"""On which line of a TOML text a key stands, for messages; tomllib does not say."""
+"""Find the line of a key in a TOML text, for messages; tomllib does not tell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def line_of(text: str, keys: Sequence[str]) -> int:
     """The line, from 1, on which the value at `keys` begins.
 
-    Where there is none, as for a key that is missing, the line of the innermost table around it.
+    For a missing key, the line of the innermost existing table around it.
     """
     lines = text.splitlines()
     for depth in range(len(keys), 0, -1):
@@ -21,7 +21,7 @@ def line_of(text: str, keys: Sequence[str]) -> int:
 
 
 def _line_of(lines: list[str], keys: Sequence[str]) -> int | None:
-    """A table begins at its header, a value at its key; the first line that makes it be there."""
+    """The first line that defines a key: a table's header, or a value's key."""
     for first, line in enumerate(lines):
         if keys[-1] in line and _has(_parsed(lines[: _end_of_value(lines, first)]), keys):
             return first + 1

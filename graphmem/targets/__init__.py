@@ -1,21 +1,22 @@
-"""From what a user names to a `TrainingStep`: `model.py:build`, `package.module`, `model.pt2`.
+"""Load targets such as `model.py:build`, `package.module` or `model.pt2` as a `TrainingStep`.
 
-A target is opened in two moments. `load_target` looks at once whether the file is there and its
-syntax is right. The user's code runs later, in the callable that `Target.imported` yields, for it
-has to run on the virtual GPU:
+A target is loaded in two stages. `load_target` only checks that the file exists and its syntax is
+right. The user's code runs later, in the callable that `Target.imported` yields, because it has to
+run on the virtual GPU:
 
     target = load_target("model.py:build", {"layers": "12"})
     with target.imported() as build:
         graph = trace(build, gpu=gpu, options=options)
 
 Clauses, while that context is open:
-  (1) the target's folder is the first on `sys.path`, so that its siblings can be imported, also
-      late, inside of `forward`; for a dotted module it is the working directory;
-  (2) `sys.argv` holds the target's file alone;
-  (3) modules of the folder are loaded afresh, and forgotten afterwards.
+  (1) the target's folder is first on `sys.path`, so that its siblings can be imported, even late,
+      inside `forward`; for a dotted module it is the working directory;
+  (2) `sys.argv` contains only the target's file;
+  (3) modules of the folder are reloaded, and forgotten afterwards.
 
-Not covered: files without a `.py`, notebooks, functions inside of classes.
-This package imports torch only where it is needed, so that a wrong name is answered at once.
+Not covered: files without `.py`, notebooks, functions inside classes.
+
+This package imports torch only where it is needed, so that wrong names are reported at once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = ["RECORD", "Target", "blaming_the_user", "is_record", "load_target", "
 DEFAULT_FUNCTION = "build"
 _EXPORTED = ".pt2"
 RECORD = ".graphmem"
-"""The ending of a saved step (`graphmem/record/`)."""
+"""The extension of a saved step (`graphmem/record/`)."""
 
 
 def is_record(target: object) -> TypeGuard[str]:
@@ -49,11 +50,11 @@ def is_record(target: object) -> TypeGuard[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """What a user named.
+    """A target that a user named.
 
     Attributes:
-        name: as the user wrote it.
-        folder: what its imports come from; None for a callable and for an exported program.
+        name: the name as the user wrote it.
+        folder: the folder of its imports; None for a callable or an exported program.
     """
 
     name: str
@@ -65,21 +66,21 @@ class Target:
     def imported(self) -> Iterator[Callable[[], TrainingStep]]:
         """Yield the callable that makes the training step; keep this open while the step runs.
 
-        The callable raises `InputError` when the user's code fails or returns something else, and
-        makes a new step at each call.
+        Each call makes a new step, and raises `InputError` if the user's code fails or returns
+        something else.
         """
         with nullcontext() if self.folder is None else importing_from(self.folder, self.name):
             yield self._make
 
     def defaults(self) -> dict[str, Any]:
-        """What each keyword of the function is where nothing is set; call it while imported.
+        """The defaults of the function's parameters; call this while imported.
 
-        A keyword without a default is left out; an exported program has none.
+        Parameters without a default are left out; an exported program has none.
         """
         return {} if self._find is None else defaults_of(self._find())
 
     def build(self) -> TrainingStep:
-        """Make the training step outside of any trace, for a step that imports nothing later.
+        """Make the training step outside a trace, for a step that imports nothing later.
 
         Raises:
             InputError: the user's code failed, or returned something else.
@@ -89,12 +90,12 @@ class Target:
 
 
 def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -> Target:
-    """Find what the user names, without running it; exported programs are read here.
+    """Find a target without running it; exported programs are read here.
 
     Args:
         target: `path/to/model.py:build`, `package.module:build` (`:build` may be left out), the
             path of an exported program, `model.pt2`, or the function itself.
-        settings: keyword arguments for the function, as `--set key=value` gives them.
+        settings: keyword arguments for the function, as text, from `--set key=value`.
 
     Raises:
         InputError: there is no such file, or it cannot be used.
@@ -123,7 +124,7 @@ def _find(text: str, settings: Mapping[str, str]) -> Target:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The place and the function of a target; "" where no function is named."""
+    """The place and the function of a target; "" if no function is named."""
     location, colon, function = text.rpartition(":")
     if not colon or "/" in function or "\\" in function:
         location, function = text, ""
@@ -168,7 +169,7 @@ def _find_function(source: PythonFile | DottedModule, name: str) -> Callable[...
 
 @acts_for_the_program
 def _call(build: Callable[..., Any], name: str, settings: Mapping[str, str]) -> TrainingStep:
-    """Call the user's function, and take what it returns."""
+    """Call the user's function, and convert its result."""
     from graphmem.targets.returned import step_from
 
     arguments = arguments_for(build, name, settings)

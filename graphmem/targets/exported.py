@@ -1,10 +1,10 @@
 """An exported program, `model.pt2`, as a target.
 
-It is read on the CPU before any trace, with real weights; each step that is made from it has fake
-ones in their place. The program's own devices, written into it by the export, become the GPU.
+It is read on the CPU before any trace, with real weights; each step made from it has fake ones
+instead. Devices that the export wrote into the program are replaced by the GPU.
 
 Not covered: switching an exported program between training and evaluation; it runs in the mode it
-was exported in. Its operations carry no names of modules, and as their lines those of the program
+was exported in. Its operations have no module names, and their lines are those of the program
 (`print(torch.export.load("model.pt2").module().code)`), not those of the user's code.
 """
 
@@ -27,14 +27,14 @@ aten = torch.ops.aten
 
 
 def load_exported(name: str) -> Callable[[], TrainingStep]:
-    """Read an exported program; the callable that is returned makes a training step of it.
+    """Read an exported program; the returned callable makes a training step from it.
 
     Raises:
-        InputError: there is no such file, or it is no exported program with example inputs.
+        InputError: there is no such file, or it is not an exported program with example inputs.
     """
     path = existing_file(name)
     log = logging.getLogger("torch.export")
-    was_disabled, log.disabled = log.disabled, True  # what it logs is raised as well
+    was_disabled, log.disabled = log.disabled, True  # it also raises what it logs
     try:
         program = torch.export.load(path)
     except Exception as error:
@@ -60,7 +60,7 @@ def _make_step(program: ExportedProgram, name: str) -> TrainingStep:
 
 
 class _CalledWithBoth(torch.nn.Module):
-    """Hands positional and keyword arguments on."""
+    """Passes on positional and keyword arguments."""
 
     def __init__(self, program: torch.nn.Module) -> None:
         super().__init__()
@@ -71,9 +71,9 @@ class _CalledWithBoth(torch.nn.Module):
 
 
 def _renew_parameters(model: torch.nn.Module) -> None:
-    """Recreate every parameter, which on the virtual GPU makes it fake.
+    """Recreate every parameter, which makes it fake on the virtual GPU.
 
-    Tied parameters are one again: a saved program holds each of them, all in the same memory.
+    This also ties parameters again: a saved program has several, in the same memory.
     """
     renewed: dict[Any, torch.nn.Parameter] = {}
     for module in model.modules():
@@ -85,7 +85,7 @@ def _renew_parameters(model: torch.nn.Module) -> None:
 
 
 def _move_constants(model: torch.nn.Module) -> None:
-    """What the program makes on a device of its own, it makes on the GPU, where there is one."""
+    """Replace devices written into the program by the GPU, if there is one."""
     if not torch.cuda.is_available():
         return
     device = torch.device("cuda", torch.cuda.current_device())
@@ -101,6 +101,6 @@ def _move_constants(model: torch.nn.Module) -> None:
 
 
 def _name_code(model: torch.nn.Module, name: str) -> None:
-    """Let the lines of the program be lines of its file; torch.fx counts up a name for them."""
+    """Attribute the program's lines to its file; torch.fx invents a numbered name for them."""
     forward: Any = type(model).forward
     forward.__code__ = forward.__code__.replace(co_filename=name)

@@ -1,4 +1,4 @@
-"""What can be wrong with a target, a class for each: its fields, and one text made of them."""
+"""Errors in targets: a class for each, with its fields and its message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCEPTED = (
 
 
 class NoFileNamedError(InputError):
-    """The target's text has nothing before its function."""
+    """The target has nothing before its function."""
 
     def __init__(self, text: str) -> None:
         hint = "write it as model.py:build, or package.module:build"
@@ -25,7 +25,7 @@ class NoFileNamedError(InputError):
 
 
 class UnreadableFileError(InputError):
-    """The operating system does not hand the file out."""
+    """The operating system cannot read the file."""
 
     def __init__(self, target: str, reason: str | None) -> None:
         super().__init__(f"cannot read {target}: {reason}")
@@ -51,7 +51,7 @@ class NoSuchModuleError(InputError):
 
 
 class FolderError(InputError):
-    """A folder stands where a file is wanted, or a package without a module."""
+    """The target is a folder, or a package without a module."""
 
     def __init__(self, name: str, wanted: str, files: str = "") -> None:
         hint = f"name a file in it{': ' * bool(files)}{files}"
@@ -59,7 +59,7 @@ class FolderError(InputError):
 
 
 class NotPythonError(InputError):
-    """A file has another ending than those of targets."""
+    """The file does not have an extension of targets."""
 
     def __init__(self, name: str) -> None:
         hint = "a target is a .py file, a module or a .pt2"
@@ -67,18 +67,18 @@ class NotPythonError(InputError):
 
 
 class NoFunctionError(InputError):
-    """A file has no function of that name; it may be a script."""
+    """The file has no function of that name; it may be a script."""
 
     def __init__(self, name: str, place: str, functions: Sequence[str]) -> None:
         listed = ", ".join(functions[:_LISTED]) + (", …" if len(functions) > _LISTED else "")
         has = f"it has {listed}" if functions else "it has no function at all"
-        script = f"; `graphmem run {place}` runs a script as it stands" * place.endswith(".py")
+        script = f"; `graphmem run {place}` runs a script as it is" * place.endswith(".py")
         hint = did_you_mean(name, functions, f"{has}{script}")
         super().__init__(f"no function {name!r} in {place}", hint=hint)
 
 
 class ModelNotFunctionError(InputError):
-    """The name is that of a model."""
+    """The name refers to a model."""
 
     def __init__(self, name: str, place: str) -> None:
         hint = "name a function that returns it together with its inputs"
@@ -86,18 +86,18 @@ class ModelNotFunctionError(InputError):
 
 
 class NotCallableError(InputError):
-    """The name is that of something else."""
+    """The name refers to something else."""
 
     def __init__(self, name: str, place: str, kind: str) -> None:
         super().__init__(f"{name!r} in {place} is not a function but of type {kind}")
 
 
 class SavedStepNotBuiltError(InputError):
-    """A saved step stands where code is wanted."""
+    """A saved step is given where code is needed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(
-            f"{text} is a saved step: it has no build() that could be called again",
+            f"{text} is a saved step: it has no build() to call again",
             hint="name the code that it was saved from",
         )
 
@@ -113,7 +113,7 @@ class NoExportedProgramError(InputError):
 
 
 class NoExampleInputsError(InputError):
-    """An exported program was saved without them."""
+    """The exported program was saved without example inputs."""
 
     def __init__(self, name: str) -> None:
         hint = "export the model again, with its inputs"
@@ -128,7 +128,7 @@ class ExportedFunctionError(InputError):
 
 
 class ExportedSettingError(InputError):
-    """A setting is meant for an exported program."""
+    """A setting is given for an exported program."""
 
     def __init__(self, location: str, key: str) -> None:
         super().__init__(
@@ -138,7 +138,7 @@ class ExportedSettingError(InputError):
 
 
 class WrongReturnError(InputError):
-    """The function returned something that is no step."""
+    """The function returned something that is not a step."""
 
     def __init__(self, name: str, returned: Any) -> None:
         super().__init__(f"{name}() returned {_described(returned)}", hint=_ACCEPTED)
@@ -152,7 +152,7 @@ class EmptyStepError(InputError):
 
 
 class WrongPartError(InputError):
-    """A part of a training step is of a wrong type."""
+    """A part of a training step has the wrong type."""
 
     def __init__(self, name: str, part: str, value: Any, expected: str) -> None:
         super().__init__(
@@ -161,14 +161,14 @@ class WrongPartError(InputError):
 
 
 class WrongAccumulateError(InputError):
-    """The number of micro-batches is none."""
+    """The number of micro-batches is invalid."""
 
     def __init__(self, name: str, accumulate: Any) -> None:
-        super().__init__(f"{name}() asks for accumulate={accumulate!r}; it is a number from 1 on")
+        super().__init__(f"{name}() asks for accumulate={accumulate!r}; it must be at least 1")
 
 
 class NoInputsError(InputError):
-    """A model that needs inputs came without."""
+    """A model that needs inputs has none."""
 
     def __init__(self, name: str, needed: Sequence[str]) -> None:
         super().__init__(
@@ -197,14 +197,14 @@ class MissingParameterError(InputError):
 
 
 class WrongSettingError(InputError):
-    """A setting does not fit the annotation of its parameter."""
+    """A setting does not match the annotation of its parameter."""
 
     def __init__(self, name: str, key: str, kind: str, text: str) -> None:
         super().__init__(f"parameter {key!r} of {name}() takes {kind}, not {text!r}")
 
 
 class InputsWithoutModelError(InputError):
-    """Inputs or a loss stand beside something that has its own."""
+    """Inputs or a loss are given for something that has its own."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -214,7 +214,7 @@ class InputsWithoutModelError(InputError):
 
 
 class NoTargetError(InputError):
-    """A value of Python that cannot be analysed."""
+    """A Python value that cannot be analysed."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(
@@ -224,7 +224,7 @@ class NoTargetError(InputError):
 
 
 class UnknownArgumentError(InputError):
-    """A function of graphmem's own does not have an argument of that name."""
+    """A graphmem function has no argument of that name."""
 
     def __init__(self, function: str, name: str, known: Sequence[str]) -> None:
         hint = did_you_mean(name, known, f"it has {', '.join(known)}")

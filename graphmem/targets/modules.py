@@ -1,4 +1,4 @@
-"""The user's modules: where they are found, and how they are loaded as `python file.py` does."""
+"""Find the user's modules, and load them as `python file.py` does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from graphmem.targets import messages
 from graphmem.user_errors import user_error
 
 _MAKING_NAMES = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
-"""Where a file asks for one of these, its names are not all in its code."""
+"""If a file uses one of these, its code does not contain all its names."""
 _KEPT = sys.stdlib_module_names | {"__main__", "graphmem"}
 
 
 @dataclass(frozen=True)
 class PythonFile:
-    """A target that is named by its path."""
+    """A target named by its path."""
 
     name: str
     path: Path
@@ -47,14 +47,14 @@ class PythonFile:
 
     @property
     def folder(self) -> Path:
-        """Where its siblings are; as in `python file.py`, links have been followed."""
+        """The folder of its siblings, with links followed, as in `python file.py`."""
         return self.path.parent
 
     def check_names(self, function: str) -> None:
-        """Refuse a file that cannot define a function, such as a script, without running it.
+        """Reject a file that cannot define a function, such as a script, without running it.
 
         Raises:
-            InputError: no statement of the file gives anything that name.
+            InputError: no statement of the file defines that name.
         """
         names = set(self.code.co_names)
         if function in names or names & _MAKING_NAMES or ("*",) in self.code.co_consts:
@@ -67,7 +67,7 @@ class PythonFile:
         raise messages.NoFunctionError(function, self.name, functions)
 
     def load(self) -> ModuleType:
-        """Run the file as a module of its name, so that a sibling that imports it finds it."""
+        """Run the file as a module of its name, so that siblings can import it."""
         name = self.path.stem.replace(".", "_")
         if name in sys.modules:  # an installed module of that name is in use
             name += "_target"
@@ -81,7 +81,7 @@ class PythonFile:
 
 @dataclass(frozen=True)
 class DottedModule:
-    """A target that is named as `import` does; Python looks in `folder` first."""
+    """A target named like an import; Python looks in `folder` first."""
 
     name: str
     folder: Path
@@ -109,10 +109,11 @@ class DottedModule:
 
 
 def existing_file(name: str) -> Path:
-    """The path of a file that exists.
+    """The path of an existing file.
 
     Raises:
-        InputError: it does not, with the nearest names of its folder; or it is a folder.
+        InputError: it does not exist (the hint has the nearest names in its folder), or is a
+            folder.
     """
     path = Path(name)
     if path.is_dir():
@@ -133,7 +134,7 @@ def function_of(module: ModuleType, name: str, place: str) -> Callable[..., Any]
     """The function `name` of a module that the user calls `place`.
 
     Raises:
-        InputError: there is none, with the nearest names; or it is no function.
+        InputError: there is none (the hint has the nearest names), or it is not a function.
     """
     import torch
 
@@ -159,7 +160,7 @@ def _functions(module: ModuleType) -> list[str]:
 
 @contextmanager
 def importing_from(folder: Path, program: str) -> Iterator[None]:
-    """Let Python import from `folder` first, afresh; the clauses stand in the package's docstring.
+    """Let Python import from `folder` first, reloading modules; see the package's clauses.
 
     Modules of the standard library, installed ones and graphmem itself are never reloaded.
     """
@@ -180,11 +181,11 @@ def importing_from(folder: Path, program: str) -> Iterator[None]:
 
 
 def _homes() -> dict[str, Path]:
-    """The folder in which each top-level module was found, of those that may be reloaded."""
+    """The folders of the top-level modules that may be reloaded."""
     homes = {}
     for top in {name.partition(".")[0] for name in sys.modules} - _KEPT:
         module = sys.modules.get(top)
-        folders = list(getattr(module, "__path__", None) or ())  # of the modules in a package
+        folders = list(getattr(module, "__path__", None) or ())  # for a package
         place = folders[0] if folders else getattr(module, "__file__", None)
         if place is not None and Path(place).parent.name not in INSTALLED:
             homes[top] = Path(place).parent
@@ -196,7 +197,7 @@ def _has_module(folder: Path, top: str) -> bool:
 
 
 def _take_out(tops: Iterable[str]) -> dict[str, ModuleType]:
-    """Forget modules and everything below them; what was forgotten is returned."""
+    """Forget modules and everything below them, and return them."""
     chosen = set(tops)
     names = [name for name in sys.modules if name.partition(".")[0] in chosen]
     return {name: sys.modules.pop(name) for name in names}

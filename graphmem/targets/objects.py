@@ -1,4 +1,4 @@
-"""Objects in place of a target's name: a model with its inputs, or a `TrainingStep`."""
+"""Python objects as targets: a model with its inputs, or a `TrainingStep`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from graphmem.training_step import TrainingStep
 def target_of(
     target: Any, inputs: Any, loss: Callable[..., Any] | None
 ) -> str | Callable[..., Any]:
-    """What `load_target` takes, for what somebody gave in Python.
+    """Convert a Python object to a target for `load_target`.
 
     Raises:
-        InputError: inputs or a loss beside something that has its own.
+        InputError: inputs or a loss are given for something that has its own.
     """
     from torch import nn
 
@@ -41,10 +41,10 @@ def _named(make: Callable[[], Any], thing: Any) -> Callable[[], Any]:
 
 
 def check_names(function: str, given: dict[str, Any], options: type, *more: str) -> None:
-    """Refuse an option that a function does not have.
+    """Reject unknown options.
 
     Raises:
-        InputError: there is one; the hint names the nearest.
+        InputError: there is one; the hint has the nearest name.
     """
     known = [*more, *(each.name for each in fields(options))]
     for name in given:

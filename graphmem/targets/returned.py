@@ -1,10 +1,9 @@
-"""What `build()` returned, as a `TrainingStep`.
+"""Convert the result of `build()` to a `TrainingStep`.
 
 Clauses:
-  (1) a `TrainingStep` is taken as it is, and so is a model, `(model, inputs)` and
-      `(model, inputs, loss_fn)`;
-  (2) a model without inputs is one that can be called without any;
-  (3) where graphmem runs the loop, no optimizer means AdamW.
+  (1) a `TrainingStep`, a model, `(model, inputs)` and `(model, inputs, loss_fn)` are accepted;
+  (2) a model without inputs must be callable without any;
+  (3) if graphmem runs the loop, no optimizer means AdamW.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ DEFAULT_OPTIMIZER = "adamw"
 
 
 def step_from(returned: Any, name: str) -> TrainingStep:
-    """Take what the function `name` returned.
+    """Convert what the function `name` returned.
 
     Raises:
-        InputError: it is none of the accepted forms.
+        InputError: it does not have an accepted form.
     """
     step = _as_step(returned, name)
     _check(step, name)
@@ -51,7 +50,7 @@ def _as_step(returned: Any, name: str) -> TrainingStep:
 
 
 def _check(step: TrainingStep, name: str) -> None:
-    """Refuse a training step whose parts cannot be what they are said to be."""
+    """Reject a training step whose parts have the wrong type."""
     if step.step is None and step.model is None:
         raise messages.EmptyStepError(name)
     if step.model is not None and not isinstance(step.model, torch.nn.Module):

@@ -1,12 +1,12 @@
-"""`--set key=value`: keyword arguments of `build`, read by its annotations.
+"""`--set key=value`: keyword arguments of `build`, parsed by its annotations.
 
 Clauses, by the annotation of the parameter:
   (1) int, float, str, None: as Python reads them; bool: true, false, yes, no, on, off, 1, 0;
-  (2) Literal: the choice that is written so; torch.dtype: its name;
-  (3) a union: the first member that the text fits, in the order None, int, float, bool, others,
+  (2) Literal: the choice with that text; torch.dtype: its name;
+  (3) a union: the first member that accepts the text, in the order None, int, float, bool, others,
       str;
-  (4) list, tuple, Sequence and their like: items between commas, with or without brackets;
-  (5) none: true and false, else a Python literal, else the text itself;
+  (4) list, tuple, Sequence and similar: items separated by commas, with or without brackets;
+  (5) no annotation: true and false, else a Python literal, else the text itself;
   (6) any other class: a Python literal of that class.
 
 Not covered: sequences of sequences.
@@ -40,16 +40,16 @@ _TUPLES = (tuple, abc.Iterable, abc.Collection)
 def arguments_for(
     build: Callable[..., Any], name: str, settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The keyword arguments that the settings mean.
+    """Convert settings to keyword arguments.
 
     Args:
-        build: the function that will get them.
-        name: what the user calls it.
+        build: the function to call with them.
+        name: the user's name for it.
         settings: texts by parameter.
 
     Raises:
-        InputError: a key is unknown, a value does not fit its parameter, or a parameter that has
-            no default is missing.
+        InputError: a key is unknown, a value does not match its parameter, or a parameter without a
+            default is missing.
     """
     parameters = _parameters(build)
     takes = {
@@ -79,10 +79,10 @@ def defaults_of(build: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
-    """The parameters, their annotations evaluated where that can be done."""
+    """The parameters, with their annotations evaluated if possible."""
     try:
         return inspect.signature(build, eval_str=True).parameters
-    except Exception:  # noqa: BLE001 - an annotation is any expression, and may raise anything
+    except Exception:  # noqa: BLE001 - an annotation may be any expression and raise anything
         try:
             return inspect.signature(build).parameters
         except (TypeError, ValueError):  # some builtins have no signature
@@ -112,7 +112,7 @@ def _read(key: str, text: str, annotation: Any, name: str) -> Any:
 
 
 def _parse(text: str, annotation: Any) -> Any:
-    """Read a text as what an annotation asks for; ValueError where it does not fit."""
+    """Parse a text according to an annotation; raises ValueError if it does not match."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         return _parse(text, typing.get_args(annotation)[0])
@@ -155,7 +155,7 @@ def _choice(text: str, choices: tuple[Any, ...]) -> Any:
 
 
 def _parse_items(text: str, kind: Any, members: tuple[Any, ...]) -> Any:
-    """Read items between commas as `list[int]`, `tuple[int, ...]` or `tuple[int, str]` wants."""
+    """Parse comma-separated items for `list[int]`, `tuple[int, ...]` or `tuple[int, str]`."""
     if text[:1] + text[-1:] in ("()", "[]"):
         text = text[1:-1]
     if any(bracket in text for bracket in "()[]"):

@@ -4,6 +4,7 @@
 (2) On the device a function does what it does on a card. The rejection loops of `trunc_normal_`
 (torch/nn/init.py, `_no_grad_trunc_normal_`) end once fewer than half an element is expected to be
 out of bounds; how many rounds a card takes is random, and listed as assumed.
+
 Functions are replaced where they are looked up. `_no_grad_trunc_normal_` is called by
 `trunc_normal_`, so a library that imported the latter earlier is covered as well.
 """

@@ -5,8 +5,7 @@ used. For ordinary tensors this is one `AsStridedBackward0` from the base to the
 steps the view took (torch/csrc/autograd/variable.cpp, `VariableHooks::grad_fn`); its formula
 allocates a whole base of zeros. For fake tensors, autograd instead repeats the operations that made
 the view, and the graph holds their nodes, which allocate nothing. This module tracks these nodes,
-so
-that the walk runs the formula of a real run.
+so that the walk runs the formula of a real run.
 
 A repeated view is recognised by its early death: only its node is needed, so the tensor is gone
 before the next operation. A program's own view that reaches the loss is alive when the operation

@@ -335,9 +335,8 @@ class SavedTensorHooks:
         """The tokens of a node that does not expose them.
 
         They are those that it unpacked, and those saved while it was the newest node. `CopySlices`
-        is such
-        a node: it holds the node of the operation that wrote into a view, made just before it.
-        Functions written in C++ are others. All generated nodes expose what they save.
+        is such a node: it holds the node of the operation that wrote into a view, made just before
+        it. Functions written in C++ are others. All generated nodes expose what they save.
         """
         held = [*self._saved_under(node), *unpacked]
         for saved in held:

@@ -6,7 +6,8 @@ compares itself, at the same moment and with the same message.
 
 A token must not hold the saved tensor. It holds an empty tensor that shares the version counter, as
 every `detach()` does, and that `.data =` has detached from the memory.
- Not covered: the node's name if an in-place operation on a view saved its own result.
+
+Not covered: the node's name if an in-place operation on a view saved its own result.
 """
 
 from __future__ import annotations

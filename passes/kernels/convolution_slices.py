@@ -9,10 +9,9 @@ slice has separate float32 sums; in 16 bits one of them is the result's.
 Recorded in resnet18, resnet50, unet (float32): 14 slices for weights of 64 and 128 channels, 7 for
 256 to 128, 3 for 256, because sums of fewer than 2^13 positions are cut into slices of at least
 2^11. For 512 to 512, the last 12 of 144 tiles are cut: into 7 if 1,568 positions are summed, 2 if
-784 are.
-In 16 bits, 13 slices if input or result has 64 channels; with 128 and more, 2 and 4 slices of 2^13
-positions or more. 7x7 stems have tiles of 256 columns: 66 slices in 16 bits where 58 to 61 were
-recorded; in float32 slices of 2^10 positions, 98 to 392 where 115 to 331 were recorded. Other
+784 are. In 16 bits, 13 slices if input or result has 64 channels; with 128 and more, 2 and 4 slices
+of 2^13 positions or more. 7x7 stems have tiles of 256 columns: 66 slices in 16 bits where 58 to 61
+were recorded; in float32 slices of 2^10 positions, 98 to 392 where 115 to 331 were recorded. Other
 first layers have few slices, and none are counted.
 """
 

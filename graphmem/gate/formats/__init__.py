@@ -1,4 +1,4 @@
-"""A check's outcome in the form that its reader takes: one module for each."""
+"""Output formats of a check, one module for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences as text, Markdown and JSON."""
+"""The output of `graphmem diff` as text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LISTED = 20
 
 
 def diffs_as_text(diffs: Sequence[Diff]) -> str:
-    """For a terminal or a log."""
+    """Format differences for a terminal or a log."""
     return "\n".join("".join(f"{line}\n" for line in _lines(diff)) for diff in diffs)
 
 
 def diffs_as_markdown(diffs: Sequence[Diff]) -> str:
-    """For a comment on a pull request."""
+    """Format differences for a comment on a pull request."""
     lines = []
     for diff in diffs:
         headline, *details = _lines(diff)
@@ -32,7 +32,7 @@ def diffs_as_markdown(diffs: Sequence[Diff]) -> str:
 
 
 def diffs_as_json(diffs: Sequence[Diff]) -> str:
-    """For programs: a list of `graphmem.diff/1`."""
+    """Format differences as a list of `graphmem.diff/1`."""
     return json_text(diffs)
 
 

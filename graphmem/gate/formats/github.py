@@ -1,7 +1,7 @@
-"""For GitHub Actions: workflow commands, which become annotations on the lines.
+"""GitHub Actions format: workflow commands, which become annotations on lines.
 
-The grammar: https://docs.github.com/actions/reference/workflow-commands-for-github-actions;
-what is escaped: `escapeData` and `escapeProperty` of actions/toolkit, packages/core/src/command.ts.
+Grammar: https://docs.github.com/actions/reference/workflow-commands-for-github-actions; escapes:
+`escapeData` and `escapeProperty` of actions/toolkit, packages/core/src/command.ts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For programs: schema `graphmem.check/1`."""
+"""JSON format for programs: schema `graphmem.check/1`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from graphmem.json_text import json_text
 
 
 def as_json(check: Check) -> str:
-    """The outcome as indented JSON, its exit code beside it."""
+    """The outcome as indented JSON, with its exit code."""
     table = {**msgspec.to_builtins(check), "exit_code": check.exit_code}
     return json_text(table)

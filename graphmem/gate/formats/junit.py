@@ -1,4 +1,4 @@
-"""For CI systems that read JUnit's XML: a test case for each target."""
+"""JUnit XML format for CI systems: a test case for each target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For `$GITHUB_STEP_SUMMARY` and comments on pull requests: a table, then what is wrong."""
+"""Markdown format for `$GITHUB_STEP_SUMMARY` and comments: a table, then the problems."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def _details(result: Result) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is; an empty comment keeps GitHub from telling @somebody."""
+    """Escape text for Markdown; an empty HTML comment keeps GitHub from notifying @somebody."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split())).replace("@", "@<!-- -->")

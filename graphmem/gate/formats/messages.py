@@ -1,4 +1,4 @@
-"""The sentences that every format shares."""
+"""Sentences shared by all formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphmem.units import format_bytes, format_exact
 
 
 def summary(check: Check) -> str:
-    """One line on all targets."""
+    """A summary of all targets in one line."""
     counts: dict[str, int] = {}
     for result in check.results:
         counts[result.status] = counts.get(result.status, 0) + 1
@@ -25,7 +25,7 @@ def summary(check: Check) -> str:
 
 
 def finding(result: Result, each: Finding) -> str:
-    """What was exceeded, exact; of a card that is full, the request that it refuses."""
+    """The exceeded limit with exact bytes; for `fits`, the request that fails."""
     card = result.verdict and result.verdict.on_card
     if each.rule == "fits" and card and card.refused:
         return (
@@ -45,7 +45,7 @@ def _doubt(card: OnCard) -> str:
 
 
 def cause(each: Cause) -> str:
-    """What grew: module, line, owner, bytes before and after."""
+    """A cause of growth: module, line, owner, bytes before and after."""
     place = each.module or "outside any module"
     layers = f" in each of {each.layers}" if each.layers > 1 else ""
     where = f" ({each.source})" if each.source else ""
@@ -61,7 +61,7 @@ def cause(each: Cause) -> str:
 
 
 def causes(result: Result) -> list[str]:
-    """What grew, a line each, and all else, so that no byte of the change is left out."""
+    """The causes, one line each, and the rest, so that every byte of the change is covered."""
     verdict = result.verdict
     if verdict is None or not verdict.causes:
         return []
@@ -69,12 +69,12 @@ def causes(result: Result) -> list[str]:
     if verdict.rest:
         is_growth = verdict.causes[0].before is not None
         rest = signed(verdict.rest) if is_growth else format_bytes(verdict.rest)
-        lines.append(f"{rest} all else together")
+        lines.append(f"{rest} everything else together")
     return lines
 
 
 def failure(result: Result) -> str:
-    """Why a target could not be analysed."""
+    """The reason why a target could not be analysed."""
     assert result.failure is not None
     hint = f" (hint: {result.failure.hint})" if result.failure.hint else ""
     return f"{result.name}: {result.failure.message}{hint}"
@@ -97,22 +97,22 @@ def signed(nbytes: int) -> str:
 
 
 def advice(check: Check) -> str | None:
-    """What to do next with the baseline, if anything."""
+    """Advice on what to do with the baseline, if anything."""
     if check.is_update:
         return None
     statuses = {result.status for result in check.results}
     verdicts = [result.verdict for result in check.results if result.verdict]
     if any(finding.before is not None for each in verdicts for finding in each.findings):
-        return "if the growth is meant, `graphmem check --update` makes it the baseline"
+        return "if the growth is intended, `graphmem check --update` makes it the baseline"
     if "new" in statuses:
-        return "`graphmem check --update` writes the baseline of what is new"
+        return "`graphmem check --update` adds the new targets to the baseline"
     if "smaller" in statuses:
         return "`graphmem check --update` tightens the baseline"
     return None
 
 
 def baseline_note(result: Result) -> str | None:
-    """Note for a baseline from another torch or for another card."""
+    """A note if the baseline is from another torch or for another card."""
     verdict = result.verdict
     if verdict is None or verdict.before is None:
         return None
@@ -125,7 +125,7 @@ def baseline_note(result: Result) -> str | None:
 
 
 def card_note(result: Result) -> str | None:
-    """Note for a step that barely fits."""
+    """A note if the step barely fits."""
     card = result.verdict and result.verdict.on_card
     if not card or not card.fits or not (card.within_estimate or card.cache_emptied):
         return None

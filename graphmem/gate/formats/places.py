@@ -1,4 +1,4 @@
-"""Where in the code a result belongs."""
+"""The place in the code that a result refers to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from graphmem.gate.config import FILE
 
 
 def place_of(result: Result) -> tuple[str, int]:
-    """File and line of the first cause that has one in the project, else of the target."""
+    """File and line of the first cause within the project, else of the target."""
     for cause in result.verdict.causes if result.verdict else ():
         file, _, line = (cause.source or "").rpartition(":")
         if line.isdigit() and not file.startswith("/"):

@@ -1,4 +1,4 @@
-"""For code scanning: SARIF 2.1.0, https://docs.oasis-open.org/sarif/sarif/v2.1.0/."""
+"""SARIF 2.1.0 for code scanning: https://docs.oasis-open.org/sarif/sarif/v2.1.0/."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RULES = {
 
 
 def as_sarif(check: Check) -> str:
-    """The outcome as one run."""
+    """The outcome as one SARIF run."""
     results = [each for result in check.results for each in _results(result)]
     rules = [{"id": rule, "shortDescription": {"text": text}} for rule, text in _RULES.items()]
     driver = {"name": "graphmem", "version": __version__, "rules": rules}
@@ -57,6 +57,6 @@ def _result(result: Result, rule: str, text: str) -> dict[str, Any]:
         "level": "error",
         "message": {"text": text},
         "locations": [{"physicalLocation": location}],
-        # Code scanning follows a result over commits by this, whatever the line.
+        # Code scanning uses this to track a result across commits, whatever its line.
         "partialFingerprints": {"graphmem/v1": f"{result.name}/{rule}"},
     }

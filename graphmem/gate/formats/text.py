@@ -1,4 +1,4 @@
-"""For a terminal or a log: a table, then what is wrong."""
+"""Text format for terminals and logs: a table, then the problems."""
 
 from __future__ import annotations
 
