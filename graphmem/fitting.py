@@ -44,7 +44,6 @@ DEFAULT_LARGEST = 65_536
 _STEPS = 2
 _MULTIPLES = "--multiple-of tries only values that build() takes, --max ends the search before"
 
-
 _Steps: TypeAlias = "deque[tuple[int, TracedStep]]"
 
 
@@ -223,14 +222,9 @@ def find_fit(
         _Search(target, replace(request, gpu=name), over, progress, steps) for name in names
     ]
     cards = [search.run() for search in searches]
-    report = searches[0].any_report
-    return Fit(
-        target=report.target,
-        vary=over.key or BATCH,
-        torch=report.runtime.torch,
-        env=report.runtime.env,
-        cards=cards,
-    )
+    report, vary = searches[0].any_report, over.key or BATCH
+    torch, env = report.runtime.torch, report.runtime.env
+    return Fit(target=report.target, vary=vary, torch=torch, env=env, cards=cards)
 
 
 def _check(request: Request, over: Range) -> None:
@@ -245,7 +239,7 @@ def _check_target(target: str | Callable[..., Any], request: Request, over: Rang
     """Check before the search that the target can be imported, and takes a number."""
     default = target_defaults(target, request).get(over.key or "")
     is_number = isinstance(default, int | float) and not isinstance(default, bool)
-    if default is not None and not is_number:
+    if not is_number and default is not None:
         raise NotVariableError(over.key, default)
 
 

@@ -89,6 +89,32 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def own_lines(function: ast.FunctionDef) -> int:
+    """The lines of a body: without docstrings, and without the functions that stand in it."""
+    inner = [each for statement in function.body for each in functions(statement)]
+    apart = {line for each in inner for line in range(each.lineno, end_of(each) + 1)}
+    code = function.body[ast.get_docstring(function) is not None :]
+    return len(set(range(code[0].lineno, end_of(code[-1]) + 1)) - apart) if code else 0
+
+
+def end_of(node: ast.stmt) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_files_and_functions_are_short(name: str) -> None:
+    text = MODULES[name].read_text()
+    long = [each.name for each in functions(ast.parse(text)) if own_lines(each) > 40]
+
+    assert long == []
+    assert len(text.splitlines()) <= 400
+
+
 FLOORS = [
     {f"graphmem.{room}" for room in re.findall(r"[a-z_]+", line.partition("|")[0])}
     for line in re.findall(r"^    (.+)$", PAGE.partition("## The floors")[2], re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from graphmem.analysis import Request
-    from graphmem.parallel import Sharding
+    from graphmem.parallel import Layout, Sharding
     from graphmem.parallel.search.search_jobs import SearchJob
 
 DOES_NOT_FIT = 1
@@ -221,23 +221,16 @@ def plan(
     --tp 8 --pp 2 --zero 1 --set batch=8 --micro-batches 8
     """
     from graphmem.parallel import Layout, Precision, Schedule
-    from graphmem.parallel.describe import describe
     from graphmem.parallel.layout import check_degrees
     from graphmem.parallel.search.search import SEARCHED, Wanted
     from graphmem.parallel.search.search_jobs import SearchJob
-    from graphmem.parallel.text import print_plan
-    from graphmem.parallel.tracing import planner_for
 
     several = interleave > 1 or schedule == "interleaved"
+    degrees = _Degrees(dp, tp, pp, cp, ep, micro_batches)
     layout = Layout(
-        data=_replicas(gpus, dp, (tp or 1) * (pp or 1) * (cp or 1)),
-        tensor=tp or 1,
-        pipeline=pp or 1,
-        context=cp or 1,
-        expert=ep or 1,
+        **degrees.filled(gpus),
         sharding=_sharding(zero, fsdp),
         sequence_parallel=sp,
-        micro_batches=micro_batches or 1,
         schedule=Schedule.INTERLEAVED if several else Schedule(schedule),
         interleave=interleave,
         reshard_after_forward=not no_reshard,
@@ -252,12 +245,7 @@ def plan(
             raise SearchWithWrapError()
         wanted = Wanted(
             base=layout,
-            data=dp,
-            tensor=tp,
-            pipeline=pp,
-            context=cp,
-            expert=ep,
-            micro_batches=micro_batches,
+            **degrees._asdict(),
             sequence_parallel=True if sp else None,
             shardings=(layout.sharding,) if fsdp or zero else SEARCHED,
         )
@@ -270,9 +258,45 @@ def plan(
     if dask or also or sort or top:
         raise SearchOptionsError()
     check_degrees(layout, gpus)
+    _plan(target, request, layout, blocks, tuple(wrap or ()), put)
+
+
+class _Degrees(NamedTuple):
+    """How many ways the step is split; None: not given."""
+
+    data: int | None
+    tensor: int | None
+    pipeline: int | None
+    context: int | None
+    expert: int | None
+    micro_batches: int | None
+
+    def filled(self, gpus: int) -> dict[str, int]:
+        """Each with its default: 1, and of data parallelism what the other degrees leave.
+
+        `check_degrees` rejects a remainder.
+        """
+        given = {name: degree or 1 for name, degree in self._asdict().items()}
+        model = given["tensor"] * given["pipeline"] * given["context"]
+        data = max(1, gpus // max(1, model)) if self.data is None else self.data
+        return {**given, "data": data}
+
+
+def _plan(
+    target: str,
+    request: Request,
+    layout: Layout,
+    blocks: str | None,
+    wrap: tuple[str, ...],
+    put: Callable[..., None],
+) -> None:
+    from graphmem.parallel.describe import describe
+    from graphmem.parallel.text import print_plan
+    from graphmem.parallel.tracing import planner_for
+
     with progress() as report_progress:
         name, planner = planner_for(
-            target, request, layout.precision, blocks, tuple(wrap or ()), report_progress
+            target, request, layout.precision, blocks, wrap, report_progress
         )
         ranks = planner.plan(layout, report_progress)
     found = describe(name, planner, layout, ranks, request.changes.checkpoint)
@@ -295,11 +319,6 @@ def _search(jobs: list[SearchJob], dask: str | None, put: Callable[..., None]) -
     put(partial(searches_json, found), show)
     if not all(each.fitting for each in found):
         raise typer.Exit(DOES_NOT_FIT)
-
-
-def _replicas(gpus: int, dp: int | None, model: int) -> int:
-    """`--dp`, else gpus / (tp * pp * cp), at least 1; `check_degrees` rejects a remainder."""
-    return max(1, gpus // max(1, model)) if dp is None else dp
 
 
 def _sharding(zero: int | None, fsdp: bool) -> Sharding:

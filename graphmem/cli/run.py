@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.plain_text import Console
 
 if TYPE_CHECKING:
+    from graphmem.live.running import Ending
     from graphmem.report import Report
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
@@ -119,15 +121,11 @@ def run(
 
     worlds = World.chosen(os.environ, per_node, nodes, rank)
     again = _spelled(
-        ("--gpu", gpu),
-        ("--torch", torch),
+        *(("--gpu", gpu), ("--torch", torch), ("--max-steps", max_steps), ("--timeout", timeout)),
         *(("--env", each) for each in env or ()),
         *(("--assume", each) for each in assume or ()),
         *(("--stand-in", each) for each in stand_in or ()),
-        ("--max-steps", max_steps),
-        ("--nproc-per-node", per_node),
-        ("--nnodes", nodes if nodes > 1 else None),
-        ("--timeout", timeout),
+        *(("--nproc-per-node", per_node), ("--nnodes", nodes if nodes > 1 else None)),
     )
     again += ["--strict"] * strict + ["--no-compile"] * no_compile
     program = [*["-m"] * is_module, script, *(arguments or ())]
@@ -137,11 +135,7 @@ def run(
     from graphmem.live.running import run as run_program
     from graphmem.live.script import UserProgram
 
-    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
-
-    def tell(line: str) -> None:
-        stderr.print(f"graphmem: {line}", markup=False, style="dim")
-
+    tell = _teller()
     with worlds[0].launched(variables(again, program)) if worlds else nullcontext():
         device = VirtualGpu(
             gpu,
@@ -156,19 +150,33 @@ def run(
             name=" ".join(["-m", script] if is_module else [script]),
         )
         ending = run_program(UserProgram(script, is_module, arguments or ()), device, timeout)
-    if ending.why is not None:
-        tell(ending.why)
-    misplaced = [each for each in arguments or () if each.partition("=")[0] in _OWN_OPTIONS]
-    if misplaced and ending.exit_code:
-        tell(f"hint: {misplaced[0]} went to the script; graphmem's options stand before {script}")
+    _tell_ending(ending, script, arguments or (), tell)
     analysis = device.analysis()
     keep(analysis, html, save, tell)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
     if isinstance(gpu, options.AssumedCard):
         hint_at_cards(device.runtime.gpu.title)
-    if ending.error is not None:
-        raise ending.error
-    raise typer.Exit(ending.exit_code)
+    raise ending.error or typer.Exit(ending.exit_code)
+
+
+def _teller() -> Callable[[str], None]:
+    """Tells lines on today's stderr, which a script may replace."""
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def tell(line: str) -> None:
+        stderr.print(f"graphmem: {line}", markup=False, style="dim")
+
+    return tell
+
+
+def _tell_ending(
+    ending: Ending, script: str, arguments: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    if ending.why is not None:
+        tell(ending.why)
+    misplaced = [each for each in arguments if each.partition("=")[0] in _OWN_OPTIONS]
+    if misplaced and ending.exit_code:
+        tell(f"hint: {misplaced[0]} went to the script; graphmem's options stand before {script}")
 
 
 def _spelled(*given: tuple[str, object]) -> list[str]:
