@@ -54,10 +54,10 @@ BAD_FILES = {
     "truncated pickle": (pickle.dumps({"segments": ["a" * 90]})[:-9], "truncated"),
     "hostile pickle": (pickle.dumps(RunsSomething()), "plain data never has"),
     "huge size": (compact([["a", 1 << 60, 0]]), "is out of range"),
-    "free of nothing": (compact([["f", 512, 0]]), "event 0 frees what is not allocated"),
+    "free of nothing": (compact([["f", 512, 0]]), "event 0 frees memory that is not allocated"),
     "freed twice": (
         compact([["a", 512, 0], ["f", 512, 0], ["f", 512, 0]]),
-        "event 2 frees what is not allocated",
+        "event 2 frees memory that is not allocated",
     ),
     "allocated twice": (
         compact([["a", 512, 0], ["a", 512, 0]]),
@@ -118,7 +118,7 @@ class TestRecordings:
         outcome = run_graphmem("verify", "--allocator", str(told), str(untold))
 
         assert outcome.exit_code == 0
-        assert "untold.events.json: does not tell the state" in outcome.stdout
+        assert "untold.events.json: does not have the state" in outcome.stdout
 
     @NEEDS_RECORDINGS
     def test_every_recording_that_tells_its_start_has_no_miss(self, run_graphmem: Run) -> None:

@@ -156,7 +156,7 @@ class TestTheSuite:
         outcome = run_case(run_graphmem, tmp_path, FULL_CASE.replace("at 2 MiB", "at 4 MiB"))
 
         assert outcome.exit_code == 2
-        assert "nothing fails for want of memory with 4 MiB" in outcome.stderr
+        assert "nothing runs out of memory with 4 MiB" in outcome.stderr
 
     def test_a_moment_that_is_not_there_names_the_case(
         self, tmp_path: Path, run_graphmem: Run

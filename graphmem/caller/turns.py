@@ -19,7 +19,7 @@ _inside: set[int] = set()
 
 
 class NestedAnalysisError(InputError):
-    """graphmem is at work already, in this process."""
+    """An analysis is requested inside another one."""
 
     def __init__(self, what: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What can be wrong with a run of several ranks, a class for each message."""
+"""Errors in a run of several ranks, one class per message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-
 
 
 class NeverSentError(InputError):
-    """A rank waits for an object that the other one does not send."""
+    """A rank waits for an object that another one does not send."""
 
     def __init__(self, destination: int, source: int) -> None:
         super().__init__(
@@ -18,7 +18,7 @@ class NeverSentError(InputError):
 
 
 class RankDoesNotRunError(InputError):
-    """A rank waits for an object of one that does not run."""
+    """A rank waits for an object from one that is not running."""
 
     def __init__(self, rank: object, source: int) -> None:
         super().__init__(
@@ -28,7 +28,7 @@ class RankDoesNotRunError(InputError):
 
 
 class NoReducerModelError(InputError):
-    """DistributedDataParallel asks its reducer for something that graphmem does not know."""
+    """DistributedDataParallel uses a part of its reducer that graphmem does not model."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class TooManyProcessesError(InputError):
 
 
 class EmptyWorldError(InputError):
-    """No rank is to run."""
+    """There is no rank to run."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"a world of {size} ranks has no rank to run", hint=_HINT)

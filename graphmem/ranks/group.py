@@ -168,7 +168,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         return self.device_types
 
     def _get_backend(self, device: torch.device) -> LoneGroup:
-        """What serves a device; Inductor asks for it where its cache has a graph.
+        """Return the backend of a device; Inductor asks for it if its cache has a graph.
 
         `add_ephemeral_timeout_increase_for_distributed`, torch/_inductor/codecache.py.
         """

@@ -29,14 +29,14 @@ _BYTES_OF_AN_EMPTY_ONE = 6  # bytes of the file for each empty one, at least, on
 
 
 class OlderRecordError(InputError):
-    """A step was saved in a format that graphmem does not read any more."""
+    """A step was saved in a format that graphmem no longer reads."""
 
     def __init__(self, written: str, ours: int) -> None:
         super().__init__(f"{written}; this graphmem reads {ours}.x", hint=_AGAIN)
 
 
 class TooLargeRecordError(InputError):
-    """No saved step is that large."""
+    """A file is too large to be a saved step."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is larger than {_LARGEST >> 20} MiB unpacked")
@@ -50,7 +50,7 @@ class NotRecordError(InputError):
 
 
 class EmptyArraysError(InputError):
-    """A file is made to fill the memory."""
+    """A file would fill the memory with empty arrays."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is a heap of empty arrays", hint=_AGAIN)

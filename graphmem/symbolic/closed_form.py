@@ -24,33 +24,33 @@ from graphmem.symbolic.search import FoundForm, SizeCheck, search
 from graphmem.symbolic.sizes import Nodes, Own, Sizes, Traces, moved
 from graphmem.symbolic.terms import MatchedStorages, TermGroup, groups, sum_of
 
-# Of the arguments of `build` that are whole numbers, smaller ones count things other than sizes.
+# Whole-number arguments of `build` below this are usually counts, not sizes.
 SMALLEST_NAMED = 8
 
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """What was found; all bytes are requested bytes.
+    """The formula and its evidence; all bytes are requested bytes.
 
     Attributes:
         target: as the user named it.
-        subject: which bytes the formula is of.
+        subject: which bytes the formula describes.
         moment: when, in words.
         symbols: the letter of each keyword of `build`.
-        sizes: the own size of each symbol.
+        sizes: the model's own size of each symbol.
         lines: every storage that is alive at the moment.
         counting: which symbols count modules.
-        requested: at the model's own size, as `graphmem analyze` says.
-        allocated: the same with rounding and gaps; None where there is no such figure.
-        traced: the sizes that the formula was found from.
+        requested: bytes at the model's own size, as in `graphmem analyze`.
+        allocated: the same with rounding and gaps; None if there is no such figure.
+        traced: the sizes from which the formula was found.
         confirmed: those of them at which every storage was as the others predicted.
-        check: a size that was not used.
-        nodes: the sizes that each symbol may have.
-        others: moments that are the peak at other sizes, in words, each with all its bytes.
-        left_out: how many moments have bytes that are not polynomials, and are not among them.
+        check: the check at a size that was not used.
+        nodes: the sequence of sizes of each symbol.
+        others: moments that are the peak at other sizes, in words, each with its total bytes.
+        left_out: how many moments are not in `others` because their bytes are not polynomials.
         elsewhere: the traced sizes at which the peak is above all of these, and by how many bytes.
-        constants: what the arguments of `build` call a whole number.
-        names: letters for constants, as the user wants them.
+        constants: the arguments of `build` that have each whole number as value.
+        names: the user's letters for constants.
     """
 
     target: str
@@ -74,29 +74,29 @@ class ClosedForm:
 
     @cached_property
     def polynomial(self) -> Polynomial:
-        """The sum of all that is polynomial."""
+        """The sum of all parts that are polynomials."""
         return sum_of(self.lines)
 
     @cached_property
     def groups(self) -> list[TermGroup]:
-        """The same by category and place."""
+        """The lines that are polynomials, grouped by category and place."""
         named = {value for value in self.constants if value >= SMALLEST_NAMED}
         return groups(self.lines, self.sizes, self.counting, named | self.names.keys())
 
     @property
     def irregular(self) -> list[MatchedStorages]:
-        """What is not a polynomial; its bytes at the model's own size belong to `requested`."""
+        """The lines that are not polynomials; `requested` includes their bytes at the own size."""
         return [line for line in self.lines if line.polynomial is None]
 
     @property
     def is_checked(self) -> bool:
-        """Whether every storage had the bytes that were predicted for the check."""
+        """Whether every storage had the predicted bytes in the check."""
         return not self.check.differing
 
     def bytes_at(self, **sizes: int) -> int:
         """Requested bytes at other sizes, by keyword of `build` or by letter.
 
-        For a peak, the most of this moment and the others.
+        For a peak, the maximum over this moment and the others.
 
         Raises:
             InputError: a symbol is missing or unknown, or a part is not a polynomial.
@@ -126,14 +126,14 @@ def closed_form(
     """Find the polynomial by tracing the target at several sizes.
 
     Args:
-        target: as `graphmem.analyze` takes it, a function with keywords.
-        symbols: a letter for each keyword of the function that is to be a symbol.
+        target: a function with keywords, as for `graphmem.analyze`.
+        symbols: a letter for each keyword of the function that becomes a symbol.
         of: which bytes.
-        sizes: the sizes to trace by keyword, in place of those next to the own size.
-        check: the size at which the formula is held against a trace; default: about half of the
+        sizes: the sizes to trace by keyword, instead of those next to the own size.
+        check: the size at which the formula is compared with a trace; default: about half of the
             own size of every symbol.
         names: letters for constants of the model.
-        progress: told what is being done.
+        progress: called with a description of each step.
         options: the fields of `graphmem.analysis.Request`.
 
     Raises:
@@ -203,7 +203,7 @@ def _lines(traces: Traces, own: Own, found: FoundForm) -> Iterator[MatchedStorag
     for sizes in (*found.used, found.check.sizes):
         for held in traces.at(sizes).held:
             key = traces.key_of(held)
-            if key not in matched:  # what the model's own size does not have at all
+            if key not in matched:  # a storage that does not exist at the model's own size
                 matched[key] = [held]
                 yield _line(traces, found, key, [held], 0)
 

@@ -12,7 +12,7 @@ from graphmem.version import __version__
 
 
 def as_latex(form: ClosedForm) -> str:
-    """For a paper: an `align*` of amsmath, one line a group."""
+    """Format for a paper: an `align*` of amsmath, one line per group."""
     notation = Latex(wording.letters(form), form.names)
     lines = [f"% requested bytes of {wording.subject(form)}, {form.moment}", r"\begin{align*}"]
     name = "M_1" if form.others else "M"
@@ -27,7 +27,8 @@ def as_latex(form: ClosedForm) -> str:
         lines.append(rf"  {sign} && \text{{{label}}} \\")
     if form.irregular:
         nbytes = sum(line.nbytes for line in form.irregular)
-        lines.append(rf"  +{{}}& {nbytes} && \text{{no polynomial; at the model's own size}} \\")
+        label = "not polynomials; at the model's own size"
+        lines.append(rf"  +{{}}& {nbytes} && \text{{{label}}} \\")
     for number, (moment, polynomial) in enumerate(form.others, 2):
         written = notation.polynomial(polynomial)
         lines.append(rf"  M_{{{number}}} ={{}}& {written} && \text{{{_in_latex(moment)}}} \\")
@@ -38,7 +39,7 @@ def as_latex(form: ClosedForm) -> str:
 
 
 def as_python(form: ClosedForm) -> str:
-    """For a program: a module with one function, which needs nothing but Python."""
+    """Format for a program: a module with one function, which needs only Python."""
     body = list(_body(form))
     lines = [f'"""Requested bytes of {wording.subject(form)}, by graphmem {__version__}."""']
     if any("Fraction(" in line for line in body):
@@ -57,7 +58,7 @@ def _docstring(form: ClosedForm) -> Iterator[str]:
     yield f"At {wording.in_words(form, form.sizes)}: {form.moment}."
     yield from (f"Holds for {each}." for each in wording.conditions(form))
     if form.irregular:
-        yield "What is not a polynomial has the bytes that it has at that size."
+        yield "Parts that are not polynomials keep their bytes at that size."
     yield '"""'
 
 
@@ -68,7 +69,7 @@ def _body(form: ClosedForm) -> Iterator[str]:
     for number, group in enumerate(form.groups):
         yield f"    {'+ ' if number else ''}{notation.group(group)}  # {wording.label(group)}"
     for line in form.irregular:
-        yield f"    + {line.nbytes}  # no polynomial: {line.what}"
+        yield f"    + {line.nbytes}  # not a polynomial: {line.what}"
     yield ")"
     if form.others:
         yield "elsewhere = ("

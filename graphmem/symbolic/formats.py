@@ -1,4 +1,4 @@
-"""A closed form for people and for machines; `code` has those for a paper and for a program."""
+"""A closed form as text and as JSON; `code` has the formats for a paper and for a program."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SCHEMA = "graphmem.formula/1"
 
 
 def as_text(form: ClosedForm) -> str:
-    """For people."""
+    """Format for people."""
     return "\n".join(_lines(form)) + "\n"
 
 
 def as_json(form: ClosedForm) -> str:
-    """For machines: every term and every storage."""
+    """Format for machines: every term and every storage."""
     notation = Notation(wording.letters(form), form.names)
     found = {
         "schema": SCHEMA,
@@ -139,8 +139,8 @@ def _peak_lines(form: ClosedForm) -> Iterator[str]:
     notation = Notation(wording.letters(form), form.names)
     if form.others:
         yield (
-            "the peak moves: from 1/64 to 64 times the own size it is the greatest of this formula "
-            "and, at other moments,"
+            "the peak moves: from 1/64 to 64 times the model's own size it is the largest of this "
+            "formula and, at other moments,"
         )
     for moment, polynomial in form.others:
         yield f"   {notation.polynomial(polynomial)}   {moment}"

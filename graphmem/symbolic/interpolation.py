@@ -1,20 +1,20 @@
-"""Find polynomials in several symbols from their values at few sizes, exactly.
+"""Find polynomials in several symbols exactly, from their values at a few sizes.
 
 Newton's form: symbol i is given the sizes n(i, 0), n(i, 1), …; an index (k, l, …) stands for the
 point (n(0, k), n(1, l), …). The coefficient of the basis polynomial of an index is
 
-    (value at its point - value there of all that was found below) / basis polynomial there
+    (value at its point - value there of everything found below) / basis polynomial there
 
-which is exact in rational numbers. How many points are needed is not known beforehand, so they
-are chosen on the way:
-  (1) an index is sampled when each index one step below it was, and some polynomial had a
-      coefficient that is not 0 at all of those;
-  (2) so the search ends in points at which nothing new is found: sizes that were predicted;
-  (3) what still changes at the power `HIGHEST + 1` of one symbol is not a polynomial: it is
-      irregular and is followed no further.
+which is exact in rational numbers. How many points are needed is not known in advance, so they are
+chosen on the way:
+  (1) an index is sampled once all indices one step below it were, if some polynomial had a nonzero
+      coefficient at all of those;
+  (2) so the search ends with points at which nothing new is found: sizes that were predicted;
+  (3) a value that still changes at the power `HIGHEST + 1` of one symbol is not a polynomial: it is
+      irregular and not followed any further.
 
-Not covered: polynomials of a higher power than `HIGHEST` in one symbol. Attention over the pixels
-of an image has the 4th power of its edge.
+Not covered: polynomials with a power above `HIGHEST` in one symbol. Attention over the pixels of an
+image has the 4th power of its edge.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Other = TypeVar("Other", bound=Hashable)
 
 @dataclass
 class Interpolation(Generic[Key]):
-    """What was found.
+    """The polynomials found, by key.
 
     Attributes:
         nodes: the size of a symbol, by its position and the place in its sequence of sizes.
-        coefficients: of the basis polynomial of each index that was sampled; 0 is left out.
-        irregular: what is not a polynomial.
+        coefficients: those of the basis polynomial of each sampled index; zeros are left out.
+        irregular: the keys that are not polynomials.
     """
 
     nodes: Callable[[int, int], int]
@@ -58,7 +58,7 @@ class Interpolation(Generic[Key]):
 
     @property
     def keys(self) -> set[Key]:
-        """Everything that was seen."""
+        """All keys that were seen."""
         return {key for found in self.coefficients.values() for key in found}
 
     def total(self, keys: Iterable[Key]) -> Polynomial:
@@ -68,18 +68,18 @@ class Interpolation(Generic[Key]):
     def of_the_same_points(
         self, sample: Callable[[Index], Mapping[Other, int]]
     ) -> Interpolation[Other]:
-        """Other values fitted to the points that were sampled for this."""
+        """Fit other values at the points that were sampled for this."""
         fit = Interpolation[Other](self.nodes)
         for index in self.coefficients:
             fit._add(index, sample(index))
         return fit
 
-    def news(self, indices: Iterable[Index]) -> set[Key]:
-        """Everything that is not at these points as the others predict."""
+    def unpredicted(self, indices: Iterable[Index]) -> set[Key]:
+        """The keys whose values at these points differ from the other points' prediction."""
         return {key for index in indices for key in self.coefficients[index]}
 
     def confirmed(self) -> list[Index]:
-        """The points at which nothing was new: every value there was predicted by the others."""
+        """The points at which every value was as the other points predicted."""
         return [
             index for index, found in self.coefficients.items() if not found.keys() - self.irregular
         ]
@@ -116,7 +116,7 @@ class Interpolation(Generic[Key]):
         return basis
 
     def _next_to(self, index: Index) -> Iterator[Index]:
-        """The indices one step above, as far as clause (1) wants them."""
+        """The indices one step above that clause (1) requires."""
         for axis in range(len(index)):
             above = _stepped(index, axis, 1)
             lower = [_stepped(above, each, -1) for each, power in enumerate(above) if power]
@@ -136,10 +136,10 @@ def interpolate(
     """Sample values until every polynomial is known.
 
     Args:
-        symbols: how many there are.
+        symbols: the number of symbols.
         nodes: the size of a symbol, by its position and the place in its sequence; all different.
-        sample: the values at an index; one that is missing is 0.
-        irregular: what is known to be no polynomial.
+        sample: the values at an index; a missing one is 0.
+        irregular: the keys known not to be polynomials.
     """
     fit = Interpolation[Key](nodes, irregular=set(irregular))
     waiting = [(0,) * symbols]

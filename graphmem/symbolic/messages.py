@@ -1,4 +1,4 @@
-"""What can prevent a closed form, a class for each message."""
+"""Errors that prevent a closed form, one class per message."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ class NoSymbolError(InputError):
     """`--symbols` is empty."""
 
     def __init__(self) -> None:
-        super().__init__("no symbol", hint="name keywords of build(), as --symbols batch=B,seq=T")
+        super().__init__("no symbol", hint="name keywords of build(): --symbols batch=B,seq=T")
 
 
 class NotPolynomialError(InputError):
-    """A formula has no value at other sizes."""
+    """A formula with parts that are not polynomials has no value at other sizes."""
 
     def __init__(self) -> None:
         super().__init__("a part of the formula is not a polynomial: it has no value elsewhere")
 
 
 class WrongSymbolsError(InputError):
-    """A formula is evaluated for other symbols than its own."""
+    """A formula is evaluated for symbols other than its own."""
 
     def __init__(self, symbols: str) -> None:
-        super().__init__(f"the formula is in {symbols}")
+        super().__init__(f"the symbols of the formula are {symbols}")
 
 
 class WrongLetterError(InputError):
-    """A symbol is a letter."""
+    """The name of a symbol is not an identifier."""
 
     def __init__(self, letter: str) -> None:
-        super().__init__(f"{letter!r} is not a name for a symbol", hint="take a letter")
+        super().__init__(f"{letter!r} is not a name for a symbol", hint="use a letter")
 
 
 class SameLetterError(InputError):
-    """Two symbols have one letter."""
+    """Two symbols have the same letter."""
 
     def __init__(self, letter: str) -> None:
         super().__init__(f"{letter} stands for two things")
@@ -48,7 +48,7 @@ class UnknownSymbolError(InputError):
 
 
 class CheckIsSampleError(InputError):
-    """A formula is checked with sizes that it was not found with."""
+    """The size for the check was used to find the formula."""
 
     def __init__(self, sizes: str) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class CheckIsSampleError(InputError):
 
 
 class IdleSymbolError(InputError):
-    """A symbol that no storage depends on."""
+    """No storage depends on a symbol."""
 
     def __init__(self, key: str, size: int, other: int) -> None:
         super().__init__(
@@ -66,24 +66,24 @@ class IdleSymbolError(InputError):
 
 
 class NothingAllocatedError(InputError):
-    """A step that allocates nothing has no formula."""
+    """The step allocates nothing, so there is no formula."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} allocates nothing on the device")
 
 
 class UnknownKeywordError(InputError):
-    """A symbol is a keyword of build()."""
+    """A symbol is not a keyword of build()."""
 
     def __init__(self, key: str, hint: str | None) -> None:
         super().__init__(f"the function has no keyword {key!r} with a default", hint=hint)
 
 
 class KeywordNotWholeError(InputError):
-    """A symbol is a whole number."""
+    """The value of a symbol is not a positive whole number."""
 
     def __init__(self, key: str, value: object) -> None:
         super().__init__(
             f"{key} is {value!r}: a symbol stands for a positive whole number",
-            hint=f"give its own size with --set {key}=N",
+            hint=f"set its size with --set {key}=N",
         )

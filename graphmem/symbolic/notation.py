@@ -1,4 +1,4 @@
-"""How a formula is written: as text, in LaTeX, or in Python."""
+"""Notations for formulas: text, LaTeX, Python."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MANY = 10_000
 
 @dataclass(frozen=True)
 class Notation:
-    """One way of writing; `written` and its like are the same for all.
+    """Plain text, and the base class of the other notations.
 
     Attributes:
-        letters: of the symbols.
+        letters: the letters of the symbols.
         names: letters for constants, by their value.
-        times: between factors.
-        thousands: whether numbers that stand alone are grouped.
+        times: the sign between factors.
+        thousands: the separator of groups of digits.
     """
 
     letters: Sequence[str]
@@ -30,15 +30,15 @@ class Notation:
     thousands: str = ","
 
     def power(self, letter: str, exponent: int) -> str:
-        """A letter to its power."""
+        """Write a letter to a power."""
         return letter if exponent == 1 else letter + str(exponent).translate(_SUPERSCRIPTS)
 
     def fraction(self, value: Fraction) -> str:
-        """A number that is not whole."""
+        """Write a number that is not whole."""
         return str(value)
 
     def group(self, group: TermGroup) -> str:
-        """One group, with what stands before its bracket."""
+        """Write one group, with the factors before its bracket."""
         before = [str(group.modules)] if group.modules > 1 else []
         if len(group.terms) == 1:
             (term,) = group.terms
@@ -49,17 +49,17 @@ class Notation:
         return self.times.join([*before, f"({inside})"]) if before else inside
 
     def polynomial(self, polynomial: Polynomial) -> str:
-        """All of it, multiplied out, highest powers first."""
+        """Write a polynomial multiplied out, highest powers first."""
         ordered = sorted(polynomial.terms.items(), key=lambda each: (-sum(each[0]), each[0]))
         return self.sum(Monomial(coefficient, powers) for powers, coefficient in ordered)
 
     def sum(self, terms: Iterable[Monomial]) -> str:
-        """Terms in their order."""
+        """Write a sum of terms, in order."""
         written = " + ".join(self.term(term) for term in terms) or "0"
         return written.replace("+ -", "- ")
 
     def term(self, term: Monomial) -> str:
-        """One product."""
+        """Write one product."""
         factors = self._symbols(term.powers)
         if term.constant != 1:
             factors.append(self.names.get(term.constant, str(term.constant)))
@@ -82,17 +82,17 @@ class Notation:
 
 @dataclass(frozen=True)
 class Latex(Notation):
-    """For a paper."""
+    """LaTeX, for a paper."""
 
     times: str = r" \cdot "
 
     def power(self, letter: str, exponent: int) -> str:
-        """A letter to its power."""
+        """Write a letter to a power."""
         shown = letter if len(letter) == 1 else rf"\mathit{{{letter}}}".replace("_", r"\_")
         return shown if exponent == 1 else f"{shown}^{{{exponent}}}"
 
     def fraction(self, value: Fraction) -> str:
-        """A number that is not whole."""
+        """Write a number that is not whole."""
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
     def _number(self, value: Fraction) -> str:
@@ -101,15 +101,15 @@ class Latex(Notation):
 
 @dataclass(frozen=True)
 class Python(Notation):
-    """For a program."""
+    """Python, for a program."""
 
     times: str = " * "
     thousands: str = "_"
 
     def power(self, letter: str, exponent: int) -> str:
-        """A letter to its power."""
+        """Write a letter to a power."""
         return letter if exponent == 1 else f"{letter}**{exponent}"
 
     def fraction(self, value: Fraction) -> str:
-        """A number that is not whole."""
+        """Write a number that is not whole."""
         return f"Fraction({value.numerator}, {value.denominator})"

@@ -1,16 +1,16 @@
-"""What one trace holds at one moment, in a form that traces of other sizes can be matched with.
+"""The storages of one trace at one moment, in a form that can be matched with other traces.
 
 Clauses:
-  (1) traces have the same structure when the operations that allocate are the same, in the same
+  (1) traces have the same structure if the operations that allocate are the same, in the same
       modules, in the same order, with as many allocations each; then storages are matched one by
       one, by position;
-  (2) else they have the same kinds of structure when they are the same set, where modules that
-      differ by their number alone (`h.0`, `h.1`) count as one; then storages are matched by what
-      they are, and their bytes are added;
-  (3) else they cannot be matched.
-  (4) A moment is the allocation that begins it. In another trace it is the same one among the
-      allocations of its kind, counted from the first or from the last, whichever is nearer. The
-      last block of a deeper model is still the last one.
+  (2) otherwise they have the same kinds of structure if the sets of these operations are equal when
+      modules that differ only in their number (`h.0`, `h.1`) count as one; then storages are
+      matched by kind, and their bytes are added;
+  (3) otherwise they cannot be matched.
+  (4) A moment is identified by the allocation that begins it. In another trace it is the same one
+      among the allocations of its kind, counted from the first or from the last, whichever is
+      nearer: the last block of a deeper model is still the last one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class HeldStorage:
     """One storage that is alive at the moment.
 
     Attributes:
-        position: what matches it by clause (1).
-        kind: what matches it by clause (2).
+        position: its key for matching by clause (1).
+        kind: its key for matching by clause (2).
         nbytes: requested bytes.
         itemsize: bytes of one element.
-        module: where it belongs; "" for none.
-        what: the owner or the operation that it is known by.
+        module: the module it belongs to, or "".
+        what: the name of its owner, or of the operation that made it.
     """
 
     position: Hashable
@@ -59,10 +59,10 @@ class HeldStorage:
 
 @dataclass(frozen=True)
 class BirthKind:
-    """What allocations have in common that clause (4) counts together.
+    """The kind of an allocation; clause (4) counts those of one kind together.
 
     Attributes:
-        scratch: what it is for, where it is a kernel's scratch memory.
+        scratch: the purpose of a kernel's scratch memory, else None.
     """
 
     step: int
@@ -78,7 +78,7 @@ class BirthKind:
 
 
 class ObservedBirth(NamedTuple):
-    """One allocation: its bytes, and all requested bytes after it."""
+    """One allocation: its bytes, and the total of requested bytes after it."""
 
     kind: BirthKind
     nbytes: int
@@ -87,10 +87,10 @@ class ObservedBirth(NamedTuple):
 
 @dataclass(frozen=True)
 class MatchedMoment:
-    """A moment by clause (4).
+    """A moment, by clause (4).
 
     Attributes:
-        number: among those of its kind, from 0; from the last, -1, where that is nearer.
+        number: its number among those of its kind, from 0; or from the last, -1, if nearer.
     """
 
     kind: BirthKind
@@ -104,7 +104,7 @@ class Observation:
     Attributes:
         operations: target, module and number of allocations of each operation that allocates.
         storages: the bytes of each storage that the trace allocated.
-        held: what is alive at the moment asked for.
+        held: the storages that are alive at the moment asked for.
         births: the allocations on the device, in order.
     """
 
@@ -125,7 +125,7 @@ class Observation:
 
     @property
     def highest_place(self) -> MatchedMoment:
-        """The first moment that has them."""
+        """The first moment with that many."""
         number = next(i for i, birth in enumerate(self.births) if birth.after == self.highest)
         return self.places[number]
 
@@ -144,7 +144,7 @@ class Observation:
         return _places([birth.kind for birth in self.births])
 
     def requested_at(self, places: Iterable[MatchedMoment]) -> dict[MatchedMoment, int]:
-        """Requested bytes at moments, without those that this trace does not have."""
+        """Requested bytes at moments, leaving out those that this trace does not have."""
         totals: dict[BirthKind, list[int]] = {}
         for birth in self.births:
             totals.setdefault(birth.kind, []).append(birth.after)
@@ -155,16 +155,16 @@ class Observation:
         }
 
     def has_structure_of(self, other: Observation) -> bool:
-        """Clause (1)."""
+        """Whether the structure is the same, clause (1)."""
         same_count = len(self.storages) == len(other.storages)
         return same_count and self.operations == other.operations
 
     def has_kinds_of(self, other: Observation) -> bool:
-        """Clause (2)."""
+        """Whether the kinds of structure are the same, clause (2)."""
         return self._kinds == other._kinds
 
     def first_difference(self, other: Observation) -> tuple[str, str]:
-        """The first operations that are not the same, this trace's and the other's, in words."""
+        """Describe the first operations that differ: this trace's and the other's."""
         for mine, theirs in zip_longest(self.operations, other.operations):
             if mine != theirs:
                 return _in_words(mine), _in_words(theirs)
@@ -190,7 +190,7 @@ def place_of(graph: StepGraph, replayed: Sequence[LifeEvent], born: Storage) -> 
 def observe(
     graph: StepGraph, replayed: Sequence[LifeEvent], subject: Subject, place: MatchedMoment
 ) -> Observation | None:
-    """What a trace holds; None where it has no moment like `place`.
+    """Observe a trace at the subject's moment; None if it has no moment like `place`.
 
     Args:
         graph: the trace.
@@ -219,7 +219,7 @@ def observe(
 
 
 def _places(kinds: Sequence[BirthKind]) -> list[MatchedMoment]:
-    """Clause (4) for each allocation."""
+    """The moment of each allocation, by clause (4)."""
     counts = Counter(kinds)
     seen: Counter[BirthKind] = Counter()
     places = []
@@ -263,7 +263,7 @@ def _alive(replayed: Sequence[LifeEvent]) -> list[Storage]:
 
 
 def _saved(graph: StepGraph) -> tuple[int, list[Storage]]:
-    """As the report counts `saved_for_backward`."""
+    """Tick and storages of what the report counts as `saved_for_backward`."""
     ends = [phase.end for phase in graph.phases if phase.name is PhaseName.FORWARD]
     tick = ends[-1] if ends else graph.end
     held = [
@@ -282,7 +282,7 @@ def _held(alive: Iterable[Storage], tick: int, graph: StepGraph) -> Iterator[Hel
         module = "" if category is Category.WORKSPACE else module_of(storage, graph)
         what = _what(storage, tick, graph)
         position: Hashable = storage.id
-        if storage.id >= len(graph.storages):  # scratch memory has no lasting number
+        if storage.id >= len(graph.storages):  # numbers of scratch memory differ between traces
             position = (what, seen[what])
             seen[what] += 1
         yield HeldStorage(

@@ -1,6 +1,6 @@
 """Polynomials in several symbols with exact rational coefficients.
 
-Not sympy: it would multiply 36·768 out, and the constants of a model are what a reader looks for.
+Not sympy: it would multiply out 36·768, and a reader looks for the constants of a model.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Polynomial:
         return Polynomial(raised) + self * -node
 
     def dominates(self, other: Polynomial) -> bool:
-        """Whether every coefficient is as great, so that its value is at no sizes less."""
+        """Whether no coefficient is smaller than the other's, and so no value at any sizes."""
         keys = self.terms.keys() | other.terms.keys()
         return all(self.terms.get(key, 0) >= other.terms.get(key, 0) for key in keys)
 
     def at(self, sizes: Sequence[int]) -> Fraction:
-        """Its value where the symbols are `sizes`."""
+        """Its value at `sizes`."""
         return sum(
             (each * monomial_at(powers, sizes) for powers, each in self.terms.items()), Fraction(0)
         )
@@ -65,7 +65,7 @@ def total(polynomials: Iterable[Polynomial]) -> Polynomial:
 
 
 def constant(value: Fraction | int, symbols: int) -> Polynomial:
-    """A polynomial without any symbol."""
+    """A constant polynomial."""
     return _without_zeros({(0,) * symbols: Fraction(value)})
 
 

@@ -1,13 +1,15 @@
 """Choose sizes, find the polynomials, check them, and look for other moments that may be the peak.
 
 Clauses:
-  (1) polynomials are found from sizes next to the own one (`sizes`, `interpolation`);
-  (2) they are checked at a size that was not used. What is wrong there is not a polynomial in those
-      sizes: sizes of one alignment are tried, symbol by symbol, where a padded storage is one;
-  (3) if that does not help, it is named as no polynomial, and the rest is checked at another size;
-  (4) a peak moves with the sizes. The bytes at every other moment are fitted to the same points,
-      and those moments are kept that are the peak somewhere between an eighth and eight times the
-      own size. The peak is the greatest of them.
+  (1) polynomials are found from sizes next to the model's own (`sizes`, `interpolation`);
+  (2) they are checked at a size that was not used. A storage that is wrong there is not a
+      polynomial over those sizes: sizes of one alignment are tried, symbol by symbol, over which a
+      padded storage is one;
+  (3) if that does not help, it is listed as not a polynomial, and the rest is checked at another
+      size;
+  (4) a peak moves with the sizes. The bytes at every other moment are fitted at the same points,
+      and the moments that are the peak somewhere on a grid of sizes (`WIDEST`) are kept. The peak
+      is the largest of them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from graphmem.symbolic.observation import BirthKind, MatchedMoment
 from graphmem.symbolic.polynomial import Polynomial
 from graphmem.symbolic.sizes import Nodes, NoFitError, Own, Sizes, Traces, choose_nodes, moved
 
-# The grid: own sizes times 2^-6 to 2^6, each symbol for itself; coarser with more symbols.
+# The grid: own sizes times 2^-6 to 2^6, for each symbol separately; coarser with more symbols.
 WIDEST = 6
 COARSEST = 3
 
@@ -33,10 +35,10 @@ class SizeCheck:
     """A size that was not used to find the formula, traced and compared.
 
     Attributes:
-        sizes: of the symbols.
-        predicted, found: requested bytes of all that was thought a polynomial.
-        compared: how many storages, or kinds of them, were compared.
-        differing: those whose bytes are not what was predicted.
+        sizes: the size of each symbol.
+        predicted, found: requested bytes of everything assumed to be a polynomial.
+        compared: how many storages, or kinds of storages, were compared.
+        differing: those whose bytes differ from the prediction.
     """
 
     sizes: Sizes
@@ -48,13 +50,12 @@ class SizeCheck:
 
 @dataclass(frozen=True)
 class FoundForm:
-    """What a search led to.
+    """The result of a search.
 
     Attributes:
-        nodes: the sizes of each symbol.
-        fit: the polynomials of what is held by the keys of storages, of all that is allocated by
-            kind.
-        check: of those.
+        nodes: the sequence of sizes of each symbol.
+        fit: the polynomials: of the storages held, by key, and of all allocations, by kind.
+        check: their check.
         others: other moments that are the peak at some sizes, and their bytes.
         left_out: how many moments have bytes that are not polynomials.
     """
@@ -67,7 +68,7 @@ class FoundForm:
 
     @property
     def used(self) -> list[Sizes]:
-        """The sizes that the polynomials were found from."""
+        """The sizes from which the polynomials were found."""
         return [self.point(index) for index in self.fit.coefficients]
 
     def point(self, index: Index) -> Sizes:
@@ -75,20 +76,20 @@ class FoundForm:
         return _point(self.nodes, index)
 
     def is_polynomial(self, key: Hashable) -> bool:
-        """Whether it has one, and the check did not refute it."""
+        """Whether a key has a polynomial that the check did not refute."""
         return key not in self.fit.irregular and key not in self.check.differing
 
 
 def search(
     traces: Traces, own: Own, given: Mapping[str, Sequence[int]], wanted: Mapping[str, int] | None
 ) -> FoundForm:
-    """Find the polynomials of everything that the traces hold at the moment asked for.
+    """Find the polynomials of everything that is held at the moment asked for.
 
     Args:
-        traces: of the target.
-        own: its own size.
-        given: the sizes to trace, by keyword, where the user says so.
-        wanted: the size for the check, where the user says so.
+        traces: traces of the target.
+        own: the model's own size.
+        given: the sizes to trace, by keyword, if the user gave some.
+        wanted: the size for the check, if the user gave one.
 
     Raises:
         InputError: sizes cannot be traced or matched, or a symbol changes nothing.
@@ -127,7 +128,7 @@ def _attempt(
 def _without_differing(
     traces: Traces, own: Own, given: Mapping[str, Sequence[int]], found: FoundForm
 ) -> FoundForm:
-    """Clauses (2) and (3)."""
+    """Search again for keys that the check refuted, clauses (2) and (3)."""
     aligned: tuple[int, ...] = ()
     for axis in _axes_that_differ(traces, own, found):
         other = _attempt(traces, own, given, None, (*aligned, axis))
@@ -149,7 +150,7 @@ def _bytes_without(traces: Traces, own: Own, found: FoundForm) -> int:
 
 
 def _axes_that_differ(traces: Traces, own: Own, found: FoundForm) -> list[int]:
-    """The symbols along which what the check found wrong is wrong alone, or all of them."""
+    """The symbols along which the differing keys differ when only that one moves, or all."""
     alone = []
     for axis, size in enumerate(found.check.sizes):
         check = _check(traces, found.fit, moved(own.sizes, axis, size))
@@ -161,7 +162,7 @@ def _axes_that_differ(traces: Traces, own: Own, found: FoundForm) -> list[int]:
 def _winners(
     traces: Traces, own: Own, found: FoundForm, known: Mapping[MatchedMoment, Polynomial]
 ) -> dict[MatchedMoment, Polynomial]:
-    """The moments that are the peak somewhere."""
+    """The moments that are the peak at some sizes."""
     here = found.fit.total(key for key in traces.values(own.sizes) if found.is_polynomial(key))
     front = _not_dominated(known, here, own.sizes)
     winners: dict[MatchedMoment, Polynomial] = {}
@@ -184,9 +185,9 @@ def _grid(own: Sizes) -> Iterator[Sizes]:
 def _moments(
     traces: Traces, own: Own, found: FoundForm
 ) -> tuple[dict[MatchedMoment, Polynomial], int]:
-    """The bytes at every moment, and how many moments were left out: their bytes are no polynomial.
+    """The bytes at every moment, and how many moments were left out as not polynomial.
 
-    Where the number of modules changes, only their first and last moments are in every trace.
+    If the number of modules changes, only their first and last moments are in every trace.
     """
     seen = {sizes: traces.at(sizes) for sizes in (*found.used, found.check.sizes)}
     places = own.observed.places
@@ -197,8 +198,8 @@ def _moments(
     everywhere = [at for at in places if all(at in each for each in totals.values())]
     fit = found.fit.of_the_same_points(lambda index: totals[found.point(index)])
     at_check = totals[found.check.sizes]
-    news = fit.news(found.fit.confirmed())
-    polynomials = {place: fit.polynomial(place) for place in everywhere if place not in news}
+    unpredicted = fit.unpredicted(found.fit.confirmed())
+    polynomials = {place: fit.polynomial(place) for place in everywhere if place not in unpredicted}
     known = {
         place: each
         for place, each in polynomials.items()
@@ -210,7 +211,7 @@ def _moments(
 def _not_dominated(
     moments: Mapping[MatchedMoment, Polynomial], here: Polynomial, sizes: Sizes
 ) -> dict[MatchedMoment, Polynomial]:
-    """The moments of which no other, and not this one, has as much in every term."""
+    """The moments that neither `here` nor another moment dominates term by term."""
     front: dict[MatchedMoment, Polynomial] = {}
     for place in sorted(moments, key=lambda place: -moments[place].at(sizes)):
         if not any(each.dominates(moments[place]) for each in (here, *front.values())):
@@ -237,7 +238,7 @@ def _point(nodes: Sequence[Nodes], index: Index) -> Sizes:
 
 
 def _wanted(traces: Traces, own: Own, wanted: Mapping[str, int], used: Collection[Sizes]) -> Sizes:
-    """The size that the user wants checked; a symbol that is not named has its own size."""
+    """The size that the user wants checked; symbols that are not named keep their own size."""
     sizes = tuple(wanted.get(key, size) for key, size in zip(traces.keys, own.sizes, strict=True))
     if sizes in used:
         raise CheckIsSampleError(traces.named(sizes))
@@ -248,7 +249,7 @@ def _wanted(traces: Traces, own: Own, wanted: Mapping[str, int], used: Collectio
 def _unused(
     traces: Traces, nodes: Sequence[Nodes], used: Collection[Sizes], *, is_needed: bool = True
 ) -> Iterator[Sizes]:
-    """Sizes for a check that can be traced; an error where there is none and one is needed."""
+    """Yield sizes for a check that can be traced; an error if one is needed and there is none."""
     error = NoFitError(
         "every size was used to find the formula", hint="give one for the check: --check KEY=N,…"
     )

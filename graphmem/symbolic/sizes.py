@@ -1,15 +1,15 @@
-"""Traces of one target at several sizes, and which sizes to take.
+"""Traces of one target at several sizes, and the choice of sizes.
 
-A trace takes as long for large tensors as for small ones, for they hold no data. So sizes are taken
-next to the user's own: there the same kernels run. Clauses:
+A trace takes as long for large tensors as for small ones, because they hold no data. So sizes next
+to the model's own are taken, where the same kernels run. Clauses:
   (1) a symbol's sizes are its own, own + step, own + 2·step, …;
-  (2) steps are tried in this order: 1, one that keeps the alignment of the own size, the same
-      downward, the own size itself;
-  (3) a step is no good where `build` or the step fails, or the graph has another structure;
-  (4) of the first two good steps, the one with fewer bytes that are not polynomials; a storage
-      padded to multiples of 32 is a polynomial for multiples of 64;
-  (5) a storage that is padded may look constant next to an own size that is not aligned. Then the
-      check fails, and sizes are chosen again in steps of `ALIGNMENT`.
+  (2) steps are tried in this order: 1, one that keeps the alignment of the own size, the same two
+      downwards, the own size itself;
+  (3) a step is rejected if `build` or the training step fails, or the graph has another structure;
+  (4) of the first two good steps, the one with fewer bytes that are not polynomials is taken; a
+      storage padded to multiples of 32 is a polynomial over multiples of 64;
+  (5) a padded storage may look constant next to an own size that is not aligned. Then the check
+      fails, and sizes are chosen again in steps of `ALIGNMENT`.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class NoFitError(InputError):
 
 
 class _OtherModulesError(Exception):
-    """Modules of the same kinds, but more or fewer of them: storages are to be matched by kind."""
+    """There are more or fewer modules of the same kinds: storages must be matched by kind."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """The user's own size, analysed in full.
+    """The model's own size, fully analysed.
 
     Attributes:
         observed: its trace.
-        allocated: bytes at the moment, as `graphmem analyze` says; None where it does not.
+        allocated: bytes at the moment, as in `graphmem analyze`; None if it has no such figure.
         moment: the moment in words.
     """
 
@@ -79,9 +79,9 @@ class Traces:
 
     Attributes:
         keys: the keyword of `build` for each symbol.
-        by_kind: whether storages are matched by what they are; else one by one.
-        settled: whether `by_kind` may change no more.
-        defaults: of the keywords of `build`, once started.
+        by_kind: whether storages are matched by kind; otherwise one by one.
+        settled: whether `by_kind` is final.
+        defaults: the defaults of `build`'s keywords, once started.
     """
 
     target: str | Callable[..., Any]
@@ -96,7 +96,7 @@ class Traces:
     _failed: dict[Sizes, NoFitError] = field(default_factory=dict)
 
     def start(self) -> Own:
-        """Analyse the own size."""
+        """Analyse the model's own size."""
         from graphmem.simulate import life_events, simulate
 
         self.defaults = target_defaults(self.target, self.request)
@@ -140,11 +140,11 @@ class Traces:
         raise _OtherModulesError
 
     def differs_in_structure(self, sizes: Sizes) -> bool:
-        """Whether other modules run at `sizes` than at the model's own size."""
+        """Whether the modules that run at `sizes` differ from those at the model's own size."""
         return not self.at(sizes).has_structure_of(self._own)
 
     def values(self, sizes: Sizes) -> dict[Hashable, int]:
-        """The bytes at `sizes` of everything that is matched."""
+        """The bytes of every key at `sizes`."""
         found: dict[Hashable, int] = {}
         for held in self.at(sizes).held:
             key = self.key_of(held)
@@ -152,15 +152,15 @@ class Traces:
         return found
 
     def followed(self, sizes: Sizes) -> dict[Hashable, int]:
-        """The same, and for a peak the bytes of everything else that is allocated, by kind.
+        """The bytes of every key, and for a peak those of all allocations, by kind.
 
-        The peak of other sizes may be made of what the moment does not hold.
+        The peak at other sizes may consist of storages that are not alive at this moment.
         """
         born = self.at(sizes).born if self.subject == "peak" else {}
         return {**self.values(sizes), **born}
 
     def key_of(self, held: HeldStorage) -> Hashable:
-        """What a storage is matched by."""
+        """The key by which a storage is matched."""
         return held.kind if self.by_kind else held.position
 
     def named(self, sizes: Sizes) -> str:
@@ -185,7 +185,7 @@ class Traces:
         except InputError as error:
             raise NoFitError(
                 f"at {self.named(sizes)}: {error}",
-                hint=error.hint or "give sizes that build() takes with --sizes KEY=N,N,…",
+                hint=error.hint or "give sizes that build() accepts with --sizes KEY=N,N,…",
             ) from error
         found = observe(graph, life_events(graph, programs), self.subject, self._place)
         if found is None:
@@ -205,7 +205,7 @@ class Traces:
 
 
 def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]) -> Sizes:
-    """The size of each keyword: what `--set` says, else its default.
+    """The size of each keyword: the value of `--set`, else its default.
 
     Raises:
         InputError: it is not a positive whole number.
@@ -228,20 +228,20 @@ def own_sizes(defaults: Mapping[str, Any], request: Request, keys: Sequence[str]
 
 @dataclass(frozen=True)
 class Stepping:
-    """The sizes own, own + step, own + 2·step and so on."""
+    """The sizes own, own + step, own + 2·step, and so on."""
 
     own: int
     step: int
 
     def at(self, place: int) -> int:
-        """The size at a place of the sequence."""
+        """The size at a place in the sequence."""
         size = self.own + place * self.step
         if size < 1:
             raise NoFitError(f"there are too few sizes below {self.own}")
         return size
 
     def unused(self) -> Iterator[int]:
-        """Sizes of the same alignment that no search takes: about half, half more, the nearest."""
+        """Sizes of the same alignment that no search uses: about half, half more, the nearest."""
         half = self.own // 2 + 1
         if half >= abs(self.step):
             steps = half // abs(self.step)
@@ -253,21 +253,21 @@ class Stepping:
 
 @dataclass(frozen=True)
 class Listed:
-    """The own size, then those that the user gave."""
+    """The own size, then those given by the user."""
 
     sizes: tuple[int, ...]
 
     def at(self, place: int) -> int:
-        """The size at a place of the sequence."""
+        """The size at a place in the sequence."""
         if place >= len(self.sizes):
             raise NoFitError(
                 f"{len(self.sizes)} sizes ({', '.join(map(str, self.sizes))}) are too few",
-                hint=f"power n takes n + 2 sizes, the own one included; {HIGHEST + 2} always do",
+                hint=f"power n needs n + 2 sizes, including its own; {HIGHEST + 2} always suffice",
             )
         return self.sizes[place]
 
     def unused(self) -> Iterator[int]:
-        """From the last on: whether it was used depends on the other symbols."""
+        """The sizes, last first: whether one was used depends on the other symbols."""
         return reversed(self.sizes)
 
 
@@ -280,13 +280,13 @@ def choose_nodes(
     given: Mapping[str, Sequence[int]],
     aligned: Collection[int] = (),
 ) -> tuple[tuple[Nodes, ...], set[Hashable]]:
-    """For each symbol its sequence of sizes, and what is not a polynomial along them.
+    """Choose each symbol's sequence of sizes; also returns what is not a polynomial over them.
 
     Args:
-        traces: of the target.
-        own: the own size.
-        given: the sizes to trace, by keyword, where the user said so.
-        aligned: positions of symbols that go in steps of `ALIGNMENT`.
+        traces: traces of the target.
+        own: the model's own size.
+        given: the sizes to trace, by keyword, if the user gave some.
+        aligned: positions of symbols that use steps of `ALIGNMENT`.
 
     Raises:
         NoFitError: no step is good.
@@ -323,7 +323,7 @@ def _sequences(size: int, given: Sequence[int] | None, is_aligned: bool) -> list
 
 
 def moved(sizes: Sizes, axis: int, size: int) -> Sizes:
-    """Sizes with another one for the symbol at position `axis`."""
+    """Replace the size of the symbol at position `axis`."""
     return (*sizes[:axis], size, *sizes[axis + 1 :])
 
 
@@ -348,7 +348,7 @@ def _choose(
 
 
 def _irregular_alone(traces: Traces, own: Own, axis: int, nodes: Nodes) -> set[Hashable]:
-    """What is not a polynomial in one symbol, the others at their own sizes."""
+    """The keys that are not polynomials in one symbol, with the others at their own sizes."""
 
     def sample(index: Index) -> dict[Hashable, int]:
         return traces.followed(moved(own.sizes, axis, nodes.at(index[0])))

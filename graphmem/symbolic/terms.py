@@ -1,13 +1,13 @@
-"""A formula as a reader wants it: grouped by what repeats, with the constants of the model in it.
+"""Arrange a formula for readers: group what repeats, and keep the model's constants visible.
 
 Clauses:
   (1) a term is coefficient · symbols · constant. The constant is a size of the model, such as 768
       in 36·B·T·768. The bytes of a storage are (bytes of an element) · (symbols) · (the product of
-      its other dimensions). Where that product is a size that has a name, it is the constant; else
-      the most frequent one of which it is a small multiple;
-  (2) modules that differ by one number alone, `h.0` to `h.11`, are one group where their terms are
-      equal, and the group is multiplied by how many they are;
-  (3) where a symbol counts modules, it is in the terms of `h.*` instead, before the bracket.
+      its other dimensions). If that product is a size that has a name, it is the constant;
+      otherwise the constant is the most frequent one of which it is a small multiple;
+  (2) modules that differ only in one number, `h.0` to `h.11`, are one group if their terms are
+      equal, and the group is multiplied by their number;
+  (3) if a symbol counts modules, it is in the terms of `h.*` instead, before the bracket.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from graphmem.symbolic.polynomial import Polynomial, Powers, monomial_at, total
 
 _NUMBERED = re.compile(r"^(?P<before>(?:[^.]*\.)*?)(?P<number>\d+)(?=\.|$)")
 
-# A feed-forward layer is seldom wider than 16 times the model; a size below 32 teaches little
-# unless it has a name, as a number of heads has.
+# A feed-forward layer is seldom wider than 16 times the model; a size below 32 says little
+# unless it has a name, such as a number of heads.
 _MULTIPLE = 16
 _SMALLEST = 32
 
 Where = tuple[str, str | None]
-"""A module's name up to its first number, and that number; None where it has none."""
+"""A module's name up to its first number, and that number, or None."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class MatchedStorages:
     """One storage, or several that are matched together.
 
     Attributes:
-        polynomial: its requested bytes; None where they are no polynomial.
+        polynomial: its requested bytes; None if they are not a polynomial.
         nbytes: requested bytes at the model's own size.
         itemsize: bytes of one element.
         module: the qualified name, or "".
-        what: the owner or the operation that it is known by.
+        what: the name of its owner, or of the operation that made it.
     """
 
     polynomial: Polynomial | None
@@ -67,10 +67,10 @@ class TermGroup:
 
     Attributes:
         modules: how many modules have these terms; the sum of the terms is multiplied by it.
-        common: the powers of the symbols that stand before the bracket.
+        common: the powers of the symbols before the bracket.
         where: the modules, such as `h.0 … h.11`, or "".
-        terms: without `common`, the most bytes first.
-        nbytes: all of it at the model's own size.
+        terms: the terms without `common`, largest first.
+        nbytes: the group's bytes at the model's own size.
     """
 
     category: Category
@@ -86,8 +86,8 @@ class Constants:
     """The sizes of a model that stay in its formula, by clause (1).
 
     Attributes:
-        named: what the arguments of `build` or the user call a size.
-        frequent: for each product of symbols, the others, the most frequent first.
+        named: sizes named by the arguments of `build` or by the user.
+        frequent: the other sizes for each product of symbols, most frequent first.
     """
 
     named: frozenset[int]
@@ -95,7 +95,7 @@ class Constants:
 
     @classmethod
     def of(cls, lines: Iterable[MatchedStorages], named: Iterable[int]) -> Constants:
-        """Those of the lines of one formula."""
+        """Find the constants of the lines of one formula."""
         seen: dict[Powers, Counter[int]] = defaultdict(Counter)
         for line in lines:
             for powers, factor in _factors(line):
@@ -133,10 +133,10 @@ def groups(
     counting: Sequence[bool],
     named: Iterable[int],
 ) -> list[TermGroup]:
-    """The lines that have polynomials, grouped; in each category the most bytes first.
+    """Group the lines that have polynomials; in each category the largest group comes first.
 
     Args:
-        lines: of one formula.
+        lines: the lines of one formula.
         sizes: the own size of each symbol.
         counting: which symbols count modules.
         named: sizes that have a name.
@@ -187,7 +187,7 @@ def _group(
 
 
 def sum_of(lines: Iterable[MatchedStorages]) -> Polynomial:
-    """All polynomials of the lines added."""
+    """The sum of the lines' polynomials."""
     return total(line.polynomial for line in lines if line.polynomial is not None)
 
 

@@ -1,4 +1,4 @@
-"""The words that every format of a closed form takes."""
+"""The wording shared by all formats of a closed form."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SUBJECTS = {
 
 
 def conditions(form: ClosedForm) -> Iterator[str]:
-    """The sizes that the formula holds for, where those are not all that run the same kernels."""
+    """The sizes for which the formula holds, unless it holds for all that run the same kernels."""
     for key, nodes in zip(form.symbols, form.nodes, strict=True):
         if found := _condition(key, nodes):
             yield found
 
 
 def _condition(key: str, nodes: Nodes) -> str:
-    """The sizes that are known to be covered; "" for all that run the same kernels."""
+    """The sizes known to be covered; "" for all that run the same kernels."""
     if isinstance(nodes, Listed):
         return f"{key} {', '.join(map(str, sorted(nodes.sizes)))}"
     step = abs(nodes.step)
@@ -44,12 +44,12 @@ def letters(form: ClosedForm) -> list[str]:
 
 
 def subject(form: ClosedForm) -> str:
-    """What the formula is of."""
+    """What the formula describes, in words."""
     return _SUBJECTS[form.subject].format(target=form.target)
 
 
 def label(group: TermGroup) -> str:
-    """What a group is of, and where."""
+    """The category and the place of a group."""
     return f"{CATEGORY_NAMES[group.category]}, {group.where or OUTSIDE}"
 
 
@@ -59,7 +59,7 @@ def named(form: ClosedForm, sizes: Sizes) -> dict[str, int]:
 
 
 def in_words(form: ClosedForm, sizes: Sizes) -> str:
-    """Sizes such as `batch=13, seq=1024`."""
+    """Format sizes like `batch=13, seq=1024`."""
     return ", ".join(f"{key}={size}" for key, size in named(form, sizes).items())
 
 

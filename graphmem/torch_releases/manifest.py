@@ -21,18 +21,18 @@ _HAS_CUDA = torch.version.cuda is not None  # read now: the virtual GPU replaces
 
 
 class OldTorchError(InputError):
-    """torch is older than any that graphmem runs on."""
+    """The installed torch is too old for graphmem."""
 
     def __init__(self, version: object, oldest: str, newest: str) -> None:
         super().__init__(
             f"torch {version} is too old: graphmem runs on {oldest} to {newest}, and on newer ones",
             hint=f"`pip install 'torch>={oldest}'`; `--torch X.Y` selects the CUDA rules of "
-            "an older one",
+            "an older release",
         )
 
 
 class MissingNameError(InputError):
-    """torch lacks a name that graphmem has to replace."""
+    """The installed torch lacks a name that graphmem replaces."""
 
     def __init__(
         self, version: object, owner: str, name: str, why: str, oldest: str, newest: str

@@ -8,7 +8,7 @@ from graphmem.errors import InputError
 
 
 class NotReleaseError(InputError):
-    """A text is no version of torch."""
+    """A string is not a version of torch."""
 
     def __init__(self, torch_version: str) -> None:
         super().__init__(
@@ -17,7 +17,7 @@ class NotReleaseError(InputError):
 
 
 def parse_release(torch_version: str) -> tuple[int, int]:
-    """The first two numbers of a version, such as (2, 13) of "2.13.0+cpu".
+    """The first two numbers of a version, such as (2, 13) for "2.13.0+cpu".
 
     Raises:
         InputError: it does not begin with two numbers.

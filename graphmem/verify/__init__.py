@@ -1,9 +1,8 @@
-"""Hold predictions, and the model of the caching allocator, against recorded CUDA runs.
+"""Check predictions, and the model of the caching allocator, against recorded CUDA runs.
 
-A recording is the judge: its events are compared one by one with those of a prediction (`compare`),
-or replayed through the allocator alone (`check_allocator`). Where a run was not recorded but
-printed figures, those are compared (`run_printed`). `run_suite` does either for every case file of
-a folder.
+The events of a recording are compared one by one with those of a prediction (`compare`), or
+replayed through the allocator alone (`check_allocator`). If a run was not recorded but printed
+figures, those are compared (`run_printed`). `run_suite` does so for every case file in a folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replay recordings through the allocator alone: their own sizes, in their own order."""
+"""Replay recordings through the allocator alone, with their own sizes and order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from graphmem.verify.replay import Replay
 
 @dataclass(frozen=True)
 class AllocatorCheck:
-    """One recording's replay; None where the recording does not tell the state before it."""
+    """One recording's replay; None if the recording lacks its initial state."""
 
     name: str
     replay: Replay | None
 
     @property
     def has_misses(self) -> bool:
-        """Whether the model differs from the recording."""
+        """Whether the model differs from the recording anywhere."""
         return self.replay is not None and self.replay.misses > 0
 
 
@@ -28,7 +28,7 @@ def check_allocator(paths: Sequence[Path]) -> list[AllocatorCheck]:
     """Replay each recording.
 
     Raises:
-        InputError: a file cannot be read, or no file tells the state before its first event.
+        InputError: a file cannot be read, or no file has the state before its first event.
     """
     checks = []
     for path in paths:

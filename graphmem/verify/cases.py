@@ -1,8 +1,8 @@
-"""Case files: which target, on which machine, reproduces a recording, or what a run printed.
+"""Case files: the target and the machine that reproduce a recording or a run's printed figures.
 
 A case is a TOML file; its name is the case's name. Paths in it are relative to it. One with a table
-`printed` is judged by printed figures, any other one by a recording. A field that is not known is
-an error.
+`printed` is compared with printed figures, any other one with a recording. Unknown fields are
+errors.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     """The fields of every case file.
 
     Attributes:
-        target: `model.py:build` that does what was run.
-        gpu, torch: the machine, as `graphmem analyze` takes it.
+        target: the `model.py:build` that reproduces the run.
+        gpu, torch: the machine, as for `graphmem analyze`.
         gap: why the prediction is known to differ.
-        driver: "wddm" where the recording was made under Windows or WSL 2.
+        driver: "wddm" if the recording was made under Windows or WSL 2.
         steps, settings, env, autocast, optimizer, grads, inference: options of `graphmem analyze`.
     """
 
@@ -57,12 +57,12 @@ class _CaseFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
 
 
 class _RecordedFile(_CaseFile, kw_only=True, frozen=True):
-    """The fields of a case that a recording judges.
+    """The fields of a case that is compared with a recording.
 
     Attributes:
-        recording: name of the recording, without the ending of its file.
+        recording: the recording's name, without the file's suffix.
         start: where in the prediction the recording starts (graphmem/verify/window.py).
-        expect: "exact", or "gap" where the prediction is known to differ.
+        expect: "exact", or "gap" if the prediction is known to differ.
     """
 
     recording: str
@@ -76,8 +76,8 @@ class _PrintedRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froz
     Attributes:
         value: as it was printed, with its unit: "38912", "40.00 KiB".
         figure: what was printed (graphmem/verify/printed.py); default: the file's.
-        settings: besides those of the file.
-        error: bytes by which the prediction is known to differ, predicted less printed.
+        settings: in addition to those of the file.
+        error: bytes by which the prediction is known to differ, predicted minus printed.
         gap: why; default: the file's.
     """
 
@@ -89,12 +89,12 @@ class _PrintedRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froz
 
 
 class _PrintedFile(_CaseFile, kw_only=True, frozen=True):
-    """The fields of a case that printed figures judge.
+    """The fields of a case that is compared with printed figures.
 
     Attributes:
         source: where they were published.
-        figure: what was printed, of rows that do not say.
-        precision: "float32" where the numbers went through that type before they were printed.
+        figure: what was printed, for rows that do not say.
+        precision: "float32" if the numbers were converted to that type before they were printed.
         printed: the figures.
     """
 
@@ -106,11 +106,11 @@ class _PrintedFile(_CaseFile, kw_only=True, frozen=True):
 
 @dataclass(frozen=True)
 class Case:
-    """A prediction that is to be judged.
+    """A prediction to check.
 
     Attributes:
-        name: of the case file, without its ending.
-        target: as `graphmem.analyze` takes it.
+        name: the case file's name, without its suffix.
+        target: as for `graphmem.analyze`.
         request: the machine and the options.
         driver: decides where new segments lie.
     """
@@ -126,10 +126,10 @@ class RecordedCase(Case):
     """A recording and the prediction that should equal it.
 
     Attributes:
-        recording: name of the recording without the ending of its file, or the file's path.
+        recording: the recording's name without the file's suffix, or the file's path.
         start: where in the prediction the recording starts.
-        gap: why the prediction is known to differ; empty where it must be equal.
-        since: how many allocations and frees of the recording come before what is compared.
+        gap: why the prediction is known to differ; empty if it must be equal.
+        since: how many allocations and frees of the recording are skipped before the comparison.
     """
 
     recording: str
@@ -152,7 +152,7 @@ class PrintedCase(Case):
 
 
 def default_cases() -> Path:
-    """The case files of the repository."""
+    """The folder of the repository's case files."""
     folder = _REPOSITORY / "fixtures" / "cases"
     if not folder.is_dir():
         raise NoSuiteError()
@@ -160,7 +160,7 @@ def default_cases() -> Path:
 
 
 def read_cases(place: Path) -> list[Case]:
-    """Every case of a folder, by name, or the one of a file.
+    """Read every case of a folder, by name, or the one case of a file.
 
     Raises:
         InputError: there is none, or one cannot be used.
@@ -175,7 +175,7 @@ def read_case(path: Path) -> Case:
     """Read one case file.
 
     Raises:
-        InputError: it cannot be read, a field is missing, unknown or of another type.
+        InputError: it cannot be read, or a field is missing, unknown or of the wrong type.
     """
     try:
         content = msgspec.toml.decode(path.read_bytes())
@@ -244,7 +244,7 @@ def _common(path: Path, fields: _CaseFile) -> dict[str, Any]:
 
 
 def _as_texts(settings: _Settings) -> dict[str, str]:
-    """Settings as `--set` would give them."""
+    """Convert settings to the strings that `--set` would give."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in settings.items()

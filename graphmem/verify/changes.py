@@ -1,11 +1,11 @@
 """The common form of recorded and predicted events: allocations and frees, in order.
 
-An allocation is told by its ordinal within the window and its requested bytes; a free by the
-allocation that it ends. Addresses, segments and the moment of a request to free do not count.
+An allocation is identified by its ordinal within the window and its requested bytes; a free by the
+allocation that it ends. Addresses, segments and the moment of a free request do not count.
 
-Autocast keeps its copies of weights in a hash map by address and clears it at once
-(aten/src/ATen/autocast_mode.cpp), so no prediction can know the order of those frees; as no
-allocation comes between them, no figure hangs on it. `follow_order` takes it from the recording.
+Autocast keeps its copies of weights in a hash map by address and clears it all at once
+(aten/src/ATen/autocast_mode.cpp), so no prediction can know the order of those frees; since no
+allocation comes between them, no figure depends on it. `follow_order` takes it from the recording.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Change:
         nbytes: requested bytes.
         allocation: ordinal of the allocation made or ended, from 0; None: from before the window.
         where: the line or operation that caused it, for people.
-        in_any_order: it is one of several frees at once, in an order that hangs on addresses.
+        in_any_order: it is one of several simultaneous frees, whose order depends on addresses.
     """
 
     is_alloc: bool
@@ -42,7 +42,7 @@ class Change:
     in_any_order: bool = False
 
     def is_like(self, other: Change) -> bool:
-        """Whether both say the same, wherever they come from."""
+        """Whether both are equal apart from their source."""
         return _identity(self) == _identity(other)
 
     def __str__(self) -> str:
@@ -53,14 +53,14 @@ class Change:
 
 
 def recorded_changes(recording: Recording, *, starts_empty: bool) -> list[Change]:
-    """The allocations and completed frees of a recording.
+    """Read the allocations and completed frees of a recording.
 
     Args:
-        recording: where they are read.
+        recording: the recording.
         starts_empty: nothing was allocated before the first event.
 
     Raises:
-        InputError: the events free what was never allocated, or allocate what is in use.
+        InputError: the events free memory that was never allocated, or allocate memory in use.
     """
     reader = _RecordingReader(recording.name, starts_empty)
     for index, event in enumerate(recording.events):
@@ -79,7 +79,7 @@ def is_change(event: Event) -> bool:
 
 
 def changes_since(changes: Sequence[Change], since: int) -> list[Change]:
-    """The changes from one on, with allocations counted from there."""
+    """The changes from index `since` on, with allocations counted from there."""
     before = sum(change.is_alloc for change in changes[:since])
     return [replace(change, allocation=_later(change, before)) for change in changes[since:]]
 
@@ -114,7 +114,7 @@ class _RecordingReader:
         """Add a free."""
         allocated = self._live.pop(event.address, None)
         if allocated is None and (self._starts_empty or event.address in self._freed):
-            raise self._error(index, "frees what is not allocated")
+            raise self._error(index, "frees memory that is not allocated")
         if allocated is not None and allocated.nbytes != event.size:
             raise self._error(
                 index, f"frees {event.size} bytes where {allocated.nbytes} were allocated"
@@ -144,7 +144,7 @@ def _at(frame: Frame) -> str:
 
 
 def predicted_changes(events: Sequence[LifeEvent], graph: StepGraph) -> list[Change]:
-    """The events of `simulate.life_events`, or a part of them, in the common form."""
+    """Convert events of `simulate.life_events`, or a part of them, to the common form."""
     ordinals: dict[int, int] = {}
     found = []
     for event in events:
@@ -164,9 +164,9 @@ def predicted_changes(events: Sequence[LifeEvent], graph: StepGraph) -> list[Cha
 
 
 def follow_order(predicted: Sequence[Change], recorded: Sequence[Change]) -> list[Change]:
-    """The prediction, with frees in any order put into that of the recording.
+    """Put the prediction's frees without a known order into the recording's order.
 
-    A run of such frees stays as it is where the recording does not end the same allocations there.
+    A run of such frees stays as it is if the recording does not end the same allocations there.
     """
     result = list(predicted)
     start = 0
@@ -192,7 +192,7 @@ def _predicted_at(graph: StepGraph, storage: Storage) -> str:
 
 
 def describe(op: Op) -> str:
-    """An operation as one reads it: its name, autograd node, module and source line."""
+    """Describe an operation by its name, autograd node, module and source line."""
     parts = (op.autograd_node, op.module, str(op.source or ""))
     return " ".join((op.target, *(f"({part})" for part in parts if part)))
 

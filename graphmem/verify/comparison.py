@@ -16,17 +16,17 @@ from graphmem.verify.window import Start
 
 @dataclass(frozen=True)
 class Comparison:
-    """A recording beside a prediction.
+    """A recording and a prediction, compared.
 
     Attributes:
-        name: of the recording.
-        target: of the prediction.
-        start: from where the prediction is compared.
+        name: the recording's name.
+        target: the prediction's target.
+        start: where in the prediction the comparison starts.
         recorded, predicted: the events of both.
         first_difference: the index of the first events that differ, which is the length of the
-            shorter side where that one merely ends; None where all are alike.
-        recorded_figures: None where the recording does not tell the state before it.
-        predicted_figures: of the same window.
+            shorter side if that one merely ends; None if all are equal.
+        recorded_figures: None if the recording lacks its initial state.
+        predicted_figures: for the same window.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all events are alike and all known figures are equal."""
+        """Whether all events and all known figures are equal."""
         same_figures = self.recorded_figures in (None, self.predicted_figures)
         return self.first_difference is None and same_figures
 
@@ -56,7 +56,7 @@ class Comparison:
 
 
 def compare(recorded: Recorded, prediction: Prediction, start: Start) -> Comparison:
-    """Hold a recording against a prediction from `start` on.
+    """Compare a recording with a prediction from `start` on.
 
     Raises:
         InputError: the prediction has no such start.

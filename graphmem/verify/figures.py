@@ -1,4 +1,4 @@
-"""The figures that are compared: bytes of a window, as `torch.cuda.memory_stats` counts them."""
+"""The figures to compare: bytes in a window, as `torch.cuda.memory_stats` counts them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphmem.verify.replay import Replay
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes before a window, at its end, and at most between."""
+    """Bytes before a window, at its end, and at its peak."""
 
     base_allocated: int
     peak_allocated: int
@@ -22,8 +22,8 @@ class Figures:
     end_reserved: int
 
 
-class _Told(msgspec.Struct):
-    """What a compact file says that a replay of its snapshot gave (`replay`)."""
+class _StoredReplay(msgspec.Struct):
+    """The results of replaying the snapshot of a compact file, stored in it (`replay`)."""
 
     base_alloc: int
     peak_alloc: int
@@ -33,7 +33,7 @@ class _Told(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    replay: _Told
+    replay: _StoredReplay
 
 
 def replayed_figures(replay: Replay) -> Figures:
@@ -58,16 +58,16 @@ def counted_figures(before: Counters, after: Counters) -> Figures:
     )
 
 
-def told_figures(path: Path) -> Figures | None:
-    """The figures that a compact file tells beside its events; None where it does not."""
+def stored_figures(path: Path) -> Figures | None:
+    """The figures that a compact file has beside its events, or None."""
     try:
-        told = msgspec.json.decode(path.read_bytes(), type=_File).replay
+        stored = msgspec.json.decode(path.read_bytes(), type=_File).replay
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return Figures(
-        base_allocated=told.base_alloc,
-        peak_allocated=told.peak_alloc,
-        end_allocated=told.end_alloc,
-        peak_reserved=told.peak_reserved,
-        end_reserved=told.end_reserved,
+        base_allocated=stored.base_alloc,
+        peak_allocated=stored.peak_alloc,
+        end_allocated=stored.end_alloc,
+        peak_reserved=stored.peak_reserved,
+        end_reserved=stored.end_reserved,
     )

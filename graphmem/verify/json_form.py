@@ -1,4 +1,4 @@
-"""Verification for machines: the same figures as the text, under `schema: "graphmem.verify/1"`."""
+"""Verification as JSON: the same figures as the text, with `schema: "graphmem.verify/1"`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SCHEMA = "graphmem.verify/1"
 
 
 def allocator_json(checks: Sequence[AllocatorCheck]) -> str:
-    """What `verify --allocator` found."""
+    """The result of `verify --allocator`."""
     return _document({"allocator": [_check(check) for check in checks]})
 
 
 def comparison_json(comparison: Comparison) -> str:
-    """What `verify RECORDING --target TARGET` found."""
+    """The result of `verify RECORDING --target TARGET`."""
     return _document({"comparison": _comparison(comparison)})
 
 
 def suite_json(suite: Suite) -> str:
-    """What `verify --suite` found."""
+    """The result of `verify --suite`."""
     return _document(
         {
             "suite": [_row(row) for row in suite.recorded],

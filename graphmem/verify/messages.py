@@ -1,4 +1,4 @@
-"""What can be wrong with what is verified, a class for each message."""
+"""Errors in recordings, cases and figures, one class per message."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from graphmem.errors import InputError
 
 
 class NoInitialStateError(InputError):
-    """A recording begins in the middle."""
+    """No recording has the state before its first event."""
 
     def __init__(self, names: str) -> None:
         super().__init__(
-            f"{names} does not tell the state before its first event.",
+            f"{names} does not have the state before its first event.",
             hint="use the snapshot (*.pickle) that it was made from",
         )
 
@@ -36,35 +36,35 @@ class NoCasesError(InputError):
 
 
 class GapMismatchError(InputError):
-    """A case explains its gap if it has one, and only then."""
+    """A case lacks the reason for its gap, or has a reason and no gap."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f'{path} needs a text `gap` with expect = "gap", and only then.')
+        super().__init__(f'{path} needs a `gap` if, and only if, expect = "gap".')
 
 
 class NeedlessGapError(InputError):
     """A case explains a gap that none of its rows has."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} has a text `gap` that no row with an `error` needs.")
+        super().__init__(f"{path} has a `gap` that no row with an `error` needs.")
 
 
 class RowGapMismatchError(InputError):
-    """A row explains its gap if it has one, and only then."""
+    """A row lacks the reason for its gap, or has a reason and no gap."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} needs a text `gap` for a row with an `error`, and only then.")
+        super().__init__(f"{path} needs a `gap` for a row if, and only if, it has an `error`.")
 
 
 class UnreadableCaseError(InputError):
-    """The operating system does not hand a case file out."""
+    """A case file cannot be read."""
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(f"{path} cannot be read: {reason}.")
 
 
 class NotCaseError(InputError):
-    """A file is no case."""
+    """A file is not a case."""
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(f"{path} is not a case file: {reason}.")
@@ -78,7 +78,7 @@ class UnusableRecordingError(InputError):
 
 
 class UnpredictedRecordingError(InputError):
-    """A recording was made in a way that `verify` does not follow."""
+    """A recording was made in a way that `verify` does not support."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path} was recorded from {what}, which `verify` does not predict yet")
@@ -95,77 +95,79 @@ class NamelessRecordingError(InputError):
 
 
 class NotGapsError(InputError):
-    """A file is no list of gaps."""
+    """A file is not a list of gaps."""
 
     def __init__(self, path: Path, reason: object) -> None:
         super().__init__(f"{path} is not a list of gaps: {reason}.")
 
 
 class NotFigureError(InputError):
-    """A text names no figure."""
+    """A string does not name a figure."""
 
     def __init__(self, text: str, known: str) -> None:
         super().__init__(
             f"{text!r} is not a figure",
-            hint=f"write one of {known}, then a moment such as `step 1`; or allocated when "
+            hint=f"write one of {known}, followed by a moment such as `step 1`; or allocated when "
             "full at 78 GiB, unallocated when full at 78 GiB",
         )
 
 
 class NotPrintedBytesError(InputError):
-    """A text is no number of bytes as PyTorch prints it."""
+    """A string is not a number of bytes as PyTorch prints it."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(f"{text!r} is not a printed number of bytes", hint="38912 or 40.00 KiB")
+        super().__init__(
+            f"{text!r} is not a printed number of bytes", hint="write it like 38912 or 40.00 KiB"
+        )
 
 
 class NothingFailsError(InputError):
-    """A figure is of an error that does not come."""
+    """A figure belongs to an out-of-memory error that does not occur."""
 
     def __init__(self, room: str) -> None:
-        super().__init__(f"nothing fails for want of memory with {room}")
+        super().__init__(f"nothing runs out of memory with {room}")
 
 
 class NoStateBeforeError(InputError):
-    """A recording without a snapshot begins in the middle."""
+    """A recording without a snapshot lacks the state before its first event."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name} does not tell the state before its first event.",
+            f"{name} does not have the state before its first event.",
             hint="Use the snapshot (*.pickle) that it was made from.",
         )
 
 
 class NoFirstStateError(InputError):
-    """The state before the first event cannot be worked out."""
+    """The state before the first event cannot be derived."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} does not tell the state before its first event.")
+        super().__init__(f"{name} does not have the state before its first event.")
 
 
 class BlockOutsideError(InputError):
-    """A recording contradicts itself."""
+    """A recording has a block outside of its segments."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} has a block outside of all segments.")
 
 
 class OverlappingSegmentsError(InputError):
-    """A recording contradicts itself."""
+    """A recording has overlapping segments."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} has segments that overlap.")
 
 
 class SegmentTooSmallError(InputError):
-    """A recording contradicts itself."""
+    """A recording has a segment that is smaller than its blocks."""
 
     def __init__(self, address: int) -> None:
         super().__init__(f"The segment at {address:#x} is smaller than its blocks.")
 
 
 class NoRecordingsError(InputError):
-    """None of the suite's recordings is there."""
+    """None of the suite's recordings was found."""
 
     def __init__(self, recordings: Path) -> None:
         super().__init__(
@@ -175,7 +177,7 @@ class NoRecordingsError(InputError):
 
 
 class NoStartError(InputError):
-    """The prediction has no such moment."""
+    """The prediction does not have the moment to start at."""
 
     def __init__(self, start: str, steps: int) -> None:
         super().__init__(
@@ -185,7 +187,7 @@ class NoStartError(InputError):
 
 
 class NotMomentError(InputError):
-    """`--start` cannot be read."""
+    """`--start` cannot be parsed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
-"""Recordings that are cases by themselves: they say what they were made from.
+"""Recordings that need no case file, because they say what they were made from.
 
-`tools/record_cuda.py` writes beside the events which target ran, with which settings, on which card
-and release. Such a recording needs no case file. Where a prediction is known to differ, `gaps.toml`
-beside it says why: in each table `gap` one cause, and the names of the recordings that have it.
+`tools/record_cuda.py` writes the target, the settings, the card and the release into the recording.
+If a prediction is known to differ, `gaps.toml` beside it says why: each table `gap` has one cause,
+and the names of the recordings that it affects.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Mark(msgspec.Struct):
     frees: int
 
 
-class _Told(msgspec.Struct):
-    """What `tools/record_cuda.py` writes of a run."""
+class _Origin(msgspec.Struct):
+    """What `tools/record_cuda.py` writes about a run."""
 
     target: str
     gpu: str
@@ -61,36 +61,36 @@ class _Gaps(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def own_case(path: Path) -> RecordedCase:
-    """The case that a recording is.
+    """Make the case of a recording.
 
     Raises:
-        InputError: it does not say what it was made from, or not in a form that can be predicted.
+        InputError: it does not say what it was made from, or this cannot be predicted.
     """
     try:
-        told = msgspec.json.decode(unpacked(path), type=_Told)
+        origin = msgspec.json.decode(unpacked(path), type=_Origin)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise NamelessRecordingError(path) from None
-    if ":" not in told.target or told.compile not in (None, "default"):
-        what = f"a model compiled with {told.compile}" if told.compile else "a script"
+    if ":" not in origin.target or origin.compile not in (None, "default"):
+        what = f"a model compiled with {origin.compile}" if origin.compile else "a script"
         raise UnpredictedRecordingError(path, what)
     request = Request(
-        gpu=find_gpu(told.gpu).name,
-        torch=".".join(told.torch.split(".")[:2]),
-        env=told.environment,
-        autocast=told.autocast,
-        grads=told.grads,
-        steps=told.steps,
-        inference=told.inference,
-        settings=dict(text.split("=", 1) for text in told.settings),
-        compile=True if told.compile else None,
+        gpu=find_gpu(origin.gpu).name,
+        torch=".".join(origin.torch.split(".")[:2]),
+        env=origin.environment,
+        autocast=origin.autocast,
+        grads=origin.grads,
+        steps=origin.steps,
+        inference=origin.inference,
+        settings=dict(text.split("=", 1) for text in origin.settings),
+        compile=True if origin.compile else None,
     )
-    # How often a benchmark repeats its calls hangs on the clock: the first step is not compared.
-    warm = [mark for mark in told.marks if mark.step == 0] if told.compile else []
+    # How often a benchmark repeats its calls depends on time, so the first step is not compared.
+    warm = [mark for mark in origin.marks if mark.step == 0] if origin.compile else []
     return RecordedCase(
         name=path.name.removesuffix(ENDING),
-        target=_found(told.target),
+        target=_found(origin.target),
         request=request,
-        driver=told.platform,
+        driver=origin.platform,
         recording=str(path),
         start=Start(1) if warm else Start(),
         since=warm[-1].allocations + warm[-1].frees if warm else 0,
@@ -99,17 +99,17 @@ def own_case(path: Path) -> RecordedCase:
 
 
 def _found(target: str) -> str:
-    """The target below the working directory, else below the repository."""
+    """The target, relative to the working directory if the file exists, else to the repository."""
     file, _, function = target.rpartition(":")
     here = Path(file)
     return target if here.is_file() else f"{_REPOSITORY / file}:{function}"
 
 
 def known_gaps(folder: Path) -> dict[str, str]:
-    """Why the predictions for a folder's recordings differ, by the names of those that do.
+    """Why predictions for a folder's recordings differ, by the names of those that do.
 
     Raises:
-        InputError: its `gaps.toml` is not one.
+        InputError: its `gaps.toml` is malformed.
     """
     path = folder / GAPS
     if not path.is_file():

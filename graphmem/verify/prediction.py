@@ -1,4 +1,4 @@
-"""A prediction, ready to be compared: the step graph, kernels' memory, and the simulation."""
+"""A prediction to compare: the step graph, the kernels' memory, and the simulation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from graphmem.verify.window import Start
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a recording is compared with.
+    """A prediction of a target's memory.
 
     Attributes:
-        name: of the target.
-        graph: what the trace found.
-        programs: what kernels take besides, by operation.
+        name: the target's name.
+        graph: the traced step.
+        programs: what kernels allocate besides their results, by operation.
         settings: the allocator's configuration.
         driver: decides where new segments lie.
     """
@@ -46,7 +46,7 @@ class Prediction:
         return predicted_changes(self._events[first:], self.graph)
 
     def figures(self, start: Start, last: Start | None = None) -> Figures:
-        """The bytes from `start` on, when all before has been replayed as well.
+        """The bytes from `start` on; everything before is simulated as well.
 
         Args:
             start: the beginning of the window.
@@ -65,10 +65,10 @@ class Prediction:
         )
 
     def shortage(self, room_bytes: int) -> MemoryState | None:
-        """What the memory holds when a request fails; None: all fits.
+        """The state of memory when a request fails; None: everything fits.
 
         Args:
-            room_bytes: what the card has for the allocator.
+            room_bytes: the card's memory for the allocator.
         """
         try:
             self._simulated(room_bytes)
@@ -103,12 +103,12 @@ def predict(
     """Trace a target and run the passes.
 
     Args:
-        target: as `graphmem.analyze` takes it.
+        target: as for `graphmem.analyze`.
         request: the machine and the options.
-        settings: the allocator's configuration in the recording; one that the request's
-            environment names goes before it.
-        progress: told what is being done.
-        driver: decides where new segments lie; None: as the card says.
+        settings: the allocator's configuration in the recording; that of the request's
+            environment takes precedence.
+        progress: called with a description of each step.
+        driver: decides where new segments lie; None: the card's.
 
     Raises:
         InputError: the target or an option cannot be used; the message says why.

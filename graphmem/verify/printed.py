@@ -1,16 +1,16 @@
-"""Figures that a run printed: what was measured when, and to which digits.
+"""Figures that a run printed: what was measured, when, and with how many digits.
 
-A *figure* is named by a statistic and moments in the words of graphmem/verify/window.py:
-  (1) `allocated before M`, `allocated after M`, `reserved after M`: what was in use, or held from
+A *figure* is named by a statistic and a moment as in graphmem/verify/window.py:
+  (1) `allocated before M`, `allocated after M`, `reserved after M`: the bytes in use, or held from
       the driver, when the moment M began or was over;
-  (2) `max allocated in M`, `max reserved in M`: the most of it while M lasted, as after
+  (2) `max allocated in M`, `max reserved in M`: their maximum during M, as after
       `reset_peak_memory_stats` at its beginning;
-  (3) `max allocated from M`, `max reserved from M`: the same to the end of the trace;
-  (4) `allocated when full at N GiB`, `unallocated when full at N GiB`: what is in use, and what is
-      held besides, when a request fails because the allocator may have no more than that.
+  (3) `max allocated from M`, `max reserved from M`: the same until the end of the trace;
+  (4) `allocated when full at N GiB`, `unallocated when full at N GiB`: the bytes in use, and the
+      bytes held but unused, when a request fails because the allocator may have no more than that.
 
-A *quantity* is what was printed. A prediction agrees with it if it would have been printed alike:
-with as many digits, or, where the number went through a float32, as the same float32.
+A *quantity* is the printed number. A prediction agrees with it if it would have been printed the
+same: with as many digits or, if the number was converted to a float32, as the same float32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _QUANTITY = re.compile(r"(?P<whole>\d+)(?:\.(?P<decimals>\d+))?(?: (?P<unit>[A-Z
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run, such as `max allocated in step 2`."""
+    """One number from a run, such as `max allocated in step 2`."""
 
     statistic: str
     moment: Start
@@ -51,7 +51,7 @@ class Figure:
         return f"{self.statistic} {self.moment}"
 
     def of(self, prediction: Prediction) -> int:
-        """The bytes that are predicted.
+        """The predicted bytes.
 
         Raises:
             InputError: the prediction has no such moment.
@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Shortage:
-    """One number of the message that a request failed, such as `allocated when full at 78 GiB`."""
+    """One number from an out-of-memory message, such as `allocated when full at 78 GiB`."""
 
     statistic: str
     room: str
@@ -74,7 +74,7 @@ class Shortage:
         return f"{self.statistic} when full at {self.room}"
 
     def of(self, prediction: Prediction) -> int:
-        """The bytes that are predicted.
+        """The predicted bytes.
 
         Raises:
             InputError: no request fails.
@@ -88,10 +88,10 @@ class Shortage:
 
 
 def parse_figure(text: str) -> Figure | Shortage:
-    """The figure that a text names.
+    """Parse the name of a figure.
 
     Raises:
-        InputError: it names none.
+        InputError: it does not name a figure.
     """
     shortage = _SHORTAGE.fullmatch(text)
     if shortage is not None:
@@ -107,11 +107,11 @@ class Quantity:
     """Bytes as they were printed.
 
     Attributes:
-        text: with the unit.
-        number: without it.
+        text: the number with its unit.
+        number: the number alone.
         unit_bytes: bytes of the unit.
-        decimals: digits behind the point.
-        is_float32: the number went through a float32.
+        decimals: digits after the point.
+        is_float32: whether the number was converted to a float32.
     """
 
     text: str
@@ -121,7 +121,7 @@ class Quantity:
     is_float32: bool
 
     def error_of(self, nbytes: int) -> int:
-        """Predicted less printed, in bytes; 0 where both would have been printed alike."""
+        """Predicted minus printed, in bytes; 0 if both would have been printed the same."""
         number = Fraction(nbytes, self.unit_bytes)
         is_equal = self._as_printed(number) == self._as_printed(self.number)
         return 0 if is_equal else nbytes - round(self.number * self.unit_bytes)
@@ -131,10 +131,10 @@ class Quantity:
 
 
 def parse_quantity(text: str, *, is_float32: bool = False) -> Quantity:
-    """The bytes that a text such as "38912" or "40.00 KiB" says.
+    """Parse a number of bytes such as "38912" or "40.00 KiB".
 
     Raises:
-        InputError: it says none.
+        InputError: it is not a number of bytes.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
@@ -155,10 +155,10 @@ class PrintedFigure:
 
     Attributes:
         figure: what was measured.
-        printed: what it came to.
-        settings: of the target, besides those of the case.
+        printed: the printed number.
+        settings: of the target, in addition to those of the case.
         known_error: bytes by which the prediction is known to differ.
-        gap: why; empty where it must be equal.
+        gap: why; empty if it must be equal.
     """
 
     figure: Figure | Shortage

@@ -1,4 +1,4 @@
-"""Where recordings lie, and which file of one tells the state before its first event."""
+"""Find the files of recordings, and the one that has the state before the first event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphmem.verify.figures import (
     Figures,
     counted_figures,
     replayed_figures,
-    told_figures,
+    stored_figures,
 )
 from graphmem.verify.replay import Replay, replay
 
@@ -25,13 +25,13 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def default_folder() -> Path:
-    """`GRAPHMEM_RECORDINGS`, else the folder `shared/recordings` beside the repository."""
+    """The folder of `GRAPHMEM_RECORDINGS`, else `shared/recordings` beside the repository."""
     named = os.environ.get("GRAPHMEM_RECORDINGS")
     return Path(named) if named else _REPOSITORY.parent / "shared" / "recordings"
 
 
 def find_recording(folder: Path, name: str) -> Path | None:
-    """The recording that is the file `name` or is called so: the compact one if both are there."""
+    """Find the recording with this file or name; the compact file comes before the snapshot."""
     for ending in ("", COMPACT, SNAPSHOT, ".pickle", ".pkl"):
         path = folder / f"{name}{ending}"
         if path.is_file():
@@ -47,10 +47,10 @@ class Recorded:
         name: the file's name.
         settings: the allocator's configuration at that time.
         changes: its allocations and frees.
-        replay: what the allocator's model makes of it; None where it does not tell the state
-            before its first event.
-        figures: those that PyTorch counted where the file tells them, else those of the replay,
-            else those that a compact file tells, else None.
+        replay: its replay through the allocator's model; None if it lacks the state before its
+            first event.
+        figures: PyTorch's counters if the file has them, else those of the replay, else those in a
+            compact file, else None.
     """
 
     name: str
@@ -63,24 +63,24 @@ class Recorded:
 def read_recorded(path: Path, since: int = 0) -> Recorded:
     """Read a recording and replay it.
 
-    A compact file that does not tell the state before its first event gives way to the snapshot
-    of the same name beside it, and `name` says so.
+    A compact file that lacks the state before its first event is replaced by the snapshot of the
+    same name beside it, and `name` says so.
 
     Args:
         path: the file.
-        since: how many allocations and frees come before what is compared.
+        since: how many allocations and frees to skip before the comparison.
 
     Raises:
         InputError: a file cannot be read, or contradicts itself.
     """
     recording = read_recording(path)
     snapshot = path.with_name(path.name.removesuffix(COMPACT) + SNAPSHOT)
-    tells_start = recording.final is not None or _tells_its_start(recording)
-    if not tells_start and path.name.endswith(COMPACT) and snapshot.is_file():
+    has_start = recording.final is not None or _has_start(recording)
+    if not has_start and path.name.endswith(COMPACT) and snapshot.is_file():
         stand_in = read_recording(snapshot)
         recording = replace(stand_in, name=f"{stand_in.name} (for {path.name})")
-        tells_start = True
-    made = replay(recording, _index_of(recording, since)) if tells_start else None
+        has_start = True
+    made = replay(recording, _index_of(recording, since)) if has_start else None
     base = recording.base_allocated if made is None or since else made.base_allocated
     changes = recorded_changes(recording, starts_empty=base == 0)
     return Recorded(
@@ -93,25 +93,25 @@ def read_recorded(path: Path, since: int = 0) -> Recorded:
 
 
 def _index_of(recording: Recording, since: int) -> int:
-    """The event before which there are so many allocations and frees: none before the first one.
+    """The index of the event before which there are `since` allocations and frees.
 
-    What is told as a free is its completion; the bytes are no longer allocated from its request on.
+    A free counts when it is completed, but its bytes are no longer allocated after its request.
     """
     if not since or not recording.events:
         return 0
-    told = (i for i, event in enumerate(recording.events) if is_change(event))
-    index = next(islice(told, since, None), len(recording.events))
+    counted = (i for i, event in enumerate(recording.events) if is_change(event))
+    index = next(islice(counted, since, None), len(recording.events))
     return index - (recording.events[index - 1].action == "free_requested")
 
 
 def _figures(path: Path, recording: Recording, made: Replay | None) -> Figures | None:
     if recording.counted is not None:
         return counted_figures(*recording.counted)
-    return told_figures(path) if made is None else replayed_figures(made)
+    return stored_figures(path) if made is None else replayed_figures(made)
 
 
-def _tells_its_start(recording: Recording) -> bool:
-    """Whether `replay` finds the state before the first event of a compact file."""
+def _has_start(recording: Recording) -> bool:
+    """Whether `replay` can derive the state before the first event of a compact file."""
     try:
         replay(replace(recording, events=()))
     except InputError:

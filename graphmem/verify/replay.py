@@ -1,15 +1,15 @@
-"""Replays a recording's sizes and order through the allocator, and compares where blocks land.
+"""Replay a recording's sizes and order through the allocator, and compare where blocks land.
 
 The allocator alone decides which block a request gets. Three things that no model can know are
 taken from the recording: (1) the address of each new segment, which is the driver's choice;
-(2) when cached segments are given back, which hangs on calls of the program and on the memory
-left; (3) when a block used by several streams becomes free.
+(2) when cached segments are returned, which depends on the program's calls and on the memory left;
+(3) when a block used by several streams becomes free.
 
-A *miss* is an allocation at another address than the recorded one, or a segment that was opened
-or given back on one side only. In a compact file addresses are ordinals of first appearance.
-There a miss is an ordinal that appears at two places, or a place with two ordinals; and between
-free blocks of equal size in different segments, which the driver's addresses decide, the recorded
-choice is followed (counted as `ties`) as long as it fits some order of the segments.
+A *miss* is an allocation at an address other than the recorded one, or a segment that was opened
+or returned on one side only. In a compact file addresses are ordinals of first appearance. There a
+miss is an ordinal that appears at two places, or a place with two ordinals. Between free blocks of
+equal size in different segments the driver's addresses decide: the recorded choice is followed
+(counted as `ties`) as long as it is consistent with some order of the segments.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from graphmem.recordings import Event, Recording
 from graphmem.verify.messages import NoStateBeforeError
 from graphmem.verify.rewind import initial_state
 
-_SEGMENT_BITS = 41  # in a compact file each segment gets an address range of its own
-_UNRECORDED = 1 << 62  # where segments go that the recording does not have
+_SEGMENT_BITS = 41  # in a compact file each segment gets its own address range
+_UNRECORDED = 1 << 62  # the address of segments that the recording does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the model makes of a recording.
+    """The result of replaying a recording through the model.
 
     Attributes:
         events: how many were replayed.
@@ -51,8 +51,9 @@ class Replay:
         first_miss: where it begins to differ.
         ties: choices between equal blocks that were taken from a compact file.
         guessed_bytes: allocated bytes before the first event that are a guess.
-        base_allocated, base_reserved: before the first event.
-        peak_allocated, peak_reserved, end_allocated, end_reserved, end_requested: of the model.
+        base_allocated, base_reserved: bytes before the first event.
+        peak_allocated, peak_reserved, end_allocated, end_reserved, end_requested: the model's
+            bytes.
     """
 
     name: str
@@ -74,11 +75,11 @@ def replay(recording: Recording, since: int = 0) -> Replay:
     """Replay a recording from the state before its first event.
 
     Args:
-        recording: what is replayed.
-        since: the event from which on figures count.
+        recording: the recording.
+        since: the event from which figures count.
 
     Raises:
-        InputError: if the recording does not tell that state.
+        InputError: the recording lacks that state.
     """
     segments, guessed = _initial_segments(recording)
     return replay_from(recording, segments, guessed, since)
@@ -94,7 +95,7 @@ def replay_from(
     expandable = any(segment.is_expandable for segment in segments)
     expandable |= any(event.action == "segment_map" for event in recording.events)
     settings = recording.settings
-    if expandable:  # switched on in the program, and no longer in the settings
+    if expandable:  # turned on by the program, so the settings may not show it
         settings = dataclasses.replace(settings, expandable_segments=True)
     replayer = _Replayer(settings, recording.has_addresses)
     replayer.start(segments)
@@ -136,7 +137,7 @@ def _initial_segments(recording: Recording) -> tuple[tuple[SegmentInfo, ...], in
 
 
 def _packed(allocated: int) -> SegmentInfo:
-    """All that there was is one small segment: taken to be filled from its start."""
+    """One small segment, the only one, assumed to be filled from its start."""
     blocks = (
         BlockInfo(0, allocated, allocated, "active_allocated"),
         BlockInfo(allocated, SMALL_SEGMENT - allocated, 0, "inactive"),
@@ -145,7 +146,7 @@ def _packed(allocated: int) -> SegmentInfo:
 
 
 class _RecordedDevice(Device):
-    """Places segments where the recording had them, until the model's segments differ from it."""
+    """Places segments where the recording had them, until the model's segments differ."""
 
     def __init__(self) -> None:
         super().__init__(first_address=_UNRECORDED)
@@ -165,13 +166,13 @@ class _RecordedDevice(Device):
         return address
 
     def place_expandable(self, room: int) -> int:
-        """A recording tells where the first page lies, and not how much room is behind it."""
+        """Place the first page as recorded; a recording does not show the room after it."""
         if self.announced and self.follows and self._has_room(self.announced[0], 1):
             return self.announced.popleft()
         return self.place(room)
 
     def _has_room(self, address: int, size: int) -> bool:
-        """Whether no memory is there; in a true recording none is."""
+        """Whether no memory lies there; in a valid recording none does."""
         end = address + size
         return all(
             end <= segment.address or _end_of_memory(segment) <= address
@@ -193,7 +194,7 @@ class _GuidedAllocator(CachingAllocator):
         super().__init__(settings, device=device)
         device.segments = self._segments
         self.guided = False
-        self.wanted: int | None = None  # the recorded address, when it is known
+        self.wanted: int | None = None  # the recorded address, if known
         self.taken: dict[int, int] = {}  # the ordinal of each address
         self.ties = 0
         self._order: set[tuple[int, int]] = set()  # segments: (lower, higher)
@@ -218,7 +219,7 @@ class _GuidedAllocator(CachingAllocator):
 
 
 class _Replayer:
-    """Feeds events to an allocator, and keeps recorded and modelled blocks side by side."""
+    """Feeds events to an allocator, and maps recorded blocks to the model's."""
 
     def __init__(self, settings: AllocatorSettings, has_addresses: bool) -> None:
         self.device = _RecordedDevice()
@@ -305,8 +306,8 @@ class _Replayer:
         if released == event.size:
             return None
         self.device.follows = False
-        return f"the model gives {released} bytes back"
+        return f"the model returns {released} bytes"
 
     def _segment_address(self, event: Event) -> int:
-        """Where a recorded segment lies in the model."""
+        """The model's address of a recorded segment."""
         return event.address if self._has_addresses else (event.address + 1) << _SEGMENT_BITS

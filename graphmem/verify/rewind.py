@@ -1,11 +1,11 @@
 """The state before a recording's first event, found by undoing its events from the last.
 
-A snapshot tells the state at the end. What it cannot tell is the size of a block that was there
-before the recording and was freed in it: the events know only the requested bytes. Such a block
+A snapshot has the state at the end. It does not have the size of a block that existed before the
+recording and was freed in it: events only have the requested bytes. Such a block
 (1) has exactly its rounded size in the small pool and in expandable segments, where 512 spare
-bytes are always cut off; (2) in the large pool may keep up to 1 MiB more. No free block of that
-pool is as small as that, so a gap of at most 1 MiB behind it is its own; behind a wider gap its
-size is taken to be the rounded one. `guessed_bytes` counts the bytes of clause (2).
+bytes are always split off; (2) in the large pool may keep up to 1 MiB more. No free block of that
+pool is that small, so a gap of at most 1 MiB after it belongs to it; if the gap is wider, the block
+is assumed to have its rounded size. `guessed_bytes` counts the bytes of clause (2).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LARGE_PAGE = 20 * MIB
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """The segments before the first event, and how many allocated bytes in them are a guess."""
+    """The segments before the first event, and how many allocated bytes in them are guessed."""
 
     segments: tuple[SegmentInfo, ...]
     guessed_bytes: int
@@ -38,7 +38,7 @@ class InitialState:
 
 @dataclass(slots=True)
 class _Live:
-    """A block in use: its size where the snapshot told it."""
+    """A block in use, with its size if the snapshot has it."""
 
     requested: int
     size: int | None = None
@@ -60,7 +60,7 @@ def initial_state(recording: Recording) -> InitialState:
     """Undo all events of a recording that ends with a snapshot.
 
     Raises:
-        InputError: if the recording has no final state, or its events contradict that state.
+        InputError: the recording has no final state, or its events contradict that state.
     """
     if recording.final is None:
         raise NoFirstStateError(recording.name)
@@ -154,7 +154,7 @@ def _stretches(pages: dict[int, tuple[int, bool]]) -> list[_Range]:
 
 
 def _settle_sizes(item: _Range, blocks: dict[int, _Live], settings: AllocatorSettings) -> int:
-    """Give each block of a segment a size; returns the bytes that are a guess."""
+    """Give each block of a segment a size; returns the guessed bytes."""
     guessed = 0
     ends = [*blocks, item.address + item.size][1:]
     for (address, block), end in zip(blocks.items(), ends, strict=True):

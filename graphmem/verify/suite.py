@@ -1,4 +1,4 @@
-"""Run every case of a folder against recordings, and against what runs printed."""
+"""Compare every case of a folder with recordings and with the figures that runs printed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from graphmem.verify.recording_files import find_recording, read_recorded
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """One case and what came of it; `comparison` is None where the recording is not there."""
+    """One case and its result; `comparison` is None if the recording was not found."""
 
     case: RecordedCase
     comparison: Comparison | None
 
     @property
     def has_failed(self) -> bool:
-        """Whether a case differs that must be equal."""
+        """Whether the case differs although it must be equal."""
         return not self.case.gap and self.comparison is not None and not self.comparison.is_equal
 
     @property
@@ -40,7 +40,7 @@ class SuiteRow:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """One figure that a run printed, and the bytes that are predicted."""
+    """One figure that a run printed, and the predicted bytes."""
 
     case: PrintedCase
     figure: PrintedFigure
@@ -48,12 +48,12 @@ class PrintedRow:
 
     @property
     def error(self) -> int:
-        """Predicted less printed, in bytes; 0 where both would have been printed alike."""
+        """Predicted minus printed, in bytes; 0 if both would have been printed the same."""
         return self.figure.printed.error_of(self.predicted)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the error is another one than the case says: worse, or better."""
+        """Whether the error differs from the case's known error, for worse or better."""
         return self.error != self.figure.known_error
 
     @property
@@ -64,14 +64,14 @@ class PrintedRow:
 
 @dataclass(frozen=True)
 class Suite:
-    """What came of every case: a row for each recording, and one for each printed figure."""
+    """The results of all cases: a row for each recording, and one for each printed figure."""
 
     recorded: tuple[SuiteRow, ...]
     printed: tuple[PrintedRow, ...]
 
     @property
     def has_failed(self) -> bool:
-        """Whether some row is not as its case says."""
+        """Whether any row has failed."""
         rows: list[SuiteRow | PrintedRow] = [*self.recorded, *self.printed]
         return any(row.has_failed for row in rows)
 
@@ -82,16 +82,16 @@ def run_suite(
     progress: Callable[[str], None] = lambda message: None,
     executor: Executor | None = None,
 ) -> Suite:
-    """Compare each case with its recording, or with what was printed.
+    """Compare each case with its recording, or with its printed figures.
 
     Args:
         cases: as `read_cases` returns them.
         recordings: the folder of the recordings.
-        progress: told what is being done.
+        progress: called with a description of each step.
         executor: runs several cases at a time; default: one after the other, in this process.
 
     Raises:
-        InputError: nothing was printed and none of the recordings is there, or a case cannot be
+        InputError: there are no printed figures and no recording was found, or a case cannot be
             predicted.
     """
     cases = list(cases)
@@ -109,7 +109,7 @@ def run_suite(
 
 
 def rows_of(case: Case, recordings: Path) -> list[SuiteRow | PrintedRow]:
-    """What came of one case."""
+    """The rows of one case."""
     if isinstance(case, PrintedCase):
         return list(run_printed(case))
     if not isinstance(case, RecordedCase):
@@ -141,7 +141,7 @@ def _compare(case: RecordedCase, path: Path) -> Comparison:
 
 @contextmanager
 def _named(case: Case) -> Iterator[None]:
-    """Say which case cannot be predicted."""
+    """Name the case in errors."""
     try:
         yield
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Verification as text: tables, and the lines around the place where two sides part."""
+"""Verification as text: tables, and the events around the first difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIGURES = (
 
 
 def rendered(lines: Iterable[Text | Table], *, colour: bool = False) -> str:
-    """Tables and lines as text that is never wrapped."""
+    """Render tables and lines as text that is never wrapped."""
     buffer = io.StringIO()
     console = Console(file=buffer, width=_WIDTH, highlight=False, force_terminal=colour)
     for line in lines:
@@ -42,7 +42,7 @@ def rendered(lines: Iterable[Text | Table], *, colour: bool = False) -> str:
 
 
 def allocator_table(checks: Sequence[AllocatorCheck]) -> Iterator[Text | Table]:
-    """A line for each recording, then where the first misses are."""
+    """One row per recording, then the first misses."""
     table = _table("recording", "events", "misses", "peak allocated", "end allocated", "reserved")
     for check in checks:
         replay = check.replay
@@ -55,14 +55,14 @@ def allocator_table(checks: Sequence[AllocatorCheck]) -> Iterator[Text | Table]:
     yield table
     for check in checks:
         if check.replay is None:
-            yield Text(f"{check.name}: does not tell the state before its first event")
+            yield Text(f"{check.name}: does not have the state before its first event")
         elif check.replay.first_miss is not None:
             miss = check.replay.first_miss
             yield Text(f"{check.name}: first miss at event {miss.index}: {miss.what}")
 
 
 def comparison_text(comparison: Comparison) -> Iterator[Text | Table]:
-    """The first events that differ, with those around them, and the figures of both sides."""
+    """The first events that differ, those around them, and the figures of both sides."""
     yield Text(f"{comparison.name} against {comparison.target}, from {comparison.start} on")
     yield Text(
         f"events: {len(comparison.recorded):,} recorded, {len(comparison.predicted):,} predicted"
@@ -102,7 +102,7 @@ def _figures(comparison: Comparison) -> Table:
     for field, label in _FIGURES:
         value = getattr(predicted, field)
         if recorded is None:
-            table.add_row(label, "not told", f"{value:,}", "")
+            table.add_row(label, "unknown", f"{value:,}", "")
             continue
         truth = getattr(recorded, field)
         table.add_row(label, f"{truth:,}", f"{value:,}", f"{value - truth:,}")
@@ -128,7 +128,7 @@ def suite_table(suite: Suite) -> Iterator[Text | Table]:
 
 
 def suite_cells(row: SuiteRow) -> tuple[str, ...]:
-    """A case's cells under `SUITE_COLUMNS`; "?" is what the recording does not tell."""
+    """A case's cells under `SUITE_COLUMNS`; "?" for what the recording does not have."""
     comparison = row.comparison
     machine = (row.gpu.name, row.case.request.torch or "")
     if comparison is None:
@@ -164,7 +164,7 @@ def _printed_remarks(row: PrintedRow) -> Iterator[Text]:
     if row.has_failed:
         yield Text(
             f"{row.case.name}: {row.figure}: the error is {row.error:,} bytes, "
-            f"the case says {row.figure.known_error:,}",
+            f"the case expects {row.figure.known_error:,}",
             style="bold red",
         )
     if row.figure.gap:
@@ -175,13 +175,13 @@ def _remarks(row: SuiteRow) -> Iterator[Text]:
     comparison = row.comparison
     if row.case.gap:
         is_closed = comparison is not None and comparison.is_equal
-        kind = "equal now, although a gap is noted" if is_closed else "known gap"
+        kind = "equal now, although the case has a gap" if is_closed else "known gap"
         yield Text(f"{row.case.name}: {kind}: {row.case.gap}")
     if comparison is None or comparison.first_difference is None:
         return
     index = comparison.first_difference
     style = "bold red" if row.has_failed else ""
-    yield Text(f"{row.case.name} parts at event {index:,}:", style=style)
+    yield Text(f"{row.case.name} differs from event {index:,} on:", style=style)
     yield Text(f"  recorded  {_change_at(comparison.recorded, index)}")
     yield Text(f"  predicted {_change_at(comparison.predicted, index)}")
 

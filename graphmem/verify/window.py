@@ -1,16 +1,16 @@
-"""Where in a prediction a recording starts.
+"""The moment in a prediction at which a recording starts.
 
-Recordings start at different moments of a program. A *start* names one in the words of the step
+Recordings start at different moments of a program. A *start* names one in the terms of the step
 graph:
   (1) `setup`: the beginning, from an empty device;
   (2) `step N`: the beginning of iteration N, counted from 0, so `step 2` comes after two steps of
       warm-up;
   (3) `step N forward`, `step N backward`, `step N optimizer`: the first such phase of it.
 
-What is alive then is what the allocator was left with by everything before: the prediction is
-simulated from its beginning, and only compared from there on. A recording ends where the trace
-ends; how long that is, the number of iterations says. A printed figure may be one of a stretch
-instead: of the iteration, or of the phase, that a start begins.
+The prediction is always simulated from its beginning, so that the allocator has its state at the
+start, and compared from the start on. A recording ends where the trace ends, which the number of
+iterations decides. A printed figure may instead cover only the iteration or the phase that begins
+at a start.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _FORM = re.compile(r"setup|step (?P<step>\d{1,9})(?: (?P<phase>forward|backward|
 
 @dataclass(frozen=True)
 class Start:
-    """A moment of a trace, and the stretch that begins with it.
+    """A moment of a trace, and the iteration or phase that begins there.
 
     Attributes:
-        step: the iteration, None for the very beginning.
-        phase: a phase of it, None for its beginning.
+        step: the iteration; None for the very beginning.
+        phase: a phase of it; None for its beginning.
     """
 
     step: int | None = None
@@ -42,7 +42,7 @@ class Start:
         return f"step {self.step}" + (f" {self.phase}" if self.phase else "")
 
     def tick_in(self, graph: StepGraph) -> int:
-        """The tick of that moment; what happens at it or later is compared.
+        """The tick of that moment; events from it on are compared.
 
         Raises:
             InputError: the trace has no such moment.
@@ -60,7 +60,7 @@ class Start:
         return self._phases(graph)[-1].end
 
     def _phases(self, graph: StepGraph) -> list[Phase]:
-        """The phases of the iteration, or the first of the name alone."""
+        """The phases of the iteration, or only the first with the phase's name."""
         assert self.step is not None
         phases = graph.phases_of(self.step)
         if self.phase is not None:
@@ -71,10 +71,10 @@ class Start:
 
 
 def parse_start(text: str) -> Start:
-    """The start that a text names.
+    """Parse the name of a start.
 
     Raises:
-        InputError: it names none.
+        InputError: it does not name a start.
     """
     match = _FORM.fullmatch(text)
     if match is None:

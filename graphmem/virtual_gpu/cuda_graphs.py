@@ -161,7 +161,7 @@ class _Capture:
             raise RuntimeError(what)
 
     def draw_random_numbers(self) -> None:
-        """An operation that is captured draws random numbers."""
+        """Handle a captured operation that draws random numbers."""
         self.states.draw(self)
 
     def reset(self) -> None:

@@ -167,7 +167,7 @@ def refused_pools() -> list[Replacement]:
         return False
 
     return [
-        # Optimizers ask (`_accelerator_graph_capture_health_check`).
+        # Optimizers call it (`_accelerator_graph_capture_health_check`).
         (torch.cuda, "is_current_stream_capturing", is_current_stream_capturing),
         (torch.cuda.graphs, "is_current_stream_capturing", is_current_stream_capturing),
         (torch.cuda.graphs.CUDAGraph, "__new__", staticmethod(no_graphs)),

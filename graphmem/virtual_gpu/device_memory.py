@@ -86,15 +86,15 @@ class DeviceMemory:
         run: LiveRun | None = None,
         first_settings: Callable[[], AllocatorSettings] | None = None,
     ) -> None:
-        """The memory of a card.
+        """Make the memory of a card.
 
         Args:
             gpu: the card.
-            allocator: PyTorch's.
-            devices: the cards that the process sees; default: this one.
-            run: the live run that follows the program; None: nothing does.
-            first_settings: reads the environment when memory is first asked for, which is when
-                PyTorch reads it. None: the allocator has its settings.
+            allocator: PyTorch's caching allocator.
+            devices: the cards that the process sees; default: only this one.
+            run: the live run that follows the program; None for a trace.
+            first_settings: reads the environment's settings when memory is first asked for, as
+                PyTorch does. None: the allocator already has its settings.
         """
         self.gpu = gpu
         self.allocator = allocator
@@ -123,7 +123,7 @@ class DeviceMemory:
 
     @property
     def runs_node(self) -> bool:
-        """Whether this thread runs a node of autograd, for which a card has a thread of its own."""
+        """Whether this thread runs an autograd node, which on a card autograd's own thread does."""
         return self._of_thread.runs_node
 
     @runs_node.setter

@@ -1,4 +1,4 @@
-"""What a live run answers and is told: one protocol, passed to the recorder and the memory."""
+"""The protocol of a live run, which the recorder and the device's memory call."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class LiveRun(Protocol):
     """Follows a program operation by operation, and keeps the device's allocator up to date."""
 
     def note_change(self, storage: Storage) -> None:
-        """A storage was born or lost an owner.
+        """Note a storage that was born or lost an owner.
 
-        The call may come from the depths of Python's memory management: it may do no more than
+        The call may come from deep inside Python's memory management, so it must do nothing but
         note the storage.
         """
 
     def advance(self, op: Op) -> None:
-        """An operation has been recorded."""
+        """Handle an operation that has been recorded."""
 
     def note_communicator(self) -> None:
-        """Ranks have joined for their first collective on the device."""
+        """Note that ranks have joined for their first collective on the device."""
 
     def settle(self) -> None:
         """Apply what the program did so far to the allocator."""
@@ -36,45 +36,45 @@ class LiveRun(Protocol):
         """The block that holds a tensor; None for one that is empty or elsewhere."""
 
     def take_blas_workspace(self) -> None:
-        """The program asks for this thread's cuBLAS handle, which takes a workspace if it has none.
+        """Allocate a workspace for this thread's cuBLAS handle, if it has none.
 
         `getCurrentCUDABlasHandle` (aten/src/ATen/cuda/CublasHandlePool.cpp).
         """
 
     def clear_blas_workspaces(self) -> None:
-        """Give back every workspace (`clearCublasWorkspaces`)."""
+        """Free every workspace (`clearCublasWorkspaces`)."""
 
     def keep(self, what: str, nbytes: int) -> GiveBack:
-        """Take memory for a library; the function that is returned gives it back."""
+        """Allocate memory for a library; returns the function that frees it."""
 
 
 class NoLiveRun:
-    """A trace: its memory is simulated when it is over."""
+    """The live run of a trace, which does nothing: a trace is simulated afterwards."""
 
     def note_change(self, storage: Storage) -> None:
-        """Births and deaths are read from the finished graph."""
+        """Do nothing: births and deaths are read from the finished graph."""
 
     def advance(self, op: Op) -> None:
-        """Operations, too."""
+        """Do nothing: operations are read from the finished graph."""
 
     def note_communicator(self) -> None:
-        """Nobody asks how much of the card is free."""
+        """Do nothing: nobody asks how much of the card is free."""
 
     def settle(self) -> None:
-        """Nothing waits to be applied."""
+        """Do nothing: there is no allocator to update."""
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
-        """No tensor has a block."""
+        """Return None: no tensor has a block."""
         return None
 
     def take_blas_workspace(self) -> None:
-        """The pass that knows workspaces counts them."""
+        """Do nothing: a pass counts workspaces."""
 
     def clear_blas_workspaces(self) -> None:
-        """None were taken."""
+        """Do nothing: no workspace was allocated."""
 
     def keep(self, what: str, nbytes: int) -> GiveBack:
-        """Take nothing."""
+        """Allocate nothing."""
         return _give_nothing_back
 
 

@@ -1,4 +1,4 @@
-"""What the virtual GPU cannot stand in for, a class for each message."""
+"""Errors about what the virtual GPU does not support, one class per message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from graphmem.errors import InputError
 
 
 class NoDriverGraphError(InputError):
-    """A CUDA graph is asked for its driver's handle."""
+    """The program asks for the driver's handle of a CUDA graph."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -16,7 +16,7 @@ class NoDriverGraphError(InputError):
 
 
 class NoDeviceGuardError(InputError):
-    """This build of torch cannot be told of a device."""
+    """graphmem cannot register a device guard in this build of torch."""
 
     def __init__(self, version: object) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class MemoryInTraceError(InputError):
 
 
 class PoolAllocatorError(InputError):
-    """A memory pool has an allocator of the user's own."""
+    """A memory pool has a custom allocator."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -46,12 +46,12 @@ class PoolAllocatorError(InputError):
 
 
 class UnknownStandInError(InputError):
-    """graphmem stands in for no package of that name."""
+    """There is no stand-in of this name."""
 
     def __init__(self, name: str, known: str, group: str) -> None:
         super().__init__(
             f"there is no stand-in {name!r}: there are {known}",
-            hint=f"a package can bring one, by an entry point of the group {group} "
+            hint=f"a package can provide one by an entry point of the group {group} "
             "(docs/fine_tuning.md)",
         )
 
@@ -68,7 +68,7 @@ class NoStandInPartError(InputError):
 
 
 class SharedEventError(InputError):
-    """An event is shared between processes."""
+    """The program shares an event between processes."""
 
     def __init__(self) -> None:
         super().__init__(

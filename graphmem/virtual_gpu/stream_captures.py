@@ -15,7 +15,7 @@ class Capture(Protocol):
     """A CUDA graph that is being captured."""
 
     def draw_random_numbers(self) -> None:
-        """An operation that is captured draws random numbers."""
+        """Handle a captured operation that draws random numbers."""
 
 
 class StreamCaptures:

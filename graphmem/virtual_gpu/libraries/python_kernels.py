@@ -19,7 +19,7 @@ from torch._library.custom_ops import OPDEFS
 
 _LIBRARIES = frozenset({"bitsandbytes", "flash_attn", "_c10d_functional", "_dtensor"})
 _BY_RULE = frozenset({"flash_attn_3"})
-"""Libraries with compiled kernels: the pass `kernel_memory` has a rule for what they allocate."""
+"""Libraries with compiled kernels, whose allocations the pass `kernel_memory` has rules for."""
 _KEYS = (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CompositeExplicitAutograd)
 
 
@@ -30,7 +30,7 @@ def has_python_kernel(func: Any) -> bool:
 
 
 def is_custom(func: Any) -> bool:
-    """Whether a program defined an operator by `torch.library.custom_op`, by a Python kernel."""
+    """Whether a program defined an operator with a Python kernel (`torch.library.custom_op`)."""
     name = func.name().partition(".")[0]
     return name in OPDEFS and name.partition("::")[0] not in _BY_RULE
 
@@ -42,7 +42,7 @@ def run_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def no_scratch(func: Any, error: Exception) -> tuple[str, str, str]:
-    """The assumption that a kernel allocates its results alone: what, value, why."""
+    """The assumption that a kernel allocates nothing but its results: what, value, why."""
     reason = next(iter(str(error).splitlines()), type(error).__name__)
     what = f"scratch memory of {func.name().replace('::', '.')}"
     return what, "none", f"its kernel cannot run without a card: {reason}"

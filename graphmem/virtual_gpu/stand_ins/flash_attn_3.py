@@ -1,12 +1,12 @@
 """FlashAttention 3 where it is not installed: `flash_attn_interface`, and Hugging Face's `kernels`.
 
 Its two operators are registered as the package registers them, with the same schemas and shape
-rules, so Dynamo, AOTAutograd and Inductor treat them as the package's
-(hopper/flash_attn_interface.py of flash-attention, as of 2026-08-15); what the kernels allocate
-is in passes/kernels/flash_attention_3.py. `kernels.get_kernel` hands the module to programs that
-would download it from a hub.
+rules, so that Dynamo, AOTAutograd and Inductor treat them like the package's
+(hopper/flash_attn_interface.py of flash-attention, as of 2026-08-15); the kernels' allocations are
+in passes/kernels/flash_attention_3.py. `kernels.get_kernel` returns the module to programs that
+would otherwise download it from a hub.
 
-Not covered: `flash_attn_qkvpacked_func`, and what is for generation (`flash_attn_with_kvcache`,
+Not covered: `flash_attn_qkvpacked_func`, and functions for generation (`flash_attn_with_kvcache`,
 `flash_attn_combine`, scheduler metadata).
 """
 
@@ -52,7 +52,7 @@ _BACKWARD = """(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor so
 def _forward_shapes(
     q: Any, k: Any, v: Any, *rest: Any, cu_seqlens_q: Any = None, num_splits: int = 1, **_: Any
 ) -> Any:
-    """`_flash_attn_forward_fake`; a call leaves later arguments at their defaults or names them."""
+    """`_flash_attn_forward_fake`; calls pass later arguments by name or not at all."""
     starts = rest[4] if len(rest) > 4 else cu_seqlens_q
     *outer, heads, _width = q.shape
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
@@ -132,7 +132,7 @@ def _operators() -> tuple[Any, Any]:
 
 
 class _Attention(torch.autograd.Function):
-    """`FlashAttnFunc` and `FlashAttnVarlenFunc`: what they save, and in which order they call."""
+    """`FlashAttnFunc` and `FlashAttnVarlenFunc`, with their saved tensors and order of calls."""
 
     @staticmethod
     def forward(
@@ -236,7 +236,7 @@ def flash_attn_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of (batch, sequence, heads, width)."""
+    """Attention over tensors of shape (batch, sequence, heads, width)."""
     return _Attention.apply(  # type: ignore[no-untyped-call]
         *(q, k, v, None, None, None, None, None, None, softmax_scale, causal, qv),
         (q_descale, k_descale, v_descale),
@@ -270,7 +270,7 @@ def flash_attn_varlen_func(
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of packed sequences: (rows of all, heads, width)."""
+    """Attention over packed sequences: tensors of shape (total rows, heads, width)."""
     return _Attention.apply(  # type: ignore[no-untyped-call]
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k),
         *(softmax_scale, causal, qv, (q_descale, k_descale, v_descale), window_size),
@@ -289,7 +289,7 @@ def _refusing(name: str) -> Any:
 def _refused(what: str) -> InputError:
     return InputError(
         f"the stand-in for flash_attn_3 has no {what}",
-        hint="docs/fine_tuning.md says what it has, and how to bring a stand-in of your own",
+        hint="docs/fine_tuning.md says what it has, and how to provide your own stand-in",
     )
 
 

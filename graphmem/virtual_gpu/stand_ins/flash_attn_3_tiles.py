@@ -1,4 +1,4 @@
-"""How FlashAttention 3 tiles its backward pass (`mha_bwd` in hopper/flash_api.cpp)."""
+"""The tiles of FlashAttention 3's backward pass (`mha_bwd` in hopper/flash_api.cpp)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _HEAD_WIDTHS = (64, 96, 128, 192, 256)
 
 
 class Mask(NamedTuple):
-    """The mask as a kernel takes it: never both.
+    """The kind of mask as a kernel takes it; never both.
 
     Attributes:
-        causal: queries see earlier keys only.
-        windowed: queries see keys near them (`is_local`).
+        causal: queries see only earlier keys.
+        windowed: queries see only keys near them (`is_local`).
     """
 
     causal: bool
@@ -20,7 +20,7 @@ class Mask(NamedTuple):
 
 
 def mask_of(causal: bool, left: int, right: int, queries: int, keys: int) -> Mask:
-    """The mask of a call whose window is `left` and `right`; -1: unlimited."""
+    """The mask of a call with the window `left` and `right`; -1: unlimited."""
     left = -1 if left >= keys - 1 else left
     right = 0 if causal else -1 if right >= queries - 1 else right
     causal = left < 0 and right == 0
@@ -38,10 +38,10 @@ def tile_of(
     """`kBlockM` and `kBlockN`: queries and keys of a tile.
 
     Args:
-        width: of a head, rounded.
-        mask: of the call.
+        width: the rounded width of a head.
+        mask: the call's mask.
         is_capped: whether scores are soft-capped.
-        capability: of the card.
+        capability: the card's compute capability.
     """
     if capability >= (9, 0):
         columns = 128 if width <= 128 else 96 if width <= 192 else 80
@@ -60,5 +60,5 @@ def _queries_on_hopper(width: int, mask: Mask, is_capped: bool) -> int:
 
 
 def rounded(size: int, block: int) -> int:
-    """The least multiple of `block` that is not below `size`."""
+    """Round up to a multiple of `block`."""
     return -(-size // block) * block
