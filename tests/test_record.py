@@ -85,6 +85,11 @@ class TestReaders:
         else:
             assert read.read_bytes() == traced.read_bytes()
 
+    def test_a_search_of_layouts(self, run_graphmem: Callable[..., Any], saved: Path) -> None:
+        found = run_graphmem("plan", str(saved), "--gpus", "2", "--search")
+
+        assert found.exit_code == 0, found.stderr
+
     def test_plan(self, run_graphmem: Callable[..., Any], saved: Path) -> None:
         layout = ("--gpus", "8", "--fsdp", "--tp", "2")
         traced = run_graphmem("plan", LLAMA, *SMALL, *layout)

@@ -26,16 +26,12 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from graphmem.formulas.estimate import Formula, FormulaMoment, FormulaPart
 from graphmem.formulas.roles import Role, SavedRole, in_blocks, of
 from graphmem.graph import Category
 from graphmem.parallel import Sharding
 from graphmem.report.categories import COMMUNICATION
-
-if TYPE_CHECKING:
-    import torch
 
 SOURCE = "DeepSpeed, Memory Requirements (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py)"
 BUFFER_FACTOR = 1.5
@@ -77,19 +73,6 @@ class Hardware:
         nodes = "nodes" if self.nodes > 1 else "node"
         gpus = "GPUs" if self.gpus_per_node > 1 else "GPU"
         return f"HW: Setup with {self.nodes} {nodes}, {self.gpus_per_node} {gpus} per node."
-
-
-def parameters_of(model: torch.nn.Module) -> tuple[int, int]:
-    """Count all parameters of a model, shared ones once, and those of its largest layer.
-
-    A layer is a module with its own parameters only. The model may be on the meta device.
-    """
-    total = sum(parameter.numel() for parameter in model.parameters())
-    layers = (
-        sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        for module in model.modules()
-    )
-    return total, max(layers, default=0)
 
 
 def zero2(
@@ -180,24 +163,6 @@ def zero3_table(
         f"{int(largest_layer / 1e6)}M largest layer params."
     )
     return _table(hardware, model, zero3(parameters, largest_layer, hardware, buffer_factor))
-
-
-def zero2_live(
-    model: torch.nn.Module,
-    hardware: Hardware,
-    buffer_factor: float = BUFFER_FACTOR,
-    release: Release = Release.DOCUMENTED,
-) -> str:
-    """The output of `estimate_zero2_model_states_mem_needs_all_live`."""
-    parameters, _ = parameters_of(model)
-    return zero2_table(parameters, hardware, buffer_factor, release)
-
-
-def zero3_live(
-    model: torch.nn.Module, hardware: Hardware, buffer_factor: float = BUFFER_FACTOR
-) -> str:
-    """The output of `estimate_zero3_model_states_mem_needs_all_live`."""
-    return zero3_table(*parameters_of(model), hardware, buffer_factor)
 
 
 def zero3_case_bytes(parameters: float, largest_layer: float, gpus: int) -> tuple[int, ...]:

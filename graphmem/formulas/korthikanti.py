@@ -71,16 +71,6 @@ def whole(
     ]
 
 
-def in_first_stage(stages: int, chunks: int = 1) -> Fraction:
-    """The activations of a pipeline's first stage, as a multiple of one pass over all blocks.
-
-    Args:
-        stages: p, with 1F1B.
-        chunks: m, the chunks of a stage, if stages are interleaved.
-    """
-    return Fraction(1) if chunks == 1 else 1 + Fraction(stages - 1, stages * chunks)
-
-
 _UNSPLIT, _SPLIT = 10, 24
 """Of the 34: layer norms 4, dropout masks 2, inputs of attention and MLP 4; and the rest."""
 

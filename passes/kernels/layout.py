@@ -36,12 +36,6 @@ def is_half(dtype: str) -> bool:
     return dtype in ("float16", "bfloat16")
 
 
-def is_integral(dtype: str) -> bool:
-    """Whether a dtype is an integer or bool."""
-    kind: torch.dtype = getattr(torch, dtype)
-    return not kind.is_floating_point and not kind.is_complex
-
-
 def numel(tensor: TensorOut) -> int:
     """How many elements a tensor has."""
     return math.prod(tensor.shape)

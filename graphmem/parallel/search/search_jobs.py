@@ -16,6 +16,7 @@ from graphmem.json_text import json_text
 from graphmem.parallel.schema import Search
 from graphmem.parallel.search.search import Searcher, Wanted, search
 from graphmem.parallel.tracing import planner_for
+from graphmem.targets import is_record
 
 Progress = Callable[[str], None]
 
@@ -42,7 +43,8 @@ class SearchJob:
 def run_job(job: SearchJob, progress: Progress = lambda message: None) -> Search:
     """Trace a target and search its layouts.
 
-    If the request does not mention checkpoints, a second trace checkpoints every block.
+    If the request does not mention checkpoints, a second trace checkpoints every block, unless the
+    step is a saved one.
 
     Raises:
         InputError: the target cannot be traced, or has no experts to split.
@@ -57,7 +59,7 @@ def _run_job(job: SearchJob, progress: Progress) -> Search:
     planner.check_experts(job.wanted.base)
     given = job.request.changes.checkpoint
     searchers = [Searcher(planner, given)]
-    if not given and planner.blocks.count > 1:
+    if not given and planner.blocks.count > 1 and not is_record(job.target):
         pattern = (f"{planner.blocks.name}.[0-9]*",)
         changes = replace(job.request.changes, checkpoint=pattern)
         request = replace(job.request, changes=changes)
