@@ -11,6 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
+from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
 from tests import oracle
@@ -103,4 +104,5 @@ def test_an_encoder_that_nests_what_is_padded_is_refused_with_a_way_out() -> Non
     with pytest.raises(NestedTensorError) as refused:
         traced(lambda: step(nested=True))
     assert "enable_nested_tensor=False" in (refused.value.hint or "")
-    assert traced(lambda: step(nested=False)).ops
+    if installed_release() >= (2, 11):  # before, the encoder's fast path had no meta kernel
+        assert traced(lambda: step(nested=False)).ops

@@ -133,6 +133,9 @@ def test_an_older_torch_is_refused_in_one_line_before_anything_is_replaced(
     assert before == {name: getattr(torch.Tensor, name) for name in before}
 
 
+@pytest.mark.skipif(
+    installed_release() < (2, 13), reason="names that later releases have are missing"
+)
 def test_a_newer_torch_runs_and_the_report_says_so(pretending: Any) -> None:
     pretending("3.0.0")
 

@@ -125,6 +125,7 @@ class Compilation:
         enter(replaced(dynamo.factories(self._unwatched)))
         enter(replaced(dynamo.tables()))
         dynamo.leave_own_frames()
+        enter(dynamo.properties_as_constants())
         enter(replaced(dynamo.replacements(self._unwatched, self._unknowns)))
         on_card = inductor.replacements(
             self._unwatched.recorded, self._unknowns, knows_memory=self._knows_memory

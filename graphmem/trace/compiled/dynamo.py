@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -20,6 +21,7 @@ from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_gpu.cuda_api import FACTORIES
+from graphmem.virtual_gpu.device_properties import DeviceProperties
 from graphmem.virtual_gpu.patching import Replacement, stand_ins, suspended
 
 _HOOKS = (
@@ -57,6 +59,17 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
         (module_hooks, "_has_any_global_hook", _has_any_global_hook),
         *_tensors_of_traces(),
     ]
+
+
+@contextmanager
+def properties_as_constants() -> Iterator[None]:
+    """Let Dynamo fold the card's properties into its graphs, as it does those of a real one."""
+    constants = importlib.import_module("torch._dynamo.utils").common_constant_types
+    constants.add(DeviceProperties)
+    try:
+        yield
+    finally:
+        constants.discard(DeviceProperties)
 
 
 def _tensors_of_traces() -> Iterator[Replacement]:
