@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.graph import Op, OwnerKind, PhaseName, StepGraph
+from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS
@@ -21,6 +22,9 @@ from graphmem.values.choices import NotShareError
 from graphmem.values.limits import INTEGERS
 
 Iterate = Callable[[], Any]
+
+DETACH_TIMES = 1 if installed_release() >= (2, 10) else 2
+"""How often `detach` is dispatched: up to 2.9 twice, by its kernel for autograd as well."""
 
 
 def traced(iterate: Iterate, *, steps: int = 1, **parts: Any) -> StepGraph:
@@ -127,7 +131,7 @@ class TestWhatIsRecorded:
             "aten.ones_like.default",  # the gradient of the loss
             "aten.expand.default",
             "aten.mul.Tensor",
-            "aten.detach.default",  # AccumulateGrad steals
+            *["aten.detach.default"] * DETACH_TIMES,  # AccumulateGrad steals
         ]
 
     def test_a_program_may_detach_a_tensor_that_was_unpacked(self) -> None:
@@ -146,7 +150,8 @@ class TestWhatIsRecorded:
             Twice.apply(on_gpu(2, requires_grad=True)).sum().backward()
 
         names = [op.autograd_node for op in ops_called(traced(step), "aten.detach.default")]
-        assert names == ["TwiceBackward", "torch::autograd::AccumulateGrad"]
+        expected = ["TwiceBackward", "torch::autograd::AccumulateGrad"]
+        assert names == [name for name in expected for _ in range(DETACH_TIMES)]
 
     def test_a_formula_reads_what_the_forward_operation_made(self) -> None:
         graph = traced(lambda: on_gpu(2, requires_grad=True).exp().sum().backward())
