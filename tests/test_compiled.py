@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,3 +144,23 @@ def test_the_compiler_compiles_for_the_host_again_afterwards() -> None:
     assert torch.equal(compiled(x), x.sin() + 1)
     assert x.grad is not None
     assert torch.allclose(x.grad, x.cos())
+
+
+def test_dynamo_follows_a_function_by_another_name_and_a_property_of_the_card() -> None:
+    """As kernels in Triton do: `run = Doubled.apply`, and a grid from the multiprocessors."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.cuda.get_device_properties("cuda").multi_processor_count
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    with graphmem.virtual_gpu("h100"):
+        run = Doubled.apply
+        compiled = torch.compile(lambda x: run(x) + 1, fullgraph=True)
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        compiled(x).sum().backward()
+        assert x.grad is not None

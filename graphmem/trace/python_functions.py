@@ -73,7 +73,9 @@ def _holding_arguments_alike(function: Any) -> Any:
     The caller of a `partial`, which is written in C, holds them as long as it runs.
     """
     is_built_in = FUNCTION_APPLY_IS_BUILT_IN.holds_in(installed_release())
-    return partial(function) if is_built_in else function
+    held: Any = partial(function) if is_built_in else function
+    held.__name__ = "apply"  # so Dynamo knows `call = Exp.apply` (variables/builder.py)
+    return held
 
 
 def _versions(args: tuple[Any, ...]) -> dict[int, int]:
