@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.kernel_program import Scratch, Step
 from graphmem.virtual_gpu.stand_ins.flash_attn_3_tiles import (
     Mask,
     mask_of,
@@ -33,13 +33,13 @@ _INT_BYTES = 4
 
 def _forward(call: Call) -> Iterator[Step]:
     """Clause (1)."""
-    if (call.value("num_splits") or 0) < 1:
+    if call.value("num_splits") < 1:
         call.leave_out(
             "FlashAttention 3", "keys are not split", "its heuristic of splits is not modelled"
         )
     out, sums, *of_splits = call.outputs()
-    metadata = _metadata(call)
-    steps = (out, sums, *map(Take, metadata), *of_splits, *map(Free, metadata))
+    held = _metadata(call)
+    steps: tuple[Step, ...] = (out, sums, *during(held, of_splits))
     yield from during(_copies(call, "q", "k", "v"), steps)
 
 

@@ -97,9 +97,8 @@ def _backward_shapes(
     width = rounded_width(max(q.shape[-1], v.shape[-1]))
     tile, _ = tile_of(width, mask, softcap > 0, torch.cuda.get_device_capability(q.device))
     heads = q.shape[-2]
-    if cu_seqlens_q is None:
-        size = (batch, heads, rounded(queries, tile))
-    else:
+    size: tuple[Any, ...] = (batch, heads, rounded(queries, tile))
+    if cu_seqlens_q is not None:
         size = (heads, rounded(q.shape[0] + batch * tile, tile))
     return q.new_empty(size, dtype=torch.float32)
 
