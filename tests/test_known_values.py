@@ -366,6 +366,22 @@ def by_a_count(device: torch.device) -> int:
     return rounds
 
 
+def after_an_evaluation(device: torch.device) -> int:
+    """The loop of nanoGPT's train.py: one round reads hundreds of losses in a call."""
+
+    def evaluate() -> int:
+        return len([torch.randn((), device=device).item() for _ in range(300)])
+
+    step = read = 0
+    while True:
+        if step == 0:
+            read = evaluate()
+        step += 1
+        if step > 3:
+            break
+    return read
+
+
 def by_a_length(device: torch.device) -> int:
     tokens = [1]
     while len(tokens) < 300:
@@ -398,6 +414,8 @@ def by_what_it_catches(device: torch.device) -> int:
         torch.randn((), device=device).item()
 
 
-@pytest.mark.parametrize("loop", [by_a_count, by_a_length, by_a_helper, by_what_it_catches])
+@pytest.mark.parametrize(
+    "loop", [by_a_count, by_a_length, by_a_helper, by_what_it_catches, after_an_evaluation]
+)
 def test_a_loop_that_ends_by_what_is_known_is_left_to_end(loop: Any) -> None:
     assert on_card(loop)[0] == 300

@@ -5,13 +5,15 @@
 known change in anything that could end it: among the variables of its function and of `self` that
 its tests name (`tests_of`), no number, string or known value, and no length if a test depends on
 one. So a loop that appends each loss to a list, or each token to a tensor, is reported as well. A
-`for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds.
+`for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds. Several
+reads in one call are one round of the caller's loop, as in a training loop that evaluates.
 
 Not covered: a loop that reads nothing off the card (`--timeout` ends it).
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from types import FrameType
@@ -36,9 +38,13 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class _Visit(NamedTuple):
-    """How often a loop returned to an instruction: in all, and since its state changed."""
+    """How often a loop returned to an instruction: in all, and since its state changed.
+
+    `call` is the user's function that the instruction called at the last visit.
+    """
 
     state: tuple[Any, ...] | None = None
+    call: _Visits | None = None
     unchanged: int = 0
     rounds: int = 0
 
@@ -70,25 +76,31 @@ class Loops:
         """
         if sys.gettrace() is not None:  # a debugger: people step through, and change things
             return
+        call: _Visits | None = None
         for frame in frames:
             if origin_of(frame.f_code.co_filename) is not Origin.USER:
                 continue
+            visits = frame.f_trace
+            if not isinstance(visits, _Visits):
+                visits = frame.f_trace = _Visits()
+            before = visits.seen.get(frame.f_lasti, _Visit())
             loop = while_loop_around(frame.f_code, frame.f_lasti)
-            if loop is not None:
-                self._visit(frame, tests_of(frame.f_code, *loop))
+            if loop is not None and (call is None or call is not before.call):
+                tests = tests_of(frame.f_code, *loop)
+                visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call)
+            # A generator runs in one frame for all rounds.
+            call = None if frame.f_code.co_flags & inspect.CO_GENERATOR else visits
 
-    def _visit(self, frame: FrameType, tests: Tests) -> None:
-        visits = frame.f_trace
-        if not isinstance(visits, _Visits):
-            visits = frame.f_trace = _Visits()
-        before = visits.seen.get(frame.f_lasti, _Visit())
+    def _visit(
+        self, frame: FrameType, tests: Tests, before: _Visit, call: _Visits | None
+    ) -> _Visit:
         state = tuple(self._state(frame, tests))
         unchanged = before.unchanged + 1 if state == before.state else 1
-        visits.seen[frame.f_lasti] = _Visit(state, unchanged, before.rounds + 1)
         if unchanged > ROUNDS:
             self._refuse(frame, f"in {ROUNDS} rounds, nothing known that could end it has changed")
         if before.rounds >= MOST:
             self._refuse(frame, f"it ran {MOST:,} rounds")
+        return _Visit(state, call, unchanged, before.rounds + 1)
 
     def _refuse(self, frame: FrameType, why: str) -> NoReturn:
         where = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
