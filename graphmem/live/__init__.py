@@ -1,1 +1,1 @@
-"""A virtual GPU for a running program: it answers every question as it comes."""
+"""A virtual GPU for a running program: it answers every query at once."""

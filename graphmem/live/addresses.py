@@ -19,8 +19,8 @@ def replacements(
     """The attributes to replace.
 
     Args:
-        recorder: knows for which storage a piece of fake memory stands.
-        block_of: where a storage is.
+        recorder: maps fake memory to storages.
+        block_of: finds the block of a storage.
     """
     of_storage = torch.UntypedStorage.data_ptr
 

@@ -1,10 +1,10 @@
 """Memory that is reserved and free but cannot be given back, and what pins it.
 
-A segment goes back to the driver when nothing in it is used. Free bytes in a segment where
-something is used are *pinned*: no other process has them, and no request larger than the largest
-free block of a segment gets them. The moment of the most pinned bytes is told: of the beginnings of
-iterations, of requests that did not fit, and of the end. Segments of `expandable_segments` give
-back single pages, so they are left out.
+A segment returns to the driver when nothing in it is in use. Free bytes in a segment that is in use
+are *pinned*: no other process can have them, and no request larger than the segment's largest free
+block can use them. The report shows the worst moment among the beginnings of iterations, the
+requests that did not fit, and the end. Segments of `expandable_segments` return single pages, so
+they are left out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Pin:
-    """The block that keeps a segment from being given back.
+    """The block that keeps a segment from returning to the driver.
 
     Attributes:
-        storages: what is used in it, largest first.
-        free_bytes: what is free in it.
+        storages: the storages in it, largest first.
+        free_bytes: its free bytes.
         size: its bytes.
     """
 
@@ -40,7 +40,7 @@ class Pin:
 
 
 class FragmentationWatch:
-    """Looks at segments now and then; also the annotation that reports the worst moment."""
+    """Samples the segments, and reports the worst moment."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class FragmentationWatch:
         holders_of: Callable[[list[int]], dict[int, Retention]],
         reason_for: Callable[[Storage], str],
     ) -> None:
-        """Nothing seen yet.
+        """Start without samples.
 
         Args:
             graph: the step graph.
             holders_of: finds the holders of storages, by id, at this moment of the program.
-            reason_for: why a storage is alive now, in words, where nothing with a name holds it.
+            reason_for: says why a storage is alive that no variable holds.
         """
         self._graph = graph
         self._holders_of = holders_of
@@ -63,11 +63,11 @@ class FragmentationWatch:
         self._lines: list[str] = []
 
     def look(self, segments: Sequence[SegmentInfo], storage_at: dict[int, Storage]) -> None:
-        """Look at what is reserved at a moment of the program.
+        """Sample the segments at a moment of the program.
 
         Args:
-            segments: what is reserved.
-            storage_at: what is alive, by address.
+            segments: the reserved segments.
+            storage_at: the live storages, by address.
         """
         pins = [pin for each in segments if (pin := _pin(each, storage_at)) is not None]
         pinned_bytes = sum(pin.free_bytes for pin in pins)
@@ -83,7 +83,7 @@ class FragmentationWatch:
         self._lines = [_line(what, them) for what, them in list(by_line.items())[:_LISTED]]
 
     def report_lines(self) -> Iterator[str]:
-        """What the report says."""
+        """The lines of the report."""
         if self._pinned_bytes:
             yield (
                 f"{format_bytes(self._pinned_bytes)} ({format_exact(self._pinned_bytes)}) of "

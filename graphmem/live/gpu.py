@@ -1,4 +1,4 @@
-"""A virtual GPU for a stretch of a program: `with graphmem.virtual_gpu("h100") as gpu:`."""
+"""A virtual GPU for part of a program: `with graphmem.virtual_gpu("h100") as gpu:`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from graphmem.virtual_gpu.stand_ins import find, standing_in
 class VirtualGpu:
     """A simulated CUDA device.
 
-    While it is entered, torch believes in it: operations on its tensors cost no arithmetic and no
-    memory, those on the CPU are real, and every question about memory is answered as the card
-    would. It can be entered once. Everything is put back when it is left.
+    Inside the context torch sees a CUDA device: operations on its tensors do no arithmetic and take
+    no memory, operations on the CPU are real, and queries about memory are answered as the card
+    would. It can be entered once. On exit everything is restored.
 
     Attributes:
-        memory: its memory.
+        memory: the device's memory.
 
     Example:
         >>> with graphmem.virtual_gpu("h100") as gpu:
@@ -71,19 +71,19 @@ class VirtualGpu:
         tell: Callable[[str], None] = lambda line: None,
         name: str = "",
     ) -> None:
-        """A device of a kind.
+        """A device that has not been entered.
 
         Args:
-            gpu: name of the card.
-            torch: version whose CUDA rules apply; default: the one that is installed.
-            env: environment variables that PyTorch reads, in place of those of this process.
-            assume: what a program reads off the device, as in `--assume`.
+            gpu: the card's name.
+            torch: the release whose CUDA rules apply; by default the installed one.
+            env: environment variables that override those of this process.
+            assume: assumed values, as in `--assume`.
             stand_in: packages that graphmem stands in for, as in `--stand-in`.
-            strict: whatever would be assumed is an `InputError` where it happens.
-            compiles: whether `torch.compile` compiles, or what it is given runs eagerly.
-            max_steps: iterations after which the program is stopped by `EnoughSteps`.
-            tell: called with a line of text whenever something is assumed for the first time.
-            name: what the report is about; default: the card.
+            strict: raise an `InputError` instead of assuming a value.
+            compiles: whether `torch.compile` compiles, or returns a function that runs eagerly.
+            max_steps: stop the program by `EnoughSteps` after this many iterations.
+            tell: called with a line of text the first time something is assumed.
+            name: the report's subject; by default the card.
 
         Raises:
             InputError: the card, an assumption or a stand-in is unknown.
@@ -111,10 +111,10 @@ class VirtualGpu:
         return self.enter(sys._getframe(1).f_back)
 
     def enter(self, outermost: FrameType | None) -> Self:
-        """Switch the device on; frames from `outermost` on outwards are not the program's.
+        """Switch the device on; frames from `outermost` outwards are not the program's.
 
         Raises:
-            InputError: it was entered before, or another one is there.
+            InputError: it was entered before, or another one is active.
         """
         if self._was_entered:
             raise EnteredTwiceError()
@@ -139,7 +139,7 @@ class VirtualGpu:
             stack.enter_context(torchscript.unfused())
             stack.enter_context(session.watching(card, outermost))
             self._stack = stack.pop_all()
-        self.memory.devices.is_initialized = False  # what was set up here is not the program's
+        self.memory.devices.is_initialized = False  # the setup above is not the program's
         VirtualGpu._present = self
         return self
 
@@ -166,7 +166,7 @@ class VirtualGpu:
         ]
 
     def finish(self) -> None:
-        """The program has ended: what it holds now is never freed."""
+        """Mark the end of the program: what it holds now is never freed."""
         if not self._finished:
             self._finished = True
             self._session.name_what_lives()
@@ -175,26 +175,26 @@ class VirtualGpu:
 
     @property
     def runtime(self) -> Runtime:
-        """The machine that it stands in for."""
+        """The simulated machine."""
         return self._simulator.runtime
 
     @property
     def peak(self) -> int:
-        """The most bytes that were allocated so far."""
+        """The most allocated bytes so far."""
         return self._simulator.timeline().peak()[0].allocated
 
     @property
     def allocated(self) -> int:
-        """The bytes that are allocated now."""
+        """The bytes allocated now."""
         return self.memory.settled().statistics.allocated_bytes.current
 
     @property
     def reserved(self) -> int:
-        """The bytes that are reserved now."""
+        """The bytes reserved now."""
         return self.memory.settled().statistics.reserved_bytes.current
 
     def analysis(self) -> Analysis:
-        """The report so far, and what it was made of."""
+        """The report so far, with the data behind it."""
         return analysis_of(self.step())
 
     def step(self) -> TracedStep:
@@ -220,7 +220,7 @@ class VirtualGpu:
 
 
 def _is_an_end(failure: BaseException) -> bool:
-    """Whether a program ended by it as it was meant to."""
+    """Whether this exception is a normal end of the program."""
     if isinstance(failure, SystemExit):
         return failure.code in (None, 0)
     return isinstance(failure, EnoughSteps)

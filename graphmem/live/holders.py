@@ -1,11 +1,11 @@
 """The variable that keeps a storage alive, through containers and autograd's graph.
 
-The search starts at what has a name: the variables of the functions that run, the globals of their
-modules, the attributes of models. From there it follows lists, tuples, sets, dicts and the
-attributes of objects to tensors, and from each tensor its gradient function's graph to what
-autograd saved there. The first name that reaches a storage is its holder.
+The search starts at names: the variables of the running functions, the globals of their modules,
+the attributes of models. From there it follows lists, tuples, sets, dicts and the attributes of
+objects to tensors, and from each tensor its gradient function's graph to what autograd saved there.
+The first name that reaches a storage is its holder.
 
-Not covered: containers deeper than `DEPTH`, and what only C++ holds.
+Not covered: containers nested deeper than `DEPTH`, and objects that only C++ holds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
 
 @dataclass(frozen=True)
 class Referrer:
-    """A variable, and the line that makes it keep things."""
+    """A variable, and the line that stores objects in it."""
 
     name: str
     source: Source | None
@@ -47,7 +47,7 @@ class Retention:
 
     Attributes:
         by: the variable.
-        through_graph: whether it holds a tensor of whose graph autograd keeps the storage.
+        through_graph: whether it holds a tensor whose autograd graph holds the storage.
     """
 
     by: Referrer
@@ -57,7 +57,7 @@ class Retention:
 def holders_of(
     wanted: Iterable[int], recorder: Recorder, saved: SavedTensorHooks, location: Location
 ) -> dict[int, Retention]:
-    """The holder of each storage, by id; storages that no name reaches are left out."""
+    """The holder of each storage, by id, except for storages that no name reaches."""
     search = _Search(set(wanted), recorder, saved)
     for name, file, value in named_values(location):
         if not search.missing:
@@ -67,7 +67,7 @@ def holders_of(
 
 
 class _Search:
-    """One search; every object and every node is visited once."""
+    """A search that visits each object and each node once."""
 
     def __init__(self, missing: set[int], recorder: Recorder, saved: SavedTensorHooks) -> None:
         self.missing = missing
@@ -108,7 +108,7 @@ class _Search:
 
 
 def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
-    """Name, file and value of each variable; those that outlive a function first."""
+    """The name, file and value of each variable; variables that outlive a function come first."""
     frames = list(location.user_frames())
     names = ["__main__", *(frame.f_globals.get("__name__", "") for frame in frames)]
     for module in map(_module, dict.fromkeys(names)):

@@ -1,16 +1,16 @@
-"""Leaks: what a program keeps from iteration to iteration, and what keeps it.
+"""Leaks: memory that a program keeps from iteration to iteration, and the variables that keep it.
 
 A storage is *kept* by iteration k if it was born in an iteration from the second on, is alive when
-another begins at least two iterations later, and is neither parameter, buffer, gradient nor
-optimizer state. Memory *grows* where what is kept was born in three iterations or more. The first
-iteration does not count: it makes the optimizer's state.
+another begins at least two iterations later, and is no parameter, buffer, gradient or optimizer
+state. Memory *grows* where the kept storages were born in three iterations or more. The first
+iteration does not count: it creates the optimizer's state.
 
-The holders are searched while the program runs, because its variables are gone afterwards: at the
-iterations at which the device holds more than at the last two, and there at fewer and fewer.
+Holders are searched while the program runs, because its variables are gone afterwards: in
+iterations that begin with more memory than the last two, ever more rarely.
 
-A large leak ends a program before that. Where a request is refused, what is alive of the first
-iterations counts as well, each complete one, and two of them are enough if one variable holds the
-same of either: what a loop replaces in each iteration it holds of one only.
+A large leak ends a program before that. At a refused request the first iterations count as well, if
+complete, and two are enough if one variable holds the same storages of both: a variable that a loop
+replaces in each iteration holds those of one only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LASTING = (
 
 @dataclass(frozen=True)
 class IterationStart:
-    """What the device held when an iteration began."""
+    """The memory held when an iteration began."""
 
     iteration: int
     tick: int
@@ -48,15 +48,15 @@ class IterationStart:
 
 @dataclass(frozen=True)
 class Leak:
-    """What one holder keeps of each iteration.
+    """The memory that one holder keeps of each iteration.
 
     Attributes:
-        holder: None where nothing with a name was found.
-        bytes_each: allocated bytes that the newest of the iterations left.
-        iterations: of how many iterations something is kept.
-        total: allocated bytes of them all.
+        holder: None if no variable was found.
+        bytes_each: allocated bytes kept of the newest iteration.
+        iterations: how many iterations left something.
+        total: allocated bytes kept of all iterations.
         largest: some of the largest storages of the newest iteration.
-        through_graph: whether autograd's graph keeps some of it.
+        through_graph: whether autograd's graph holds some of it.
     """
 
     holder: Referrer | None
@@ -68,7 +68,7 @@ class Leak:
 
 
 class LeakDetector:
-    """Looks at the device when an iteration begins; also the annotation that reports the leaks."""
+    """Samples the device when an iteration begins, and reports the leaks."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class LeakDetector:
         holders_of: Callable[[list[int]], dict[int, Retention]],
         block_bytes: Callable[[Storage], int],
     ) -> None:
-        """Nothing seen yet.
+        """Start without samples.
 
         Args:
             graph: the step graph that grows.
             holders_of: finds the holders of storages, by id, at this moment of the program.
-            block_bytes: what the allocator gave for a storage that is alive, else 0.
+            block_bytes: the size of a live storage's block, else 0.
         """
         self._graph = graph
         self._holders_of = holders_of
@@ -91,11 +91,11 @@ class LeakDetector:
         self.leaks: list[Leak] = []
 
     def begin_iteration(self, start: IterationStart, alive: list[Storage]) -> None:
-        """An iteration is about to begin.
+        """Sample the device at the beginning of an iteration.
 
         Args:
-            start: what the device holds.
-            alive: which storages.
+            start: the memory held now.
+            alive: the live storages.
         """
         self.starts.append(start)
         if start.iteration >= self._next_search and self._has_grown():
@@ -103,12 +103,12 @@ class LeakDetector:
             self._search(alive)
 
     def refuse(self, alive: list[Storage]) -> None:
-        """A request does not fit; the functions that hold memory are still on the stack."""
+        """Sample the device at a refused request, while the holders' functions are on the stack."""
         if len(self.starts) > FEWEST_AT_REFUSAL:
             self.leaks = list(self._leaks(alive, at_refusal=True)) or self.leaks
 
     def finish(self, alive: list[Storage]) -> None:
-        """The program has ended, and its globals are still there."""
+        """Sample the device at the end of the program, while its globals exist."""
         if len(self.starts) > FEWEST_ITERATIONS + 1 and self._has_grown():
             self._search(alive)
 
@@ -117,7 +117,7 @@ class LeakDetector:
         self.leaks = found or self.leaks
 
     def report_lines(self) -> Iterator[str]:
-        """What the report says."""
+        """The lines of the report."""
         for leak in self.leaks:
             yield (
                 f"{format_bytes(leak.bytes_each)} ({leak.bytes_each:,} bytes) more every "
@@ -159,7 +159,7 @@ class LeakDetector:
         yield from sorted(found, key=lambda leak: -leak.total)
 
     def _holds_the_same(self, kept: list[Storage], born: dict[int, int]) -> bool:
-        """Whether what is kept of one iteration is kept of the other as well, line by line."""
+        """Whether the same lines' storages are kept of both iterations."""
         made: dict[int, Counter[tuple[object, ...]]] = {}
         for storage in kept:
             op = self._graph.op_of(storage)

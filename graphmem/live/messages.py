@@ -1,4 +1,4 @@
-"""What a program may not do on a virtual GPU, a class for each message."""
+"""What a program must not do on a virtual GPU, one class per message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatch mode of a live run: the trace's own, with the CPU real and every value answered."""
+"""The dispatch mode of a live run: the trace's own, with a real CPU and an answer to every read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _WAITS = frozenset({aten._local_scalar_dense.default, aten.nonzero.default})
 
 
 class LiveMode(DataDependentMode):
-    """Records what happens on the device, and lets the CPU do its work.
+    """Records operations on the device; operations on the CPU run for real.
 
     Attributes:
-        streams: on which each operation runs.
+        streams: knows the stream of each operation.
     """
 
     _caller_depth = 2
@@ -33,7 +33,7 @@ class LiveMode(DataDependentMode):
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(*watchers)
         self.streams = NodeStreams(memory)
-        self._captures = memory.captures  # in which the host may not wait for the card
+        self._captures = memory.captures  # during one the host may not wait for the card
         self._real_elements = math.inf  # the CPU is real
 
     def __torch_dispatch__(
@@ -44,7 +44,7 @@ class LiveMode(DataDependentMode):
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
-            # A traceback keeps what its frames hold, and a card's has no frames of graphmem.
+            # A traceback keeps the variables of its frames; on a card it has no frames of graphmem.
             refused = error.with_traceback(None)
             refused.__cause__ = refused.__context__ = None
         args, kwargs = (), None
@@ -65,7 +65,7 @@ class LiveMode(DataDependentMode):
         return op
 
     def _check_card(self, result: Any) -> None:
-        """A rank's tensors lie on its own card; the memory of the others is not followed."""
+        """Refuse tensors on another rank's card, whose memory is not followed."""
         own = self._recorder.device
         for tensor in tensors_of((result,)):
             device = tensor.fake_device if isinstance(tensor, FakeTensor) else own

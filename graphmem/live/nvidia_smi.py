@@ -1,6 +1,6 @@
-"""`nvidia-smi` for a script that asks it which card there is, where no driver is installed.
+"""An `nvidia-smi` for scripts that query the card, on machines without a driver.
 
-The file is also the program itself, which imports nothing but the standard library.
+This file is also the program; it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "nvidia-smi"
-_UNKNOWN = "[N/A]"  # what nvidia-smi says of a figure that a card does not give
+_UNKNOWN = "[N/A]"  # nvidia-smi's answer for a figure that a card does not report
 _QUERY = "--query-gpu="
 _FORMAT = "--format="
 _WRONG = 2
@@ -23,10 +23,10 @@ _WRONG = 2
 
 @contextmanager
 def on_path(card: str, total_bytes: int) -> Iterator[None]:
-    """Let the program's processes find an `nvidia-smi`, where the machine has none.
+    """Put an `nvidia-smi` on the PATH if the machine has none.
 
     Args:
-        card: what the driver calls the card.
+        card: the driver's name of the card.
         total_bytes: its memory.
     """
     if shutil.which(NAME) is not None or os.name != "posix":
@@ -45,7 +45,7 @@ def on_path(card: str, total_bytes: int) -> Iterator[None]:
 
 
 def main(card: str, total_mib: int, arguments: Sequence[str]) -> int:
-    """Answer as `nvidia-smi` does; `[N/A]` where only a real card knows."""
+    """Answer as `nvidia-smi` does; `[N/A]` where only a real card could."""
     query = next((each[len(_QUERY) :] for each in arguments if each.startswith(_QUERY)), None)
     if query is not None:
         return _answer(query.split(","), card, total_mib, _format_of(arguments))

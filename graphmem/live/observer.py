@@ -1,4 +1,4 @@
-"""Observations that must be made while a program runs: afterwards the objects are gone."""
+"""Observations made while a program runs, because its objects are gone afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BYTES_AN_OPERATION = 2_600  # measured: 126,000 operations of a decoder's traini
 
 
 class Observer:
-    """Looks at the device at the beginning of iterations and where a request does not fit."""
+    """Samples the device when an iteration begins and when a request does not fit."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Observer:
         location: Location,
         tell: Callable[[str], None],
     ) -> None:
-        """Looks at nothing yet.
+        """Start without samples.
 
         Args:
             simulator: knows what the device holds.
-            saved: what autograd holds.
-            location: where the program is, and its variables.
+            saved: knows what autograd holds.
+            location: knows where the program is, and its variables.
             tell: called with a line of text for the user.
         """
         self._tell = tell
@@ -66,13 +66,13 @@ class Observer:
         }
 
     def finish(self) -> None:
-        """The program has ended, and its globals are still there."""
+        """Sample the device at the end of the program, while its globals exist."""
         self._name_what_is_there()
         self._leaks.finish([storage for storage, _ in self._simulator.alive()])
         self._look_at_segments()
 
     def begin_iteration(self, number: int) -> None:
-        """An iteration begins: note what the device holds."""
+        """Sample the device at the beginning of an iteration."""
         alive = self._simulator.alive()
         allocated = sum(block.size for _, block in alive)
         start = IterationStart(number, self._recorder.tick, allocated)
@@ -81,7 +81,7 @@ class Observer:
         self._tell_size(number)
 
     def _tell_size(self, iteration: int) -> None:
-        """Warn that a long run fills this machine's memory with what it records."""
+        """Warn that the record of a long run fills this machine's memory."""
         count = len(self._graph.ops)
         if count >= self._next_size_to_tell:
             self._next_size_to_tell = 2 * count
@@ -92,13 +92,13 @@ class Observer:
             )
 
     def refuse(self) -> None:
-        """A request does not fit; the functions that hold memory are still on the stack."""
+        """Sample the device at a refused request, while the holders' functions are on the stack."""
         self._name_what_is_there()
         self._leaks.refuse([storage for storage, _ in self._simulator.alive()])
         self._look_at_segments()
 
     def _name_what_is_there(self) -> None:
-        """Name models that were not called yet, too: one that is too large never will be."""
+        """Name models that were not called yet as well: one that does not fit never will be."""
         recorder, location = self._recorder, self._location
         for _, _, value in named_values(location):
             if isinstance(value, torch.nn.Module):

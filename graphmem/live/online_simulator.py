@@ -1,12 +1,12 @@
-"""The simulator, driven while the program runs.
+"""The simulator of a running program.
 
-(1) When an operation has been recorded, everything that happened since the last one goes to the
-    allocator in order of ticks: deaths, and the operation's births and scratch memory. This is what
-    `simulate` does with a finished graph, a piece at a time, by the same `life_events_of`.
-(2) The recorder notes which storages were born or lost an owner, so a piece costs no more than what
-    happened in it.
-(3) A request that does not fit is the operation's error. What the operation had taken until then
-    is given back, as C++ does when it unwinds; a workspace stays.
+(1) After each operation, the events since the last one go to the allocator in order of ticks:
+    deaths, and the operation's births and scratch memory. `simulate` does the same with a finished
+    graph, by the same `life_events_of`.
+(2) The recorder notes which storages were born or lost an owner, so an operation costs no more than
+    its own events.
+(3) A request that does not fit raises an error in the operation. What the operation had allocated
+    by then is freed, as when C++ unwinds; a workspace stays.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class RefusedRequest:
 
     Attributes:
         op: the operation that made it.
-        tick: when, after what was alive had been named.
+        tick: its tick, after the live storages had been named.
         message: PyTorch's.
-        alive: what the device held, with the bytes of each block.
-        moment: the last one before it, by index.
-        requested, tried: what the program asked for, and the allocator of the driver.
-        allocated, reserved, free: what it had then, and what the driver could still give.
+        alive: the live storages, with the bytes of each block.
+        moment: the index of the last moment before it.
+        requested, tried: bytes that the program asked for, and the allocator of the driver.
+        allocated, reserved, free: the bytes then, the last of the driver.
     """
 
     op: Op | None
@@ -62,21 +62,21 @@ class OnlineSimulator:
     """Follows a recorder and keeps the device's memory up to date: a `LiveRun`.
 
     Attributes:
-        runtime: the machine that it stands in for.
-        memory: takes blocks and gives them back.
-        recorder: tells what happens.
+        runtime: the simulated machine.
+        memory: allocates and frees blocks.
+        recorder: reports what the program does.
         refusals: every request that did not fit.
     """
 
     def __init__(
         self, runtime: Runtime, devices: Devices, look_before_refusal: Callable[[], None]
     ) -> None:
-        """A device on which nothing ran yet.
+        """An unused device.
 
         Args:
-            runtime: the machine to stand in for.
+            runtime: the machine to simulate.
             devices: the cards that the process sees.
-            look_before_refusal: called where a request does not fit, before the error is raised.
+            look_before_refusal: called when a request does not fit, before the error is raised.
         """
         self.runtime = runtime
         self.memory = DeviceMemory(
@@ -94,11 +94,11 @@ class OnlineSimulator:
         self._look_before_refusal = look_before_refusal
         self._changed: list[Storage] = []
         self._settled = 0
-        self._scratch_ids = itertools.count(-1, -1)  # the graph's own storages count up from 0
+        self._scratch_ids = itertools.count(-1, -1)  # storages of the graph count up from 0
         self._kept: set[int] = set()
 
     def note_change(self, storage: Storage) -> None:
-        """A storage was born or lost an owner; its death is applied later than it happens."""
+        """Note a storage that was born or lost an owner; its death is applied later."""
         self._changed.append(storage)
         if self.memory.history.takes_stacks_of_frees:
             block = self._simulator.block_of(storage)
@@ -106,7 +106,7 @@ class OnlineSimulator:
                 self.memory.expect_free(block)
 
     def settle(self) -> None:
-        """Apply what happened since the last operation."""
+        """Apply the events since the last operation."""
         self._apply(self._events({}), None)
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
@@ -121,7 +121,7 @@ class OnlineSimulator:
         return self._simulator.block_of(storage)
 
     def alive(self) -> list[tuple[Storage, Block]]:
-        """What the device holds now, in order of allocation."""
+        """The live storages, in order of allocation."""
         self.settle()
         return self._simulator.alive()
 
@@ -131,14 +131,14 @@ class OnlineSimulator:
         return self._simulator.finish()
 
     def take_blas_workspace(self) -> None:
-        """The program asks for the main thread's cuBLAS handle."""
+        """Allocate the workspace of the main thread's cuBLAS handle."""
         scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
             self._add_workspace(scratch.what, scratch.nbytes)
             self.settle()
 
     def keep(self, what: str, nbytes: int) -> GiveBack:
-        """Take memory for a library; the function that is returned gives it back."""
+        """Allocate memory for a library; the function returned frees it."""
         storage = self._add_workspace(what, nbytes)
         self._kept.add(storage.id)
         self.settle()
@@ -150,14 +150,14 @@ class OnlineSimulator:
         return give_back
 
     def _add_workspace(self, what: str, nbytes: int) -> Storage:
-        """The program asked for it, not an operation."""
+        """A workspace that the program asked for, not an operation."""
         storage = self.recorder.new_bytes(nbytes)
         storage.owners.append(Owner(OwnerKind.WORKSPACE, what, storage.birth))
         self.note_change(storage)
         return storage
 
     def clear_blas_workspaces(self) -> None:
-        """Give back every workspace."""
+        """Free every workspace."""
         self._rules.forget_workspaces()
         for storage, _ in self.alive():
             owner = storage.owned_as(OwnerKind.WORKSPACE)
@@ -166,7 +166,7 @@ class OnlineSimulator:
         self.settle()
 
     def advance(self, op: Op) -> None:
-        """An operation has been recorded: its births and its scratch memory are due."""
+        """Apply the births and the scratch memory of a recorded operation."""
         thread = thread_of(self._graph, op)
         program = self._rules.program_of(op, self._on_stream(thread))
         self._apply(self._events({} if program is None else {op.index: program}), op)
@@ -175,7 +175,7 @@ class OnlineSimulator:
             capture.draw_random_numbers()
 
     def note_communicator(self) -> None:
-        """Ranks have joined: NCCL takes its part of the card."""
+        """Take NCCL's part of the card: ranks have joined."""
         before = self.runtime.context
         self.runtime = replace(self.runtime, communicators=self.runtime.communicators + 1)
         after = self.runtime.context
@@ -192,18 +192,18 @@ class OnlineSimulator:
         )
 
     def _on_stream(self, thread: str) -> str:
-        """Each thread and stream has a workspace of cuBLAS (`getCurrentCUDABlasHandle`)."""
+        """The key of a cuBLAS workspace: thread and stream (`getCurrentCUDABlasHandle`)."""
         stream = self.memory.current_stream
         return f"{thread}, stream {stream:#x}" if stream else thread
 
     def _events(self, programs: dict[int, Program]) -> list[LifeEvent]:
-        known = len(self._changed)  # the collector may add more at any moment
+        known = len(self._changed)  # the garbage collector may add more at any moment
         changed = {each.id: each for each in self._changed[:known]}
         del self._changed[:known]
         return life_events_of(changed.values(), self._graph, programs, self._scratch_ids)
 
     def _apply(self, events: list[LifeEvent], op: Op | None) -> None:
-        """Send to the allocator what it does not know yet.
+        """Send new events to the allocator.
 
         Raises:
             torch.OutOfMemoryError: the operation asks for more than there is.
@@ -259,5 +259,5 @@ class OnlineSimulator:
 
 
 def _is_workspace(storage: Storage) -> bool:
-    """Whether a library keeps it beyond the operation."""
+    """Whether a library keeps the storage beyond the operation."""
     return storage.id < 0 and storage.death is None

@@ -18,15 +18,15 @@ class OutOfMemorySection:
     """The section of the report on requests that did not fit.
 
     Attributes:
-        refusals: in order.
-        reason_for: why a storage was alive at a tick, in words.
+        refusals: the refused requests, in order.
+        reason_for: says why a storage was alive at a tick.
     """
 
     refusals: Sequence[RefusedRequest]
     reason_for: Callable[[Storage, int], str]
 
     def report_lines(self) -> Iterator[str]:
-        """What the report says: the first requests, each with the largest holders."""
+        """The lines of the report: the first requests, each with the largest holders."""
         for refusal in self.refusals[:_TOLD]:
             yield from self._lines(refusal)
         if len(self.refusals) > _TOLD:

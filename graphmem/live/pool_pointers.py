@@ -1,10 +1,10 @@
-"""What `mode="reduce-overhead"` asks of C++: storages at an address, and the state of a pool.
+"""The C++ side of `mode="reduce-overhead"`: storages at an address, and the state of a pool.
 
 torch/_inductor/cudagraph_trees.py runs as it is. A graph's outputs live in its private pool; a
 replay makes tensors that point there and own nothing (torch/csrc/cuda/Module.cpp).
 
-Not modelled: recording on after a replay in the same step (`_cuda_setCheckpointPoolState`), and the
-error of a tensor that a later replay has overwritten.
+Not modelled: recording after a replay in the same step (`_cuda_setCheckpointPoolState`), and the
+error for a tensor that a later replay has overwritten.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def replacements(
     """The attributes to replace.
 
     Args:
-        recorder: knows for which storage a piece of fake memory stands.
-        fake_mode: of the tensors to be made.
-        memory: of the device.
+        recorder: maps fake memory to storages.
+        fake_mode: the fake mode of new tensors.
+        memory: the device's memory.
     """
     pointers = _Pointers(recorder, fake_mode)
     functions: dict[str, Callable[..., Any]] = {
@@ -44,7 +44,7 @@ def replacements(
         "_tensors_data_ptrs_at_indices_equal": _lie_where_they_lay,
         "_set_storage_access_error_msg": _nothing,
         "_set_storage_data_ptr_access_error_msg": _nothing,
-        "_cuda_getCheckpointState": lambda device, pool_id: pool_id,  # it is only ever kept
+        "_cuda_getCheckpointState": lambda device, pool_id: pool_id,  # it is kept and never read
         "_cuda_setCheckpointPoolState": _record_on,
         "_cuda_checkPoolLiveAllocations": lambda device, pool_id, expected: (
             expected == _allocated_in(memory, pool_id)
@@ -61,7 +61,7 @@ class _Pointers:
         self._fake_mode = fake_mode
 
     def storage_at(self, address: int, device: Any, nbytes: int) -> torch.UntypedStorage:
-        """A storage that owns nothing."""
+        """A storage that owns no memory."""
         with torch._C._DisableTorchDispatch():
             memory = torch.UntypedStorage(nbytes, device="meta")
         storage = self._recorder.new_bytes(nbytes)
@@ -78,13 +78,13 @@ class _Pointers:
             return FakeTensor(self._fake_mode, inner, torch.device(metadata["device"]))
 
     def free(self, weak: int) -> None:
-        """Give back what a storage owns, whoever still holds it."""
+        """Free a storage's memory, whoever still holds it."""
         storage = self._recorder.weak.get(weak)
         if storage is not None:
             self._recorder.free(storage)
 
     def is_owner(self, weak: int) -> bool:
-        """Whether the allocator's block goes with the storage."""
+        """Whether the allocator's block dies with the storage."""
         storage = self._recorder.weak.get(weak)
         return storage is not None and storage.device == str(self._recorder.device)
 

@@ -1,8 +1,7 @@
-"""`storage.resize_(n)`, by which FSDP frees what it gathered and takes it again.
+"""`storage.resize_(n)`, by which FSDP frees gathered parameters and allocates them again.
 
-No operator runs, so the dispatch mode does not see it. On the card it is a new allocation, after
-which the old one is freed (`resize_bytes_cuda` in aten/src/ATen/native/cuda/Resize.cpp); to 0 bytes
-it frees alone.
+No operator runs, so the dispatch mode does not see it. On the card it allocates, then frees the old
+memory (`resize_bytes_cuda` in aten/src/ATen/native/cuda/Resize.cpp); to 0 bytes it only frees.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def _note_size(recorder: Recorder, memory: torch.UntypedStorage) -> None:
         recorder.run.note_change(new)
     recorder.stand_for(memory, new)
     if old is not None:
-        recorder.disown(old)  # whoever else looks at it has nothing left
+        recorder.disown(old)  # other views of it have no memory left
 
 
 def _nothing() -> None:

@@ -21,9 +21,9 @@ class Ending:
     """How a program ended.
 
     Attributes:
-        exit_code: what Python would have returned.
-        why: in words, None where it just ended.
-        error: what graphmem could not do for it, which ended it; to be raised after the report.
+        exit_code: Python's exit code.
+        why: the reason, if the program did not just end.
+        error: graphmem's own refusal that ended the program, to be raised after the report.
     """
 
     exit_code: int
@@ -32,17 +32,17 @@ class Ending:
 
 
 def run(program: UserProgram, gpu: VirtualGpu, timeout: float | None = None) -> Ending:
-    """Run a program on a device, and say how it ended.
+    """Run a program on a device to its end.
 
-    What it raises is printed as Python prints it, without the lines of graphmem.
+    An exception is printed as Python prints it, without graphmem's frames.
 
     Args:
         program: the program.
         gpu: the device.
-        timeout: how many seconds it may take.
+        timeout: the most seconds it may take.
 
     Raises:
-        NoSuchProgramError: there is no such program.
+        NoSuchProgramError: the program does not exist.
     """
     card = gpu.runtime.gpu
     gpu.enter(sys._getframe())
@@ -75,7 +75,7 @@ def run(program: UserProgram, gpu: VirtualGpu, timeout: float | None = None) -> 
 
 
 def _exit_code(code: Any) -> int:
-    """What `sys.exit` means (Python's handle_system_exit): a number, nothing, or a message."""
+    """The exit code of a `SystemExit`, as Python's handle_system_exit decides it."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -97,7 +97,7 @@ def _print_error(error: BaseException) -> None:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """The message up to the details, which the traceback has shown."""
+    """The message up to the details that the traceback has shown."""
     line = next(iter(str(error).splitlines()), "")
     sentence, end, rest = line.partition(". ")
     return sentence + end.strip() if rest else line

@@ -25,8 +25,8 @@ class UserProgram:
 
     Attributes:
         name: the path of a script, or the name of a module.
-        is_module: which of the two.
-        arguments: its own, `sys.argv[1:]`.
+        is_module: whether it is a module.
+        arguments: `sys.argv[1:]`.
     """
 
     name: str
@@ -34,13 +34,13 @@ class UserProgram:
     arguments: Sequence[str]
 
     def run(self, at_end: Callable[[], object]) -> None:
-        """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as it would find them.
+        """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as Python sets them.
 
         Args:
-            at_end: called when it has ended, in whatever way, while its globals are there.
+            at_end: called when it has ended, however it ends, while its globals exist.
 
         Raises:
-            NoSuchProgramError: there is no such script or module.
+            NoSuchProgramError: the script or module does not exist.
         """
         with _interpreter_restored():
             first = str(Path.cwd()) if self.is_module else str(Path(self.name).resolve().parent)
@@ -76,7 +76,7 @@ class UserProgram:
 
 @contextmanager
 def _interpreter_restored() -> Iterator[None]:
-    """Put back the interpreter's arguments, path and main module."""
+    """Restore the interpreter's arguments, path and main module."""
     argv, path, main = sys.argv, sys.path[:], sys.modules["__main__"]
     try:
         yield

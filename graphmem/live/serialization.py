@@ -1,10 +1,10 @@
 """Save and load tensors of the virtual GPU.
 
-(1) `torch.save` writes zeros in their place, with `cuda:0` as the location, so that the file has
-    its true size and `torch.load` knows where its tensors were.
-(2) `torch.load` puts them onto the virtual GPU, each storage whole, or where `map_location` says.
+(1) `torch.save` writes zeros with `cuda:0` as the location, so that the file has its true size and
+    `torch.load` knows the tensors' device.
+(2) `torch.load` puts whole storages onto the virtual GPU, or where `map_location` says.
 
-What graphmem notes on tensors is not saved. Not covered: the format of files before torch 1.6, and
+graphmem's notes on tensors are not saved. Not covered: the format of files before torch 1.6, and
 `pickle` without `torch.save`.
 """
 
@@ -68,7 +68,7 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
 
 
 def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:
-    """As `Tensor._reduce_ex_internal` does for a plain tensor."""
+    """Reduce as `Tensor._reduce_ex_internal` does for a plain tensor."""
     hooks: OrderedDict[Any, Any] = OrderedDict()
     if tensor.fake_device.type == "meta":
         of_meta = (tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.requires_grad)
@@ -85,7 +85,7 @@ def _reduce(tensor: FakeTensor, protocol: Any) -> tuple[Any, ...]:
 
 
 def _without_notes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that must not see graphmem's notes on a tensor."""
+    """Wrap a method so that it does not see graphmem's notes on a tensor."""
 
     def call(tensor: torch.Tensor, *args: Any) -> Any:
         for name in [name for name in vars(tensor) if name.startswith(_NOTES)]:

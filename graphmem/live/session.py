@@ -1,14 +1,14 @@
 """A session that finds the iterations of a program by itself.
 
-(1) An iteration begins when a module is called from outside of any other, to train, and the last
-    iteration is complete; the first such call begins the first one. What comes before is set-up.
-(2) An iteration is complete when an optimizer has stepped, or, where there is no optimizer, when a
-    backward pass has ended. So several forward and backward passes before a step, as in gradient
-    accumulation, are one iteration; two optimizers that step in turn, as in a GAN, make two.
-(3) Where the program calls no module, the backward pass begins the iteration; the operations since
-    the last step of an optimizer are its forward pass.
-(4) A module called without gradients begins an evaluation, which ends where training goes on.
-(5) Where no optimizer was made and nothing went backward, each forward pass counts as a step.
+(1) An iteration begins when a module is called from outside any other with gradients enabled, and
+    the last iteration is complete; the first such call begins the first one. Before that is set-up.
+(2) An iteration is complete after an optimizer's step, or without any optimizer after a backward
+    pass. So several forward and backward passes before a step, as in gradient accumulation, are one
+    iteration; two optimizers that step in turn, as in a GAN, make two.
+(3) If the program calls no module, the backward pass begins the iteration; the operations since the
+    last optimizer step are its forward pass.
+(4) A module called without gradients begins an evaluation, which ends when training resumes.
+(5) Without an optimizer or a backward pass, each forward pass counts as a step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LiveSession(Session):
 
     Attributes:
         simulator: keeps the device's memory up to date.
-        observer: looks at the device when iterations begin.
+        observer: samples the device when iterations begin.
     """
 
     mode: LiveMode
@@ -56,13 +56,13 @@ class LiveSession(Session):
         max_steps: int | None,
         tell: Callable[[str], None],
     ) -> None:
-        """A session that watches nothing yet.
+        """A session that does not watch yet.
 
         Args:
-            runtime: the machine to stand in for.
+            runtime: the machine to simulate.
             devices: the cards that the process sees.
             compiles: as in `Session`.
-            max_steps: iterations after which the program is stopped by `EnoughSteps`.
+            max_steps: stop the program by `EnoughSteps` after this many iterations.
             tell: called with a line of text for the user.
         """
         self.simulator = OnlineSimulator(runtime, devices, self._look_before_refusal)
@@ -80,7 +80,7 @@ class LiveSession(Session):
     def watching(
         self, device: AbstractContextManager[None], outermost: FrameType | None
     ) -> Iterator[None]:
-        """Also know of every optimizer that is made."""
+        """Watch the program, and note every new optimizer."""
         with super().watching(device, outermost), replaced([self._noting_optimizers()]):
             yield
 
@@ -95,7 +95,7 @@ class LiveSession(Session):
         return torch.optim.Optimizer, "__init__", make_and_note
 
     def _called(self, module: torch.nn.Module) -> None:
-        """A module is called from outside of any other."""
+        """Handle a module called from outside any other."""
         super()._called(module)
         if self._depth:  # a recomputation, or a hook
             return
@@ -111,18 +111,18 @@ class LiveSession(Session):
             self.recorder.phases.enter_forward()
 
     def _count_forward(self) -> None:
-        """Count forward passes: where nothing trains, as in generation, they are the steps."""
+        """Count forward passes, which are the steps if nothing trains, as in generation."""
         self._forwards += 1
         trains = self._made or self._walked
         if self._max_steps is not None and not trains and self._forwards > self._max_steps:
             raise EnoughSteps
 
     def _look_before_refusal(self) -> None:
-        """A request does not fit; the functions that hold memory are still on the stack."""
+        """Sample the device at a refused request."""
         self.observer.refuse()
 
     def _begin_iteration(self) -> None:
-        """The next iteration is about to begin."""
+        """Begin the next iteration."""
         number = self.recorder.phases.step + 1
         self.name_what_lives()
         self.saved.forget_released()
@@ -132,7 +132,7 @@ class LiveSession(Session):
         self._is_complete = False
 
     def begin_backward(self) -> None:
-        """The outermost call of `backward` or `grad` begins a phase."""
+        """Begin a phase at the outermost call of `backward` or `grad`."""
         if not self._depth and self._is_complete:
             self._begin_iteration()
             self.recorder.phases.step += 1
@@ -140,7 +140,7 @@ class LiveSession(Session):
         super().begin_backward()
 
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
-        """Operations that follow belong to this autograd node, and run on its stream."""
+        """Attribute the following operations to an autograd node, and run them on its stream."""
         super().run_node(node, keeps_graph=keeps_graph)
         self._memory.runs_node = node is not None
         if node is None:
@@ -149,13 +149,13 @@ class LiveSession(Session):
             self.mode.streams.enter(self.mode.forward_of(node))
 
     def leave_backward(self) -> None:
-        """Without an optimizer, a backward pass completes the iteration."""
+        """End a backward pass, which completes the iteration if there is no optimizer."""
         super().leave_backward()
         if not self._depth and not self._made:
             self._is_complete = True
 
     def optimizer_stepped(self) -> None:
-        """An optimizer's step has just ended, and with it the iteration."""
+        """End an optimizer's step, and with it the iteration."""
         super().optimizer_stepped()
         self.recorder.phases.mark("optimizer.step")
         self._is_complete = True

@@ -1,4 +1,4 @@
-"""Several ranks of a job, each in its own process, one per core at a time."""
+"""Run several ranks of a job, each in its own process, one per core at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Command = Callable[[int, Path], Sequence[str]]
 
 
 class RankInfo(msgspec.Struct, frozen=True):
-    """How a rank ended; without a report where graphmem could not run it."""
+    """How a rank ended; no report if graphmem could not run it."""
 
     rank: int
     exit_code: int
@@ -47,7 +47,7 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, world_size: int, ranks: list[RankInfo]) -> Self:
-        """The report of ranks that have run."""
+        """The report of finished ranks."""
         well = [(each.rank, each.report) for each in ranks if each.exit_code == 0]
         peaks = {rank: report.peak.allocated for rank, report in well if report is not None}
         return cls(
@@ -64,7 +64,7 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How a rank ended, and what it wrote."""
+    """How a rank ended, and its output."""
 
     info: RankInfo
     stdout: str
@@ -72,7 +72,7 @@ class RankOutcome:
 
 
 def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[RankOutcome]:
-    """Run each rank; outcomes come in the order of the ranks, and nothing is left running."""
+    """Run each rank, and yield the outcomes in the order of ranks; nothing is left running."""
     with (
         TemporaryDirectory(prefix="graphmem-ranks-") as folder,
         ThreadPoolExecutor(at_once) as pool,
@@ -82,7 +82,7 @@ def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[R
 
 
 class _Processes:
-    """The processes that run; they end when the context closes."""
+    """The running processes; they end when the context closes."""
 
     def __init__(self, command: Command, folder: Path) -> None:
         self._command = command

@@ -1,12 +1,12 @@
 """Features that a script may use and a single process with a simulated card cannot provide.
 
-(1) A process group has the ranks that the launcher told of, and this process is one of them
+(1) A process group has the ranks that the launcher announced, and this process is one of them
     (`graphmem.ranks`).
-(2) A forked child (a worker of a data loader) runs on the CPU alone, as a card's cannot be used
-    after a fork either.
+(2) A forked child, such as a data loader's worker, runs on the CPU alone; CUDA cannot be used after
+    a fork either.
 (3) Threads that the program starts are watched (`graphmem.trace.threads`).
-(4) `share_memory_` does nothing to tensors on the card, as on a real one (torch/storage.py); to
-    send them to another process, which has no card, is an error.
+(4) `share_memory_` ignores tensors on the card, as on a real one (torch/storage.py); sending them
+    to another process, which has no card, is an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
     found: list[Replacement] = _shared_memory()
     if torch.distributed.is_available():
         found += [
-            (sys, "excepthook", sys.excepthook),  # put back: a process group sets its own
+            (sys, "excepthook", sys.excepthook),  # restored: a process group sets its own
             *ranks.replacements(recorder, known, devices),
         ]
     return found
@@ -64,7 +64,7 @@ def _refuse_sending(tensor: FakeTensor) -> NoReturn:
 
 
 def _watch_forks() -> None:
-    """What is registered for forks stays registered, so it is done once."""
+    """Register the handler for forks once: it cannot be unregistered."""
     if not _forking:
         _forking.append(True)
         os.register_at_fork(after_in_child=_leave_modes)

@@ -1,9 +1,10 @@
 """TorchScript on the virtual GPU: PyTorch's own executor runs it, one operation at a time.
 
-It differentiates a scripted program and lets go of each value after its last use, as on a card. On
-a card it also fuses elementwise operations into kernels whose intermediate results take no memory
-(`canFuseOnDevice`, torch/csrc/jit/passes/tensorexpr_fuser.cpp): that is left out, and said. A
-gradient that a differentiated part takes is held until the part has run, not until its last use.
+It differentiates a scripted program and frees each value after its last use, as on a card. On a
+card it also fuses elementwise operations into kernels whose intermediate results take no memory
+(`canFuseOnDevice`, torch/csrc/jit/passes/tensorexpr_fuser.cpp): fusion is left out, and the report
+says so. The incoming gradient of a differentiated part is held until the part has run, not until
+its last use.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def replacements(scripted: Callable[[], None]) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
-        scripted: called when the program calls something that is scripted or traced.
+        scripted: called when the program calls a scripted or traced function.
     """
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +39,7 @@ def replacements(scripted: Callable[[], None]) -> list[Replacement]:
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Keep the executor from compiling kernels, which a build of torch for CUDA would."""
+    """Keep the executor from compiling kernels, as a CUDA build of torch would."""
     fuses = torch._C._jit_can_fuse_on_gpu()
     torch._C._jit_override_can_fuse_on_gpu(False)
     try:

@@ -1,7 +1,7 @@
-"""A program's verdict, in the form of a trace's.
+"""A program's verdict, in the form of a trace's verdict.
 
-It does not fit where a refused request ended it. A request that the program got over, as one that
-tries a smaller batch next, counts as the cache that was emptied for it.
+A program does not fit if a refused request ended it. A refused request that the program handled,
+for example by a smaller batch, counts only as the emptied cache that it caused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnC
     Args:
         simulator: knows the machine, what the program did and what was refused.
         ran_out: whether a refused request ended it.
-        grows: whether it keeps more in every iteration, so that no card has room for ever.
+        grows: whether it keeps more in every iteration, so that any card fills up.
     """
     timeline = simulator.timeline()
     runtime, graph = simulator.runtime, simulator.recorder.graph
