@@ -26,7 +26,7 @@ _HINT = "_graphmem_hint"
 
 
 class UserCodeError(InputError):
-    """The user's code raised something."""
+    """The user's code raised an exception."""
 
     def __init__(self, what: str, error: BaseException, summary: str, where: str) -> None:
         message = f"{what} raised {type(error).__name__}{': ' * bool(summary)}{summary}"
@@ -34,7 +34,7 @@ class UserCodeError(InputError):
 
 
 class UserSyntaxError(InputError):
-    """A file of the user's is not Python."""
+    """A file of the user's has a syntax error."""
 
     def __init__(self, file: str, line: int | None, reason: str) -> None:
         super().__init__(f"syntax error in {short_path(file)}:{line}: {reason}")
@@ -69,7 +69,7 @@ class MixedDevicesError(InputError):
 
 
 class NoFakeKernelError(InputError):
-    """An operator of the user's own does not say what shape it returns."""
+    """A custom operator has no fake kernel."""
 
     def __init__(self, operator: str, at: str) -> None:
         super().__init__(

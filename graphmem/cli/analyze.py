@@ -81,7 +81,7 @@ class _Wants:
     advice: bool | None
 
     def first_aid(self, report: Report, target: str) -> bool:
-        """Whether to measure changes that help; a saved step cannot be traced again."""
+        """Whether to measure helpful changes; a saved step cannot be traced again."""
         card = report.on_card
         if target.endswith(RECORD) or card is None or self.advice is False:
             return False

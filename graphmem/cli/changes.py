@@ -38,7 +38,7 @@ def changes_of(
     batch: str | None,
     dtype: str | None = None,
 ) -> Changes:
-    """What the options say.
+    """The changes that the options ask for.
 
     Raises:
         InputError: one of them is malformed.
@@ -59,7 +59,7 @@ def size_of(text: str) -> int:
     """The size of a batch.
 
     Raises:
-        InputError: it is 0.
+        InputError: the size is 0.
     """
     if not int(text):
         raise EmptyBatchError()

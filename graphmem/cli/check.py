@@ -86,7 +86,7 @@ def check(
 
 
 def _baseline(path: Path, update: bool) -> tuple[Lock, bool]:
-    """The baseline, and whether a merge has spoilt it, which is fine if it is to be rewritten."""
+    """The baseline, and whether a merge conflict spoilt it, which is fine for an update."""
     from graphmem.gate.lock import Lock, LockConflictError, read_lock
 
     try:
@@ -98,10 +98,10 @@ def _baseline(path: Path, update: bool) -> tuple[Lock, bool]:
 
 
 def _update(path: Path, lock: Lock, outcome: Check, settings: Config, is_lost: bool) -> None:
-    """Write the baseline where it changes.
+    """Write the baseline if it changed.
 
     Raises:
-        InputError: the old entries are lost, and not every target was measured.
+        InputError: the old entries are lost, and some target was not measured.
     """
     measured = {result.name for result in outcome.results if result.verdict}
     if is_lost and measured != set(settings.targets):

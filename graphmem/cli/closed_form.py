@@ -76,9 +76,9 @@ def closed_form(
 ) -> None:
     """Derive your model's memory as an exact polynomial in its dimensions.
 
-    The step is traced at several sizes next to its own, each storage is followed through all of
-    them, and the result is held against a size that was not used. It counts requested bytes; the
-    difference to allocated bytes is told for the model's own size. Exit code 1: the check failed.
+    The step is traced at several sizes near its own, each storage is matched across them, and the
+    result is checked at a size that was not used. It counts requested bytes; the report gives the
+    difference to allocated bytes at the model's own size. Exit code 1: the check failed.
 
     Example: graphmem closed-form fixtures/gpt2.py:build --symbols batch=B,seq=T
     """

@@ -1,8 +1,8 @@
 """The one place where an exception becomes an exit code and a message on stderr.
 
 Exit codes: 0 fine, 1 the gate or a verification failed, 2 the input was wrong, 3 graphmem itself
-broke (graphmem/errors.py); besides, as shells have it, 128 plus the signal's number where the
-user interrupted (130), the reader of stdout went away (141) or the process was told to end (143).
+broke (graphmem/errors.py). As in shells, 128 plus a signal's number: the user interrupted (130),
+the reader of stdout went away (141), the process was terminated (143).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _is_stdout_closed() -> bool:
         return True
     try:
         os.fstat(sys.stdout.fileno())
-    except io.UnsupportedOperation:  # not a file at all, as in a notebook
+    except io.UnsupportedOperation:  # not a file, as in a notebook
         return False
     except OSError:
         return True

@@ -38,8 +38,8 @@ def explain(
     """Explain why a module, line or tensor is in memory, and what would free it.
 
     Without a name: the ten changes that would lower the peak most. Each is measured by tracing the
-    changed step, which takes as long as `graphmem analyze` does. A saved step cannot be traced
-    again: there, they are listed with what the passes computed.
+    changed step, which takes as long as `graphmem analyze`. A saved step cannot be traced again;
+    its changes are estimated by the passes.
 
     Example: graphmem explain model.py:build h.0.mlp
     """

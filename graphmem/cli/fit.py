@@ -59,9 +59,9 @@ def fit(
 ) -> None:
     """Find the largest batch, or value of any argument of build(), with which a step fits.
 
-    A few sizes foretell the border, and both of its sides are proven; each probe is traced and
-    replayed on the card, so its verdict is exact but for what the CUDA context takes. The exit
-    code is 1 where not even the smallest value fits on some card.
+    A few sizes predict the border, and both sides of it are proven: each probe is traced and
+    replayed on the card, so its verdict is exact except for the size of the CUDA context. The exit
+    code is 1 if not even the smallest value fits on some card.
 
     Example: graphmem fit model.py:build --gpu t4 --gpu a100-40gb --vary batch_size
     """

@@ -1,4 +1,4 @@
-"""What can be wrong with the options of a command, a class for each message."""
+"""Errors in the options of a command, one class per message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TimeoutOnClusterError(InputError):
 
 
 class PartialUpdateError(InputError):
-    """A baseline lost to a merge can only be written whole."""
+    """A baseline lost in a merge conflict can only be rewritten whole."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class AlreadyConfiguredError(InputError):
 
 
 class WrongRecordNameError(InputError):
-    """A saved step is known by the ending of its name."""
+    """The name of a saved step has another extension."""
 
     def __init__(self, path: Path, ending: str, better: Path) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ class WrongRecordNameError(InputError):
 
 
 class NotKeyValueError(InputError):
-    """A text of `KEY=VALUE` lacks one of them."""
+    """A `KEY=VALUE` option lacks its key or its `=`."""
 
     def __init__(self, option: str, text: str) -> None:
         super().__init__(f"{option} {text!r} is not KEY=VALUE")
@@ -102,7 +102,7 @@ class TwoShardingsError(InputError):
 
 
 class UnknownOffloadError(InputError):
-    """`--offload` names something else than state on the device."""
+    """`--offload` names an unknown kind of state."""
 
     def __init__(self, unknown: str) -> None:
         super().__init__(
@@ -169,7 +169,7 @@ class OneRecordingOnlyError(InputError):
 
 
 class RecordingHasOptionsError(InputError):
-    """A recording that knows its target is compared with it as it was run."""
+    """Options for a recording that stores its own."""
 
     def __init__(self) -> None:
         super().__init__(

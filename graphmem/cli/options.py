@@ -1,4 +1,4 @@
-"""The options that every command shares which traces a target."""
+"""Options shared by the commands that trace a target."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class AssumedCard(str):
 
 
 def card(context: typer.Context, option: typer.CallbackParam, name: str) -> str:
-    """The card that was named, else that of the project, else the default, known as assumed.
+    """The given card, else the project's, else the default as an `AssumedCard`.
 
-    A saved step has a card of its own.
+    A saved step has its own card.
     """
     source = context.get_parameter_source(option.name or "")
     is_chosen = source is None or source.name != "DEFAULT"
@@ -48,10 +48,10 @@ def card(context: typer.Context, option: typer.CallbackParam, name: str) -> str:
 
 
 def card_of_the_project() -> str | None:
-    """The card that `graphmem.toml` names for all targets, if there is one.
+    """The default card of `graphmem.toml`, if it has one.
 
     Raises:
-        InputError: the file is wrong.
+        InputError: the file is invalid.
     """
     folders = (Path.cwd(), *Path.cwd().parents)
     if not any((folder / file).is_file() for folder in folders for file in _PROJECT_FILES):
@@ -181,7 +181,7 @@ def recorded_at(path: Path | None) -> Path | None:
     """The path of a saved step, checked before the work starts.
 
     Raises:
-        InputError: nothing can be written there, or no command would know the file by its name.
+        InputError: the path cannot be written, or has another extension.
     """
     if path is not None and path.suffix != RECORD:
         raise WrongRecordNameError(path, RECORD, path.with_suffix(RECORD))
@@ -189,10 +189,10 @@ def recorded_at(path: Path | None) -> Path | None:
 
 
 def writable(path: Path | None) -> Path | None:
-    """The path of a result, checked before the work starts, which may take minutes.
+    """The path of a result, checked before work that may take minutes.
 
     Raises:
-        InputError: nothing can be written there.
+        InputError: the path cannot be written.
     """
     if path is not None:
         check_place(path)

@@ -212,7 +212,7 @@ def plan(
 
     build() describes what one data-parallel replica runs on one device,
     unsplit. The degrees multiply to --gpus: dp x tp x pp x cp. Micro-batches
-    cut the traced batch. The exit code is 1 where it does not fit.
+    cut the traced batch. The exit code is 1 if it does not fit.
 
     With --search it lists layouts that fit instead; without --checkpoint it
     tries checkpoints of every block as well.
@@ -262,7 +262,7 @@ def plan(
 
 
 class _Degrees(NamedTuple):
-    """How many ways the step is split; None: not given."""
+    """The degrees as given; None if not given."""
 
     data: int | None
     tensor: int | None
@@ -272,7 +272,7 @@ class _Degrees(NamedTuple):
     micro_batches: int | None
 
     def filled(self, gpus: int) -> dict[str, int]:
-        """Each with its default: 1, and of data parallelism what the other degrees leave.
+        """Every degree, by default 1; data parallelism by default takes the remaining GPUs.
 
         `check_degrees` rejects a remainder.
         """

@@ -81,7 +81,7 @@ def published(
 
     Formulas: DeepSpeed's for ZeRO-2 and ZeRO-3, nanoGPT's arithmetic, EleutherAI's and Korthikanti
     et al.'s for activations, and one rank under every parallelism. Their terms are read from the
-    traced step; each is held against the exact result, and the differences sum to the whole.
+    traced step; each is compared with the exact result, and the differences sum to the whole.
 
     Example: graphmem published fixtures/gpt2.py:build --grads keep --only nanogpt-activations
 
@@ -115,7 +115,7 @@ def _terms(
     only: tuple[str, ...],
     gpu: str | None,
 ) -> tuple[dict[str, Term], tuple[str, ...]]:
-    """The terms that were given, and the formulas asked for: an example brings its own."""
+    """The given terms and formulas; an example brings its own."""
     from graphmem.formulas.examples import EXAMPLES, example_terms
     from graphmem.formulas.terms import card_term, given_terms
 

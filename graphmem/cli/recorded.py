@@ -1,4 +1,4 @@
-"""A saved step as a target: options that would change its trace are refused."""
+"""A saved step as a target; options that would change its trace are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`graphmem render`: pictures, tables and traces of a step; the ending of the file chooses."""
+"""`graphmem render`: pictures, tables and traces of a step, by the file's extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that say what to trace and how, declared once; each command names those it takes."""
+"""The options for what to trace and how, declared once; each command names those it takes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ Command = Callable[..., None]
 
 
 def takes_request(names: str, **defaults: Any) -> Callable[[Command], Command]:
-    """Give a command options in place of its parameter `request`, which becomes what they say.
+    """Replace a command's parameter `request` by options, and build the request from them.
 
     Args:
-        names: of the options, in the order of the help.
-        defaults: of options that have another one in this command.
+        names: the options' names, in the order of the help.
+        defaults: defaults that differ in this command.
     """
 
     def decorate(command: Command) -> Command:
@@ -85,7 +85,7 @@ def request_of(
     batch: str | None = None,
     **others: Any,
 ) -> Request:
-    """What the options say.
+    """The request that the options describe.
 
     Raises:
         InputError: one of them is malformed.

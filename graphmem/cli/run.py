@@ -105,12 +105,12 @@ def run(
 
     The script sees one CUDA device of the given model; CPU code runs for real.
 
-    Operations on the device do no arithmetic. Questions about its memory are answered as the card
-    would; what does not fit raises torch.cuda.OutOfMemoryError.
+    Operations on the device do no arithmetic. Queries about its memory are answered as the card
+    would; a request that does not fit raises torch.cuda.OutOfMemoryError.
 
-    What the script computed from what it knows, such as a mask, is read as it is. Other values read
-    back from the GPU are assumed: 1.0 for a loss, zeros for a tensor. Each assumption is printed
-    once to stderr, and listed in the report.
+    Values that the script computed from known ones, such as a mask, are read as they are. Other
+    values read back from the GPU are assumed: 1.0 for a loss, zeros for a tensor. Each assumption
+    is printed once to stderr and listed in the report.
 
     The script's output is untouched: the report goes to stderr, or to FILE. The exit code is the
     script's own.
@@ -160,7 +160,7 @@ def run(
 
 
 def _teller() -> Callable[[str], None]:
-    """Tells lines on today's stderr, which a script may replace."""
+    """Print lines to the present stderr, which the script may replace."""
     stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def tell(line: str) -> None:
@@ -180,7 +180,7 @@ def _tell_ending(
 
 
 def _spelled(*given: tuple[str, object]) -> list[str]:
-    """Options as on the command line; those not given are left out."""
+    """Options as on the command line, without those not given."""
     return [part for name, value in given if value is not None for part in (name, str(value))]
 
 

@@ -1,4 +1,4 @@
-"""`graphmem run --rank all`: what several ranks of a job take."""
+"""`graphmem run --rank all`: the memory of several ranks of a job."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def run_ranks(
     output: Path | None,
     kept: Sequence[Path | None],
 ) -> NoReturn:
-    """Run ranks, each in a process, and report them; exits as the first that failed.
+    """Run ranks, each in a process, and report them; exit like the first that failed.
 
     Args:
         worlds: the ranks that run, each with its world.
-        arguments: of `graphmem run`, but for which rank and for where the report goes.
+        arguments: those of `graphmem run`, without the rank and the output.
         output_format: "text" or "json".
         output: a file for the report, or None for stderr.
-        kept: what else was to be written, which only a single rank can.
+        kept: further outputs, which only a single rank can have.
 
     Raises:
         InputError: another output was requested.
@@ -57,7 +57,7 @@ def run_ranks(
     for outcome in outcomes(ranks, command, len(os.sched_getaffinity(0))):
         sys.stdout.write(outcome.stdout)
         for line in outcome.stderr.splitlines():
-            if line not in told:  # ranks have much to say in common
+            if line not in told:  # ranks print many of the same lines
                 typer.echo(line, err=True)
         told.update(outcome.stderr.splitlines())
         found.append(outcome.info)
@@ -66,11 +66,11 @@ def run_ranks(
 
 
 def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:
-    """What a rank that runs alone needs to let another one run for an iteration.
+    """Environment variables by which a lone rank can run another one for an iteration.
 
     Args:
-        options: of `graphmem run`, as `run_ranks` has them.
-        program: what is run, and its arguments.
+        options: the options of `graphmem run`, as in `run_ranks`.
+        program: the program and its arguments.
     """
     from graphmem.ranks.messages import COMMAND
 

@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C, so that temporary files are removed."""
+"""Treat SIGTERM like Ctrl-C, so that temporary files are removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class Terminated(KeyboardInterrupt):
-    """The process got SIGTERM."""
+    """The process received SIGTERM."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def orderly_termination() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         if os.getpid() == owner:
             raise Terminated
-        signal.signal(number, signal.SIG_DFL)  # a forked child dies as it would without us
+        signal.signal(number, signal.SIG_DFL)  # a forked child dies as it would without graphmem
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, end)

@@ -98,7 +98,7 @@ def verify(
 ) -> None:
     """Check predictions against recordings of real CUDA runs, and against what runs printed.
 
-    The exit code is 0 where all is equal, 1 where something differs, 2 where the input is wrong.
+    The exit code is 0 if all is equal, 1 if something differs, 2 if the input is wrong.
 
     Example: graphmem verify run.pickle --target train.py:build --gpu h100 --torch 2.9 --start setup
     """
@@ -118,7 +118,7 @@ def verify(
 
 
 def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite: bool) -> None:
-    """Check that one way to verify was chosen, with as many files as it takes."""
+    """Check that one way to verify was chosen, with the right number of files."""
     chosen = (target is not None) + allocator + suite
     if chosen > 1 or not (chosen or files):
         raise WhichVerificationError()
@@ -131,7 +131,7 @@ def _check_mode(files: list[Path], *, target: str | None, allocator: bool, suite
 
 
 class _Writer:
-    """Writes a result where the options say."""
+    """Writes a result to the terminal or the file of the options."""
 
     def __init__(self, output_format: str, output: Path | None) -> None:
         self.is_json = output_format == "json"

@@ -41,7 +41,7 @@ def whatif(
     ] = None,
     output_format: options.Format = "text",
 ) -> None:
-    """Compare a training step with a changed one, by category; both are traced, so both are exact.
+    """Compare a training step with a changed one, by category. Both are traced, so both are exact.
 
     Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu --batch 16
     """

@@ -1,4 +1,4 @@
-"""The notebook of a trace: a clock, the storages seen so far, and the step graph that grows."""
+"""The recorder of a trace: its clock, the storages seen so far, and the growing step graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from graphmem.virtual_gpu.sparse import parts_of
 
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
-    """A weak reference to a storage of fake memory that knows its key and its record."""
+    """A weak reference to fake memory, with its key and its `Storage`."""
 
     __slots__ = ("key", "nbytes", "storage")
     key: int
@@ -45,16 +45,16 @@ class Recorder:
     """Writes the step graph while the step runs.
 
     A storage of fake memory (what torch holds) and a `Storage` of the graph (what the GPU would
-    hold) are not the same thing: a tensor that only autograd saved has no fake memory at all, and
-    unpacking it makes new memory. `_holders` counts the fake memory that stands for each storage.
+    hold) differ: a tensor that only autograd holds has no fake memory, and unpacking it creates new
+    fake memory. `_holders` counts the pieces of fake memory that stand for each storage.
 
     Attributes:
-        run: is told of changes, operations and communicators as they happen.
+        run: notified of changes, operations and communicators.
         assume: notes an assumption, see `Assumptions`.
-        phases: of the iterations, and where they change.
-        addresses: of storages that own no memory, by their ids.
-        weak: storages by the addresses of weak references to what stood for them.
-        newest_node: the newest node that autograd had made when the last operation ran.
+        phases: the phases of the iterations.
+        addresses: addresses of storages that own no memory, by id.
+        weak: storages, by the addresses of weak references to their fake memory.
+        newest_node: the number of the newest autograd node when the last operation ran.
     """
 
     def __init__(self, device: torch.device, run: LiveRun | None = None) -> None:
@@ -76,12 +76,12 @@ class Recorder:
         self.phases = Phases(self.graph, self.next_tick)
 
     def next_tick(self) -> int:
-        """The next moment of the trace."""
+        """The next tick."""
         self.tick = tick = next(self._ticks)
         return tick
 
     def finish(self) -> StepGraph:
-        """Close the trace. Storages that are alive now keep `death` None."""
+        """End the trace. Live storages keep `death` None."""
         self.phases.begin_pending()
         self._refs.clear()
         self.graph.end = self.next_tick()
@@ -91,9 +91,9 @@ class Recorder:
     # Storages ----------------------------------------------------------------------------------
 
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        """The storage that holds `tensor`, or None when it is unknown, empty or off the device.
+        """The storage of `tensor`, or None if it is unknown, empty or off the device.
 
-        A sparse tensor has none of its own: those of its indices and values are alive.
+        A sparse tensor has none of its own; its indices and values have theirs.
         """
         tensor = innermost(tensor)
         if is_wrapper(type(tensor)):
@@ -109,13 +109,13 @@ class Recorder:
         return None if ref is None else ref.storage
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lives in the memory that is counted."""
+        """Whether the tensor is in the memory that is counted."""
         if isinstance(tensor, FakeTensor):
             return tensor.fake_device == self.device
         return self.device.type == "cpu"
 
     def observe(self, tensor: torch.Tensor, op: int | None) -> tuple[Storage | None, bool]:
-        """The storage of a tensor that an operation returned, and whether it is a new one.
+        """The storage of an operation's result, and whether it is new.
 
         A known storage whose size has changed was resized, which on CUDA is a new allocation that
         replaces the old one (aten/src/ATen/native/cuda/Resize.cpp, `resize_bytes_cuda`).
@@ -152,7 +152,7 @@ class Recorder:
         return storage
 
     def new_bytes(self, nbytes: int) -> Storage:
-        """A storage that no operation allocates; nothing holds it yet, and nobody is told."""
+        """Create a storage without an operation or a holder; `run` is not notified."""
         storage = Storage(
             id=len(self.graph.storages),
             nbytes=nbytes,
@@ -166,17 +166,17 @@ class Recorder:
         return storage
 
     def disown(self, storage: Storage) -> None:
-        """Every owner's time ends now."""
+        """End all of a storage's owners."""
         for owner in storage.owners:
             self.let_go(storage, owner)
 
     def bytes_of(self, memory: torch.UntypedStorage) -> int | None:
-        """How large fake memory was when it was last seen; None where it never was."""
+        """The last known size of fake memory; None if it is unknown."""
         ref = self._refs.get(memory._cdata)
         return None if ref is None else ref.nbytes
 
     def stand_for(self, memory: torch.UntypedStorage, storage: Storage | None) -> None:
-        """Let fake memory stand for this storage from now on, or for none."""
+        """Let fake memory stand for this storage from now on; None: for no storage."""
         ref = self._refs.get(memory._cdata)
         if ref is not None:
             self._release(ref)
@@ -215,9 +215,9 @@ class Recorder:
 
     @contextmanager
     def releasing_in_order(self) -> Iterator[None]:
-        """What dies while the context is open dies at its end, in order of birth.
+        """Delay deaths to the end of the context, in order of birth.
 
-        For autocast's cache, which is a hash table of pointers: its order differs between runs.
+        For autocast's cache, a hash table of pointers whose order differs between runs.
         """
         dying: list[int] = []
         self._dying = dying
@@ -229,25 +229,25 @@ class Recorder:
                 self.let_go(self.graph.storages[number], self._held_as.pop(number))
 
     def let_go(self, storage: Storage, owner: Owner) -> None:
-        """An owner's time ends now, if it has not."""
+        """End an owner, unless it has ended."""
         if owner.end is not None:
             return
         owner.end = self.next_tick()
         self.run.note_change(storage)
 
     def fake_memories(self, storage: Storage) -> int:
-        """How many pieces of fake memory stand for the storage now."""
+        """How many pieces of fake memory stand for the storage."""
         return self._holders.get(storage.id, 0)
 
     def is_held_beyond(self, storage: Storage, memories: int) -> bool:
-        """Whether more than so many pieces of fake memory hold it, or something that has none."""
+        """Whether it has other holders than `memories` pieces of fake memory."""
         held = self._held_as.get(storage.id)
         return self.fake_memories(storage) > memories or any(
             owner.end is None and owner is not held for owner in storage.owners
         )
 
     def free(self, storage: Storage) -> None:
-        """Its bytes are given back, though somebody holds it."""
+        """Free a storage although it is held."""
         for ref in [ref for ref in self._refs.values() if ref.storage is storage]:
             self._release(ref)
         self.disown(storage)
@@ -255,10 +255,10 @@ class Recorder:
     # Owners ------------------------------------------------------------------------------------
 
     def identify(self, tensor: torch.Tensor, kind: OwnerKind, name: str) -> None:
-        """Say what holds a tensor's storage from now on: a parameter's name, an optimizer's state.
+        """Name the holder of a tensor's storage: a parameter, an optimizer's state.
 
         The first identity stays: a storage that is both `wte.weight` and `lm_head.weight` keeps
-        the former name. Of a tensor that holds others, each of them is identified.
+        the former name. If a tensor wraps others, each of them is identified.
         """
         if is_wrapper(type(tensor)):
             for each in held_by(tensor):
@@ -275,35 +275,35 @@ class Recorder:
         self._hold(storage, kind, name, now)
 
     def label(self, storage: int, kind: OwnerKind, name: str) -> None:
-        """Say what a storage is, by its number, without anything that holds it."""
+        """Label a storage, by its number, without adding a holder."""
         labelled = self.graph.storages[storage]
         labelled.owners.append(Owner(kind, name, labelled.birth, labelled.birth))
 
     def label_since(self, first: int, name: str) -> None:
-        """Say what the storages are that operations from `first` on have made."""
+        """Label the storages that operations from `first` on have created."""
         for op in self.graph.ops[first:]:
             for birth in op.births:
                 self.label(birth, OwnerKind.COMPILED, name)
 
     def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
-        """Give the Python variable that holds a storage its name in the user's code."""
+        """Name the Python variable that holds a storage."""
         if self.is_nameless(storage):
             held = self._held_as[storage.id]
             held.name, held.source = name, source
 
     def is_nameless(self, storage: Storage) -> bool:
-        """Whether a Python variable holds a storage, and nobody has said which."""
+        """Whether only an unnamed Python variable holds a storage."""
         held = self._held_as.get(storage.id)
         return held is not None and held.kind is OwnerKind.VARIABLE and not held.name
 
     def identity_of(self, tensor: object) -> str | None:
-        """The name of what holds a tensor's storage, None where it is just a variable."""
+        """The name of the holder of a tensor's storage; None if it is just a variable."""
         storage = self.storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
         held = None if storage is None else self._held_as.get(storage.id)
         return None if held is None or held.kind is OwnerKind.VARIABLE else held.name
 
     def own(self, storage: Storage, kind: OwnerKind, name: str) -> Owner:
-        """Add an owner beside Python's, from now until its `end` is set."""
+        """Add a second owner, from now until its `end` is set."""
         owner = Owner(kind=kind, name=name, start=self.next_tick())
         storage.owners.append(owner)
         return owner
@@ -378,16 +378,16 @@ class Recorder:
         return storage
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:
-        """The node that made a tensor, or the node that made several and its position."""
+        """The node that made a tensor; for one of several results, with its position."""
         return self._nodes.maker_of(tensor)
 
     def remember_maker(self, tensor: torch.Tensor, node: MadeBy) -> None:
-        """Another tensor stands for what a node made."""
+        """Let another tensor stand for a node's result."""
         self._nodes.remember(tensor, node)
 
     def _describe(self, tensor: torch.Tensor) -> TensorOut:
         storage = self.storage_of(tensor)
-        # A tensor on the host has one if autograd saved it before.
+        # A host tensor has one if autograd saved it before.
         is_counted = storage is not None and storage.device == self.graph.device
         return described(tensor, storage if is_counted else None)
 
