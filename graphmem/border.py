@@ -203,7 +203,7 @@ class Border:
         return any(each.sizes is not None for each in self.tried.values())
 
     def _where_the_room_ends(self, value: int) -> int:
-        """Where a line from the fixed bytes through one value meets the capacity."""
+        """The value at which a line from the fixed bytes through one value meets the capacity."""
         tried = self.tried[value]
         each = (tried.reserved - tried.fixed) / value
         return int((tried.capacity - tried.fixed) / each) if each > 0 else 2 * value
@@ -232,7 +232,7 @@ class Border:
         return low
 
     def _met(self, otherwise: int) -> int:
-        """Where a line through the two largest tried values meets the capacity."""
+        """The value at which a line through the two largest tried values meets the capacity."""
         points = sorted(self.tried.items())[-2:]
         if not points:
             return otherwise

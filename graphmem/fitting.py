@@ -5,7 +5,7 @@ The answer fits and the next value does not; the one before and the second after
 unless two traces predict their verdicts. Values are multiples of one number, so "next" is the next
 multiple.
 
-All smaller values are assumed to fit as well; `surprises` names probes that say otherwise.
+All smaller values are assumed to fit as well; `surprises` names probes that contradict this.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Range:
 
     @property
     def name(self) -> str:
-        """The name of what is varied, in messages."""
+        """The name of the varied quantity, in messages."""
         return self.key or "batch"
 
     @property
@@ -376,7 +376,7 @@ def surprises(probes: Sequence[Probe], largest: int | None, name: str) -> Iterat
     Args:
         probes: in ascending order of value.
         largest: the answer.
-        name: the name of what is varied.
+        name: the name of the varied quantity.
     """
     if len(probes) > 1 and len({probe.reserved for probe in probes}) == 1:
         yield f"{name} does not change the reserved bytes, {probes[0].reserved:,} for each value"

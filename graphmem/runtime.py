@@ -45,7 +45,7 @@ class LtWorkspace(enum.Enum):
 
     EACH_CALL = "each call"
     KEPT = "kept by each handle"
-    SHARED = "none besides that of cuBLAS"
+    SHARED = "none apart from that of cuBLAS"
 
 
 @dataclass(frozen=True)

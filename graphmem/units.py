@@ -32,7 +32,7 @@ _QUANTITY = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d+)(\.\d+)?\s*([a-z]*)", re.IGN
 
 
 class NotBytesError(InputError):
-    """A text is no number of bytes."""
+    """A text is not a number of bytes."""
 
     def __init__(self, quantity: object) -> None:
         super().__init__(

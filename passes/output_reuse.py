@@ -1,4 +1,4 @@
-"""What each activation function keeps for its derivative, its cost, and the saving of a swap.
+"""What activation functions keep for their derivatives, at what cost, and the saving of a swap.
 
 Clauses, at the end of the last forward pass:
   (1) an activation's derivative is *written in its output* if its formula in derivatives.yaml needs

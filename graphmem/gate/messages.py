@@ -1,4 +1,4 @@
-"""What can go wrong in the gate, a class for each message."""
+"""Errors of the gate, a class for each message."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class LockEncodingError(InputError):
 
 
 class NotLockError(InputError):
-    """A file is no baseline."""
+    """A file is not a baseline."""
 
     def __init__(self, name: str, reason: object) -> None:
         super().__init__(f"{name} is not a baseline: {reason}")

@@ -1,4 +1,4 @@
-"""What can be wrong with a parallel layout, a class for each message."""
+"""Errors in a parallel layout, a class for each message."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one pipeline rank holds; its peers in other dimensions hold as much or less.
+    """The memory of one pipeline rank; its peers in other dimensions hold as much or less.
 
     Attributes:
         rank: its number in the pipeline.

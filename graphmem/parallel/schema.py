@@ -78,7 +78,7 @@ class StageInfo(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank of a layout holds.
+    """The memory that each rank of a layout holds.
 
     Attributes:
         fits: whether every stage's reserved bytes leave room for the context.

@@ -1,4 +1,4 @@
-"""What can prevent a picture, a class for each message."""
+"""Errors that prevent a picture, a class for each message."""
 
 from __future__ import annotations
 

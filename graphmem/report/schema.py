@@ -54,7 +54,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class AtPeak(msgspec.Struct, frozen=True):
-    """What holds the bytes at the peak. `by_category` and `by_module` sum to `peak.allocated`."""
+    """Holders of the bytes at the peak; `by_category` and `by_module` sum to `peak.allocated`."""
 
     by_category: dict[str, int]
     by_module: dict[str, int]

@@ -72,7 +72,7 @@ def edge_of(tensor: Any) -> tuple[Node, int]:
 
 @acts_for_the_program
 def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]:
-    """Where an input's gradient arrives; errors are in the words of `THPEngine_run_backward`."""
+    """Find where an input's gradient arrives; errors are worded as in `THPEngine_run_backward`."""
     if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:

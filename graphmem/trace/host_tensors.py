@@ -1,6 +1,6 @@
 """Real tensors in a trace of the CPU's memory, in which small tensors stay real (`dispatch`).
 
-Where a real tensor meets a fake one, PyTorch makes a fake tensor of it, which takes no additional
+When a real tensor meets a fake one, PyTorch makes a fake tensor of it, which takes no additional
 memory: it stands for the same storage.
 """
 

@@ -64,7 +64,7 @@ class LineSearches:
         return evaluate
 
     def answer(self, tensor: torch.Tensor) -> bool | None:
-        """The outcome of a comparison that LBFGS makes; None if it is not one of its own."""
+        """The outcome of a comparison that LBFGS makes; None if the program makes it."""
         if not self._depth:
             return None
         maker = self._recorder.maker_of(tensor)

@@ -1,4 +1,4 @@
-"""What can stop a trace, a class for each message."""
+"""Errors that stop a trace, a class for each message."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class NothingToRunError(InputError):
 
 
 class ClosureNeededError(InputError):
-    """LBFGS needs a loop of its own."""
+    """LBFGS needs a hand-written loop, with a closure."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -3,7 +3,7 @@
 `ReadyQueue` (torch/csrc/autograd/engine.h) is a `std::priority_queue` whose comparison puts the
 highest sequence number first; `AccumulateGrad` has the highest there is. Nodes of equal rank come
 out in the order that libstdc++'s binary heap leaves them, so the heap is sifted here as libstdc++
-does (bits/stl_heap.h, `__push_heap` and `__adjust_heap`): Python's `heapq` breaks ties otherwise.
+does (bits/stl_heap.h, `__push_heap` and `__adjust_heap`): Python's `heapq` breaks ties differently.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Hook = Callable[[Any], Any]
 
 
 class SavedToken:
-    """What autograd holds in place of a saved tensor; `owner` ends when autograd releases it.
+    """An object that autograd holds in place of a saved tensor; its release ends `owner`.
 
     The token of a sparse tensor has no storage, but parts: indices and values. So does that of a
     tensor that holds others.

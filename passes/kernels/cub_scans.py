@@ -56,7 +56,7 @@ _UNIQUE_WRAPPED: Tiles = (1280, 1280, 1280, 1280)
 _UNIQUE_BY_KEY: Mapping[int, Tiles] = MappingProxyType(
     {8: (1792, 320, 4480, 3840), 4: (2816, 704, 7168, 7168)}
 )
-# `scan_by_key::policy_hub`, by bytes of a key and of a value alike.
+# `scan_by_key::policy_hub`, by the bytes of a key, which are also those of a value.
 _SCAN_BY_KEY: Mapping[int, Tiles] = MappingProxyType(
     {8: (2240, 2304, 2464, 5888), 4: (3840, 2304, 4032, 4480)}
 )

@@ -168,7 +168,7 @@ def _count_nonzero(call: Call) -> Iterator[Step]:
     """`count_nonzero_cuda`: the sum of a mask, which is converted to int64."""
     mask = compact(call.tensor("self"), "bool")
     counted = compact(mask, "int64")
-    held = Scratch("mask of what is not 0", numel(mask))
+    held = Scratch("mask of nonzero elements", numel(mask))
     yield Take(held)
     yield from call.outputs()
     copy = Scratch("the mask as int64", numel(mask) * INDEX_BYTES)

@@ -39,7 +39,7 @@ def _nonzero(call: Call) -> Iterator[Step]:
 
 def nonzero(call: Call, tensor: TensorOut, positions: Iterable[Step]) -> Iterator[Step]:
     """Clause (1); `positions` allocates the result."""
-    count = Scratch("number of what is not 0", _COUNT_BYTES)
+    count = Scratch("number of nonzero elements", _COUNT_BYTES)
     steps: list[Step] = []
     if numel(tensor):
         steps += during([cub_scans.reduction(call, numel(tensor))])
@@ -72,7 +72,7 @@ def _masked_scatter(call: Call) -> Iterator[Step]:
     if not numel(tensor):
         return
     mask = call.tensor("mask")
-    held = [Scratch("numbers of what is selected", numel(tensor) * INDEX_BYTES)]
+    held = [Scratch("numbers of the selected elements", numel(tensor) * INDEX_BYTES)]
     if mask.shape != tensor.shape or not is_contiguous(mask):
         held.append(Scratch("the mask expanded", numel(tensor)))
     yield from during([*held, cub_scans.scan(call, numel(tensor), "int64")])

@@ -181,7 +181,7 @@ def _class_loss(call: OpView, facts: AxisFacts) -> list[Axes]:
 
 
 def _loss(call: OpView, facts: AxisFacts) -> list[Axes]:
-    """What is compared has one shape."""
+    """The compared tensors have the same shape."""
     first, *others = call.tensors()
     for axes in others:
         equate(axes, first)

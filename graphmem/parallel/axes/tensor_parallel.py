@@ -63,7 +63,7 @@ class Column:
 
 @dataclass
 class Choice:
-    """What tensor parallelism divides, and what it leaves whole.
+    """The axes that tensor parallelism divides, and those that it leaves whole.
 
     Attributes:
         columns: the divided axes.

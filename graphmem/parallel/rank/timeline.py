@@ -101,7 +101,7 @@ def _events(allocations: Sequence[Allocation]) -> list[_Event]:
 
 
 def _alive_at_birth(events: Sequence[_Event], index: int) -> list[int]:
-    """What is alive right after one of the births; nothing for -1."""
+    """The storages alive right after one of the births; none for -1."""
     if index < 0:
         return []
     (_, _, born), alive = next(islice(_with_alive(events), index, None))

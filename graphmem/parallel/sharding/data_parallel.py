@@ -56,7 +56,7 @@ class Host:
 
 @dataclass
 class HeldByRank:
-    """What a rank holds: its allocations, and its bytes on the host.
+    """The memory of a rank: its allocations, and its bytes on the host.
 
     Attributes:
         padding: unused bytes in its shares.

@@ -1,4 +1,4 @@
-"""What only a card knows about a compilation; the answers are listed in the report."""
+"""Questions about a compilation that only a card can answer; the report lists the answers used."""
 
 from __future__ import annotations
 
