@@ -28,8 +28,6 @@ class LiveMode(DataDependentMode):
         streams: knows the stream of each operation.
     """
 
-    _caller_depth = 2
-
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(*watchers)
         self.streams = NodeStreams(memory)

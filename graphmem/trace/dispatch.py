@@ -95,8 +95,6 @@ class TraceMode(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-    _caller_depth = 1
-    """How many frames above `__torch_dispatch__` the calling instruction is."""
 
     def __init__(
         self,
@@ -186,8 +184,7 @@ class TraceMode(TorchDispatchMode):
                 with self:  # below the keys that the call has passed, unlike an inference tensor's
                     return func._op_dk(_COMPOSITE, *args, **kwargs)
             if func in WATCHED:
-                caller = sys._getframe(self._caller_depth)
-                return self._run_in_form(func, types, args, kwargs, caller)
+                return self._run_in_form(func, types, args, kwargs, _caller())
             return self._run(func, types, args, kwargs)
 
     def _run_in_parts(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -370,6 +367,14 @@ class TraceMode(TorchDispatchMode):
         with torch._C._DisableTorchDispatch():
             memory = torch.empty(shape, dtype=dtype, device="meta")
         return FakeTensor(self._fake_mode, memory, device)
+
+
+def _caller() -> FrameType:
+    """The frame that called the operation, above `TraceMode`'s and a subclass's dispatch."""
+    frame = sys._getframe(2)
+    is_own = str(frame.f_globals.get("__name__")).startswith("graphmem.")
+    is_subclass = is_own and frame.f_code.co_name == "__torch_dispatch__"
+    return frame.f_back or frame if is_subclass else frame
 
 
 _DEVICE = torch.ops.prim.device.default
