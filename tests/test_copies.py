@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import graphmem
 from graphmem import TrainingStep
 from graphmem.trace import TraceOptions
-from tests import oracle
+from tests.support import oracle
 
 WIDTH = 16
 

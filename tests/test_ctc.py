@@ -14,8 +14,8 @@ from graphmem import TrainingStep, analyze
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
 from graphmem.trace import TraceOptions, trace
-from tests.kernel_calls import Calls, aten, tensor
-from tests.oracle import assert_agree, run, traced_events
+from tests.support.kernel_calls import Calls, aten, tensor
+from tests.support.oracle import assert_agree, run, traced_events
 
 STEPS, BATCH, LABELS = 50, 16, 20
 LONGEST = 30

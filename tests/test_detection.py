@@ -13,9 +13,9 @@ from graphmem.passes.kernel_memory import find_kernel_memory
 from graphmem.runtime import Runtime
 from graphmem.trace import TraceOptions, trace
 from graphmem.training_step import TrainingStep
-from tests import oracle
-from tests.assumed_values import AssumedValues
-from tests.kernel_calls import readable
+from tests.support import oracle
+from tests.support.assumed_values import AssumedValues
+from tests.support.kernel_calls import readable
 
 torchvision = pytest.importorskip("torchvision")
 from torchvision.models import detection  # noqa: E402

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.cli import main
-from tests.gate_project import Project
+from tests.support.gate_project import Project
 
 MODEL = """\
 import ctypes, os, torch

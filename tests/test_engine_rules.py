@@ -26,8 +26,8 @@ from torch.autograd import Function
 from graphmem import TrainingStep
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.ready_queue import ReadyQueue
-from tests import oracle, unobserved
-from tests.autograd_programs import PROGRAMS, training_step
+from tests.support import oracle, unobserved
+from tests.support.autograd_programs import PROGRAMS, training_step
 
 Log = list[Any]
 Rule = Callable[[Log], None]

@@ -15,7 +15,7 @@ from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind
 from graphmem.report.text import report_as_text
 from graphmem.trace import TraceOptions, trace
-from tests import oracle
+from tests.support import oracle
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,7 +11,7 @@ import pytest
 from graphmem.gate.compare import Cause, TargetVerdict
 from graphmem.gate.formats import messages
 from graphmem.gate.lock import Entry
-from tests.gate_project import Project, Run
+from tests.support.gate_project import Project, Run
 
 NET = """\
 import torch

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate_project import TINY, Project
+from tests.support.gate_project import TINY, Project
 
 CONFIG = """\
 [defaults]

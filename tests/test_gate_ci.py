@@ -14,8 +14,8 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
-from tests.gate_project import TINY, Project
-from tests.gate_schemas import ANNOTATION, JUNIT, assert_junit
+from tests.support.gate_project import TINY, Project
+from tests.support.gate_schemas import ANNOTATION, JUNIT, assert_junit
 
 ROOT = Path(__file__).parents[1]
 CONFIG = '[defaults]\nsteps = 2\n\n[targets.tiny]\ntarget = "tiny.py"\nmax_allocated = "1 KiB"\n'

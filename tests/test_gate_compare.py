@@ -22,7 +22,7 @@ from graphmem.gate.jobs import Failure
 from graphmem.gate.lock import entry_of
 from graphmem.report import Report
 from graphmem.report.schema import AtPeak, Holder, OnCard, OwnerInfo
-from tests.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
+from tests.support.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
 
 MIB = 2**20
 

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.gate_project import KEEPING, MODEL, Project, Run
-from tests.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
+from tests.support.gate_project import KEEPING, MODEL, Project, Run
+from tests.support.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
 
 FORMATS = ("text", "json", "markdown", "github", "junit", "sarif")
 

@@ -20,7 +20,7 @@ from graphmem.gpus.messages import (
 )
 from graphmem.gpus.nccl import nccl_of
 from graphmem.torch_releases.release import NotReleaseError
-from tests.kernel_calls import Calls, aten, tensor
+from tests.support.kernel_calls import Calls, aten, tensor
 
 ROOT = Path(__file__).parents[1]
 MIB, GIB = 2**20, 2**30

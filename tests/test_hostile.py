@@ -16,7 +16,7 @@ import pytest
 from graphmem.gate.formats.markdown import escaped
 from graphmem.plain_text import Console, visible
 from tests.conftest import Outcome
-from tests.gate_project import TINY, Project
+from tests.support.gate_project import TINY, Project
 
 Run = Callable[..., Outcome]
 

@@ -15,7 +15,7 @@ import graphmem
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.trace import TraceOptions
-from tests import oracle
+from tests.support import oracle
 
 WIDTH = 300
 

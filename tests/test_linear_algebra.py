@@ -11,7 +11,7 @@ from torch import nn
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
-from tests.oracle import assert_agree, run, traced_events
+from tests.support.oracle import assert_agree, run, traced_events
 
 FLOAT = 4
 

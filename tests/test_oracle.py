@@ -17,9 +17,9 @@ from torch.nn import functional
 from graphmem import TrainingStep
 from graphmem.trace import TraceOptions
 from graphmem.trace.loop import optimizer_named
-from tests import oracle
-from tests.assumed_values import AssumedValues
-from tests.autograd_programs import PROGRAMS, rows, training_step
+from tests.support import oracle
+from tests.support.assumed_values import AssumedValues
+from tests.support.autograd_programs import PROGRAMS, rows, training_step
 from tests.test_fixtures import CASES, TINY, build
 
 MIXED_GROUP_NORM = ("unet_block", {"autocast": "bf16"})

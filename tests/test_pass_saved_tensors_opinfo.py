@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from graphmem.errors import InputError
-from tests.saved_by_autograd import held_by_autograd, loss_of, reported
+from tests.support.saved_by_autograd import held_by_autograd, loss_of, reported
 
 pytest.importorskip("expecttest")
 with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from graphmem import TrainingStep, analyze
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph, Storage
 from graphmem.trace import TraceOptions, trace
-from tests.kernel_calls import Calls, aten, tensor
+from tests.support.kernel_calls import Calls, aten, tensor
 
 FLOAT = 4
 

@@ -32,7 +32,7 @@ from graphmem.render.trace_events import trace
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.training_step import TrainingStep
 from tests.conftest import Outcome
-from tests.rendered import HOSTILE_NAMES, SCRIPT, hostile_analysis, small_analysis
+from tests.support.rendered import HOSTILE_NAMES, SCRIPT, hostile_analysis, small_analysis
 
 ROOT = Path(__file__).parents[1]
 FIRST_BYTES = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}

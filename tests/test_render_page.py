@@ -22,7 +22,7 @@ from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.cli import main
 from graphmem.render.page import page
 from graphmem.units import format_bytes
-from tests.rendered import HOSTILE_NAMES, hostile_analysis, small_analysis
+from tests.support.rendered import HOSTILE_NAMES, hostile_analysis, small_analysis
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "

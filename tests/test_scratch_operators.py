@@ -14,7 +14,7 @@ import torch
 from graphmem.gpus import find_gpu
 from graphmem.graph import PhaseName
 from graphmem.passes.kernels.cub import key_bits, sort_pairs_bytes
-from tests.kernel_calls import Calls, aten, tensor
+from tests.support.kernel_calls import Calls, aten, tensor
 
 HALF, LONG = torch.bfloat16, torch.int64
 

@@ -12,7 +12,7 @@ from graphmem.graph import TensorOut
 from graphmem.passes.kernels.iteration import Dim, loop_of
 from graphmem.passes.kernels.layout import contiguous_strides
 from graphmem.passes.kernels.staging import Kernel, Staging, staging_of
-from tests.kernel_calls import Calls, aten, tensor
+from tests.support.kernel_calls import Calls, aten, tensor
 
 H100, A100, RTX_4090 = map(find_gpu, ("h100", "a100", "rtx-4090"))
 FLOAT, PAIR = Kernel(4), Kernel(16)

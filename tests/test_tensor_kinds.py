@@ -14,7 +14,7 @@ from graphmem.graph import StepGraph
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
-from tests import oracle
+from tests.support import oracle
 
 
 def traced(step: Any) -> StepGraph:

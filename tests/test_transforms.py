@@ -24,7 +24,7 @@ from graphmem import TrainingStep, analyze
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
-from tests.oracle import assert_agree, run, traced_events
+from tests.support.oracle import assert_agree, run, traced_events
 
 SAMPLES, WIDTH = 5, 8
 

@@ -7,7 +7,7 @@ import torch
 
 from graphmem.graph import PhaseName
 from graphmem.runtime import LtWorkspace, WrongBlasConfigError, WrongBlasLtSizeError
-from tests.kernel_calls import Calls, aten, tensor
+from tests.support.kernel_calls import Calls, aten, tensor
 
 CUBLAS = 4096 * 1024 * 2 + 16 * 1024 * 8
 CUBLAS_HOPPER = 4096 * 1024 * 8

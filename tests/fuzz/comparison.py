@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.trace import TraceOptions
-from tests import oracle, unobserved
-from tests.autograd_programs import TwoResults
 from tests.fuzz.generator import program_of
-from tests.oracle import Event
+from tests.support import oracle, unobserved
+from tests.support.autograd_programs import TwoResults
+from tests.support.oracle import Event
 
 SIZE = 6
 STEPS = 2

@@ -20,8 +20,8 @@ from graphmem.graph import OwnerKind, StepGraph
 from graphmem.report.build import saved_for_backward
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import call, default_loss
-from tests import oracle
-from tests.assumed_values import AssumedValues
+from tests.support import oracle
+from tests.support.assumed_values import AssumedValues
 from tools.model_zoo.case import Case
 
 OPTIONS = TraceOptions(steps=1, keep_grads=True, subclass_like=True)

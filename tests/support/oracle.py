@@ -26,7 +26,7 @@ from graphmem.graph import StepGraph
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.wrapper_tensors import is_wrapper
-from tests.assumed_values import AssumedValues, Calls
+from tests.support.assumed_values import AssumedValues, Calls
 
 aten = torch.ops.aten
 NORMALISATIONS = (

@@ -17,7 +17,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity
 
 from graphmem.trace import TraceOptions, trace
-from tests.oracle import Build, Event, comparable, events_of
+from tests.support.oracle import Build, Event, comparable, events_of
 
 SMALLEST = 32
 GENERATOR_STATE = 5056  # what checkpointing keeps of the CPU's generator; no operation returns it
