@@ -1,10 +1,10 @@
-"""What a trace assumed of values, for a real run to go by: the same routing in both.
+"""Give a real run the values that a trace assumed, so that both route alike.
 
 A trace assumes what only a real run knows: which expert a token chooses, how many elements a mask
-selects, a number that is read or drawn. Each answer is kept by the operation that gave it, the n-th
-call of its kind in the program, and given by that call in the real run in place of its own.
+selects, a number that is read or drawn. Each answer is stored for the n-th call of its operator,
+and the same call of the real run returns it.
 
-Not covered: what is read without an operation, as by `tolist()` on the CPU.
+Not covered: reads without an operation, such as `tolist()` on the CPU.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _DRAWN_FROM = (aten.topk.default, aten.sort.default, aten.sort.stable)
 
 
 class Calls:
-    """Numbers the calls of each operator, anew in each iteration.
+    """Numbers the calls of each operator from 0 in each iteration.
 
-    Until the first one begins, weights are made, in another way in a trace than for real.
+    Calls before the first iteration do not count: weights are created differently in a trace.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Calls:
         self._counts: Counter[Any] = Counter()
 
     def begin_iteration(self) -> None:
-        """Number from here on."""
+        """Restart the numbers."""
         self._iteration += 1
         self._counts.clear()
 
     def next(self, func: Any) -> Call:
-        """The call that begins."""
+        """The number of the call that begins."""
         self._counts[func] += 1
         return self._iteration, func, self._counts[func]
 
 
 class AssumedValues:
-    """Keeps what a trace assumes, and gives it to a real run."""
+    """Stores a trace's assumptions and gives them to a real run."""
 
     def __init__(self) -> None:
         self._outputs: dict[Call, list[tuple[int, torch.Tensor]]] = {}
@@ -71,7 +71,7 @@ class AssumedValues:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep what a trace assumes that runs meanwhile."""
+        """Store the assumptions of a trace that runs in the context."""
         calls = Calls()
         replacements = [
             (Phases, "begin_iteration", _begun(Phases.begin_iteration, calls)),
@@ -88,7 +88,7 @@ class AssumedValues:
 
     def _numbered(self, dispatch: Function, calls: Calls) -> Function:
         def run(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if self._call is not None:  # a part of the operation that runs
+            if self._call is not None:  # a part of the running operation
                 return dispatch(mode, func, types, args, kwargs)
             self._call = calls.next(func)
             try:
@@ -136,7 +136,7 @@ class AssumedValues:
         return draw
 
     def _giving(self, assume: Function) -> Function:
-        """What is assumed of a library's function, not of an operation."""
+        """Assumptions about a library's function, not an operation."""
 
         def give(known: KnownValues, tensor: Any, values: Any, rule: Any) -> None:
             if self._call is None:
@@ -160,7 +160,7 @@ class AssumedValues:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Libraries' functions return what was assumed of them, that a real run calls meanwhile."""
+        """Let a real run in the context get the assumptions from libraries' functions."""
         kept = iter(self._given)
 
         def give(tensor: torch.Tensor, values: torch.Tensor, rule: Any) -> None:
@@ -174,7 +174,7 @@ class AssumedValues:
             yield
 
     def run(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation of the real run returns."""
+        """The result of an operation of the real run."""
         func = call[1]
         if call in self._numbers:
             return self._numbers[call]
@@ -212,7 +212,7 @@ def _all_distinct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.
 
 
 def _all_true(arg: Any) -> Any:
-    """Masks that select everything, in place of an operation's own."""
+    """All-true masks in place of an operation's own."""
     if isinstance(arg, (list, tuple)):
         return type(arg)(map(_all_true, arg))
     is_mask = isinstance(arg, torch.Tensor) and arg.dtype in (torch.bool, torch.uint8)

@@ -1,7 +1,7 @@
-"""Small iterations for corners of autograd that no fixture has.
+"""Small programs for corners of autograd that no fixture covers.
 
-Each is given two square linear layers, uses them in a forward and a backward pass, and leaves
-gradients behind. `test_oracle.py` compares every one of them with a real run.
+Each takes two square linear layers, runs them forward and backward, and leaves gradients behind.
+`test_oracle.py` compares each with a real run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rows(count: int = 4) -> Tensor:
 
 
 def cube() -> Tensor:
-    """Inputs of three dimensions: a linear layer returns a view for them."""
+    """Three-dimensional inputs, for which a linear layer returns a view."""
     return torch.randn(2, 3, SIZE)
 
 
@@ -82,7 +82,7 @@ class TwoResultsUnmaterialized(TwoResults):
 
 
 class ScaledByNumber(Function):
-    """Has an argument that is no tensor, and returns a gradient that nobody needs."""
+    """Has an argument that is not a tensor, and returns an unneeded gradient."""
 
     @staticmethod
     def forward(ctx: Any, constant: Tensor, factor: float, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class DoubledInPlace(Function):
 
 
 class Recomputed(Function):
-    """A graph inside of a function, which its backward walks."""
+    """A graph inside a function, which the function's backward walks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -453,7 +453,7 @@ def gradient_given_by_the_caller(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def gradients_of_another_dtype_given_by_the_caller(first: nn.Linear, second: nn.Linear) -> None:
-    """They are cast to the outputs' type, and the casts live as long as the walk."""
+    """They are cast to the outputs' dtype; the casts live as long as the walk."""
     x, y = first(rows()).tanh(), second(rows()).tanh()
     x.backward(torch.ones(4, SIZE, dtype=torch.float64))
     gradients = [torch.ones(4, SIZE, dtype=torch.float64) for _ in range(2)]
@@ -607,7 +607,7 @@ def gradient_of_a_target(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def gradient_of_the_gradient_of_a_loss(first: nn.Linear, second: nn.Linear) -> None:
-    """What the node before returns is no temporary of the formula, though it was divided."""
+    """The result of the previous node is not a temporary of the formula, although it was divided."""
     y, weight = second(rows()).sigmoid(), torch.ones(SIZE)
     x = first(rows()).sigmoid()
     loss = functional.binary_cross_entropy(x, y, weight=weight)
@@ -690,7 +690,7 @@ def classes_as_rows_of_ones(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def quantiles_of_a_result(first: nn.Linear, second: nn.Linear) -> None:
-    """Its kernel resolves overloads of `lerp`, which writes reasons down that name the tensors."""
+    """Its kernel resolves overloads of `lerp`, whose recorded reasons refer to the tensors."""
     x = first(rows())
     torch.quantile(x, torch.tensor([0.2, 0.5]), dim=1).sum().backward()
 
@@ -737,7 +737,7 @@ def kept_graph_with_a_node_that_the_program_has_seen(first: nn.Linear, second: n
 
 @program
 def function_that_keeps_an_argument_with_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
-    """What a function saves that was given to it is the variable, also once results are there."""
+    """A saved argument is the variable itself, also after results exist."""
     x = first(rows())
     y = second(x)
     kept = TwoResults.apply(x)  # type: ignore[no-untyped-call]
@@ -850,7 +850,7 @@ def called_with_other_parameters(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def gradients_that_lie_across(first: nn.Linear, second: nn.Linear) -> None:
-    """Each kernel decides how its result lies; the linear layer before it copies or does not."""
+    """Each kernel chooses its result's strides; the linear layer before it copies or not."""
     for function in (
         lambda x: functional.layer_norm(x, (SIZE,)),
         lambda x: functional.log_softmax(x, dim=-1),
@@ -888,7 +888,7 @@ def normalised_across(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def normalised_before_any_weight(first: nn.Linear, second: nn.Linear) -> None:
-    """Nobody wants the gradient of the batch norm's input."""
+    """The gradient of the batch norm's input is not needed."""
     norm = nn.BatchNorm1d(SIZE)
     second(norm(cube().mT).mT).square().sum().backward()
 
@@ -910,7 +910,7 @@ def columns_and_images(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def correlated_with_itself(first: nn.Linear, second: nn.Linear) -> None:
-    """A saved tensor may be a conjugate that nobody has computed."""
+    """A saved tensor may be a conjugate that was never computed."""
     x, y = torch.fft.rfft(first(cube())), torch.fft.rfft(second(cube()))
     torch.fft.irfft(x * y.conj(), n=SIZE).sum().backward()
     (torch.fft.rfft(first(cube())).conj().imag * second.weight[0, :5]).square().sum().backward()
@@ -929,7 +929,7 @@ def scripted_from_the_first_call_on(first: nn.Linear, second: nn.Linear) -> None
 
 @program
 def written_into_what_was_counted(first: nn.Linear, second: nn.Linear) -> None:
-    """What is computed of a range only is a real tensor in a trace of the CPU."""
+    """A tensor computed from a range alone is real in a trace of the CPU."""
     positions = torch.arange(4.0).unsqueeze(1).expand(4, SIZE).contiguous()
     positions += first(rows()).detach()
     step = nn.Parameter(torch.tensor([0.5]))

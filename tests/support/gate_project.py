@@ -1,4 +1,4 @@
-"""A small repository with a model, as a user has one, for the tests of the gate."""
+"""A small repository with a model, like a user's, for the tests of the gate."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ KEEPING = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a command left behind."""
+    """The outcome of a command."""
 
     exit_code: int
     stdout: str
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with git."""
+    """A folder under git."""
 
     root: Path
 

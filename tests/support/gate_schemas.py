@@ -1,4 +1,4 @@
-"""The grammars that the gate's formats are held against.
+"""The grammars that the gate's formats must satisfy.
 
 SARIF: the objects of the 2.1.0 schema that graphmem writes, with the schema's own rules for them
 (required, closed, enumerations). JUnit: elements and attributes of the XML schema of Jenkins'
@@ -74,7 +74,7 @@ ANNOTATION = re.compile(
 
 
 class Element(NamedTuple):
-    """What an XML element may have; attributes with the patterns of their values."""
+    """The children and attributes that an XML element may have, with the values' patterns."""
 
     required: dict[str, str]
     optional: dict[str, str]
@@ -102,7 +102,7 @@ JUNIT = {
 
 
 def assert_junit(element: ET.Element, schema: dict[str, Element]) -> None:
-    """Hold an element, and everything in it, against the schema."""
+    """Check an element and its descendants against the schema."""
     rule = schema[element.tag]
     allowed = rule.required | rule.optional
     assert rule.required.keys() <= element.attrib.keys() <= allowed.keys()

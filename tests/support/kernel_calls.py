@@ -1,4 +1,4 @@
-"""Calls of ATen operators on meta tensors, and the programs that the pass gives them."""
+"""Calls of ATen operators on meta tensors, and the kernel programs of the pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tensor(
     stride: Sequence[int] | None = None,
     offset: int = 0,
 ) -> torch.Tensor:
-    """A tensor without data on the card; `stride` as it lies in memory. Others are on the host."""
+    """A meta tensor, which counts as on the card; other tensors are on the host."""
     made = (
         torch.empty_strided(shape, stride, device="meta", dtype=dtype)
         if stride
@@ -44,7 +44,7 @@ def tensor(
 
 
 class Calls:
-    """Operations in order, on one card; `program` is the program of the latest."""
+    """Successive operations on one card; `program` is the latest one's."""
 
     def __init__(
         self, gpu: str = "a100", version: str = "2.13", env: Mapping[str, str] | None = None

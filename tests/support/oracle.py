@@ -1,4 +1,4 @@
-"""The CPU oracle: the allocations and frees of a real run beside those of a trace.
+"""The CPU oracle: compare a trace's allocations and frees with those of a real run.
 
 A real run is the same `TrainingLoop` on real CPU tensors, eager, with PyTorch's own C++ engine. A
 dispatch mode sees every tensor that an operation returns and keeps a weak reference to its storage:
@@ -50,11 +50,11 @@ class Event:
     Attributes:
         step: the iteration; BUILDING before the first one.
         kind: "alloc" or "free".
-        nbytes: requested bytes of the storage; None where a real CPU kernel is known to choose
-            another dtype than CUDA's (`NORMALISATIONS`).
-        block: which one: allocations of the iterations are counted from 0; None for a storage that
-            is older than the first iteration.
-        where: the operation that allocated it, or after whose begin it was freed: not compared.
+        nbytes: requested bytes of the storage; None if the CPU kernel is known to use another dtype
+            than CUDA's (`NORMALISATIONS`).
+        block: the number of the allocation, from 0; None for a storage that is older than the first
+            iteration.
+        where: the operation that allocated it, or that had begun when it was freed; not compared.
     """
 
     step: int
@@ -74,12 +74,10 @@ class Event:
 
 @dataclass
 class Recording:
-    """What a real run did.
+    """The events of a real run.
 
-    Attributes:
-        events: in order.
-        unordered: stretches of `events` whose order hangs on addresses in memory: autocast's cache
-            is a hash table of pointers.
+    Attributes: events: in order. unordered: ranges of `events` whose order depends on addresses,
+    because autocast's cache is a hash table of pointers.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -87,7 +85,7 @@ class Recording:
 
 
 class _Block(weakref.ref[torch.UntypedStorage]):
-    """A storage of the real run, as it was when it was seen."""
+    """A storage of the real run when it was first seen."""
 
     __slots__ = ("key", "nbytes", "number", "shown")
     key: int
@@ -97,10 +95,10 @@ class _Block(weakref.ref[torch.UntypedStorage]):
 
 
 class RealRun(TorchDispatchMode):
-    """Sees the results of every operation, and when their storages die.
+    """Observes the results of every operation, and the deaths of their storages.
 
     Args:
-        assumed: what a trace assumed, to go by.
+        assumed: the assumptions of a trace.
     """
 
     def __init__(self, assumed: AssumedValues | None = None) -> None:
@@ -118,7 +116,7 @@ class RealRun(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if any(map(is_wrapper, types)):
-            return NotImplemented  # what it holds passes here
+            return NotImplemented  # the tensors inside it pass here
         self._where = str(func)
         if func is aten.nonzero.default and self.selected is not None:
             result = _select(args[0], self.selected)
@@ -168,12 +166,12 @@ class RealRun(TorchDispatchMode):
 
 
 def _select(mask: torch.Tensor, fraction: float) -> torch.Tensor:
-    """As many elements as the trace is told to assume (`TrainingStep.assume`): the first ones."""
+    """The first elements, as many as the trace assumes (`TrainingStep.assume`)."""
     return torch.zeros(round(fraction * mask.numel()), mask.dim(), dtype=torch.int64)
 
 
 def _is_mixed(args: tuple[Any, ...]) -> bool:
-    """Whether a normalisation reads half precision and has parameters in another one."""
+    """Whether a normalisation's input is half precision and its parameters are not."""
     dtypes = {tensor.dtype for tensor in _tensors(args)}
     return args[0].dtype in (torch.bfloat16, torch.float16) and len(dtypes) > 1
 
@@ -187,12 +185,12 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def run(build: Build, options: TraceOptions, assumed: AssumedValues | None = None) -> Recording:
-    """Run the step on the CPU and write down what its storages did.
+    """Run the step on the CPU and record its allocations and frees.
 
     Args:
         build: makes the step.
-        options: of the trace that it is compared with.
-        assumed: what that trace assumed of values, which the run goes by as well.
+        options: the options of the trace that it is compared with.
+        assumed: that trace's assumptions.
     """
     given = (assumed or AssumedValues()).given()
     with comparable(), given, RealRun(assumed) as mode:
@@ -222,9 +220,9 @@ def _iterate_of(step: TrainingStep, mode: RealRun, options: TraceOptions) -> Cal
 
 @contextmanager
 def comparable() -> Iterator[None]:
-    """Do without the cycle collector, whose moments differ, and without oneDNN's own LSTM.
+    """Disable the cycle collector, which runs at other moments, and oneDNN's own LSTM.
 
-    TorchScript's executor begins anew: it runs a function in another way from the second call on.
+    Reset TorchScript's executor, which runs a function differently from its second call on.
     """
     scripted: Any = torch.jit._state._python_cu
     for function in scripted.get_functions():
@@ -248,7 +246,7 @@ def traced_events(build: Build, options: TraceOptions) -> list[Event]:
 
 
 def events_of(graph: StepGraph) -> list[Event]:
-    """Births and deaths of a graph's storages by tick, those of the iterations."""
+    """The births and deaths of a graph's storages in its iterations, by tick."""
     moments: list[tuple[int, str, int]] = []
     for storage in graph.storages:
         if storage.device == graph.device:
@@ -270,7 +268,7 @@ def events_of(graph: StepGraph) -> list[Event]:
 
 
 class _Timeline:
-    """Which iteration and which operation a tick belongs to; ticks are asked in order."""
+    """Finds the iteration and the operation of a tick; ticks must be queried in order."""
 
     def __init__(self, graph: StepGraph) -> None:
         self._graph = graph
@@ -294,13 +292,13 @@ class _Timeline:
 
 
 def assert_agree(real: Recording, traced: list[Event]) -> None:
-    """Fail with the first event that differs, and its neighbours on both sides."""
+    """Fail with the first event that differs and its neighbours."""
     assert real.events, "the real run allocated nothing"
     assert_equal(*sorted_where_unordered(real, traced))
 
 
 def sorted_where_unordered(real: Recording, traced: list[Event]) -> tuple[list[Event], list[Event]]:
-    """Both sequences, those stretches sorted whose order is another in every run."""
+    """Both sequences, with the ranges sorted whose order differs between runs."""
     ordered, other = list(real.events), list(traced)
     for stretch in real.unordered:
         for events in (ordered, other):

@@ -1,4 +1,4 @@
-"""Analyses for the tests of pictures: a small step, and one whose names want to be markup."""
+"""Analyses for the tests of pictures: a small step, and one with names that look like markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real autograd holds on the CPU for a sample of an operator, beside what graphmem reports."""
+"""Compare what real autograd holds for a sample of an operator with graphmem's report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loss_of(operator: Callable[..., Any], sample: Any) -> torch.Tensor:
     """The sum of every result that has a gradient.
 
     Raises:
-        LookupError: there is none.
+        LookupError: no result has a gradient.
     """
     result = operator(sample.input, *sample.args, **sample.kwargs)
     outputs = [
@@ -41,14 +41,14 @@ def loss_of(operator: Callable[..., Any], sample: Any) -> torch.Tensor:
 def is_number(shape: tuple[int, ...], dtype: str) -> bool:
     """Whether a saved tensor may be a Python number, which autograd hides from hooks.
 
-    `SavedVariable` (torch/csrc/autograd/saved_variable.cpp) does not pack a wrapped number. It is
-    eight bytes on the host, of Python's own precision.
+    `SavedVariable` (torch/csrc/autograd/saved_variable.cpp) does not pack a wrapped number. It
+    takes eight bytes on the host, in Python's precision.
     """
     return not shape and dtype in ("float64", "int64", "complex128", "bool")
 
 
 def held_by_autograd(loss: torch.Tensor) -> Holds:
-    """Read every node that can be reached from a loss, the newest first."""
+    """Read every node reachable from a loss, newest first."""
     held: list[tuple[str, str, torch.Tensor]] = []
     for node in sorted(_reachable(loss.grad_fn), key=lambda node: -node._sequence_nr()):
         for field in sorted(name for name in dir(node) if name.startswith("_raw_saved_")):
@@ -112,7 +112,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 
 class _Numbers:
-    """Numbers things in the order in which they are first seen."""
+    """Numbers objects in the order of their first appearance."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}

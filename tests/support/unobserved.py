@@ -1,8 +1,8 @@
 """The allocations and frees of a real CPU run that no dispatch mode observes.
 
-PyTorch's profiler sees them at the CPU allocator, so the engine runs exactly as it does for a user:
-it sums gradients in place, for one. What it sees besides tensors is left out: blocks that are too
-small to be told from scalars, and what a kernel takes and gives back within itself.
+PyTorch's profiler sees them at the CPU allocator, so the engine runs exactly as for a user; for
+example, it sums gradients in place. Events of other objects are left out: blocks too small to tell
+from scalars, and memory that a kernel allocates and frees within itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ops = tuple[Any, ...]
 
 
 def profiled_events(build: Build, steps: int) -> list[Event]:
-    """Run a `step` callable and read what the allocator did."""
+    """Run a `step` callable and read the allocator's events."""
     with comparable():
         step = build().step
         assert step is not None
@@ -62,7 +62,7 @@ def _allocations(events: Any, ops: Ops) -> Iterator[tuple[Any, Ops]]:
 
 
 def _inner_blocks(found: list[tuple[Any, Ops]]) -> set[int]:
-    """What one kernel took and gave back: positions of both events."""
+    """The positions of the allocation and the free of memory within one kernel."""
     inner: set[int] = set()
     taken: dict[int, tuple[int, Ops]] = {}
     for i, (event, ops) in enumerate(found):
@@ -79,7 +79,7 @@ def _inner_blocks(found: list[tuple[Any, Ops]]) -> set[int]:
 
 @functools.cache
 def _is_kernel(name: str) -> bool:
-    """Whether an operation does its work itself, not by other operations that a trace sees."""
+    """Whether an operation computes by itself, not by other operations that a trace sees."""
     if not name.startswith("aten::"):
         return False
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
