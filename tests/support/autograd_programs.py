@@ -607,7 +607,7 @@ def gradient_of_a_target(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def gradient_of_the_gradient_of_a_loss(first: nn.Linear, second: nn.Linear) -> None:
-    """The result of the previous node is not a temporary of the formula, although it was divided."""
+    """The previous node's result is not a temporary of the formula, although it was divided."""
     y, weight = second(rows()).sigmoid(), torch.ones(SIZE)
     x = first(rows()).sigmoid()
     loss = functional.binary_cross_entropy(x, y, weight=weight)
