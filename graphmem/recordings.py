@@ -66,6 +66,76 @@ _BLOCK_STATES: dict[str, BlockState] = {
 }
 
 
+class NeitherRecordingError(InputError):
+    """A file is of neither kind that is read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is neither a memory snapshot (pickle) nor a compact event file.")
+
+
+class NoSuchDeviceError(InputError):
+    """A recording has no such device."""
+
+    def __init__(self, device: int) -> None:
+        super().__init__(f"it has no device {device}.")
+
+
+class TornSegmentError(InputError):
+    """A segment is not the sum of its blocks."""
+
+    def __init__(self, address: object) -> None:
+        super().__init__(f"its segment at {address:#x} does not consist of its blocks.")
+
+
+class UnknownEventError(InputError):
+    """A recording has an event that PyTorch never writes."""
+
+    def __init__(self, event: str) -> None:
+        super().__init__(f"it has an unknown event {event!r}.")
+
+
+class TooManyRowsError(InputError):
+    """A recording is too long."""
+
+    def __init__(self, count: int, what: str, limit: int) -> None:
+        super().__init__(f"it has {count:,} {what}, more than {limit:,}.")
+
+
+class NotStringError(InputError):
+    """A recording has another type where a string belongs."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"it has {kind} instead of a string.")
+
+
+class NotNumberError(InputError):
+    """A recording has another type where a number belongs."""
+
+    def __init__(self, shown: str) -> None:
+        super().__init__(f"it has {shown!r} instead of a number.")
+
+
+class NumberOutOfRangeError(InputError):
+    """A number in a recording makes no sense."""
+
+    def __init__(self, number: str) -> None:
+        super().__init__(f"the number {number!r} is out of range.")
+
+
+class UnusableFileError(InputError):
+    """A recording contradicts itself or what PyTorch writes."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} is not a usable recording: {reason}")
+
+
+class ForeignRecordingError(InputError):
+    """A file lacks the structure of a recording."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} is not a memory recording as PyTorch writes it ({what}).")
+
+
 class Frame(NamedTuple):
     """One line of a stack."""
 
@@ -145,13 +215,11 @@ def read_recording(path: str | Path, device: int | None = None) -> Recording:
         if data[:1] == b"\x80":
             return _from_snapshot(path.name, plain_data(data), device)
     except InputError as error:
-        raise InputError(f"{path} is not a usable recording: {error}") from None
+        raise UnusableFileError(path, error) from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(
-            f"{path} is not a memory recording as PyTorch writes it ({what})."
-        ) from None
-    raise InputError(f"{path} is neither a memory snapshot (pickle) nor a compact event file.")
+        raise ForeignRecordingError(path, what) from None
+    raise NeitherRecordingError(path)
 
 
 def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
@@ -161,7 +229,7 @@ def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
         device = next((index for index, trace in enumerate(traces) if trace), 0)
     _check_count(len(traces), "devices", 1 << 10)
     if not 0 <= device < len(traces):
-        raise InputError(f"it has no device {device}.")
+        raise NoSuchDeviceError(device)
     settings = snapshot.get("allocator_settings", {})
     segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
     _check_count(len(traces[device]), "events", MAX_EVENTS)
@@ -182,7 +250,7 @@ def _trace_events(trace: Iterable[Any]) -> Iterator[Event]:
         if action is None:
             if entry["action"] in _IGNORED_ACTIONS:
                 continue
-            raise InputError(f"it has an unknown event {entry['action'][:40]!r}.")
+            raise UnknownEventError(entry["action"][:40])
         raw = entry.get("frames", ())
         if id(raw) not in stacks:
             stack = tuple(_frame(each, frames) for each in raw)
@@ -221,7 +289,7 @@ def _segment_info(raw: Any) -> SegmentInfo:
         blocks.append(BlockInfo(address, size, requested, state))
         address += size
     if address != raw["address"] + raw["total_size"] or any(block.size == 0 for block in blocks):
-        raise InputError(f"its segment at {raw['address']:#x} does not consist of its blocks.")
+        raise TornSegmentError(raw["address"])
     return SegmentInfo(
         address=_number(raw["address"]),
         size=_size(raw["total_size"]),
@@ -265,7 +333,7 @@ def _json_event(row: list[int | str], sites: list[tuple[Frame, ...]]) -> Event:
     """`[op, size, ordinal]`, and for an allocation the index of its site."""
     action = _JSON_ACTIONS.get(_text(row[0]))
     if action is None:
-        raise InputError(f"it has an unknown event {str(row[0])[:40]!r}.")
+        raise UnknownEventError(str(row[0])[:40])
     frames = sites[_number(row[3], len(sites))] if len(row) > 3 else ()
     return Event(action, _number(row[2]), _size(row[1]), 0, frames, frames[-1] if frames else None)
 
@@ -288,13 +356,13 @@ def _site_frames(site: str) -> tuple[Frame, ...]:
 def _check_count(count: int, what: str, limit: int) -> None:
     """Reject more items than any recording has, before looking at each."""
     if count > limit:
-        raise InputError(f"it has {count:,} {what}, more than {limit:,}.")
+        raise TooManyRowsError(count, what, limit)
 
 
 def _text(value: object) -> str:
     """A string; other values are not even formatted, because that may not end."""
     if type(value) is not str:
-        raise InputError(f"it has {type(value).__name__} instead of a string.")
+        raise NotStringError(type(value).__name__)
     return value
 
 
@@ -302,9 +370,9 @@ def _number(value: object, limit: int = 1 << 64) -> int:
     """An integer of a sane size."""
     if type(value) is not int:
         shown = value[:40] if type(value) is str else type(value).__name__
-        raise InputError(f"it has {shown!r} instead of a number.")
+        raise NotNumberError(shown)
     if not 0 <= value < limit:
-        raise InputError(f"the number {str(value)[:40]!r} is out of range.")
+        raise NumberOutOfRangeError(str(value)[:40])
     return value
 
 

@@ -75,3 +75,13 @@ class SharedEventError(InputError):
             "events of the virtual GPU cannot be shared between processes",
             hint="run a single process",
         )
+
+
+class NoFlashAttention3PartError(InputError):
+    """The stand-in for flash_attn_3 lacks a function."""
+
+    def __init__(self, what: object) -> None:
+        super().__init__(
+            f"the stand-in for flash_attn_3 has no {what}",
+            hint="docs/fine_tuning.md says what it has, and how to provide your own stand-in",
+        )

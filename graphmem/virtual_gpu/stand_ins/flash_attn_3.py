@@ -21,6 +21,7 @@ import torch
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
+from graphmem.virtual_gpu.messages import NoFlashAttention3PartError
 from graphmem.virtual_gpu.stand_ins import StandIn
 from graphmem.virtual_gpu.stand_ins.flash_attn_3_tiles import (
     mask_of,
@@ -286,10 +287,7 @@ def _refusing(name: str) -> Any:
 
 
 def _refused(what: str) -> InputError:
-    return InputError(
-        f"the stand-in for flash_attn_3 has no {what}",
-        hint="docs/fine_tuning.md says what it has, and how to provide your own stand-in",
-    )
+    return NoFlashAttention3PartError(what)
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
