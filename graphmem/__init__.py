@@ -17,7 +17,7 @@ from graphmem.training_step import TrainingStep
 from graphmem.version import __version__
 
 if TYPE_CHECKING:
-    from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - a callable package
+    from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - called like `open`
 
 __all__ = [
     "GraphmemError",
@@ -32,9 +32,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `graphmem.virtual_gpu`, a package that imports torch, on first access."""
+    """Import `graphmem.virtual_gpu`, whose module imports torch, on first access."""
     if name == "virtual_gpu":
-        return import_module("graphmem.virtual_gpu")
+        return import_module("graphmem.live.gpu").VirtualGpu
     if name == "load_ipython_extension":
         return import_module("graphmem.notebook").load_ipython_extension
     raise AttributeError(f"module 'graphmem' has no attribute {name!r}")

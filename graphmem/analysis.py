@@ -320,8 +320,8 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     """
     from graphmem.caller import put_back, turn
     from graphmem.targets import load_target
-    from graphmem.virtual_gpu import virtual_cuda
-    from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+    from graphmem.virtual_device import virtual_cuda
+    from graphmem.virtual_device.fake_mode import VirtualFakeMode
 
     runtime = runtime_of(request)
     loaded = load_target(target, request.settings)

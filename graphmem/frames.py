@@ -117,5 +117,5 @@ def is_own_fault(error: BaseException) -> bool:
 
 
 _COMPILED = "torchinductor_"  # the folders of Inductor's output
-_STAND_INS = f"{_GRAPHMEM}/virtual_gpu/"
+_STAND_INS = f"{_GRAPHMEM}/virtual_device/"
 _PROGRAM_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import graphmem
-from graphmem.virtual_gpu.libraries import triton
+from graphmem.virtual_device.libraries import triton
 from tests.conftest import Outcome
 
 pytest.importorskip("triton")

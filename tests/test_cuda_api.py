@@ -26,7 +26,7 @@ from graphmem.gpus import find_gpu
 from graphmem.live.gpu import VirtualGpu
 from graphmem.trace import TraceOptions, trace
 from graphmem.training_step import TrainingStep
-from graphmem.virtual_gpu.messages import MemoryInTraceError
+from graphmem.virtual_device.messages import MemoryInTraceError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB

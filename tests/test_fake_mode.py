@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
-from graphmem.virtual_gpu.device_guard import ensure_cuda_device_guard
-from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from tests.test_fixtures import TINY, build
 
 

@@ -441,7 +441,7 @@ class TestProcess:
     def test_importing_graphmem_does_not_import_torch(self) -> None:
         code = (
             "import sys, graphmem; before = 'torch' in sys.modules; "
-            "from graphmem.virtual_gpu.patching import replaced; "
+            "from graphmem.virtual_device.patching import replaced; "
             "print(before, callable(graphmem.virtual_gpu))"
         )
         done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -16,7 +16,7 @@ import torch
 
 import graphmem
 from graphmem.errors import InputError
-from graphmem.virtual_gpu.messages import NoStandInPartError, UnknownStandInError
+from graphmem.virtual_device.messages import NoStandInPartError, UnknownStandInError
 
 HALF, FLOAT = 2, 4
 STATE = 512  # two numbers of 8 bytes, in a block
@@ -177,7 +177,7 @@ def test_what_a_stand_in_lacks_is_refused_by_name() -> None:
 
 STRANGER = """
 import torch
-from graphmem.virtual_gpu.stand_ins import StandIn
+from graphmem.virtual_device.stand_ins import StandIn
 
 
 class Norm(torch.autograd.Function):

@@ -17,7 +17,7 @@ import graphmem
 from graphmem.errors import InternalError
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.manifest import MANIFEST
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_device.patching import replaced
 
 ROOT = Path(__file__).parents[1]
 

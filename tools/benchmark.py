@@ -36,8 +36,8 @@ from graphmem.simulate import simulate
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.known import KnownValues
-from graphmem.virtual_gpu import fake_cpu
-from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
+from graphmem.virtual_device import fake_cpu
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 GPU = "A100"

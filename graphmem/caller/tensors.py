@@ -1,7 +1,7 @@
 """The caller's tensors: their memory, and their autograd state.
 
 A tensor that moves to the virtual card keeps its identity and changes everything else
-(`graphmem.virtual_gpu.parameters`). Its former contents are kept in another Python object, its
+(`graphmem.virtual_device.parameters`). Its former contents are kept in another Python object, its
 `original`, and the two swap back at the end. A tensor that nobody holds by then is replaced by its
 original: without a reference to it nobody can tell.
 """

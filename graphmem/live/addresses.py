@@ -10,7 +10,7 @@ from graphmem.allocator import Block
 from graphmem.graph import Storage
 from graphmem.trace.addresses import of_tensors
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(

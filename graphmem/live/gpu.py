@@ -33,10 +33,10 @@ from graphmem.report import Report
 from graphmem.report.schema import OnCard
 from graphmem.runtime import Runtime
 from graphmem.values.choices import Choices
-from graphmem.virtual_gpu import virtual_cuda
-from graphmem.virtual_gpu.patching import replaced
-from graphmem.virtual_gpu.process_environment import ProcessEnvironment
-from graphmem.virtual_gpu.stand_ins import find, standing_in
+from graphmem.virtual_device import virtual_cuda
+from graphmem.virtual_device.patching import replaced
+from graphmem.virtual_device.process_environment import ProcessEnvironment
+from graphmem.virtual_device.stand_ins import find, standing_in
 
 
 class VirtualGpu:

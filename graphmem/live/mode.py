@@ -13,8 +13,8 @@ from graphmem.live.messages import WrongCardError
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
-from graphmem.virtual_gpu.device_memory import DeviceMemory
-from graphmem.virtual_gpu.node_streams import NodeStreams
+from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.node_streams import NodeStreams
 
 aten = torch.ops.aten
 

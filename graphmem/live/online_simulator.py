@@ -26,10 +26,10 @@ from graphmem.runtime import Runtime
 from graphmem.simulate import Simulator, Timeline, life_events_of
 from graphmem.trace.recorder import Recorder
 from graphmem.units import format_bytes
-from graphmem.virtual_gpu.device_memory import DeviceMemory
-from graphmem.virtual_gpu.devices import Devices
-from graphmem.virtual_gpu.live_run import GiveBack
-from graphmem.virtual_gpu.random import draws_random_numbers
+from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.devices import Devices
+from graphmem.virtual_device.live_run import GiveBack
+from graphmem.virtual_device.random import draws_random_numbers
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem.allocator import PoolId
 from graphmem.live.messages import MixedGraphTreesError
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.device_memory import DeviceMemory
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.patching import Replacement
 
 _ELSEWHERE = "elsewhere"
 """The device of a storage that is counted nowhere: its bytes belong to another."""

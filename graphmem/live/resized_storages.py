@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _NOTES = "_graphmem_"
 

@@ -28,8 +28,8 @@ from graphmem.live.observer import Observer
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.runtime import Runtime
 from graphmem.trace.session import Session
-from graphmem.virtual_gpu.devices import Devices
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_device.devices import Devices
+from graphmem.virtual_device.patching import replaced
 
 
 class EnoughSteps(BaseException):

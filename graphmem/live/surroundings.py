@@ -26,8 +26,8 @@ from graphmem.live.messages import SentTensorError
 from graphmem.live.mode import LiveMode
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
-from graphmem.virtual_gpu.devices import Devices
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.devices import Devices
+from graphmem.virtual_device.patching import Replacement
 
 _forking: list[bool] = []
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _KINDS = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 

@@ -17,8 +17,8 @@ from graphmem.ranks.messages import Messages
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
-from graphmem.virtual_gpu.devices import Devices
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.devices import Devices
+from graphmem.virtual_device.patching import Replacement
 
 __all__ = ["groups_taken_down", "replacements"]
 

@@ -17,7 +17,7 @@ import torch.distributed
 
 from graphmem.ranks.reducer import Reducer
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(recorder: Recorder) -> list[Replacement]:

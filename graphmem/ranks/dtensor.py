@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _NAME = "_propagate_tensor_meta_non_cached"
 

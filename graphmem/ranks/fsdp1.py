@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import _init_utils, fully_sharded_data_parallel
 
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def replacements() -> list[Replacement]:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from graphmem.graph import OwnerKind
 from graphmem.trace.naming import name_together
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 Call = Callable[..., Any]
 

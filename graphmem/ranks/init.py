@@ -20,8 +20,8 @@ from graphmem.ranks.group import LoneGroup, Mail
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.devices import Devices
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.devices import Devices
+from graphmem.virtual_device.patching import Replacement
 
 _PATIENCE = timedelta(seconds=1)
 _HashStore: Any = vars(torch.distributed)["HashStore"]
@@ -68,7 +68,7 @@ def replacements(
 class _Cuda:
     """`torch.cuda` for device meshes, which choose the device if CUDA is not initialized yet.
 
-    For everything else CUDA is initialized from the start (graphmem/virtual_gpu/cuda_api.py).
+    For everything else CUDA is initialized from the start (graphmem/virtual_device/cuda_api.py).
     """
 
     def __init__(self, devices: Devices) -> None:

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 
 from graphmem.ranks.error_messages import RankDoesNotRunError
 from graphmem.ranks.group import Mail
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(mail: Mail) -> list[Replacement]:

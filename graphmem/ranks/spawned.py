@@ -14,7 +14,7 @@ import torch.multiprocessing
 
 from graphmem.ranks.error_messages import TooManyProcessesError
 from graphmem.ranks.world import World
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 class _Ended:

@@ -17,7 +17,7 @@ from graphmem.ranks.error_messages import (
     RankWithoutWorldError,
     VariableNotNumberError,
 )
-from graphmem.virtual_gpu.devices import Devices
+from graphmem.virtual_device.devices import Devices
 
 
 class _Launcher(NamedTuple):

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Storage
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def of_tensors(recorder: Recorder, address_of: Callable[[Storage], int | None]) -> Replacement:

@@ -17,7 +17,7 @@ from torch.amp.autocast_mode import autocast
 
 from graphmem.graph import AutocastState
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Method, replaced
+from graphmem.virtual_device.patching import Method, replaced
 
 _ASKING = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda")
 

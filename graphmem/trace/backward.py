@@ -47,7 +47,7 @@ from graphmem.trace.node_order import NodeOrder, number_root
 from graphmem.trace.pruned_edges import without_edges
 from graphmem.trace.replayed_views import Edges, ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensorHooks
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_device.patching import replaced
 
 _make_grads = torch.autograd._make_grads
 

@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import (
 from graphmem.trace.composites import run_in_parts
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.sizes_by_data import SizesByDataMode
-from graphmem.virtual_gpu.operators import KERNELS
-from graphmem.virtual_gpu.operators.lengths import lengths_on_host
+from graphmem.virtual_device.operators import KERNELS
+from graphmem.virtual_device.operators.lengths import lengths_on_host
 
 aten = torch.ops.aten
 
@@ -153,7 +153,7 @@ class DataDependentMode(SizesByDataMode):
     def _ctc_loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`ctc_loss_tensor` (native/LossCTC.cpp), which reads the lengths.
 
-        This is the CPU's form: a card's takes lists (`virtual_gpu/operators/ctc.py`).
+        This is the CPU's form: a card's takes lists (`virtual_device/operators/ctc.py`).
         """
         log_probs, targets, _, lengths, *_ = args
         if not isinstance(log_probs, FakeTensor):

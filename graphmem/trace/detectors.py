@@ -20,7 +20,7 @@ import torch
 
 from graphmem.trace.reads import Reads
 from graphmem.values.rules import Rule
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 NMS = "torchvision.ops.boxes"
 """The module that registers the operator."""

@@ -39,7 +39,7 @@ from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.wrapper_tensors import is_wrapper
-from graphmem.virtual_gpu.libraries.python_kernels import (
+from graphmem.virtual_device.libraries.python_kernels import (
     call_in_words,
     has_python_kernel,
     is_custom,

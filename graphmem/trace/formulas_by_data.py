@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_gpu.notes import Note
+from graphmem.virtual_device.notes import Note
 
 Gradients = list[Any]
 Formula = Callable[[Any, torch.Tensor, set[int]], Gradients]

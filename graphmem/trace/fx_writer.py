@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from graphmem.graph import TensorOut
-from graphmem.virtual_gpu.notes import NOTHING, Note
+from graphmem.virtual_device.notes import NOTHING, Note
 
 MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
 """The node that made a tensor, or the node and the tensor's position among its results."""

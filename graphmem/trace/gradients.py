@@ -17,7 +17,7 @@ import torch
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.sparse import parts_of
+from graphmem.virtual_device.sparse import parts_of
 
 _IN_LIST = 2  # the list's own reference and getrefcount's argument
 _ONE_TENSOR = 2  # the tensor's reference to its storage and the storage's Python wrapper

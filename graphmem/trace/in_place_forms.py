@@ -23,7 +23,7 @@ import torch
 
 from graphmem.torch_releases import TIES_ARE_SPLIT, installed_release
 from graphmem.trace.transform_levels import TransformLevels
-from graphmem.virtual_gpu.notes import NOTHING, Note
+from graphmem.virtual_device.notes import NOTHING, Note
 
 aten = torch.ops.aten
 

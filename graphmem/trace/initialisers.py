@@ -21,7 +21,7 @@ from torch.nn import init
 
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _MOST_ROUNDS = 1000
 _LOOPS_OVER_DATA: dict[str, Callable[[torch.Tensor], bool]] = {

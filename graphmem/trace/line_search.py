@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 aten = torch.ops.aten
 

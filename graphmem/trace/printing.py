@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.trace.reads import Reads
-from graphmem.virtual_gpu.patching import Replacement
-from graphmem.virtual_gpu.sparse import parts_of
+from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.sparse import parts_of
 
 
 def replacements(reads: Reads, fake_mode: FakeTensorMode) -> list[Replacement]:

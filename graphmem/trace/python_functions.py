@@ -21,7 +21,7 @@ from graphmem.torch_releases import (
     installed_release,
 )
 from graphmem.trace.replayed_views import Edges
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"

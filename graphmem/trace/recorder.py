@@ -28,8 +28,8 @@ from graphmem.trace.fx_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper
-from graphmem.virtual_gpu.live_run import LiveRun, NoLiveRun
-from graphmem.virtual_gpu.sparse import parts_of
+from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
+from graphmem.virtual_device.sparse import parts_of
 
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):

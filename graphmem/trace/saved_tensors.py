@@ -33,9 +33,9 @@ from graphmem.trace.saved_versions import SavedVersions
 from graphmem.trace.transform_levels import innermost, rewrapped
 from graphmem.trace.wrapper_tensors import is_wrapper, taken_apart
 from graphmem.values.known import KnownValues
-from graphmem.virtual_gpu.notes import NOTHING, Note
-from graphmem.virtual_gpu.patching import replaced
-from graphmem.virtual_gpu.sparse import is_coalesced, parts_of, sparse_of
+from graphmem.virtual_device.notes import NOTHING, Note
+from graphmem.virtual_device.patching import replaced
+from graphmem.virtual_device.sparse import is_coalesced, parts_of, sparse_of
 
 
 class _OfThread(threading.local):

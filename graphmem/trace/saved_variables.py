@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from graphmem.virtual_gpu.notes import NOTHING, Note
+from graphmem.virtual_device.notes import NOTHING, Note
 
 _SAVED = "_graphmem_saved"
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import acts_for_the_program
 
-# The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_gpu/parameters.py).
+# The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_device/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
 
 

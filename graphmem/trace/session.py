@@ -46,8 +46,8 @@ from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.user_errors import note_hint, note_place
-from graphmem.virtual_gpu.fake_mode import VirtualFakeMode
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
+from graphmem.virtual_device.patching import replaced
 
 
 class Session:

@@ -27,7 +27,7 @@ from graphmem.trace.operands import tensors_of
 from graphmem.trace.sparse_tensors import SparseMode
 from graphmem.values.limits import is_carried
 from graphmem.values.rules import MOST_SELECTED, selected_of
-from graphmem.virtual_gpu.notes import NOTHING
+from graphmem.virtual_device.notes import NOTHING
 
 aten = torch.ops.aten
 

@@ -27,7 +27,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.trace.special_operators import SpecialOperatorsMode
-from graphmem.virtual_gpu.sparse import parts_of, sparse_of
+from graphmem.virtual_device.sparse import parts_of, sparse_of
 
 aten = torch.ops.aten
 

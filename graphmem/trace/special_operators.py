@@ -1,7 +1,7 @@
 """Operators that behave differently on a card than by their fake rules or in this walk.
 
-(1) Losses keep the storage of all their unreduced values (`virtual_gpu/unreduced_losses.py`).
-(2) Fused attention returns different shapes than its meta kernels (`virtual_gpu/attention.py`).
+(1) Losses keep the storage of all their unreduced values (`virtual_device/unreduced_losses.py`).
+(2) Fused attention returns different shapes than its meta kernels (`virtual_device/attention.py`).
 (3) Fused optimizers with a tensor learning rate have no meta kernel, and return nothing.
 (4) `detach` and `clone` allocate nothing where the engine would not call them.
 """
@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.saved_tensors import is_just_unpacked
-from graphmem.virtual_gpu.attention import FUSED_ATTENTION, as_returned, efficient_gradients
-from graphmem.virtual_gpu.unreduced_losses import LOSSES, in_unreduced_storage
+from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
+from graphmem.virtual_device.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
 

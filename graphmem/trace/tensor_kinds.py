@@ -25,7 +25,7 @@ from graphmem.trace.location import Location
 from graphmem.trace.messages import NestedLayoutError
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.refused_operators import at
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _NESTED = ("nested_tensor", "as_nested_tensor", "narrow")
 _numbers = itertools.count(1 << 32)  # PyTorch counts from 0

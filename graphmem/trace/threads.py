@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from graphmem.caller.turns import is_watched, watched_thread
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _ROOM = 64
 """Numbers reserved for nodes that the thread of the newest node may have made unseen."""

@@ -24,8 +24,8 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.session import Session
 from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
-from graphmem.virtual_gpu import fake_cpu, virtual_cuda
-from graphmem.virtual_gpu.patching import Replacement, replaced
+from graphmem.virtual_device import fake_cpu, virtual_cuda
+from graphmem.virtual_device.patching import Replacement, replaced
 
 
 @dataclass(frozen=True)

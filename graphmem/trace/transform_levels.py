@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._functorch import eager_transforms, vmap
 
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 _functorch: Any = torch._C._functorch
 

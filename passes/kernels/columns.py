@@ -3,7 +3,7 @@
 aten/src/ATen/native/cuda/Im2Col.cu, Col2Im.cu; native/UnfoldBackward.cpp, UnfoldBackward.h:
 (1) A non-contiguous input is copied after the result is allocated.
 (2) The result starts as large as the input. A larger result takes new memory and frees the first
-    (`resize_`); a smaller one keeps it (`graphmem/virtual_gpu/operators/columns.py`).
+    (`resize_`); a smaller one keeps it (`graphmem/virtual_device/operators/columns.py`).
 (3) Where windows overlap, the gradient is summed through a tensor of positions along the dimension
     (`_make_unfold_backward_iter_over_grad_out`).
 """

@@ -16,7 +16,7 @@ from math import prod
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Scratch, Step
-from graphmem.virtual_gpu.stand_ins.flash_attn_3_tiles import (
+from graphmem.virtual_device.stand_ins.flash_attn_3_tiles import (
     Mask,
     mask_of,
     rounded,

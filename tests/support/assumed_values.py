@@ -24,7 +24,7 @@ from graphmem.trace.reads import Reads
 from graphmem.values.known import KnownValues
 from graphmem.values.plans import ValuePlan
 from graphmem.values.rules import Rules
-from graphmem.virtual_gpu.patching import replaced
+from graphmem.virtual_device.patching import replaced
 
 aten = torch.ops.aten
 

@@ -20,8 +20,8 @@ from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
 from graphmem.trace.recorder import Recorder
-from graphmem.virtual_gpu.libraries import triton
-from graphmem.virtual_gpu.patching import Replacement, replaced, suspended
+from graphmem.virtual_device.libraries import triton
+from graphmem.virtual_device.patching import Replacement, replaced, suspended
 
 _MODULES = (
     "torch._dynamo.convert_frame",

@@ -20,9 +20,9 @@ from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
-from graphmem.virtual_gpu.cuda_api import FACTORIES
-from graphmem.virtual_gpu.device_properties import DeviceProperties
-from graphmem.virtual_gpu.patching import Replacement, stand_ins, suspended
+from graphmem.virtual_device.cuda_api import FACTORIES
+from graphmem.virtual_device.device_properties import DeviceProperties
+from graphmem.virtual_device.patching import Replacement, stand_ins, suspended
 
 _HOOKS = (
     "_global_backward_pre_hooks",

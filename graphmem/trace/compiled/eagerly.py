@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_gpu.patching import Replacement
+from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(asked: Callable[[], None]) -> list[Replacement]:

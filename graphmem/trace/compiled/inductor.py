@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.trace.compiled.kernels import precompile
 from graphmem.trace.compiled.unknowns import Unknowns
-from graphmem.virtual_gpu.libraries.triton import FLUSHED_BYTES, run_timed
-from graphmem.virtual_gpu.patching import Replacement, replaced
+from graphmem.virtual_device.libraries.triton import FLUSHED_BYTES, run_timed
+from graphmem.virtual_device.patching import Replacement, replaced
 
 SETTINGS = {
     "compile_threads": 1,  # there is nothing to compile

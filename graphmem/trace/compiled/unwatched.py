@@ -25,7 +25,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.values.known import KnownValues
-from graphmem.virtual_gpu.patching import replaced, suspended
+from graphmem.virtual_device.patching import replaced, suspended
 
 _REPRESENT = FakeTensor.__repr__
 

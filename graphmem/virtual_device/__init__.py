@@ -1,0 +1,101 @@
+"""The virtual GPU: PyTorch sees one CUDA device of a named model where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from graphmem.caller.tensors import Tensors
+from graphmem.gpus import Gpu
+from graphmem.virtual_device import cuda_api, parameters
+from graphmem.virtual_device.attention import attention_of
+from graphmem.virtual_device.autocast_policies import autocast_of
+from graphmem.virtual_device.convolution_layout import convolution_layout
+from graphmem.virtual_device.copies import deep_copies
+from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
+from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.fused_kernels import fused_kernels
+from graphmem.virtual_device.libraries import libraries
+from graphmem.virtual_device.one_hot import scattered_one_hot
+from graphmem.virtual_device.operators import card_composites
+from graphmem.virtual_device.patching import replaced
+from graphmem.virtual_device.recurrent import flatten_parameters, recurrent_layers
+
+_CONVOLUTION_LAYOUT = "_conv_determine_backend_memory_format"
+
+
+@contextmanager
+def virtual_cuda(
+    gpu: Gpu,
+    torch_release: tuple[int, int],
+    fake_mode: FakeTensorMode,
+    *,
+    memory: DeviceMemory | None = None,
+    before: Tensors | None = None,
+) -> Iterator[None]:
+    """Make torch treat fake CUDA tensors as tensors on `gpu`, and undo it on exit.
+
+    Args:
+        gpu: the card.
+        torch_release: the version whose choice of kernels applies.
+        fake_mode: the mode of the fake tensors.
+        memory: answers memory queries while the program runs, and CPU tensors are real. Without
+            it, parameters are fake on every device and memory queries are not answered.
+        before: tensors that already existed; notified of what happens to them.
+    """
+    ensure_cuda_device_guard()
+    of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
+    of_parameters = parameters.fake_from_birth(fake_mode) if memory is None else []
+    with (
+        replaced(
+            [
+                *cuda_api.replacements(gpu, memory, torch_release),
+                *parameters.moved_by_data(before or Tensors(())),
+                *of_parameters,
+                *deep_copies(),
+                (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
+                (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),
+            ]
+        ),
+        attention_of(gpu, torch_release),
+        fused_kernels(torch_release),
+        autocast_of(torch_release),
+        recurrent_layers(gpu.multiprocessors),
+        card_composites(),
+        scattered_one_hot(),
+        _data_lifted_on_cpu(),
+        libraries(gpu),
+    ):
+        yield
+
+
+@contextmanager
+def _data_lifted_on_cpu() -> Iterator[None]:
+    """Make `torch.tensor(data, device="cuda")` create a CPU tensor and copy it by dispatch.
+
+    FakeTensorMode does the same where no device may be touched (torch/csrc/utils/tensor_new.cpp).
+    """
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
+@contextmanager
+def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterator[None]:
+    """Trace a step on fake CPU tensors, so that tests can compare it with a real CPU run."""
+    moved = parameters.moved_by_data(before or Tensors(()))
+    of_parameters = parameters.fake_from_birth(fake_mode)
+    replacements = [
+        *moved,
+        *of_parameters,
+        *deep_copies(),
+        *cuda_api.foreach_of_fake_tensors(),
+    ]
+    with replaced(replacements), scattered_one_hot():
+        yield

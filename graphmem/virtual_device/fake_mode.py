@@ -1,0 +1,194 @@
+"""The fake tensor mode of a trace."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import NoneType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
+
+from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
+from graphmem.torch_releases.manifest import check_supported
+from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
+from graphmem.virtual_device.operators import KERNELS
+
+_AS_STRIDED = torch.ops.aten.as_strided.default
+_TO_COPY = torch.ops.aten._to_copy.default
+_PLAIN = frozenset(
+    {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
+)
+_WHOLE = frozenset({int})
+_HOST = torch.device("cpu")
+
+
+class _OfThread(threading.local):
+    in_kernel = False
+
+
+class VirtualFakeMode(FakeTensorMode):
+    """Allows real CPU tensors beside fake ones; an operator without a meta kernel is an error.
+
+    Every trace and every run makes one before it replaces anything in PyTorch.
+
+    Raises:
+        InputError: the installed PyTorch is too old for graphmem.
+    """
+
+    def __init__(self) -> None:
+        check_supported(installed_release())
+        self._of_thread = _OfThread()
+        self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
+        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._wrap = _wrapping(self)
+
+    def dispatch(
+        self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Any = None
+    ) -> Any:
+        """Dispatch as PyTorch does, except for operators with a kernel of graphmem's."""
+        kernel = KERNELS.get(func)
+        if kernel is not None:
+            return kernel(*args, **(kwargs or {}))
+        if func is _TO_COPY and not self._copies_are_kept_off:
+            source: Any = args[0]
+            if not isinstance(source, FakeTensor):
+                args = (self.from_tensor(source), *args[1:])
+        return super().dispatch(func, types, args, kwargs)
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Run PyTorch's rule below its cache, and give results the strides of real kernels."""
+        if func in VIEWS and args[0].layout is torch.strided:
+            return super()._dispatch_impl(_AS_STRIDED, types, (args[0], *view_of(*args)), {})
+        result = super()._dispatch_impl(func, types, args, kwargs)
+        lay_out = LAYOUTS.get(func)
+        return result if lay_out is None else lay_out(func, result, args)
+
+    def _get_output_tensor_from_cache_entry(
+        self, state: Any, entry: Any, key: Any, *func_and_args: Any
+    ) -> Any:
+        """Do what PyTorch does, faster for the usual entry: a dense tensor or a view of one.
+
+        `func_and_args`: up to 2.14 the operator, then its arguments; from 2.15 on the arguments.
+        """
+        looks = entry.metadata
+        if looks is None or entry.inplace_idx is not None or not self._is_plainly_made(looks):
+            return super()._get_output_tensor_from_cache_entry(state, entry, key, *func_and_args)
+        with torch._C._DisableTorchDispatch():
+            memory = torch.empty_strided(
+                looks.shape,
+                looks.stride,
+                dtype=looks.dtype,
+                device="meta",
+                requires_grad=looks.requires_grad,
+            )
+            if entry.view_idx is not None:
+                storage = func_and_args[-1][entry.view_idx].untyped_storage()
+                memory.set_(storage, looks.storage_offset, looks.shape, looks.stride)
+        return self._wrap(memory, looks.device)
+
+    def _is_plainly_made(self, looks: Any) -> bool:
+        return (
+            looks.layout is torch.strided
+            and self.shape_env is None
+            and not (looks.is_conj or looks.is_neg)
+            and set(map(type, looks.shape)) <= _WHOLE
+        )
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """Whether this thread is in a kernel, where fake tensors claim to be meta tensors."""
+        return self._of_thread.in_kernel
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._of_thread.in_kernel = value
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """True, although `torch.cuda.is_available()` is true as well.
+
+        No operation may run on the device to make constants.
+        """
+        return True
+
+    def _prep_args_for_hash(self, result: list[Any], args: Any, *rest: Any) -> None:
+        """Append the arguments' key in the cache of results.
+
+        PyTorch's own method makes a dataclass for every tensor, which takes a quarter of a trace's
+        time. Nearly all arguments are plain tensors or plain values, and only those are handled
+        here; PyTorch handles the rest, and decides what cannot be cached.
+        """
+        if not isinstance(args, (list, tuple)):
+            super()._prep_args_for_hash(result, args, *rest)
+            return
+        result += (type(args), len(args))
+        for arg in args:
+            kind = type(arg)
+            if kind in _PLAIN:
+                result += (kind, arg)
+            elif kind is FakeTensor and self._is_plain(arg):
+                result.append(_looks(arg))
+            elif kind is list or kind is tuple:
+                self._prep_args_for_hash(result, arg, *rest)
+            elif kind is torch.UntypedStorage:
+                raise _BypassDispatchCache("the cache would keep the storage")
+            else:
+                super()._prep_args_for_hash(result, (arg,), *rest)
+
+    def _is_plain(self, tensor: FakeTensor) -> bool:
+        return (
+            tensor.fake_mode is self and tensor.constant is None and tensor.layout is torch.strided
+        )
+
+
+def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], FakeTensor]:
+    """A faster `FakeTensor(mode, memory, device)` for a tensor without data.
+
+    The constructor takes longer than the rest of a cache hit: it normalises its arguments and sets
+    each attribute by name. Here attributes are copied from the mode's first fake tensor.
+    """
+    with torch._C._DisableTorchDispatch():
+        memory = torch.empty(0, device="meta")
+    attributes = dict(vars(FakeTensor(mode, memory, _HOST)))
+    kept = weakref.ref(mode)
+    place = next((name for name, value in attributes.items() if value == _HOST), None)
+    if place is None or attributes.pop("fake_mode", None) is not mode:
+        return lambda memory, device: FakeTensor(kept(), memory, device)
+    is_unsafe = mode._allow_unsafe_data_ptr_access
+    guard = "warn_deprecated" if is_unsafe else "throw"
+    forbid_data = getattr(torch._C, f"_set_{guard}_on_mutable_data_ptr")
+    make = torch.Tensor._make_subclass
+
+    def wrap(memory: torch.Tensor, device: torch.device) -> FakeTensor:
+        tensor: FakeTensor = make(
+            FakeTensor,
+            memory,
+            memory.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
+        )
+        forbid_data(tensor)
+        vars(tensor).update(attributes, fake_mode=kept())
+        vars(tensor)[place] = device
+        return tensor
+
+    return wrap
+
+
+def _looks(tensor: FakeTensor) -> tuple[Any, ...]:
+    """The fields of PyTorch's `TensorMetadata`, for a dense tensor of fixed sizes."""
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.untyped_storage().nbytes(),
+        tensor.fake_device,
+        tensor.requires_grad,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )

@@ -1,0 +1,122 @@
+"""Triton without a card: a driver that names one, and kernels that do nothing.
+
+No kernel is built. A kernel uses only memory that its caller allocates in Python, which is followed
+like everything else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from graphmem.gpus import Gpu
+from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.patching import replaced
+
+_KERNELS = "triton.runtime.jit"
+_WARP = 32
+FLUSHED_BYTES = 256 << 20
+"""`CudaDriver.get_empty_cache_for_benchmark`."""
+
+
+class VirtualDriver:
+    """The parts of `CudaDriver` that Triton and Inductor use (triton/backends/nvidia/driver.py)."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        major, minor = gpu.compute_capability
+        self._architecture = 10 * major + minor
+
+    def get_current_target(self) -> Any:
+        """The architecture to compile for."""
+        target = import_module("triton.backends.compiler").GPUTarget
+        return target("cuda", self._architecture, _WARP)
+
+    def get_active_torch_device(self) -> torch.device:
+        """The device of the process."""
+        return torch.device("cuda", self.get_current_device())
+
+    def get_current_device(self) -> int:
+        """The number of that device."""
+        return torch.cuda.current_device()
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """0: kernels that do nothing need no stream."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """The module for devices and events."""
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """The buffer that flushes the card's cache between timed calls."""
+        return torch.empty(FLUSHED_BYTES // 4, dtype=torch.int, device="cuda")
+
+    def get_benchmarker(self) -> Callable[..., Any]:
+        """The timer of `@triton.autotune`'s configurations: all are equally fast."""
+
+        def benchmark(call: Callable[[], object], quantiles: Any = None, **options: Any) -> Any:
+            run_timed(call, FLUSHED_BYTES)  # `triton.testing.do_bench`
+            return 1.0 if quantiles is None else [1.0] * len(quantiles)
+
+        return benchmark
+
+
+def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
+    """Allocate what a benchmark does: the timed calls run beside a buffer that flushes the cache.
+
+    A card repeats the calls, which free what they allocate.
+    """
+    call()  # once before the buffer exists
+    cache = torch.empty(flushed_bytes // 4, dtype=torch.int, device="cuda")
+    call()
+    del cache
+
+
+@contextmanager
+def standing_in(gpu: Gpu) -> Iterator[None]:
+    """Make Triton see a card, whether it is imported already or later."""
+    with ExitStack() as stack:
+
+        def execute(module: ModuleType) -> None:
+            assert module.__spec__ is not None
+            assert module.__spec__.loader is not None
+            module.__spec__.loader.exec_module(module)
+            stack.enter_context(_on_card(module, gpu))
+
+        kernels = sys.modules.get(_KERNELS)
+        if kernels is not None:
+            stack.enter_context(_on_card(kernels, gpu))
+        stack.enter_context(executed_by(_KERNELS, execute))
+        yield
+
+
+def is_installed() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@contextmanager
+def _on_card(kernels: ModuleType, gpu: Gpu) -> Iterator[None]:
+    """Give Triton the virtual driver, and make its kernels do nothing."""
+    driver = import_module("triton.runtime.driver").driver
+    before = dict(vars(driver))  # `reset_active` would make a real driver, which needs a card
+    driver.set_active(VirtualDriver(gpu))
+    try:
+        with replaced([(kernels.JITFunction, "run", _launch)]):
+            yield
+    finally:
+        vars(driver).clear()
+        vars(driver).update(before)
+
+
+def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    """`JITFunction.run` (triton/runtime/jit.py), which compiles the kernel and launches it."""
+    for hook in kernel.pre_run_hooks:
+        hook(*args, **options)

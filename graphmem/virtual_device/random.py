@@ -1,0 +1,150 @@
+"""Random generators of the virtual GPU: they have a seed and an offset but draw no numbers.
+
+`torch.Generator(device="cuda")` and `torch.cuda.default_generators` behave as on a card
+(aten/src/ATen/cuda/CUDAGeneratorImpl.cpp), so that seeds and states can be set, saved and compared.
+
+Assumption: the offset stays where the program sets it. On a card each kernel that draws numbers
+advances it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from typing import Any, cast
+
+import torch
+
+from graphmem.graph import Op
+from graphmem.virtual_device.devices import Devices
+from graphmem.virtual_device.patching import Replacement
+
+_DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val
+_STATE_BYTES = 16  # the seed and the offset, eight bytes each
+_SEEDS = 1 << 64
+
+_TorchGenerator: Any = torch.Generator
+_TorchMeta: Any = type(torch.Generator)
+
+
+def random_replacements(devices: Devices) -> list[Replacement]:
+    """List the replacements of the generators."""
+    generators = tuple(CudaGenerator(index) for index in range(devices.count))
+    return [
+        (torch, "Generator", Generator),
+        (torch.cuda, "default_generators", generators),
+    ]
+
+
+def draws_random_numbers(op: Op) -> bool:
+    """Whether a kernel draws random numbers; attention does only for its dropout."""
+    target: Any = op.node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    arguments = {argument.name: i for i, argument in enumerate(target._schema.arguments)}
+    position = arguments.get("dropout_p")
+    if position is None:
+        return True
+    given = op.node.args[position] if position < len(op.node.args) else 0.0
+    return bool(op.node.kwargs.get("dropout_p", given))
+
+
+class _AnyGenerator(_TorchMeta):  # type: ignore[misc]
+    """Metaclass of `torch.Generator` while the virtual GPU is on: one class for all devices."""
+
+    def __call__(self, device: Any = "cpu") -> Any:
+        if self is not Generator:
+            return super().__call__(device)
+        if torch.device(device).type == "cuda":
+            is_current = torch.device(device) == torch.device("cuda")
+            return CudaGenerator(
+                torch.cuda.current_device() if is_current else torch.device(device).index
+            )
+        return _TorchGenerator(device)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        if self is Generator:
+            return isinstance(instance, _TorchGenerator)
+        return bool(super().__instancecheck__(instance))
+
+
+class Generator(_TorchGenerator, metaclass=_AnyGenerator):  # type: ignore[misc]
+    """Makes a generator of the virtual GPU, or PyTorch's own for another device."""
+
+
+class CudaGenerator(Generator):
+    """The virtual GPU's generator; C++ sees a CPU generator, which draws nothing."""
+
+    _numbers = itertools.count()
+
+    def __new__(cls, index: int) -> CudaGenerator:
+        """Make what C++ sees as a CPU generator."""
+        return cast(CudaGenerator, _TorchGenerator.__new__(cls, "cpu"))
+
+    def __init__(self, index: int) -> None:
+        """Make a generator of a device, with PyTorch's default seed."""
+        self._index = index
+        self._seed, self._offset = _DEFAULT_SEED, 0
+        self.state_number = next(self._numbers)
+        """Identifies its state, which two generators may share (`graphsafe_get_state`)."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose numbers it would draw."""
+        return torch.device("cuda", self._index)
+
+    def manual_seed(self, seed: int) -> CudaGenerator:
+        """Set the seed, and the offset to 0."""
+        self._seed, self._offset = int(seed) % _SEEDS, 0
+        return self
+
+    def seed(self) -> int:
+        """Set a random seed and return it."""
+        self.manual_seed(secrets.randbits(53))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    def get_offset(self) -> int:
+        """The offset, as the program last set it."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        """Set the offset."""
+        self._offset = int(offset)
+
+    def get_state(self) -> torch.Tensor:
+        """Seed and offset as bytes, on the CPU."""
+        state = b"".join(each.to_bytes(8, "little") for each in (self._seed, self._offset))
+        return torch.tensor(list(state), dtype=torch.uint8, device="cpu")
+
+    def set_state(self, state: torch.Tensor) -> CudaGenerator:
+        """Set the state; a state without an offset sets it to 0.
+
+        Raises:
+            RuntimeError: the state does not have a CUDA generator's size.
+        """
+        numbers = bytes(state.tolist())
+        if len(numbers) not in (8, _STATE_BYTES):
+            raise RuntimeError("RNG state is wrong size")
+        self._seed = int.from_bytes(numbers[:8], "little")
+        self._offset = int.from_bytes(numbers[8:], "little")
+        return self
+
+    def clone_state(self) -> CudaGenerator:
+        """Another generator in the same state."""
+        other = CudaGenerator(self._index)
+        other._seed, other._offset = self._seed, self._offset
+        return other
+
+    def graphsafe_get_state(self) -> CudaGenerator:
+        """Another generator that shares this one's state."""
+        return CudaGenerator(self._index).graphsafe_set_state(self)
+
+    def graphsafe_set_state(self, other: CudaGenerator) -> CudaGenerator:
+        """Share the state of another generator."""
+        self._seed, self._offset = other._seed, other._offset
+        self.state_number = other.state_number
+        return self

@@ -1,0 +1,147 @@
+"""Modules that replace compiled packages which are not installed.
+
+A package whose kernels are compiled for a card, such as flash-attn, often cannot be installed where
+there is none. `graphmem run --stand-in NAME` gives the program modules with the same names and
+signatures, whose functions allocate through PyTorch what the package's allocate, and compute
+nothing.
+
+(1) A stand-in is a `StandIn` object named by an entry point of the group `graphmem.stand_ins`, so
+    any package can provide one.
+(2) Installed modules stay: only those that cannot be found are replaced. If flash-attn's Python
+    part is installed without its extension, that part runs over the stand-in's kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, DistributionFinder, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from graphmem.gpus import Gpu
+from graphmem.virtual_device.messages import UnknownStandInError
+
+GROUP = "graphmem.stand_ins"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A replacement for a package.
+
+    Attributes:
+        distribution: the package's name, as `pip` knows it.
+        version: the version it claims to be.
+        source: the sources that its allocations were read from.
+        modules: called with the card; returns each module's contents by name, by its full name.
+    """
+
+    distribution: str
+    version: str
+    source: str
+    modules: Callable[[Gpu], Mapping[str, Mapping[str, Any]]]
+
+
+def find(names: Iterable[str]) -> list[StandIn]:
+    """Load the stand-ins with these names.
+
+    Raises:
+        InputError: one does not exist.
+    """
+    known = {point.name: point for point in entry_points(group=GROUP)}
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in known:
+            raise UnknownStandInError(name, ", ".join(sorted(known)) or "none", GROUP)
+    return [known[name].load() for name in wanted]
+
+
+@contextmanager
+def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
+    """Make the modules of stand-ins importable while the context is open."""
+    with ExitStack() as stack:
+        for each in stand_ins:
+            given = {
+                name: _module(name, held)
+                for name, held in each.modules(gpu).items()
+                if not _is_installed(name)
+            }
+            stack.callback(_forget, given)
+            sys.modules.update(given)
+            for name, module in given.items():
+                parent, _, last = name.rpartition(".")
+                if parent:
+                    setattr(given[parent], last, module)
+            if each.distribution in given:
+                finder = _Metadata(each)
+                sys.meta_path.append(finder)
+                stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+def _is_installed(name: str) -> bool:
+    """Whether Python finds a module's package without a stand-in."""
+    top = name.partition(".")[0]
+    module = sys.modules.get(top)
+    if module is not None:
+        return not hasattr(module, "__graphmem_stand_in__")
+    return importlib.util.find_spec(top) is not None
+
+
+def _module(name: str, held: Mapping[str, Any]) -> ModuleType:
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
+    module.__path__ = []
+    vars(module).update(held, __graphmem_stand_in__=True)
+    return module
+
+
+def _forget(given: Mapping[str, ModuleType]) -> None:
+    for name, module in given.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+
+class _Metadata(DistributionFinder):
+    """Claims that a package is installed: libraries check its version before they import it."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self._stand_in = stand_in
+
+    def find_spec(self, *args: Any) -> None:
+        """Find no module."""
+
+    def find_distributions(
+        self, context: DistributionFinder.Context | None = None
+    ) -> Iterator[Distribution]:
+        """Yield the package, if it or every package is asked for."""
+        name = None if context is None else context.name
+        if name is None or _same(name, self._stand_in.distribution):
+            yield _Distribution(self._stand_in)
+
+
+class _Distribution(Distribution):
+    def __init__(self, stand_in: StandIn) -> None:
+        self._stand_in = stand_in
+
+    def read_text(self, filename: str) -> str | None:
+        """The package's name and version."""
+        if filename != "METADATA":
+            return None
+        return (
+            f"Metadata-Version: 2.1\nName: {self._stand_in.distribution}\n"
+            f"Version: {self._stand_in.version}\n"
+        )
+
+    def locate_file(self, path: Any) -> Any:
+        """The path itself: there are no files."""
+        return Path(path)
+
+
+def _same(name: str, other: str) -> bool:
+    return name.lower().replace("-", "_") == other.lower().replace("-", "_")
