@@ -156,7 +156,7 @@ class TestOwners:
         told = " ".join(done.stderr.split())
         peak, bound = (
             int(re.search(before + r" \(([\d,]+) bytes\)", told)[1].replace(",", ""))
-            for before in ("peak [^(]*", "at the next one; up to [^(]*")
+            for before in ("peak [^(]*", "until the next collective; up to [^(]*")
         )
         assert peak <= recorded <= peak + bound
 

@@ -41,9 +41,9 @@ class Unwaited:
         most = max(of_step.values(), default=0)
         if most:
             self._recorder.assume(
-                "collectives",
-                "tensors of one that nobody waits for are freed at the next; up to "
+                "collectives that are never waited for",
+                "each holds its tensors until the next collective; up to "
                 f"{format_bytes(most)} ({most:,} bytes) may be held longer",
-                "a thread of NCCL decides",
+                "NCCL's watchdog thread decides when",
                 None,
             )
