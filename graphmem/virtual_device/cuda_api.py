@@ -25,10 +25,11 @@ from torch.utils._device import _device_constructors
 
 from graphmem.allocator import CachingAllocator
 from graphmem.gpus import Gpu
-from graphmem.torch_releases import NO_OP_CUDA_GUARD, installed_release, parse_release
+from graphmem.torch_releases import parse_release
 from graphmem.virtual_device.cuda_graphs import graph_replacements
 from graphmem.virtual_device.cuda_libraries import library_replacements, refused_pools
 from graphmem.virtual_device.data_parallel import data_parallel_replacements
+from graphmem.virtual_device.device_guard import is_borrowed
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.devices import Devices, device_replacements
 from graphmem.virtual_device.legacy_types import legacy_type_replacements
@@ -186,18 +187,13 @@ _DEVICE_TYPES = (int, str, torch.device)
 _THE_CURRENT_ONE = torch.device("cuda")
 
 
-@functools.cache
-def _is_guard_borrowed() -> bool:
-    return not NO_OP_CUDA_GUARD.holds_in(installed_release())
-
-
 def _resolved(device: Any, devices: Devices) -> Any:
     if type(device) is int:
         device = torch.device("cuda", device)
     elif type(device) is str:
         device = torch.device(device)
     if type(device) is torch.device and device.type == "cuda":
-        if device == _THE_CURRENT_ONE and (devices.current or _is_guard_borrowed()):
+        if device == _THE_CURRENT_ONE and (devices.current or is_borrowed()):
             # C++ asks the device guard, which knows the first device only, and up to 2.9 none
             # (aten/src/ATen/native/TensorConversions.cpp, `ensure_has_index`)
             device = torch.device("cuda", devices.current)

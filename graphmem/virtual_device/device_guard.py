@@ -9,13 +9,14 @@ return 0, which PyTorch immediately replaces with its own.
 
 PyTorch 2.9 has the no-op guard for meta tensors only (aten/src/ATen/detail/MetaGuardImpl.cpp:
 `NoOpDeviceGuardImpl<DeviceType::Meta>`), which then stands in for CUDA's. It differs from the later
-one only in the device type it reports, and nothing that runs here asks for that.
+one only in the device type it reports, so nobody may ask it for the current device (`is_borrowed`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -30,13 +31,19 @@ _VTABLE_ENTRIES = 64
 _keep_alive: list[object] = []
 
 
+@cache
+def is_borrowed() -> bool:
+    """Whether meta tensors' guard stands in for CUDA's; it reports a meta device as the current."""
+    return not NO_OP_CUDA_GUARD.holds_in(installed_release())
+
+
 def ensure_cuda_device_guard() -> None:
     """Install PyTorch's no-op CUDA device guard, once per process.
 
     Raises:
         InputError: libc10 cannot be found or does not export its registry of device guards.
     """
-    if not NO_OP_CUDA_GUARD.holds_in(installed_release()):
+    if is_borrowed():
         _borrow_guard_of_meta_tensors()
         return
     if not _slot(_CUDA_SLOT).value:

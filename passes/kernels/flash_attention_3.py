@@ -45,11 +45,10 @@ def _forward(call: Call) -> Iterator[Step]:
 
 def _metadata(call: Call) -> list[Scratch]:
     """`tile_count_semaphore`: of packed sequences it also says how to schedule each of them."""
-    packed = call.value("cu_seqlens_q") is not None or call.value("cu_seqlens_k") is not None
-    packed |= any(call.value(name) is not None for name in ("seqused_q", "seqused_k"))
+    lengths = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
+    packed = any(call.value(name) is not None for name in lengths)
     causal, windowed = _mask(call, call.value("causal"))
-    needs_semaphore = (causal or windowed) or packed
-    if not needs_semaphore:
+    if not (causal or windowed or packed):
         return []
     vectors = 2 * packed + (not windowed) + (causal or windowed)
     numbers = 1 + -(-_batch(call) // 4) * 4 * vectors

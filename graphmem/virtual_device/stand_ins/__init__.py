@@ -22,7 +22,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import UnknownStandInError
@@ -82,6 +82,15 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
                 sys.meta_path.append(finder)
                 stack.callback(sys.meta_path.remove, finder)
         yield
+
+
+def refusing(error: Callable[[str], Exception], name: str) -> Callable[..., NoReturn]:
+    """A function that a stand-in lacks: every call raises the error for its name."""
+
+    def call(*args: Any, **options: Any) -> NoReturn:
+        raise error(name)
+
+    return call
 
 
 def _is_installed(name: str) -> bool:

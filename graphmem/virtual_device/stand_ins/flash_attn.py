@@ -16,10 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError
-from graphmem.virtual_device.stand_ins import StandIn, bert_padding
+from graphmem.virtual_device.stand_ins import StandIn, bert_padding, refusing
 from graphmem.virtual_device.stand_ins.flash_attn_kernels import kernels
 
 _NO_WINDOW = (-1, -1)
@@ -116,7 +115,7 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
         block_table: Any = None,
     ) -> Any:
         if block_table is not None:
-            raise _refused("flash_attn_varlen_func with a block_table")
+            raise NoStandInPartError("flash_attn_varlen_func with a block_table")
         packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         options = (dropout_p, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
         return attend(q, k, v, packed, options)
@@ -126,19 +125,8 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
     return {
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
-        **{name: _refusing(name) for name in names},
+        **{name: refusing(NoStandInPartError, name) for name in names},
     }
-
-
-def _refusing(name: str) -> Any:
-    def call(*args: Any, **options: Any) -> None:
-        raise _refused(name)
-
-    return call
-
-
-def _refused(what: str) -> InputError:
-    return NoStandInPartError(what)
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:

@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoFlashAttention3PartError
-from graphmem.virtual_device.stand_ins import StandIn
+from graphmem.virtual_device.stand_ins import StandIn, refusing
 from graphmem.virtual_device.stand_ins.flash_attn_3_tiles import (
     mask_of,
     rounded,
@@ -105,30 +104,21 @@ def _backward_shapes(
 
 
 @functools.cache
-def _operators() -> tuple[Any, Any]:
+def _register_operators() -> None:
     """Register the operators; PyTorch keeps them for the life of the process."""
-
-    def forward(*args: Any, **named: Any) -> Any:
-        raise _refused("kernels, which run on a card only")
-
-    def backward(*args: Any, **named: Any) -> Any:
-        raise _refused("kernels, which run on a card only")
-
-    made = []
-    for function, mutated, schema, shapes in (
-        (forward, (), _FORWARD, _forward_shapes),
-        (backward, ("dq", "dk", "dv"), _BACKWARD, _backward_shapes),
+    kernel = refusing(NoFlashAttention3PartError, "kernels, which run on a card only")
+    for name, mutated, schema, shapes in (
+        ("forward", (), _FORWARD, _forward_shapes),
+        ("backward", ("dq", "dk", "dv"), _BACKWARD, _backward_shapes),
     ):
         operator = torch.library.custom_op(
-            f"flash_attn_3::_flash_attn_{function.__name__}",
-            function,
+            f"flash_attn_3::_flash_attn_{name}",
+            kernel,
             mutates_args=mutated,
             device_types="cuda",
             schema=" ".join(schema.split()),
         )
         operator.register_fake(shapes)
-        made.append(operator)
-    return made[0], made[1]
 
 
 class _Attention(torch.autograd.Function):
@@ -279,30 +269,19 @@ def flash_attn_varlen_func(
     )
 
 
-def _refusing(name: str) -> Any:
-    def call(*args: Any, **options: Any) -> None:
-        raise _refused(name)
-
-    return call
-
-
-def _refused(what: str) -> InputError:
-    return NoFlashAttention3PartError(what)
-
-
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
-    _operators()
+    _register_operators()
     interface: dict[str, Any] = {
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
     }
     for name in ("qkvpacked_func", "with_kvcache", "combine"):
-        interface[f"flash_attn_{name}"] = _refusing(f"flash_attn_{name}")
+        interface[f"flash_attn_{name}"] = refusing(NoFlashAttention3PartError, f"flash_attn_{name}")
 
     def get_kernel(repo_id: str, *args: Any, **options: Any) -> Any:
         plain = repo_id.lower().replace("-", "").replace("_", "")
         if not plain.endswith(("flashattn3", "flashattention3")):
-            raise _refused(f"kernel {repo_id}")
+            raise NoFlashAttention3PartError(f"kernel {repo_id}")
         return SimpleNamespace(**interface, flash_attn_interface=SimpleNamespace(**interface))
 
     return {
