@@ -27,7 +27,7 @@ from graphmem.allocator import AllocatorSettings, BlockInfo, CachingAllocator, S
 from graphmem.errors import InputError
 from graphmem.plain_data import ForeignPickleError
 from graphmem.recordings import Event, Frame, Recording, read_recording
-from graphmem.verify.messages import NoStateBeforeError
+from graphmem.verify.messages import NoInitialStateError
 from graphmem.verify.replay import Replay, replay
 
 MIB = 1 << 20
@@ -100,7 +100,7 @@ def test_compact_files_replay_without_a_miss(path: Path) -> None:
     recording = read_recording(path)
     row = index()[path.name.removesuffix(".events.json")]
     if row.base and recording.base_reserved != 2 * MIB:
-        with pytest.raises(NoStateBeforeError):
+        with pytest.raises(NoInitialStateError):
             replay(recording)
         pytest.skip("a compact file without the segments that were there before it")
 

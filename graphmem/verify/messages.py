@@ -8,7 +8,7 @@ from graphmem.errors import InputError
 
 
 class NoInitialStateError(InputError):
-    """No recording has the state before its first event."""
+    """Recordings without snapshots lack the state before their first event."""
 
     def __init__(self, names: str) -> None:
         super().__init__(
@@ -126,16 +126,6 @@ class NothingFailsError(InputError):
 
     def __init__(self, room: str) -> None:
         super().__init__(f"nothing runs out of memory with {room}")
-
-
-class NoStateBeforeError(InputError):
-    """A recording without a snapshot lacks the state before its first event."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name} does not have the state before its first event.",
-            hint="Use the snapshot (*.pickle) that it was made from.",
-        )
 
 
 class NoFirstStateError(InputError):

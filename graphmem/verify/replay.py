@@ -25,7 +25,7 @@ from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
 from graphmem.allocator.restoring import restore
 from graphmem.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from graphmem.recordings import Event, Recording
-from graphmem.verify.messages import NoStateBeforeError
+from graphmem.verify.messages import NoInitialStateError
 from graphmem.verify.rewind import initial_state
 
 _SEGMENT_BITS = 41  # in a compact file each segment gets its own address range
@@ -132,7 +132,7 @@ def _initial_segments(recording: Recording) -> tuple[tuple[SegmentInfo, ...], in
     if allocated == reserved == 0:
         return (), 0
     if allocated is None or reserved != SMALL_SEGMENT:
-        raise NoStateBeforeError(recording.name)
+        raise NoInitialStateError(recording.name)
     return (_packed(allocated),), 0
 
 
