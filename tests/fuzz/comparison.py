@@ -86,7 +86,7 @@ def training_step(lines: list[str]) -> TrainingStep:
 
 def compare(lines: list[str]) -> Outcome:
     """Both oracles; the first that finds something says it."""
-    refusal = _refusal(lines)
+    refusal = refusal(lines)
     if refusal is not None:
         return Outcome("invalid", refusal)
     for both in (_observed, _unobserved):
@@ -101,7 +101,7 @@ def compare(lines: list[str]) -> Outcome:
     return Outcome("equal")
 
 
-def _refusal(lines: list[str]) -> str | None:
+def refusal(lines: list[str]) -> str | None:
     """What real PyTorch says of a program that does not run."""
     step = training_step(lines).step
     assert step is not None
@@ -115,7 +115,7 @@ def _refusal(lines: list[str]) -> str | None:
 def program_that_runs(seed: int) -> list[str]:
     """The first program of a seed that real PyTorch runs, or the last one tried."""
     programs = [program_of(seed, attempt) for attempt in range(ATTEMPTS)]
-    return next((lines for lines in programs if _refusal(lines) is None), programs[-1])
+    return next((lines for lines in programs if refusal(lines) is None), programs[-1])
 
 
 def _observed(lines: list[str]) -> tuple[list[Event], list[Event]]:

@@ -13,9 +13,16 @@ from typing import Any
 WIDTH, HEADS, LAYERS, VOCABULARY, IMAGE, PATCH = 32, 4, 2, 99, 32, 8
 _HEAD = WIDTH // HEADS
 
-_SIZES: tuple[tuple[str, int], ...] = (
+_WIDTHS: tuple[tuple[str, int], ...] = (  # first of all, and multiplied by `scale`
     (r"(rotary_dim|qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)$", _HEAD),
     (r"(head_dim|d_kv|attention_head_size|key_size|kv_channels|qkv_dim|head_size)$", _HEAD),
+    (r"\w*(intermediate_size|ffn_dim|d_ff|d_inner|n_inner|feedforward_dim|ffn_hidden_size)$", 64),
+    (r"\w*(mlp_dim|d_ffn|dim_feedforward|feed_forward_size|ffn_size)$", 64),
+    (r"(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|embedding_size|emb_dim)$", WIDTH),
+    (r"\w*(hidden_size|d_model|embed_dim|hidden_dim|projection_dim|embedding_dim)$", WIDTH),
+    (r"\w*(proj_size|projection_size|_width|out_hidden_size|feature_size)$", WIDTH),
+)
+_COUNTS: tuple[tuple[str, int], ...] = (
     (r"(kv_lora_rank|q_lora_rank|lora_rank\w*|rank)$", 16),
     (r"(num_key_value_heads|multi_query_group_num|num_kv_heads|n_head_kv)$", 2),
     (r"(num_\w*attention_heads|attention_heads|num_heads|n_heads?|nhead|attn_heads)$", HEADS),
@@ -26,58 +33,57 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"(n_group|topk_group|n_shared_experts|num_shared_experts|first_k_dense_replace)$", 1),
     (r"(num_hidden_layers|num_layers|n_layers?|num_layer|depth)$", LAYERS),
     (r"\w*(encoder|decoder|predictor|text|vision|resampler)\w*_layers$", LAYERS),
-    (r"\w*(intermediate_size|ffn_dim|d_ff|d_inner|n_inner|feedforward_dim|ffn_hidden_size)$", 64),
-    (r"\w*(mlp_dim|d_ffn|dim_feedforward|feed_forward_size|ffn_size)$", 64),
     (r"\w*vocab_size\w*$", VOCABULARY),
     (r"(max_position_embeddings|n_positions|max_\w*_positions|n_ctx|max_seq_len\w*)$", 128),
     (r"(image_size|img_size|input_size|image_width|image_height)$", IMAGE),
     (r"(patch_size|encoder_stride)$", PATCH),
-    (r"(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|embedding_size|emb_dim)$", WIDTH),
-    (r"\w*(hidden_size|d_model|embed_dim|hidden_dim|projection_dim|embedding_dim)$", WIDTH),
-    (r"\w*(proj_size|projection_size|_width|out_hidden_size|feature_size)$", WIDTH),
     (r"(num_mel_bins|feature_dim)$", 16),
     (r"(num_queries|num_query_tokens|num_object_queries|num_latents)$", 6),
     (r"(sliding_window|attention_window|window_size|chunk_size|local_attn_window_size)$", 4),
 )
-_PATTERNS = tuple((re.compile(pattern), size) for pattern, size in _SIZES)
+_PATTERNS = tuple(
+    (re.compile(pattern), size, grows)
+    for sizes, grows in ((_WIDTHS, True), (_COUNTS, False))
+    for pattern, size in sizes
+)
 _TOKEN = re.compile(r"\w*(token_id|token_index|_idx)$")
 _SPECIAL = {"pad": 0, "bos": 1, "eos": 2, "decoder_start": 3, "unk": 4, "mask": 5, "sep": 6}
 IMAGE_TOKEN = 7
 
 
-def shrink(config: Any) -> Any:
-    """Make a configuration small, in place."""
+def shrink(config: Any, scale: int = 1) -> Any:
+    """Make a configuration small, in place; widths are `scale` times the smallest."""
     for name, value in list(vars(config).items()):
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            shrink(value)
+            shrink(value, scale)
         elif name.startswith("_"):
             continue
         else:
-            small = _small(name, value)
+            small = _small(name, value, scale)
             if small is not value:
                 _set(config, name, small)
     _settle(config)
     return config
 
 
-def _small(name: str, value: Any) -> Any:
+def _small(name: str, value: Any, scale: int) -> Any:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return value
     if isinstance(value, float):
         return 0.0 if "drop" in name else value
     if isinstance(value, int):
-        return 0 if "drop" in name else _small_number(name, value)
+        return 0 if "drop" in name else _small_number(name, value, scale)
     if isinstance(value, (list, tuple)) and value and all(type(item) is int for item in value):
-        return type(value)(_small_list(name, list(value)))
+        return type(value)(_small_list(name, list(value), scale))
     return value
 
 
-def _small_number(name: str, value: int) -> int:
+def _small_number(name: str, value: int, scale: int) -> int:
     if _TOKEN.match(name):
         return _token(name, value)
-    for pattern, size in _PATTERNS:
+    for pattern, size, grows in _PATTERNS:
         if pattern.match(name):
-            return min(value, size) if value > 0 else value
+            return min(value, size * scale if grows else size) if value > 0 else value
     return value
 
 
@@ -90,17 +96,17 @@ def _token(name: str, value: int) -> int:
     return IMAGE_TOKEN if "image" in name else 8 + sum(map(ord, name)) % 40
 
 
-def _small_list(name: str, values: list[int]) -> list[int]:
+def _small_list(name: str, values: list[int], scale: int) -> list[int]:
     if re.search(r"depths|layers|num_blocks", name):
         return [1 for _ in values]
     if re.search(r"heads", name):
         return [min(value, HEADS) for value in values]
     if re.search(r"(hidden_sizes|embed_dims?|out_channels|dims|channels)$", name):
-        return [min(value, 16 * (1 + position)) for position, value in enumerate(values)]
+        return [min(value, 16 * scale * (1 + position)) for position, value in enumerate(values)]
     if re.search(r"(image|input)_size", name):
         return [IMAGE for _ in values]
     if re.search(r"conv_dim", name):
-        return [WIDTH for _ in values]
+        return [WIDTH * scale for _ in values]
     return values
 
 

@@ -14,6 +14,7 @@ import re
 import sys
 import unittest
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from typing import Any
 import torch
 from transformers.models.auto import configuration_auto, modeling_auto
 
+from graphmem import TrainingStep
 from tools.model_zoo.case import SEED, Case, seeded
 from tools.model_zoo.tiny_configs import VOCABULARY, shrink
 
-BATCH, LENGTH = 2, 7
 HEADS = (
     "CAUSAL_LM SEQ_TO_SEQ_CAUSAL_LM IMAGE_TEXT_TO_TEXT VISION_2_SEQ SPEECH_SEQ_2_SEQ MASKED_LM "
     "IMAGE_CLASSIFICATION OBJECT_DETECTION SEMANTIC_SEGMENTATION DEPTH_ESTIMATION CTC "
@@ -34,11 +35,26 @@ HEADS = (
 ).split()
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Of a tiny model and its inputs.
+
+    Attributes:
+        batch: examples.
+        length: tokens of a text.
+        scale: how many times the smallest width.
+    """
+
+    batch: int = 2
+    length: int = 7
+    scale: int = 1
+
+
 def cases(testers: Path | None) -> Iterator[Case]:
     """One case for each model type that has a model."""
     for model_type in sorted(configuration_auto.CONFIG_MAPPING_NAMES):
-        placeholders = Placeholders()
-        build = seeded(partial(_build, model_type, testers, placeholders))
+        placeholders = Placeholders(Sizes())
+        build = seeded(partial(_build, model_type, testers, placeholders, Sizes()))
         yield Case("transformers", model_type, build, placeholders.learn)
 
 
@@ -47,7 +63,8 @@ class Placeholders:
 
     _TOLD = re.compile(r"tokens: \D*\d+\D*features \D*(\d+)")
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
         self.each = 0
         self._tried = 0
 
@@ -57,26 +74,28 @@ class Placeholders:
         self._tried += 1
         if told is None or self._tried > 2:
             return False
-        self.each = int(told[1]) // (BATCH if self._tried == 1 else 1)
+        self.each = int(told[1]) // (self._sizes.batch if self._tried == 1 else 1)
         return self.each > 0
 
     def put_into(self, tokens: torch.Tensor, number: int | None) -> torch.Tensor:
         """The tokens, after those of the images."""
         if not self.each or number is None:
             return tokens
-        return torch.cat([torch.full((BATCH, self.each), number), tokens], dim=1)
+        return torch.cat([torch.full((self._sizes.batch, self.each), number), tokens], dim=1)
 
 
-def _build(model_type: str, testers: Path | None, placeholders: Placeholders) -> tuple[Any, Any]:
+def _build(
+    model_type: str, testers: Path | None, placeholders: Placeholders, sizes: Sizes
+) -> tuple[Any, Any]:
     tester = None if testers is None else _usable_tester(model_type, testers)
     if tester is not None:
         return _as_its_tester_does(tester)
     config_class = configuration_auto.CONFIG_MAPPING[model_type]
     kind = model_class(config_class)
-    config = shrink(config_class())
+    config = shrink(config_class(), sizes.scale)
     model = kind(config)
     model.train()
-    return model, Inputs(model, placeholders).all()
+    return model, Inputs(model, placeholders, sizes).all()
 
 
 def model_class(config_class: type) -> Any:
@@ -99,9 +118,11 @@ class Inputs:
     Args:
         model: names its inputs by the parameters of `forward`.
         placeholders: of its images.
+        sizes: of the inputs.
     """
 
-    def __init__(self, model: Any, placeholders: Placeholders) -> None:
+    def __init__(self, model: Any, placeholders: Placeholders, sizes: Sizes) -> None:
+        self._sizes = sizes
         self._model = model
         self._placeholders = placeholders
         self._config = model.config
@@ -131,12 +152,12 @@ class Inputs:
             "attention_mask": self._mask,
             "pixel_values": self._pixels,
             "input_features": self._features,
-            "input_values": lambda: torch.randn(BATCH, 1600),
-            "bbox": lambda: torch.zeros(BATCH, LENGTH, 4, dtype=torch.int64),
+            "input_values": lambda: torch.randn(self._sizes.batch, 1600),
+            "bbox": lambda: torch.zeros(self._sizes.batch, self._sizes.length, 4, dtype=torch.int64),
         }
 
     def _tokens(self) -> torch.Tensor:
-        tokens = torch.randint(50, self._vocabulary(), (BATCH, LENGTH))
+        tokens = torch.randint(50, self._vocabulary(), (self._sizes.batch, self._sizes.length))
         names = ("image_token_id", "image_token_index")
         numbers = [getattr(self._config, name, None) for name in names]
         number = next((number for number in numbers if number is not None), None)
@@ -148,7 +169,7 @@ class Inputs:
 
     def _mask(self) -> torch.Tensor:
         """Ones, as a tokenizer makes of sentences of one length."""
-        return torch.ones(BATCH, LENGTH + self._placeholders.each, dtype=torch.int64)
+        return torch.ones(self._sizes.batch, self._sizes.length + self._placeholders.each, dtype=torch.int64)
 
     def _pixels(self) -> torch.Tensor:
         config = self._vision()
@@ -157,8 +178,8 @@ class Inputs:
         channels = getattr(config, "num_channels", None) or 3
         frames = getattr(config, "num_frames", None)
         if frames and "video" in self._class.lower():
-            return torch.randn(BATCH, frames, channels, height, width)
-        return torch.randn(BATCH, channels, height, width)
+            return torch.randn(self._sizes.batch, frames, channels, height, width)
+        return torch.randn(self._sizes.batch, channels, height, width)
 
     def _vision(self) -> Any:
         for name in ("vision_config", "encoder", "backbone_config"):
@@ -171,27 +192,32 @@ class Inputs:
         mels = getattr(self._config, "num_mel_bins", None) or 16
         positions = getattr(self._config, "max_source_positions", 32)
         if "Whisper" in self._class:
-            return torch.randn(BATCH, mels, 2 * positions)
-        return torch.randn(BATCH, 64, mels)
+            return torch.randn(self._sizes.batch, mels, 2 * positions)
+        return torch.randn(self._sizes.batch, 64, mels)
 
     def _labels(self, made: dict[str, torch.Tensor]) -> Any:
         if "labels" not in self._names:
             return None
         name = self._class
         if "ForImageClassification" in name or "ForSequenceClassification" in name:
-            return torch.randint(0, self._config.num_labels, (BATCH,))
+            return torch.randint(0, self._config.num_labels, (self._sizes.batch,))
         if "ForAudio" in name or "ForVideo" in name:
-            return torch.randint(0, self._config.num_labels, (BATCH,))
+            return torch.randint(0, self._config.num_labels, (self._sizes.batch,))
         if "ForSemanticSegmentation" in name:
             pixels = made["pixel_values"]
-            shape = (BATCH, *pixels.shape[-2:])
+            shape = (self._sizes.batch, *pixels.shape[-2:])
             return torch.randint(0, self._config.num_labels, shape)
         if "ObjectDetection" in name:
             boxes = torch.rand(2, 4) / 4 + 0.3
-            return [{"class_labels": torch.tensor([0, 1]), "boxes": boxes} for _ in range(BATCH)]
+            return [{"class_labels": torch.tensor([0, 1]), "boxes": boxes} for _ in range(self._sizes.batch)]
         if "DepthEstimation" in name or "MaskedImageModeling" in name:
             return None
         return self._tokens()
+
+
+def tiny(model_type: str, sizes: Sizes) -> TrainingStep:
+    """A training step of a model type that needs no word from the model about its images."""
+    return seeded(partial(_build, model_type, None, Placeholders(sizes), sizes))()
 
 
 # ---- the library's own testers -------------------------------------------------------------------
