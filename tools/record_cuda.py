@@ -422,9 +422,10 @@ def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[st
         action = ACTIONS.get(entry["action"])
         if action is None:
             continue
-        if left == {"a": 0, "f": 0}:
+        if not any(left.values()):
             break  # what the recorder itself lets go
-        left[action] = left.get(action, 0) - 1
+        if action in left:
+            left[action] -= 1
         key = (action in "af", entry["addr"])
         row = [action, entry["size"], ordinals.setdefault(key, len(ordinals))]
         if action == "a":
