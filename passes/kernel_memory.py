@@ -34,6 +34,7 @@ from .kernels import (
     indexing,
     losses,
     normalization,
+    pooling,
     recurrent,
     recurrent_cells,
     reduction,
@@ -41,10 +42,12 @@ from .kernels import (
     scatter,
     selection,
     softmax,
+    solvers,
     sorting,
     sparse,
     splitting,
     topk,
+    upsampling,
 )
 from .kernels.call import Call, Notes, Rule, UnknownOperandError, Workspaces
 from .kernels.layout import numel
@@ -65,6 +68,7 @@ FAMILIES = (
     indexing,
     losses,
     normalization,
+    pooling,
     recurrent,
     recurrent_cells,
     reduction,
@@ -72,10 +76,12 @@ FAMILIES = (
     scatter,
     selection,
     softmax,
+    solvers,
     sorting,
     sparse,
     splitting,
     topk,
+    upsampling,
 )
 RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each in FAMILIES))
 

@@ -26,7 +26,7 @@ _CONVOLUTIONS = ("aten.convolution.", "aten.convolution_backward.", "aten.cudnn_
 _RECURRENT = ("aten._cudnn_rnn.", "aten._cudnn_rnn_backward.")
 _HOPPER = (9, 0)
 _LINALG = ("aten._linalg_", "aten.linalg_")
-_NO_SOLVER = ("aten.linalg_vector_norm.", "aten.linalg_cross.")
+_NO_SOLVER = ("aten.linalg_vector_norm.", "aten.linalg_cross.", "aten.linalg_solve_triangular.")
 _PRODUCTS = frozenset({"ProdBackward0", "ProdBackward1", "CumprodBackward0"})
 
 

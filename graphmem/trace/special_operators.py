@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.saved_tensors import is_just_unpacked
@@ -30,6 +32,16 @@ _FUSED_UPDATES = (
 )
 
 
+@contextmanager
+def _uncached(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Have a meta kernel's own results, with all of their storage."""
+    was_enabled, fake_mode.cache_enabled = fake_mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        fake_mode.cache_enabled = was_enabled
+
+
 class SpecialOperatorsMode(TraceMode):
     """A trace that runs these operators as a card does."""
 
@@ -41,6 +53,7 @@ class SpecialOperatorsMode(TraceMode):
             **dict.fromkeys(LOSSES, self._loss),
             **dict.fromkeys(FUSED_ATTENTION, self._attention),
             aten._efficient_attention_backward.default: self._efficient_gradients,
+            aten._scaled_dot_product_efficient_attention_backward.default: self._padded_gradients,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
             aten._scaled_mm.out: self._into_result,
         }
@@ -68,9 +81,21 @@ class SpecialOperatorsMode(TraceMode):
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         tick = self._recorder.begin_op()
-        result = efficient_gradients(self._fake_mode, args, kwargs)
+        with _uncached(self._fake_mode):
+            result = efficient_gradients(self._fake_mode, args, kwargs)
         self._record(func, args, kwargs, result, tick)
         return result
+
+    def _padded_gradients(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Keep what pads the gradient of a mask to a multiple of 16.
+
+        It is a slice (native/transformers/cuda/attention_backward.cu, `grad_bias`), of which
+        FakeTensorMode's cache remembers strides alone. On an H100: zoo_doge.
+        """
+        with _uncached(self._fake_mode):
+            return self._run(func, types, args, kwargs)
 
     def _into_result(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Record an operation of compiled code that writes into `out` and has no meta kernel."""

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import CONVOLUTION_WORKSPACE, Free, Output, Scratch, Step, Take
@@ -79,20 +80,41 @@ def _backward(call: Call) -> Iterator[Step]:
     is_row = len(grad.shape) == _ROW
     rows = _copied_input(call) if is_row else []
     copied = _copied_input(call) if wants_weight and not is_row else []
-    copied += [] if _is_own_kernel(call) else _copied_gradient(call, grad)
-    yield from map(Take, [*rows, *copied])
-    if wants_input:
-        yield from _birth(births)
-        yield from during(_workspace(call, grad, ConvolutionProduct.INPUT_GRADIENT))
-    if wants_weight:
-        yield from _birth(births)
-        yield from during(_workspace(call, grad, ConvolutionProduct.WEIGHT_GRADIENT))
-    yield from map(Free, copied)
+    yield from map(Take, rows)
+    if _is_own_kernel(call):
+        yield from _own_backward(call, births, copied)
+    else:
+        copied += _copied_gradient(call, grad)
+        yield from map(Take, copied)
+        if wants_input:
+            yield from _birth(births)
+            yield from during(_workspace(call, grad, ConvolutionProduct.INPUT_GRADIENT))
+        if wants_weight:
+            yield from _birth(births)
+            yield from during(_workspace(call, grad, ConvolutionProduct.WEIGHT_GRADIENT))
+        yield from map(Free, copied)
     yield from births
     if wants_bias:
         axes = [axis for axis in range(len(grad.shape)) if axis != 1]
         yield from reduced(call, grad, axes)
     yield from map(Free, rows)
+
+
+def _own_backward(call: Call, births: Iterator[Output], copied: list[Scratch]) -> Iterator[Step]:
+    """`conv_depthwise2d_backward_cuda_out` (aten/src/ATen/native/cuda/DepthwiseConv2d.cu).
+
+    It wants everything contiguous: the gradient throughout, the input for the weight's gradient,
+    which comes first (R: zoo_nystromformer, whose gradient is transposed).
+    """
+    grad = call.tensor("grad_output")
+    wants_input, wants_weight, _ = call.value("output_mask")
+    held = [] if is_contiguous(grad) else [Scratch("contiguous gradient", nbytes(grad))]
+    yield from map(Take, held)
+    if wants_weight:
+        yield from during(copied, _birth(births))
+    if wants_input:
+        yield from _birth(births)
+    yield from map(Free, held)
 
 
 def _copied_input(call: Call) -> list[Scratch]:
@@ -120,11 +142,24 @@ def _copied_gradient(call: Call, grad: TensorOut) -> list[Scratch]:
     """The gradient's copy, if exactly one of it and the input is channels last.
 
     aten/src/ATen/native/cudnn/ConvShared.cpp, `cudnn_convolution_backward`:
-    `grad_output_t.to(input.suggest_memory_format())`.
+    `grad_output_t.to(input.suggest_memory_format())`. The operands of a 1-d convolution are images
+    there (R: zoo_convbert, whose gradient is transposed), the input a contiguous one.
     """
-    if suggests_channels_last(grad) == suggests_channels_last(call.tensor("input")):
+    is_row = len(grad.shape) == _ROW
+    wants_channels_last = not is_row and suggests_channels_last(call.tensor("input"))
+    if suggests_channels_last(_as_image(grad) if is_row else grad) == wants_channels_last:
         return []
     return [Scratch("gradient in the layout of a convolution", nbytes(grad))]
+
+
+def _as_image(row: TensorOut) -> TensorOut:
+    """`view4d` (aten/src/ATen/native/Convolution.cpp), which is `unsqueeze(2)`."""
+    (batch, channels, length), (of_batch, of_channels, step) = row.shape, row.stride
+    return replace(
+        row,
+        shape=(batch, channels, 1, length),
+        stride=(of_batch, of_channels, length * step, step),
+    )
 
 
 def _births(call: Call) -> list[Output]:

@@ -3,7 +3,8 @@
 CCCL 3.0.1 (torch 2.11 to 2.13, CUDA 13.0), cub/device/dispatch/dispatch_radix_sort.cuh; its tuning
 is that of CCCL 2.7 (CUDA 12.8). The formula is in docs/sources.md, "Embeddings, indexing and
 sorting". The recording cs336med_train_ctx1024 shows one size, fixtures/cuda/operators.jsonl.gz all
-those of compute capability 9.0 with values of 8 bytes, and of keys alone.
+those of compute capability 9.0 with values of 8 bytes, and of keys alone; zoo_cpmant (in
+fixtures/cuda/zoo.tar.xz) one of 4 bytes with 4 bytes.
 
 Not covered: keys below four bytes before compute capability 9.0, which CUB sorts differently.
 """
@@ -29,7 +30,9 @@ _SINGLE_TILE_ITEMS = 19  # for four bytes
 _TILES: Mapping[tuple[int, int], tuple[int | None, int]] = MappingProxyType(
     {
         (8, 8): (3840, 4608),
+        (8, 4): (3840, 5760),
         (4, 8): (3072, 5376),
+        (4, 4): (6528, 6528),
         (2, 8): (None, 5632),
         (1, 8): (None, 3456),
         (8, 0): (3840, 5760),

@@ -16,7 +16,7 @@ knows (the trace assumes one); deterministic algorithms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 
 import torch
 
@@ -33,13 +33,20 @@ _INDEX_BACKWARD = "IndexBackward0"
 
 
 def _index(call: Call) -> Iterator[Step]:
-    yield from _with_indexers(call, call.outputs())
+    held = yield from _held_indexers(call)
+    yield from call.outputs()
+    yield from map(Free, reversed(held))
 
 
 def _index_put(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    steps = _with_sort(call) if call.value("accumulate") else _with_indexers(call, ())
+    steps = _with_sort(call) if call.value("accumulate") else _overwriting(call)
     yield from during(_value_from_host(call), steps)
+
+
+def _overwriting(call: Call) -> Iterator[Step]:
+    held = yield from _held_indexers(call)
+    yield from map(Free, held)
 
 
 def _value_from_host(call: Call) -> list[Scratch]:
@@ -53,8 +60,12 @@ def _value_from_host(call: Call) -> list[Scratch]:
     return [Scratch("the value from the host", nbytes(values))] if is_number else []
 
 
-def _with_indexers(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
-    """Do `steps` while `make_info`'s copies of indices are alive."""
+def _held_indexers(call: Call) -> Generator[Step, None, list[Scratch]]:
+    """Make the copies of indices that `make_info` makes, and return those that stay.
+
+    A vector frees them first to last (R: zoo_yolos). In reading, TensorIterator holds them longer,
+    in a list of its own that ends with the last.
+    """
     indices = [index for index in call.tensors("indices") if index is not None]
     held: list[Scratch | None] = []
     for index in indices:
@@ -71,8 +82,7 @@ def _with_indexers(call: Call, steps: Iterable[Step]) -> Iterator[Step]:
         for position, index in enumerate(indices):
             if numel(index) != count or not is_contiguous(index):
                 yield from _replace(held, position, "contiguous indices", count)
-    yield from steps
-    yield from (Free(each) for each in reversed(held) if each is not None)
+    return [each for each in held if each is not None]
 
 
 def _replace(held: list[Scratch | None], at: int, what: str, count: int) -> Iterator[Step]:

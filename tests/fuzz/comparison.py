@@ -86,9 +86,9 @@ def training_step(lines: list[str]) -> TrainingStep:
 
 def compare(lines: list[str]) -> Outcome:
     """Both oracles; the first that finds something says it."""
-    refusal = refusal(lines)
-    if refusal is not None:
-        return Outcome("invalid", refusal)
+    refused = refusal(lines)
+    if refused is not None:
+        return Outcome("invalid", refused)
     for both in (_observed, _unobserved):
         try:
             oracle.assert_equal(*both(lines))

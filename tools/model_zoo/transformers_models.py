@@ -153,7 +153,9 @@ class Inputs:
             "pixel_values": self._pixels,
             "input_features": self._features,
             "input_values": lambda: torch.randn(self._sizes.batch, 1600),
-            "bbox": lambda: torch.zeros(self._sizes.batch, self._sizes.length, 4, dtype=torch.int64),
+            "bbox": lambda: torch.zeros(
+                self._sizes.batch, self._sizes.length, 4, dtype=torch.int64
+            ),
         }
 
     def _tokens(self) -> torch.Tensor:
@@ -169,7 +171,9 @@ class Inputs:
 
     def _mask(self) -> torch.Tensor:
         """Ones, as a tokenizer makes of sentences of one length."""
-        return torch.ones(self._sizes.batch, self._sizes.length + self._placeholders.each, dtype=torch.int64)
+        return torch.ones(
+            self._sizes.batch, self._sizes.length + self._placeholders.each, dtype=torch.int64
+        )
 
     def _pixels(self) -> torch.Tensor:
         config = self._vision()
@@ -209,7 +213,10 @@ class Inputs:
             return torch.randint(0, self._config.num_labels, shape)
         if "ObjectDetection" in name:
             boxes = torch.rand(2, 4) / 4 + 0.3
-            return [{"class_labels": torch.tensor([0, 1]), "boxes": boxes} for _ in range(self._sizes.batch)]
+            return [
+                {"class_labels": torch.tensor([0, 1]), "boxes": boxes}
+                for _ in range(self._sizes.batch)
+            ]
         if "DepthEstimation" in name or "MaskedImageModeling" in name:
             return None
         return self._tokens()

@@ -1,0 +1,80 @@
+"""Copies and arrays that kernels need where a layout is not theirs; sizes from an H100.
+
+The recordings are in fixtures/cuda/zoo.tar.xz and random.tar.xz, made with torch 2.11.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.kernel_calls import Calls, aten, tensor
+
+
+def h100() -> Calls:
+    return Calls("h100", "2.11")
+
+
+def test_pooling_a_transposed_matrix_copies_it_beside_the_results() -> None:
+    """random_120: 144 x 144 numbers, 82,944 bytes."""
+    image = tensor(1, 144, 1, 144, stride=(144, 1, 20_736, 144))
+    result, indices = tensor(1, 144, 1, 144), tensor(1, 144, 1, 144, dtype=torch.int64)
+    pooling = ([1, 3], [1, 1], [0, 1], [1, 1], False)
+
+    forward = h100().call(aten.max_pool2d_with_indices.default, image, *pooling)
+    gradient = aten.max_pool2d_with_indices_backward.default
+    backward = h100().call(gradient, result, image, *pooling, indices)
+
+    assert forward == ["out0", "out1", 82_944, -82_944]
+    assert backward == ["out0", 82_944, -82_944]
+
+
+def test_pooling_images_of_either_layout_copies_nothing() -> None:
+    images = tensor(2, 8, 6, 6), tensor(2, 8, 6, 6, stride=(288, 1, 48, 8))
+    for image in images:
+        program = h100().call(aten.avg_pool2d.default, image, [2, 2])
+
+        assert program == ["out0"]
+
+
+def test_small_triangular_systems_need_pointers_to_each() -> None:
+    """zoo_qwen3_5_text: 12 matrices of 64 x 64, 96 bytes of pointers twice."""
+    matrices, sides = tensor(3, 4, 64, 64), tensor(3, 4, 64, 128)
+    program = h100().call(aten.linalg_solve_triangular.default, matrices, sides, upper=False)
+
+    assert program == ["out0", 96, 96, -96, -96]
+
+
+def test_few_or_very_wide_triangular_systems_need_none() -> None:
+    """Up to 8 matrices are solved in turn; MAGMA's arrays are on the host."""
+    for shape in ((8, 64, 64), (12, 513, 513)):
+        program = h100().call(
+            aten.linalg_solve_triangular.default, tensor(*shape), tensor(*shape), upper=False
+        )
+
+        assert program == ["out0"]
+
+
+def test_the_gradient_of_a_depthwise_convolution_is_copied_for_all_of_it() -> None:
+    """zoo_nystromformer: the gradient, 61,440 bytes, the input for the weight, then the input's."""
+    heads, length, width = 4, 40, 32
+    batch = 3
+    swapped = (heads * length * width, width, heads * width, 1)
+    image = tensor(batch, heads, length, width, stride=swapped)
+    weight = tensor(heads, 1, 65, 1)
+    program = h100().call(
+        aten.convolution_backward.default, image, image, weight, None,
+        [1, 1], [32, 0], [1, 1], False, [0, 0], heads, [True, True, False],
+    )  # fmt: skip
+
+    assert program == [61_440, 61_440, "out1", -61_440, "out0", -61_440]
+
+
+def test_the_transposed_gradient_of_a_row_is_copied() -> None:
+    """zoo_convbert, a 1-d convolution of width 1: 30,720 bytes before the results."""
+    gradient = tensor(3, 64, 40, stride=(2560, 1, 64))
+    program = h100().call(
+        aten.convolution_backward.default, gradient, tensor(3, 128, 40), tensor(64, 128, 1), None,
+        [1], [0], [1], False, [0], 1, [True, True, False],
+    )  # fmt: skip
+
+    assert program == [30_720, "out0", "out1", 98_304, -98_304, -30_720]
