@@ -17,6 +17,7 @@ import torch
 
 from graphmem.graph import OwnerKind
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.wrapper_tensors import is_wrapper
 from graphmem.virtual_device.sparse import parts_of
 
 _IN_LIST = 2  # the list's own reference and getrefcount's argument
@@ -46,13 +47,16 @@ class GradientRules:
             return
         if buffer[position] is None:
             buffer[position], outputs[i] = outputs[i], None
-        elif self._can_accumulate_in_place(buffer, position):
+        elif self._can_accumulate_in_place(buffer, position, outputs[i]):
             buffer[position].add_(outputs[i])
         else:
             buffer[position] = buffer[position] + outputs[i]
 
-    def _can_accumulate_in_place(self, buffer: list[Any], position: int) -> bool:
+    def _can_accumulate_in_place(self, buffer: list[Any], position: int, new: torch.Tensor) -> bool:
+        """`can_accumulate_inplace`; neither tensor may be one of Python's, such as a `DTensor`."""
         if torch.is_grad_enabled() or self.subclass_like:
+            return False
+        if is_wrapper(type(buffer[position])) or is_wrapper(type(new)):
             return False
         return (
             is_uniquely_held(buffer, position)
