@@ -26,12 +26,13 @@ __all__ = ["groups_taken_down", "replacements"]
 def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """List the attributes of `torch.distributed` to replace while a program runs."""
     # a build without distributed lacks what they import
-    from graphmem.ranks import ddp, dtensor, fsdp1, fsdp2, init, objects, spawned
+    from graphmem.ranks import batches, ddp, dtensor, fsdp1, fsdp2, init, objects, spawned
 
     mail, unwaited = _Mail(known), Unwaited(recorder)
     _open.append((mail.messages, unwaited))
     return [
         *init.replacements(recorder, mail, unwaited, devices),
+        *batches.replacements(),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
         *fsdp1.replacements(),

@@ -6,10 +6,13 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
   (2) a barrier reduces one float, which its work holds; it is on the rank's card if the program
       names no device (`guessDeviceIdForRank`);
   (3) everything else works in the memory that it is given;
-  (4) a work holds its arguments until it is waited for. If nobody waits, as when only its future is
-      taken, a thread that polls ten times a second releases them at a later collective of the
-      group (`stashed_for_allocator_safety_`, `shelvesToUnstash_`). Here that is the first one
-      outside of the backward pass that began it, as on the cards
+  (4) a message sent or received holds no tensors but as its result (`pointToPoint` calls
+      `recordStream` and stashes nothing; fixtures/cuda/ranks/pipeline_gpipe, rank 1). Those between
+      `_start_coalescing` and `_end_coalescing` have one work for all, without a result;
+  (5) the work of any other collective holds its arguments until it is waited for. If nobody waits,
+      as when only its future is taken, a thread that polls ten times a second releases them at a
+      later collective of the group (`stashed_for_allocator_safety_`, `shelvesToUnstash_`). Here
+      that is the first one outside of the backward pass that began it, as on the cards
       (fixtures/cuda/ranks/ddp_bf16_hook). It is a race: with a static graph the two ranks of
       fixtures/cuda/ranks/ddp_static_graph release the first bucket at different times, in the
       second backward pass, so both hold it longer than here.
@@ -30,6 +33,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 Tensors = Sequence[torch.Tensor]
+Arrival = Callable[[], object]
 _READ_BYTES = 1 << 20
 
 
@@ -59,7 +63,7 @@ class DoneWork(_Work):  # type: ignore[misc]
         self._result = list(result)
         self._held = held
         self._future: Any = None
-        self.arrivals: list[Callable[[], object]] = []
+        self.arrivals: list[Arrival] = []
 
     def wait(self, timeout: Any = None) -> bool:
         """Receive the values that other ranks sent, and release the tensors held."""
@@ -136,12 +140,11 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._size = size
         self.device_types: list[torch.device] = []
         self._shelves: list[tuple[int, list[Any]]] = []
+        self._coalesced: list[Arrival] | None = None
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
-        """Begin a collective, and release what earlier ones held (clause 4)."""
-        if self._joined is not None and any(map(_is_on_card, (*result, *held))):
-            joined, self._joined = self._joined, None
-            joined()
+        """Begin a collective, and release what earlier ones held (clause 5)."""
+        self._join((*result, *held))
         walk = torch._C._current_graph_task_id()
         for put_in, shelf in self._shelves:
             if walk < 0 or put_in != walk:
@@ -150,6 +153,11 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._shelves = [(when, left) for when, left in self._shelves if left]
         self._shelves.append((walk, shelf))
         return DoneWork(result, shelf)
+
+    def _join(self, used: Sequence[Any]) -> None:
+        if self._joined is not None and any(map(_is_on_card, used)):
+            joined, self._joined = self._joined, None
+            joined()
 
     def size(self) -> int:
         """The number of ranks."""
@@ -216,22 +224,39 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(self, *args: Any, **options: Any) -> None:
         """Wait for all ranks."""
 
-    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork:
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork | None:
         """Send tensors to another rank."""
         for tensor in filter(_is_read, tensors):
             self._mail.send(self, destination, tensor)
-        return self._begun(tensors, list(tensors))
+        return self._message(tensors)
 
-    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork | None:
         """Receive tensors from another rank."""
         arrivals = [self._mail.expect(self, source, each) for each in filter(_is_read, tensors)]
-        work = self._begun(tensors, list(tensors))
+        return self._message(tensors, arrivals)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork | None:
+        """Receive tensors from an unknown rank, so their values are unknown too."""
+        return self._message(tensors)
+
+    def _message(self, tensors: Tensors, arrivals: Sequence[Arrival] = ()) -> DoneWork | None:
+        """Begin to send or receive (clause 4)."""
+        if self._coalesced is not None:
+            self._join(tensors)
+            self._coalesced += arrivals
+            return None
+        work = self._begun(tensors)
         work.arrivals += arrivals
         return work
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
-        """Receive tensors from an unknown rank, so their values are unknown too."""
-        return self._begun(tensors, list(tensors))
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any = None) -> DoneWork:
+        work = self._begun([])
+        work.arrivals += self._coalesced or ()
+        self._coalesced = None
+        return work
 
     # From one tensor to another -----------------------------------------------------------------
 
@@ -250,9 +275,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
         """Give every rank what each sends, in one tensor."""
-        if _is_read(output):
-            for each in output.view(-1).chunk(self._size):
-                _copy(each, sent.reshape(-1))
+        self._gather_copies(output, sent)
         return self._begun([output], [sent, output])
 
     def all_gather_single_coalesced(
@@ -260,8 +283,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> DoneWork:
         """Gather several tensors at once."""
         for output, sent in zip(outputs, inputs, strict=True):
-            self.all_gather_single(output, sent)
+            self._gather_copies(output, sent)
         return self._begun(outputs, [*outputs, *inputs])
+
+    def _gather_copies(self, output: torch.Tensor, sent: torch.Tensor) -> None:
+        if _is_read(output):
+            for each in output.view(-1).chunk(self._size):
+                _copy(each, sent.reshape(-1))
 
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None

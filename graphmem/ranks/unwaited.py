@@ -1,4 +1,4 @@
-"""Tensors held by collectives that nobody waits for (clause 4 of `graphmem.ranks.group`).
+"""Tensors held by collectives that nobody waits for (clause 5 of `graphmem.ranks.group`).
 
 A thread of NCCL frees them, at a time that differs from run to run. Those of one iteration that
 nothing else holds to the end bound how much a card may hold longer than is assumed here.

@@ -212,6 +212,10 @@ INNER_NAMES = (
         "objects that one rank sends",
         _RANKS,
     ),
+    *(
+        Names(module, "batch_isend_irecv", "messages in batches", _RANKS)
+        for module in ("torch.distributed.distributed_c10d", "torch.distributed")
+    ),
     Names(
         "torch.distributed.fsdp._init_utils",
         "_init_device_handle _get_device_from_device_id",
