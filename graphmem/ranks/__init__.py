@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.messages import Messages
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.trace.recorder import Recorder
@@ -87,6 +88,7 @@ def groups_taken_down() -> Iterator[None]:
     finally:
         while _open:
             messages, unwaited = _open.pop()
+            LoneGroup.byte_of_barrier = None
             messages.close()
             unwaited.tell()
         if torch.distributed.is_available() and torch.distributed.is_initialized():

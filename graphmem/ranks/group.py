@@ -4,7 +4,8 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
   (1) `allgather` into a list of equal tensors gathers into one flat tensor, from which they are
       copied; `reduce_scatter` of such a list first copies it into one (`newLikeFlat`);
   (2) a barrier reduces one float, which its work holds; it is on the rank's card if the program
-      names no device (`guessDeviceIdForRank`);
+      names no device (`guessDeviceIdForRank`). A byte there, by which it is dispatched, stays until
+      the next barrier (`static at::Tensor tensor`, ProcessGroup.hpp);
   (3) everything else works in the memory that it is given;
   (4) a message sent or received holds no tensors but as its result (`pointToPoint` calls
       `recordStream` and stashes nothing; fixtures/cuda/ranks/pipeline_gpipe, rank 1). Those between
@@ -109,7 +110,10 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     Attributes:
         device_types: the devices of the backends that the program asked for; NCCL's has no CPU.
             Objects are sent as a tensor on one of them (`_get_object_coll_device`).
+        byte_of_barrier: what the last barrier left on the card; one for all groups.
     """
+
+    byte_of_barrier: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -193,11 +197,12 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give each rank the sum."""
-        if opts is None or getattr(opts, "reduceOp", None) == c10d.ReduceOp.SUM:
-            self._sum(tensors)
+        self._sum(tensors, opts)
         return self._begun(tensors, list(tensors))
 
-    def _sum(self, tensors: Tensors) -> None:
+    def _sum(self, tensors: Tensors, opts: Any) -> None:
+        if opts is not None and getattr(opts, "reduceOp", None) != c10d.ReduceOp.SUM:
+            return
         with torch.no_grad():
             for tensor in tensors:
                 if tensor.device.type == "cpu":
@@ -205,7 +210,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give each rank the sums."""
-        return self.allreduce(tensors, opts)
+        self._sum(tensors, opts)
+        return self._begun(tensors, _unless_waiting(tensors, opts))
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give one rank the sum."""
@@ -219,6 +225,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Wait for all ranks (clause 2)."""
         if getattr(opts, "device", None) == torch.device("cpu"):
             return self._begun([])
+        LoneGroup.byte_of_barrier = torch.empty(1, dtype=torch.uint8, device=self._card)
         return self._begun([], [torch.zeros(1, device=self._card)])
 
     def monitored_barrier(self, *args: Any, **options: Any) -> None:
@@ -253,7 +260,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._coalesced = []
 
     def _end_coalescing(self, device: Any = None) -> DoneWork:
-        work = self._begun([])
+        work = DoneWork([], [])
         work.arrivals += self._coalesced or ()
         self._coalesced = None
         return work
@@ -333,7 +340,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> DoneWork:
         """Reduce several tensors at once."""
-        return self._begun(outputs, [*outputs, *inputs])
+        return self._begun(outputs, _unless_waiting([*outputs, *inputs], opts))
 
     def all_to_all_single(
         self,
@@ -368,6 +375,11 @@ def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     if first.device.type != "cuda" or any(each.shape != first.shape for each in tensors):
         return None
     return first.new_empty((len(tensors), *first.shape))
+
+
+def _unless_waiting(arguments: Tensors, opts: Any) -> list[torch.Tensor]:
+    """What a coalesced collective holds: nothing if the caller is to wait for it (`asyncOp`)."""
+    return list(arguments) if getattr(opts, "asyncOp", True) else []
 
 
 def _is_on_card(held: Any) -> bool:
