@@ -208,6 +208,23 @@ def test_sigterm_ends_as_ctrl_c_does(tmp_path: Path) -> None:
     assert {each.name for each in tmp_path.iterdir()} <= {"slow.py", "on", "__pycache__"}
 
 
+def test_a_second_sigterm_ends_a_program_that_swallows_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "deaf.py"
+    path.write_text(
+        "import time, pathlib\n"
+        "for name in ('on', 'swallowed'):\n"
+        "    try:\n        pathlib.Path(name).touch()\n        time.sleep(60)\n"
+        "    except BaseException:\n        pass\n"
+    )
+    process = subprocess.Popen([sys.executable, "-m", "graphmem", "run", "deaf.py"], cwd=tmp_path)
+    for name in ("on", "swallowed"):
+        while not (tmp_path / name).exists() and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == -signal.SIGTERM
+
+
 @pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
 @pytest.mark.slow
 def test_a_home_that_is_not_there_or_read_only_does_not_matter(

@@ -16,7 +16,10 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Have SIGTERM raise `Terminated`, unless the program handles it already."""
+    """Have SIGTERM raise `Terminated`, unless the program handles it already.
+
+    A script's `except BaseException` may swallow that, so a second SIGTERM ends the process.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -24,10 +27,10 @@ def orderly_termination() -> Iterator[None]:
     owner = os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
         if os.getpid() == owner:
             raise Terminated
-        signal.signal(number, signal.SIG_DFL)  # a forked child dies as it would without graphmem
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a forked child dies as it would without graphmem
 
     signal.signal(signal.SIGTERM, end)
     try:

@@ -59,15 +59,16 @@ def recurrent_layers(multiprocessors: int) -> Iterator[None]:
 def flatten_parameters(module: torch.nn.RNNBase) -> None:
     """Lay a module's weights out in one buffer, as `RNNBase.flatten_parameters` does on a card.
 
-    Weights of a dtype that `torch.backends.cudnn.is_acceptable` does not list, i.e. bfloat16, stay
-    where they are; each forward pass copies them into a buffer.
+    Weights that lie in such a buffer already are copied into a new one. Those of a dtype that
+    `torch.backends.cudnn.is_acceptable` does not list, i.e. bfloat16, stay where they are; each
+    forward pass copies them into a buffer.
     """
     weights = [weight for weight in module._flat_weights if _on_card(weight)]
     if len(weights) != len(module._flat_weights_names):
         return
-    storages = {weight.untyped_storage()._cdata for weight in weights}
+    places = {(each.untyped_storage()._cdata, each.storage_offset()) for each in weights}
     types = {weight.dtype for weight in weights}
-    if len(types) > 1 or not types <= CUDNN_TENSOR_DTYPES or len(storages) < len(weights):
+    if len(types) > 1 or not types <= CUDNN_TENSOR_DTYPES or len(places) < len(weights):
         return
     with torch.no_grad():
         for weight, part in zip(weights, _flat(weights, weights[0].dtype), strict=True):

@@ -21,6 +21,7 @@ from graphmem.virtual_device.operators import (
     grouped_products,
     linear_algebra,
     margin_losses,
+    products_in_dtype,
     recurrent_cells,
 )
 
@@ -32,6 +33,7 @@ _FAMILIES = (
     grouped_products,
     linear_algebra,
     margin_losses,
+    products_in_dtype,
     recurrent_cells,
 )
 
