@@ -137,7 +137,8 @@ class Layers:
         in_projection = self.out < self.hidden
         if self._is_small:
             of_step, of_sequence = of_step + 16, of_sequence - 2 * (2 * self.directions - 1)
-        if self.directions == 1 and self.dropout and self.layers > 1 and self.mode != RNN_TANH:
+        drops = self.dropout and self.is_training and self.layers > 1
+        if drops and self.directions == 1 and self.mode != RNN_TANH:
             of_step += 1
         states = of_step * self.rows + of_sequence * self.layers * self.batch
         if not in_projection:

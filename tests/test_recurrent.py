@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from graphmem import TrainingStep, analyze
+from graphmem.cudnn_recurrent import GRU, LSTM, Layers
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph, Storage
 from graphmem.trace import TraceOptions, trace
@@ -215,3 +216,19 @@ def test_known_lengths_copied_off_the_device_pack_their_steps() -> None:
 
     assert storages_of(traced(step), "aten._cudnn_rnn.")[0].nbytes == (5 + 2 + 4) * 16 * FLOAT
     assert "the lengths of packed sequences" not in told
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "width", "nbytes"),
+    [(GRU, 70, 200, 21_577_568), (LSTM, 70, 650, 55_257_568), (LSTM, 35, 200, 21_177_568)],
+    ids=["wlm_gru", "wlm_lstm", "wlm_lstm_adamw_dry"],
+)
+def test_dropout_takes_no_workspace_in_evaluation(
+    mode: int, steps: int, width: int, nbytes: int
+) -> None:
+    """Recordings of fixtures/cuda/public: 10 sequences, two layers, a dropout of 0.2."""
+    rows = steps * 10
+    layers = Layers(
+        mode, steps, 10, rows, width, width, width, 2, 1, 0.2, torch.float32, is_training=False
+    )
+    assert layers.workspace_bytes == nbytes

@@ -56,6 +56,7 @@ class SizesByDataMode(SparseMode):
             aten.repeat_interleave.Tensor: self._repeat,
         }
         self._special |= dict.fromkeys(_SIZED_BY_DATA, self._sized_by_data)
+        self._special[aten.masked_scatter_backward.default] = self._scattered_gradient
 
     def _sized_by_data(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -134,6 +135,24 @@ class SizesByDataMode(SparseMode):
         return self._record_made(
             func, args, kwargs, self._new_empty((count,), tensor, args[0].dtype)
         )
+
+    def _scattered_gradient(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """`masked_scatter_backward` (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+
+        It is composed of `masked_select` and `view`; between them zeros, if more was given than the
+        mask took. An unknown mask takes all.
+        """
+        grad, mask, shape = args
+        if self._stays_real(func, args, kwargs):
+            return self._run_real(func, args, kwargs)
+        if self.reads.known.of(mask) is not None:
+            return self._run_in_parts(func, types, args, kwargs)
+        selected = self._new_empty((math.prod(shape),), grad, grad.dtype)
+        self._record_made(aten.masked_select.default, (grad, mask), {}, selected)
+        with self:
+            return selected.view(shape)
 
     def _unique(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """The distinct values, the inverse and the counts."""
