@@ -69,6 +69,8 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
         if _takes_flash(gpu, query, key, value, attn_mask, is_causal):
             return _flash(query, key, value, dropout_p, is_causal, scale)
         if _takes_efficient(gpu, query, key, value, enable_gqa):
+            # a mask that is made here dies once it is padded, as in C++ (recording dpo_fp32)
+            attn_mask = _padded_mask(attn_mask, query, key)
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -263,9 +265,8 @@ def _efficient(
     scale: float | None,
 ) -> torch.Tensor:
     needs_grad = _needs_grad(query, key, value)
-    bias = None if mask is None else _padded_mask(mask, query, key)
     output: torch.Tensor = aten._scaled_dot_product_efficient_attention(
-        query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
+        query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
     )[0]
     return output
 
@@ -300,11 +301,15 @@ def _as_additive(
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), hidden)
 
 
-def _padded_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _padded_mask(
+    mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor | None:
     """`preprocess_mask`: pad the last size to a multiple of 8, and expand to every head.
 
     aten/src/ATen/native/transformers/attention.cpp
     """
+    if mask is None:
+        return None
     last = mask.shape[-1]
     if last % _MASK_ALIGNMENT:
         padding = _MASK_ALIGNMENT - last % _MASK_ALIGNMENT
