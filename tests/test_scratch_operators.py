@@ -73,6 +73,19 @@ class TestIndexing:
         assert program[:6] == [64, 64, -64, 64, 64, -64]
         assert program[6] == -64
 
+    def test_positions_of_a_mask_die_before_the_sort(self) -> None:
+        """Recording sft_dft, the gradient of `hidden_states[mask]` with 445 of 4 x 334 tokens:
+        nonzero, the linear index, -7,120 for the positions, the sort."""
+        table, mask = tensor(4, 334, 1024), tensor(4, 334, dtype=torch.bool)
+        program = Calls("h100", "2.11").call(
+            aten._index_put_impl_.default, table, [mask], tensor(445, 1024), True, True
+        )
+        n = 8 * 445
+
+        nonzero = [4, 1, -1, 2 * n, 1023, -1023, -4]
+        linear = [n, n, -n, n, n, -n, -n]
+        assert program == [*nonzero, *linear, -2 * n, n, n, n, 1, -1, -n, -n, -n, -n]
+
     def test_a_broadcast_value_is_copied_for_every_index(self) -> None:
         table, index = tensor(100, 50), tensor(8, dtype=LONG)
         program = Calls().call(

@@ -62,6 +62,8 @@ class DataDependentMode(SizesByDataMode):
         if func in _AT_INDICES:
             if func in _WRITES and _is_masked_fill(*args):
                 return self._run(aten.masked_fill_.Tensor, types, _as_masked_fill(*args), {})
+            if func in _WRITES and self._is_gradient_at_mask(*args):
+                return self._record_made(func, args, kwargs, args[0])
             args = self._at_positions(args)
         result = super()._run(func, types, args, kwargs)
         if func is aten._to_copy.default and isinstance(result, FakeTensor):
@@ -114,6 +116,18 @@ class DataDependentMode(SizesByDataMode):
             return func(*args, **kwargs)
         with self:
             return _all_of(run_in_parts(aten.isclose.default, args, kwargs))
+
+    def _is_gradient_at_mask(self, tensor: Any, indices: Any, value: Any, *options: Any) -> bool:
+        """Whether `index_backward` writes where a single mask on the card selects.
+
+        The kernel finds the positions itself, and drops them before it sorts
+        (`passes/kernels/indexing.py`).
+        """
+        given = [index for index in indices if index is not None]
+        is_mask = len(given) == 1 and _is_mask(given[0]) and isinstance(given[0], FakeTensor)
+        is_gradient = self.node is not None and self.node.name() == "IndexBackward0"
+        is_on_card = isinstance(tensor, FakeTensor) and tensor.fake_device.type != "cpu"
+        return is_mask and is_gradient and is_on_card and options[:1] == (True,)
 
     def _at_positions(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Indices in which each mask is replaced by the positions that it selects.

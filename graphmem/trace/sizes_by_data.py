@@ -136,9 +136,7 @@ class SizesByDataMode(SparseMode):
             func, args, kwargs, self._new_empty((count,), tensor, args[0].dtype)
         )
 
-    def _scattered_gradient(
-        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
+    def _scattered_gradient(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`masked_scatter_backward` (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
 
         It is composed of `masked_select` and `view`; between them zeros, if more was given than the

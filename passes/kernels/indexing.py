@@ -9,8 +9,10 @@ aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`, for writing
 the indices of all dimensions become one linear index, which is sorted with the positions of the
 values. cs336med_train_ctx1024 and lm100_train show order and sizes.
 
-Not covered: indices of non-adjacent dimensions; masks, whose number of indices only a real run
-knows (the trace assumes one); deterministic algorithms.
+There a mask becomes positions, by `nonzero`, which die before the sort (`makeLinearIndex`; recording
+sft_dft of fixtures/cuda/public); elsewhere the trace makes the positions.
+
+Not covered: indices of non-adjacent dimensions; deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from .call import Call, Rule, during
 from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
 from .reduction import contiguous_copy, flattened
+from .selection import nonzero
 
+_MASKS = ("bool", "uint8")
 _INDEX_BACKWARD = "IndexBackward0"
 """`index_backward` calls `_index_put_impl_` with `unsafe`; the trace may show `index_put_`."""
 
@@ -115,17 +119,36 @@ def _count(indices: list[TensorOut]) -> int:
 
 def _with_sort(call: Call) -> Iterator[Step]:
     tensor, indices = call.tensor("self"), call.tensors("indices")
-    used = [index for index in indices if index is not None]
-    count = _count(used)
     copies = [] if is_contiguous(tensor) else [contiguous_copy(tensor, "self")]
     yield from map(Take, copies)
+    mask = next((index for index in indices if index is not None and index.dtype in _MASKS), None)
+    positions = []
+    if mask is not None:
+        indices = _at_positions(call, indices, mask)
+        positions = [Scratch("positions", sum(nbytes(each) for each in indices if each))]
+        yield from nonzero(call, mask, map(Take, positions))
+    used = [index for index in indices if index is not None]
+    count = _count(used)
     linear = Scratch("linear index", count * INDEX_BYTES)
     if not (call.value("unsafe") or call.op.autograd_node == _INDEX_BACKWARD):
         yield from _range_checks(call, used)
     yield from _linear_index(linear, used, count)
+    yield from map(Free, positions)
     yield from during(_value_copy(call, indices, count), _sort(call, tensor, indices, count))
     yield Free(linear)
     yield from map(Free, copies)
+
+
+def _at_positions(
+    call: Call, indices: list[TensorOut | None], mask: TensorOut
+) -> list[TensorOut | None]:
+    """`expandTensors`: an index for each dimension of the mask, with an element for each value."""
+    at, dims = indices.index(mask), len(mask.shape)
+    after = len(call.tensor("self").shape) - at - dims
+    others = call.tensor("self").shape[:at] + call.tensor("self").shape[at + dims :]
+    count = numel(call.tensor("values")) // max(1, math.prod(others))
+    position = TensorOut((count,), "int64", mask.storage, (dims,))
+    return [*indices[:at], *[position] * dims, *[None] * after]
 
 
 def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:

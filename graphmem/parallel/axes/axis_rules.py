@@ -219,8 +219,11 @@ def _index_add(call: OpView, facts: AxisFacts) -> list[Axes]:
 
 
 def _index_put(call: OpView, facts: AxisFacts) -> list[Axes]:
-    axes, values = first(call), call.axes("values") or ()
-    kept = axes[len(call.value("indices")) :]
+    """A lone index may be a mask of several dimensions, which then stand for one of the values."""
+    axes, values, indices = first(call), call.axes("values") or (), call.lists("indices")
+    index = indices[0] or () if len(indices) == 1 else ()
+    is_mask = len(index) > 1 and len(values) - len(axes) == 1 - len(index)
+    kept = axes[len(index) if is_mask else len(indices) :]
     equate(values[len(values) - len(kept) :], kept)
     return [axes]
 
