@@ -118,9 +118,9 @@ class Layers:
         A copy of the matrices (not the biases), the input step by step, a number of states for each
         step and each sequence, and two integers for each sequence.
         """
-        numbers = self._matrices + self._states
+        numbers = _aligned(self.dtype.itemsize * (self._matrices + self._states))
         inputs = _aligned(self.rows * self.inputs * self.dtype.itemsize)
-        work = _HEADER_BYTES + _aligned(8 * self.batch) + inputs + self.dtype.itemsize * numbers
+        work = _HEADER_BYTES + _aligned(8 * self.batch) + inputs + numbers
         return self.layers * self.directions * _LIBRARY_BYTES + work
 
     @property

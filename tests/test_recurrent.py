@@ -220,8 +220,13 @@ def test_known_lengths_copied_off_the_device_pack_their_steps() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "steps", "width", "nbytes"),
-    [(GRU, 70, 200, 21_577_568), (LSTM, 70, 650, 55_257_568), (LSTM, 35, 200, 21_177_568)],
-    ids=["wlm_gru", "wlm_lstm", "wlm_lstm_adamw_dry"],
+    [
+        (GRU, 70, 200, 21_577_568),
+        (LSTM, 70, 650, 55_257_568),
+        (LSTM, 13, 650, 46_365_600),
+        (LSTM, 35, 200, 21_177_568),
+    ],
+    ids=["wlm_gru", "wlm_lstm", "wlm_lstm, the last batch", "wlm_lstm_adamw_dry"],
 )
 def test_dropout_takes_no_workspace_in_evaluation(
     mode: int, steps: int, width: int, nbytes: int

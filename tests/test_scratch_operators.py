@@ -52,6 +52,23 @@ class TestCub:
         assert key_bits(largest) == bits
 
 
+class TestInSteps:
+    def test_rolling_two_dimensions_takes_a_tensor_between(self) -> None:
+        """Recording timm_swin_tiny_fp32_mixup: `a 38535168, a 38535168, f 38535168`."""
+        image = tensor(32, 56, 56, 96)
+
+        program = Calls().call(aten.roll.default, image, [-3, -3], [1, 2])
+        assert program == [38_535_168, "out0", -38_535_168]
+        assert Calls().call(aten.roll.default, image, [-3], [1]) == ["out0"]
+
+    def test_isin_compares_all_pairs(self) -> None:
+        """Recording grpo_lora, one token and one test: `a 1, a 1, a 1, f 1, f 1`."""
+        token = tensor(1, dtype=LONG)
+
+        program = Calls().call(aten.isin.Tensor_Tensor, token, tensor(1, dtype=LONG))
+        assert program == ["out0", 1, 1, -1, -1]
+
+
 class TestIndexing:
     @pytest.mark.parametrize(("count", "storage"), [(4096, 72_191), (1000, 1)])
     def test_writing_rows_with_accumulation(self, count: int, storage: int) -> None:

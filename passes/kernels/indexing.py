@@ -9,8 +9,8 @@ aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`, for writing
 the indices of all dimensions become one linear index, which is sorted with the positions of the
 values. cs336med_train_ctx1024 and lm100_train show order and sizes.
 
-There a mask becomes positions, by `nonzero`, which die before the sort (`makeLinearIndex`; recording
-sft_dft of fixtures/cuda/public); elsewhere the trace makes the positions.
+There a mask becomes positions, by `nonzero`, which die before the sort (`makeLinearIndex`;
+recording sft_dft of fixtures/cuda/public); elsewhere the trace makes the positions.
 
 Not covered: indices of non-adjacent dimensions; deterministic algorithms.
 """
