@@ -1,0 +1,126 @@
+"""Write docs/accuracy_models.md: many small programs on an H100, beside their predictions.
+
+    python -m tools.accuracy_archives [--jobs 2] [ARCHIVE …]
+
+The archives are those of fixtures/cuda: model types of transformers, eager and compiled, and random
+programs. Run it with the release of the recordings, torch 2.11, and transformers 5.17. Each program
+is predicted in a process of its own, forked from one that has imported the libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphmem.errors import InputError, InternalError
+from graphmem.verify import run_suite
+from graphmem.verify.comparison import Comparison
+from graphmem.verify.own_cases import own_case
+from tools.accuracy_table import table
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "fixtures" / "cuda"
+PAGE = ROOT / "docs" / "accuracy_models.md"
+ARCHIVES = {
+    "zoo": "model types of transformers 5.17, small ones, three steps",
+    "zoo_compiled": "some of them, compiled",
+    "random": "random programs of `tests/fuzz`, two steps",
+}
+COLUMNS = ("name", "events", "first mismatch", "there the card has", "graphmem has", "peak error")
+PREFACE = """# Many small programs on an H100
+
+This page is written by `python -m tools.accuracy_archives`.
+
+Programs that nobody chose, recorded on one NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130, transformers
+5.17, Python 3.12) by `tools/record_cuda.py`, and predicted without it on the same release
+(Python 3.11). Errors are predicted less recorded, in bytes.
+"""
+_WIDTH = 80
+
+
+@dataclass(frozen=True)
+class Row:
+    """One program: `cells` are those of `COLUMNS`."""
+
+    cells: tuple[str, ...]
+    has_events: bool
+    has_peak: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page; the exit code is 0."""
+    parser = argparse.ArgumentParser(description="Write the page of the archives.")
+    parser.add_argument("archives", nargs="*", default=list(ARCHIVES), metavar="ARCHIVE")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("-o", "--output", type=Path, default=PAGE)
+    options = parser.parse_args(arguments)
+    lines = [PREFACE]
+    for name in options.archives:
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
+                archive.extractall(folder, filter="data")
+            lines += section(name, rows_of(sorted(Path(folder).iterdir()), options.jobs))
+    options.output.write_text("\n".join(lines) + "\n")
+    print(options.output)
+    return 0
+
+
+def section(name: str, rows: Sequence[Row]) -> Iterator[str]:
+    """What is equal, and a table of what is not."""
+    events = sum(row.has_events for row in rows)
+    peaks = sum(row.has_peak for row in rows)
+    yield f"## {name}: {ARCHIVES[name]}\n"
+    yield f"Of {len(rows)}, {events} are equal event by event, and {peaks} in the peak.\n"
+    different = [list(row.cells) for row in rows if not (row.has_events and row.has_peak)]
+    if different:
+        yield from table(COLUMNS, 1, different)
+        yield ""
+
+
+def rows_of(paths: Sequence[Path], jobs: int) -> list[Row]:
+    """Predict each in a process of its own."""
+    import torch._dynamo  # noqa: F401 - for the children
+    import transformers  # noqa: F401
+
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        return pool.map(row_of, paths, chunksize=1)
+
+
+def row_of(path: Path) -> Row:
+    """One line of the table; a program that is refused says why."""
+    name = path.name.removesuffix(".events.json")
+    print(name, file=sys.stderr)
+    try:
+        compared = run_suite([own_case(path)], path.parent).recorded[0].comparison
+    except (InputError, InternalError) as error:
+        refused = f"refused: {str(error).splitlines()[0]}"
+        return Row((name, "", refused, "", "", ""), has_events=False, has_peak=False)
+    assert compared is not None
+    recorded = compared.recorded_figures
+    assert recorded is not None
+    peak = compared.predicted_figures.peak_allocated - recorded.peak_allocated
+    first = compared.first_difference
+    at = "none" if first is None else f"{first:,}"
+    events = f"{len(compared.recorded):,}"
+    cells = (name, events, at, *sides(compared), f"{peak:,}")
+    return Row(cells, has_events=first is None, has_peak=peak == 0)
+
+
+def sides(compared: Comparison) -> tuple[str, str]:
+    """The first events that differ."""
+    first = compared.first_difference
+    if first is None:
+        return "", ""
+    both = (compared.recorded, compared.predicted)
+    shown = [str(side[first])[:_WIDTH] if first < len(side) else "the end" for side in both]
+    return f"`{' '.join(shown[0].split())}`", f"`{' '.join(shown[1].split())}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
