@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import graphmem
+from graphmem import TrainingStep
 from graphmem.virtual_device.libraries import triton
 from tests.conftest import Outcome
 
@@ -164,3 +165,15 @@ def test_dynamo_follows_a_function_by_another_name_and_a_property_of_the_card() 
         x = torch.ones(4, device="cuda", requires_grad=True)
         compiled(x).sum().backward()
         assert x.grad is not None
+
+
+def test_max_autotune_says_what_only_a_card_knows() -> None:
+    """fixtures/cuda/scripts/mlp_autotune: a step that compares kernels peaks higher."""
+
+    def step() -> None:
+        a, b = torch.randn(2, 512, 512, device="cuda").unbind()
+        torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")(a, b)
+
+    report = graphmem.analyze(lambda: TrainingStep(step=step), gpu="h100-80gb", steps=1)
+
+    assert "which kernels max-autotune chooses" in {each.what for each in report.assumptions}

@@ -38,7 +38,7 @@ def replacements(
         unknowns: answers what only a card knows.
         knows_memory: whether the program can ask how much memory is in use.
     """
-    from torch._inductor import cudagraph_utils
+    from torch._inductor import config, cudagraph_utils
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
@@ -50,6 +50,11 @@ def replacements(
         unknowns.graphs_left_out()
         return "graphmem has no model of CUDA graphs"
 
+    def benchmark(*args: Any, **kwargs: Any) -> float:
+        if config.max_autotune or config.max_autotune_gemm:
+            unknowns.tunes()
+        return _benchmark(*args, **kwargs)
+
     guards = torch._C._dynamo.guards
     copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
     deduce = UniformValueConstantFolder._deduce_value
@@ -59,8 +64,8 @@ def replacements(
         (CachingAutotuner, "precompile", precompile),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         # Which of the two is used is decided when their module is imported.
-        (InductorBenchmarker, "benchmark_gpu", _benchmark),
-        (TritonBenchmarker, "benchmark_gpu", _benchmark),
+        (InductorBenchmarker, "benchmark_gpu", benchmark),
+        (TritonBenchmarker, "benchmark_gpu", benchmark),
         (
             CachingAutotuner,
             "copy_args_to_cpu_if_needed",

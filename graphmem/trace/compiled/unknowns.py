@@ -11,6 +11,9 @@ class Unknowns(Protocol):
     def pads(self) -> bool:
         """Whether a product of unaligned matrices is padded; on a card, a benchmark decides."""
 
+    def tunes(self) -> None:
+        """Note that max-autotune compares kernels, some of them in ways that are not followed."""
+
     def broke(self) -> None:
         """Note a graph break in graphmem, which would not happen on a card."""
 
