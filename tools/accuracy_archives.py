@@ -23,6 +23,7 @@ from graphmem.verify import run_suite
 from graphmem.verify.comparison import Comparison
 from graphmem.verify.own_cases import own_case
 from tools.accuracy_table import table
+from tools.model_zoo.transformers_models import preload
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "fixtures" / "cuda"
@@ -85,9 +86,7 @@ def section(name: str, rows: Sequence[Row]) -> Iterator[str]:
 
 def rows_of(paths: Sequence[Path], jobs: int) -> list[Row]:
     """Predict each in a process of its own."""
-    import torch._dynamo  # noqa: F401 - for the children
-    import transformers  # noqa: F401
-
+    preload()
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         return pool.map(row_of, paths, chunksize=1)
 

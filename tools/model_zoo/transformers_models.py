@@ -14,6 +14,7 @@ import re
 import sys
 import unittest
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -96,6 +97,13 @@ def _build(
     model = kind(config)
     model.train()
     return model, Inputs(model, placeholders, sizes).all()
+
+
+def preload() -> None:
+    """Import every model, for processes that are forked from this one."""
+    for model_type in configuration_auto.CONFIG_MAPPING_NAMES:
+        with suppress(Exception):  # what needs a library that is not here
+            model_class(configuration_auto.CONFIG_MAPPING[model_type])
 
 
 def model_class(config_class: type) -> Any:
