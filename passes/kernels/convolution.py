@@ -49,7 +49,7 @@ from .layout import (
     nbytes,
     suggests_channels_last,
 )
-from .reduction import reduced
+from .reduction import contiguous_copy, reduced
 
 MOST_PARTIAL_SUMS = 1_115_008  # clause (3), length 256
 
@@ -108,7 +108,7 @@ def _own_backward(call: Call, births: Iterator[Output], copied: list[Scratch]) -
     """
     grad = call.tensor("grad_output")
     wants_input, wants_weight, _ = call.value("output_mask")
-    held = [] if is_contiguous(grad) else [Scratch("contiguous gradient", nbytes(grad))]
+    held = [] if is_contiguous(grad) else [contiguous_copy(grad, "the gradient")]
     yield from map(Take, held)
     if wants_weight:
         yield from during(copied, _birth(births))

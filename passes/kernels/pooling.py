@@ -10,30 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from graphmem.graph import TensorOut
 from graphmem.kernel_program import Scratch, Step
 
 from .call import Call, Rule, during
-from .layout import is_laid_out, nbytes, suggests_channels_last
+from .layout import is_laid_out, suggests_channels_last
+from .reduction import contiguous_copy
 
 
 def _forward(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    yield from during(_copies(call.tensor("self")))
+    yield from during(_copies(call, "self"))
 
 
 def _backward(call: Call) -> Iterator[Step]:
     yield from call.outputs()
-    yield from during(_copies(call.tensor("self"), call.tensor("grad_output")))
+    yield from during(_copies(call, "self", "grad_output"))
 
 
-def _copies(pooled: TensorOut, *others: TensorOut) -> list[Scratch]:
-    channels_last = suggests_channels_last(pooled)
-    return [
-        Scratch("contiguous copy", nbytes(each))
-        for each in (pooled, *others)
-        if not is_laid_out(each, channels_last=channels_last)
-    ]
+def _copies(call: Call, *names: str) -> Iterator[Scratch]:
+    channels_last = suggests_channels_last(call.tensor("self"))
+    for name in names:
+        tensor = call.tensor(name)
+        if not is_laid_out(tensor, channels_last=channels_last):
+            yield contiguous_copy(tensor, name)
 
 
 RULES: Mapping[str, Rule] = {

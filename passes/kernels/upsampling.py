@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from graphmem.kernel_program import Scratch, Step
+from graphmem.kernel_program import Step
 
 from .call import Call, Rule, during
-from .layout import is_contiguous, nbytes
+from .layout import is_contiguous
+from .reduction import contiguous_copy
 
 
 def _bicubic_backward(call: Call) -> Iterator[Step]:
     grad = call.tensor("grad_output")
     yield from call.outputs()
     if not is_contiguous(grad):
-        yield from during([Scratch("contiguous gradient", nbytes(grad))])
+        yield from during([contiguous_copy(grad, "the gradient")])
 
 
 RULES: Mapping[str, Rule] = {"aten.upsample_bicubic2d_backward": _bicubic_backward}

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
-
+from fixtures.random_program import modules_of, step_of
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.trace import TraceOptions
 from tests.fuzz.generator import program_of
 from tests.support import oracle, unobserved
-from tests.support.autograd_programs import TwoResults
 from tests.support.oracle import Event
 
 SIZE = 6
 STEPS = 2
 ATTEMPTS = 8
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return grads[0] * 2 + x * 0
 
 
 @dataclass(frozen=True)
@@ -55,33 +37,7 @@ class Outcome:
 
 def training_step(lines: list[str]) -> TrainingStep:
     """A program as a step, on tensors and modules of its own."""
-    modules = nn.ModuleDict(
-        {
-            "first": nn.Linear(SIZE, SIZE),
-            "second": nn.Linear(SIZE, SIZE),
-            "gru": nn.GRU(SIZE, SIZE, batch_first=True),
-        }
-    )
-    scope = {
-        "torch": torch,
-        "F": functional,
-        "checkpoint": checkpoint,
-        "Doubled": Doubled,
-        "TwoResults": TwoResults,
-        **vars(torch.optim),
-        **modules,
-        "modules": modules,
-        "parameters": list(modules.parameters()),
-        "optimizer": None,
-        "kept": [],
-        "x": torch.randn(SIZE, SIZE).requires_grad_(),
-        "mask": torch.ones(SIZE, SIZE, dtype=torch.bool),
-        "order": torch.arange(SIZE),
-        "indices": torch.zeros(SIZE, SIZE, dtype=torch.int64),
-    }
-    body = ["global optimizer", *lines, "modules.zero_grad()", "x.grad = None"]
-    exec("def step():\n" + "".join(f"    {line}\n" for line in body), scope)
-    return TrainingStep(model=modules, step=scope["step"])
+    return step_of(lines, modules_of(SIZE), SIZE, "cpu")
 
 
 def compare(lines: list[str]) -> Outcome:

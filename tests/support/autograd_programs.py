@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from fixtures.random_program import TwoResults
 from graphmem import TrainingStep
 from graphmem.torch_releases import installed_release
 
@@ -55,18 +56,6 @@ def cube() -> Tensor:
 
 
 # ---- functions written in Python -----------------------------------------------------------------
-
-
-class TwoResults(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x)
-        return x * 2, x * 3
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return grads[0] * 2 + grads[1] * 3 + x * 0
 
 
 class TwoResultsUnmaterialized(TwoResults):

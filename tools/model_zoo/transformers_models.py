@@ -55,7 +55,7 @@ def cases(testers: Path | None) -> Iterator[Case]:
     """One case for each model type that has a model."""
     for model_type in sorted(configuration_auto.CONFIG_MAPPING_NAMES):
         placeholders = Placeholders(Sizes())
-        build = seeded(partial(_build, model_type, testers, placeholders, Sizes()))
+        build = seeded(partial(_build, model_type, testers, placeholders))
         yield Case("transformers", model_type, build, placeholders.learn)
 
 
@@ -65,7 +65,7 @@ class Placeholders:
     _TOLD = re.compile(r"tokens: \D*\d+\D*features \D*(\d+)")
 
     def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
+        self.sizes = sizes
         self.each = 0
         self._tried = 0
 
@@ -75,28 +75,26 @@ class Placeholders:
         self._tried += 1
         if told is None or self._tried > 2:
             return False
-        self.each = int(told[1]) // (self._sizes.batch if self._tried == 1 else 1)
+        self.each = int(told[1]) // (self.sizes.batch if self._tried == 1 else 1)
         return self.each > 0
 
     def put_into(self, tokens: torch.Tensor, number: int | None) -> torch.Tensor:
         """The tokens, after those of the images."""
         if not self.each or number is None:
             return tokens
-        return torch.cat([torch.full((self._sizes.batch, self.each), number), tokens], dim=1)
+        return torch.cat([torch.full((self.sizes.batch, self.each), number), tokens], dim=1)
 
 
-def _build(
-    model_type: str, testers: Path | None, placeholders: Placeholders, sizes: Sizes
-) -> tuple[Any, Any]:
+def _build(model_type: str, testers: Path | None, placeholders: Placeholders) -> tuple[Any, Any]:
     tester = None if testers is None else _usable_tester(model_type, testers)
     if tester is not None:
         return _as_its_tester_does(tester)
     config_class = configuration_auto.CONFIG_MAPPING[model_type]
     kind = model_class(config_class)
-    config = shrink(config_class(), sizes.scale)
+    config = shrink(config_class(), placeholders.sizes.scale)
     model = kind(config)
     model.train()
-    return model, Inputs(model, placeholders, sizes).all()
+    return model, Inputs(model, placeholders).all()
 
 
 def preload() -> None:
@@ -126,11 +124,10 @@ class Inputs:
     Args:
         model: names its inputs by the parameters of `forward`.
         placeholders: of its images.
-        sizes: of the inputs.
     """
 
-    def __init__(self, model: Any, placeholders: Placeholders, sizes: Sizes) -> None:
-        self._sizes = sizes
+    def __init__(self, model: Any, placeholders: Placeholders) -> None:
+        self._sizes = placeholders.sizes
         self._model = model
         self._placeholders = placeholders
         self._config = model.config
@@ -232,7 +229,7 @@ class Inputs:
 
 def tiny(model_type: str, sizes: Sizes) -> TrainingStep:
     """A training step of a model type that needs no word from the model about its images."""
-    return seeded(partial(_build, model_type, None, Placeholders(sizes), sizes))()
+    return seeded(partial(_build, model_type, None, Placeholders(sizes)))()
 
 
 # ---- the library's own testers -------------------------------------------------------------------
