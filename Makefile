@@ -19,11 +19,13 @@ VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(RESOLUTION))
 INSTALLED := $(VENV)/.installed
 
 # Allocator, trace, autograd walk, passes, simulation and the house itself: 100 s of one core.
-ENGINE := addresses allocator allocator_properties architecture dispatch engine_rules gpus \
-    line_search linear_algebra location memory_report pass_frozen_layers \
-    pass_interface pass_output_reuse pass_saved_tensors pipeline recorded_allocator recorder \
-    recurrent retaining_lines runtime_allocator scratch_operators scratch_reductions simulate target \
-    tensor_kinds torch_releases units workspaces
+ENGINE := allocator gpus house/test_architecture.py passes/test_frozen_layers.py passes/test_interface.py \
+    passes/test_output_reuse.py passes/test_saved_tensors.py passes/kernels/test_operators.py \
+    passes/kernels/test_reductions.py passes/kernels/test_workspaces.py report targets/test_targets.py \
+    test_pipeline.py test_simulate.py test_units.py torch_releases trace/test_dispatch.py \
+    trace/test_engine_rules.py trace/test_location.py trace/test_recorder.py trace/test_retaining_lines.py \
+    trace/test_tensor_kinds.py values/test_line_search.py virtual_device/test_linear_algebra.py \
+    virtual_device/test_recurrent.py
 
 .PHONY: analyze quick test test-all lint benchmark clean
 
@@ -31,7 +33,7 @@ analyze: $(INSTALLED)
 	$(VENV)/bin/graphmem analyze fixtures/gpt2.py:build
 
 quick: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -n 2 $(ENGINE:%=tests/test_%.py) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -n 2 $(ENGINE:%=tests/%) $(PYTEST_ARGS)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest -n 2 -m "not slow") $(PYTEST_ARGS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.fx
@@ -27,6 +25,7 @@ from graphmem.pipeline import (
 from graphmem.runtime import Runtime
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import CUB_IS_OF_CUDA_13
+from tests.support.places import ROOT
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
 EMPTY = StepGraph(fx=torch.fx.Graph(), device="cuda:0")
@@ -77,7 +76,7 @@ def test_no_two_families_of_kernels_have_a_rule_for_one_operator() -> None:
 
 
 def test_the_documentation_names_every_operator_with_a_rule() -> None:
-    text = (Path(__file__).parents[1] / "docs/kernel_memory.md").read_text()
+    text = (ROOT / "docs/kernel_memory.md").read_text()
     missing = [name for name in RULES if f"`{name.removeprefix('aten.')}`" not in text]
 
     assert missing == []

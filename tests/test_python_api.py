@@ -18,6 +18,7 @@ from graphmem import InputError, Report, TrainingStep
 from graphmem.notebook import load_ipython_extension
 from graphmem.report.frames import NoLibraryError
 from graphmem.targets import messages
+from tests.support.places import ROOT
 
 WIDTH, BATCH = 1024, 4096
 
@@ -209,7 +210,7 @@ def test_a_saved_report_stands_for_itself(report: Report, tmp_path: Path) -> Non
 
 def test_the_examples_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
-    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
+    page = (ROOT / "docs" / "python.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 `embedding` (aten/src/ATen/native/Embedding.cpp) is `index_select(0, indices.reshape(-1))`: indices
 that are not one run of equal strides, such as those of an expanded buffer, are copied, and the copy
 is freed once the rows are there. A recorded BERT-large has these two events around those of the
-rows (tests/test_scratch_operators.py).
+rows (tests/passes/kernels/test_operators.py).
 
 The gradient: aten/src/ATen/native/cuda/Embedding.cu, `embedding_dense_backward_cuda`, and
 EmbeddingBackwardKernel.cu, `embedding_backward_cuda_kernel`; the embedding rows of Liger (docs/

@@ -32,11 +32,12 @@ Made by
     python -m tools.breadth run --testers FOLDER --out /tmp/breadth/results.jsonl
     python -m tools.breadth table /tmp/breadth/results.jsonl > docs/models.md
 
-(torch 2.13.0, transformers 4.57.6, two cores, hours). `tests/test_breadth.py` runs a cross-section.
-A model is left out of the counts where no real step could be made, which is said beside it; `rag`
-and `rwkv` were stopped, and models that are not listed have not been run. What disagrees or is
-refused is named in [exactness.md](exactness.md#models-that-differ). "saved" is empty where the
-real step was told what the trace assumed, as for the routing of experts ([how](exactness.md)).
+(torch 2.13.0, transformers 4.57.6, two cores, hours). `tests/house/test_breadth.py` runs a
+cross-section. A model is left out of the counts where no real step could be made, which is said
+beside it; `rag` and `rwkv` were stopped, and models that are not listed have not been run. What
+disagrees or is refused is named in [exactness.md](exactness.md#models-that-differ). "saved" is
+empty where the real step was told what the trace assumed, as for the routing of experts
+([how](exactness.md)).
 """
 
 

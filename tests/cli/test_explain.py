@@ -1,0 +1,97 @@
+"""`graphmem explain`: what a name means, who owns it, and what would lower the peak."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from graphmem.advice.candidates import advise
+from graphmem.advice.subjects import Explained, UnknownSubjectError, explain_subject
+from graphmem.analysis import Analysis, Request, run_analysis
+from tests.support.places import FIXTURES
+
+MLP = f"{FIXTURES / 'mlp'}.py:build"
+REQUEST = Request(steps=1, settings={"activation": "gelu"})
+WIDE = 2 * 4096 * 4096 * 2
+
+
+@cache
+def mlp() -> Analysis:
+    return run_analysis(MLP, REQUEST)
+
+
+def explained(name: str) -> list[Explained]:
+    return explain_subject(mlp(), name)
+
+
+@pytest.mark.parametrize("name", ["gelu", "aten.gelu", "aten.gelu.default"])
+def test_an_operator_allocates_its_result(name: str) -> None:
+    assert [each.storage.nbytes for each in explained(name)] == [WIDE]
+
+
+def test_a_module_has_its_parameters_and_what_it_allocates() -> None:
+    kinds = {holding.kind for each in explained("up") for holding in each.holdings}
+
+    assert {"parameter", "saved_tensor", "variable"} <= kinds
+
+
+def test_a_line_is_found_by_the_end_of_its_path() -> None:
+    (gelu,) = explained("gelu")
+    assert gelu.op is not None
+    line = str(gelu.op.source).rpartition("/")[2]
+
+    assert gelu.storage in [each.storage for each in explained(line)]
+
+
+def test_a_saved_tensor_names_formula_interval_and_what_lets_it_go() -> None:
+    (gelu,) = explained("gelu")
+    (saved,) = (each for each in gelu.holdings if each.kind == "saved_tensor")
+
+    assert saved.rule.startswith("AddmmBackward0.mat1 for the gradient of down.weight (mat2: ")
+    assert saved.first_op is not None
+    assert saved.last_op is not None
+    assert saved.first_op < saved.last_op
+    assert saved.lets_go.startswith("AddmmBackward0 runs; it would not be saved with")
+
+
+def test_a_storage_goes_by_its_number() -> None:
+    (gelu,) = explained("gelu")
+
+    assert [each.storage for each in explained(f"s{gelu.storage.id}")] == [gelu.storage]
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(UnknownSubjectError):
+        explained("nonsense")
+
+
+def test_advice_is_measured_and_the_largest_saving_comes_first() -> None:
+    found = advise(MLP, REQUEST, mlp())
+    before = mlp().report.peak.allocated
+
+    savings = [each.saves_bytes for each in found]
+    assert savings == sorted(savings, reverse=True)
+    for each in found:
+        after = run_analysis(MLP, each.candidate.request).report.peak.allocated
+        assert each.saves_bytes == before - after > 0
+        assert each.candidate.price
+        assert each.candidate.line
+
+
+def test_the_command_prints_what_to_try(run_graphmem: Callable[..., Any]) -> None:
+    outcome = run_graphmem("explain", MLP, "--set", "activation=gelu", "--steps", "1")
+
+    assert outcome.exit_code == 0
+    assert re.search(r"^ 1\. .*: saves .* bytes, ", outcome.stdout, re.MULTILINE)
+    assert "--activation gelu=relu" in outcome.stdout
+
+
+def test_the_command_explains_a_name(run_graphmem: Callable[..., Any]) -> None:
+    outcome = run_graphmem("explain", MLP, "gelu", "--set", "activation=gelu", "--steps", "1")
+
+    assert outcome.exit_code == 0
+    assert outcome.stdout.startswith(f"gelu: 1 storages, 64.0 MiB ({WIDE:,} bytes)")

@@ -1,0 +1,600 @@
+"""`graphmem run`: whole scripts on a virtual GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import graphmem
+from graphmem.analysis import analysis_of
+from graphmem.record import load
+from graphmem.report.text import report_as_text
+from tests.conftest import Outcome
+from tests.support.places import ROOT, SCRIPTS
+
+SEEDS = Path(os.environ.get("GRAPHMEM_SEED_SCRIPTS", ROOT.parent / "shared" / "seeds" / "scripts"))
+MIB = 1 << 20
+FORWARD = "Memory consumed after forward pass (activations stored, depends on batch size)"
+BACKWARD = "After backward pass (activations released, grad stored)"
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`graphmem run ARGUMENTS…` in a folder."""
+
+    def call(*arguments: str | Path, cwd: Path = ROOT) -> Outcome:
+        monkeypatch.chdir(cwd)
+        return run_graphmem("run", *map(str, arguments))
+
+    return call
+
+
+def report_of(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def findings_of(report: dict, name: str) -> list[str]:
+    return [
+        line for each in report["findings"] if each["found_by"] == name for line in each["lines"]
+    ]
+
+
+class TestArticles:
+    """The articles' own scripts print what a card printed (EXPECTED.md beside them)."""
+
+    @pytest.mark.parametrize(
+        ("script", "lines"),
+        [
+            (
+                "cublas_workspace.py",
+                [
+                    "Starting mem: 0",
+                    "Mem usage after allocating a: 512",
+                    "Mem usage after matmul: 8520704",
+                    "Mem usage allocating gradient: 8521216",
+                    "Mem usage after backwards: 17041408",
+                ],
+            ),
+            (
+                "backprop_memory.py",
+                [
+                    f"2: {FORWARD}: 46,616,576 change:  5,171,200",
+                    f"3: {BACKWARD} 49,580,544 change: 2,963,968",
+                    "4: After optimizer step (moments stored at first time): 49,580,544 change: 0 ",
+                    "5: After zero_grad step (grads released): 41,445,376 change: -8,135,168 ",
+                ],
+            ),
+            (
+                "activation_memory.py",
+                [
+                    "mem.delta={'allocated': 3072, 'current': 1024, 'freed': 2048, 'peak': 2048}",
+                    "ReLU bytes: 83886080",
+                    "GELU bytes: 150994944",
+                    "ReLU/GeLU act mem ratio: 0.5555555555555556",
+                ],
+            ),
+        ],
+    )
+    def test_an_articles_script_prints_what_its_card_printed(
+        self, run: Run, script: str, lines: list[str]
+    ) -> None:
+        if not (SEEDS / script).exists():
+            pytest.skip(f"no {script} in {SEEDS} (set GRAPHMEM_SEED_SCRIPTS)")
+
+        done = run("--gpu", "a100-80gb", script, cwd=SEEDS)
+
+        assert done.exit_code == 0
+        printed = done.stdout.splitlines()
+        assert [line for line in printed if line][-len(lines) :] == lines
+
+
+class TestLinearStack:
+    """Which activations a stack of linear layers keeps, said by the derivative of a product."""
+
+    activation = 64 * 128 * 4
+
+    @pytest.mark.parametrize(
+        ("variant", "kept"),
+        [
+            # each of 51 products keeps its input for its weight's gradient
+            ([], 51),
+            # a frozen product keeps none; the first one trains
+            (["frozen"], 1),
+            # 50 results of ReLU, of which all but the last are inputs of products, and two inputs
+            (["relu"], 52),
+            # frozen again, but ReLU's derivative wants its result
+            (["frozen", "relu"], 51),
+        ],
+    )
+    def test_the_variants_keep_what_their_derivatives_want(
+        self, run: Run, variant: list[str], kept: int
+    ) -> None:
+        done = run("--gpu", "a100-80gb", SCRIPTS / "linear_stack.py", *variant)
+
+        moments_made_in_the_second_step = 0
+        assert done.stdout == f"{kept * self.activation} {moments_made_in_the_second_step}\n"
+
+
+class TestTraining:
+    """A script of the usual kind."""
+
+    def test_it_runs_with_workers_and_checkpoints(self, run: Run, tmp_path: Path) -> None:
+        arguments = ["--workers", "2", "--save", str(tmp_path / "model.pt")]
+        done = run(SCRIPTS / "training.py", "--epochs", "1", *arguments)
+
+        assert done.stdout.splitlines() == [
+            # 64 rows; the sums of two batches are read as 1.0 each
+            f"epoch 0 loss 1.00 eval {2 / 64:.4f}",
+            "the CPU is real: True",
+            "cuda:0 True",
+            "cpu 0.0",
+        ]
+        assert done.exit_code == 0
+
+    def test_iterations_and_evaluations_are_found(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        run("--format", "json", "-o", output, SCRIPTS / "training.py", "--epochs", "2")
+
+        report = report_of(output)
+        phases = [[phase["name"] for phase in step["phases"]] for step in report["steps"]]
+        training = ["forward", "backward", "optimizer"]
+        assert phases == [training, [*training, "evaluation"]] * 2
+        assert report["model"]["parameters"] == 16 * 64 + 64 + 64 * 4 + 4
+        assert report["model"]["optimizer_state_bytes"] == 2 * report["model"]["parameter_bytes"]
+
+    def test_max_steps_cuts_before_the_next_iteration(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        where = ["--max-steps", "3", "--format", "json", "-o", output]
+        done = run(*where, SCRIPTS / "training.py", "--epochs", "1000000")
+
+        assert done.exit_code == 0
+        assert "stopped by --max-steps" in done.stderr
+        assert len(report_of(output)["steps"]) == 3
+
+    def test_max_steps_counts_forward_passes_where_nothing_trains(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "infer.py"
+        script.write_text(
+            "import torch\nmodel = torch.nn.Linear(4, 4).cuda()\n"
+            "with torch.no_grad():\n"
+            "    while True:\n"
+            "        model(torch.randn(2, 4, device='cuda'))\n"
+            "        print('batch')\n"
+        )
+        done = run("--max-steps", "3", script)
+
+        assert done.exit_code == 0
+        assert "stopped by --max-steps" in done.stderr
+        assert done.stdout.count("batch\n") == 3
+
+    def test_what_is_assumed_is_told_once_and_can_be_chosen(self, run: Run) -> None:
+        chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
+        done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
+
+        # the evaluation reads 6.4 twice, for 64 rows
+        assert "epoch 1 loss 2.50 eval 0.2000" in done.stdout
+        told = [line for line in done.stderr.splitlines() if line.startswith("graphmem: ")]
+        assert len([line for line in told if "loss is taken as 2.5" in line]) == 1
+        listed = re.search(r"assumed or left out(.*)", done.stderr, re.S)
+        assert listed
+        assert "loss: 2.5" in listed[1]
+
+    def test_a_branch_follows_what_is_assumed(self, run: Run) -> None:
+        done = run("--assume", "training.py:46=true", SCRIPTS / "training.py")
+
+        assert done.exit_code == 1
+        assert "diverged\n" in done.stderr
+
+    def test_an_option_after_the_script_is_told(self, run: Run) -> None:
+        done = run(SCRIPTS / "training.py", "--gpu", "t4")
+
+        assert done.exit_code == 2
+        assert "hint: --gpu went to the script; graphmem's options stand before" in done.stderr
+
+    def test_an_assumption_of_another_form_is_told(self, run: Run) -> None:
+        done = run("--assume", "loss", SCRIPTS / "training.py")
+
+        assert done.exit_code == 2
+        assert "cannot assume 'loss'" in done.stderr
+        assert "write NAME=NUMBER or FILE:LINE=NUMBER" in done.stderr
+
+
+def run_report(saved: Path) -> str:
+    """The report of a saved step."""
+    return report_as_text(analysis_of(load(saved)).report)
+
+
+class TestFindings:
+    """What goes wrong is named with its line and its owner."""
+
+    def test_a_list_that_keeps_graphs_is_a_leak(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        run("--gpu", "h100", "--format", "json", "-o", output, SCRIPTS / "leaking.py")
+
+        # input 128 x 256, ReLU's result 128 x 1024, the difference 128 x 256, a loss of one block
+        each = 4 * (128 * 256 + 128 * 1024 + 128 * 256) + 512
+        first, *_ = findings_of(report_of(output), "memory that grows")
+        assert f"({each:,} bytes) more every iteration" in first
+        assert "held by `losses`" in first
+        assert "leaking.py:18)" in first
+        assert "with the graph that autograd keeps" in first
+
+    def test_a_leak_that_ends_the_fourth_iteration_is_named(self, run: Run) -> None:
+        """8 layers keep 98,304 x 1,024 floats each of every iteration."""
+        done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "98304")
+
+        assert done.stdout == "0\n1\n2\n"
+        verdict = " ".join(done.stderr.partition("does NOT fit on Tesla T4")[2].split())
+        assert verdict.startswith("(14.563 GiB): out of memory in the backward phase of step 3 at ")
+        each = 8 * 98_304 * 1_024 * 4
+        assert f"a leak: 3.000 GiB ({each:,} bytes) more every iteration" in verdict
+        assert "held by `history` " in verdict
+        assert "leaking_fast.py:19), with the graph" in verdict
+
+    def test_two_iterations_are_enough_where_memory_ends(self, run: Run) -> None:
+        done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "131072")
+
+        assert done.stdout == "0\n1\n"
+        assert "a leak: 4.000 GiB" in done.stderr
+
+    def test_what_iterations_keep_is_no_temporary(self, run: Run, tmp_path: Path) -> None:
+        """Of 3 iterations each layer's input and, as `x` and the batch are one, the last output."""
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "t4", "--format", "json", "-o", output]
+        run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
+
+        report = report_of(output)
+        each = 98_304 * 1_024 * 4
+        inputs_and_outputs = 3 * (8 + 1) * each
+        assert report["peak"]["step"] == 3
+        assert report["at_peak"]["by_category"]["kept"] == inputs_and_outputs
+
+    def test_what_ended_the_script_is_told_first(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "t4", "--format", "json", "-o", output]
+        run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
+
+        names = [each["found_by"] for each in report_of(output)["findings"]]
+        assert names[:2] == ["out of memory", "memory that grows"]
+
+    def test_a_script_that_fits_says_so_first(self, run: Run, tmp_path: Path) -> None:
+        saved = tmp_path / "step.graphmem"
+        output = tmp_path / "report.json"
+        done = run("--gpu", "t4", "--save", saved, SCRIPTS / "training.py", "--epochs", "1")
+        run("--gpu", "t4", "--format", "json", "-o", output, SCRIPTS / "training.py")
+
+        assert "\nfits on Tesla T4 (14.563 GiB)\n" in done.stderr
+        card = report_of(output)["ran"]
+        assert card["margin"] == card["capacity"] - card["reserved"]
+        again = run_report(saved)
+        assert again.startswith("fits on Tesla T4 (14.563 GiB)\n")
+
+    def test_a_script_that_fails_has_no_verdict(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import torch\nx = torch.ones(9, device='cuda')\nraise ValueError\n")
+
+        assert "fits on" not in run("--gpu", "t4", script).stderr
+
+    def test_what_pins_segments_is_named(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "h100", "--format", "json", "-o", output]
+        done = run(*arguments, SCRIPTS / "fragmenting.py")
+
+        assert done.stdout == "80 800\n"
+        total, line, *_ = findings_of(report_of(output), "fragmentation")
+        assert f"({40 * 18 * MIB:,} bytes) of 800.0 MiB reserved" in total
+        assert "40 segments" in line
+        assert "fragmenting.py:10, held by `kept`" in line
+
+    def test_the_text_names_a_finding_once_above_its_lines(self, run: Run) -> None:
+        done = run("--gpu", "h100", SCRIPTS / "fragmenting.py")
+
+        _, _, told = done.stderr.partition("\nfindings\n")
+        name, total, line, rest, *_ = told.splitlines()
+        assert name == "  fragmentation"
+        assert total.startswith("    720.0 MiB")
+        # what belongs to a line stands below it, also where it is broken
+        assert line.startswith(" " * 6 + f"{40 * 18 * MIB:,} bytes of 40 segments")
+        assert rest.startswith(" " * 6)
+        assert rest[6] != " "
+
+    def test_a_script_that_runs_out_goes_on_as_on_a_card(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
+        done = run(*arguments, SCRIPTS / "running_out.py")
+
+        # 2^20 rows of 16 GiB: input, hidden, GELU's result and output fit into 79 GiB, but not the
+        # workspace and weights beside a fifth for the output's gradient
+        assert done.stdout.splitlines() == [
+            "no room for 1048576 1",
+            "left over: True",
+            "room for 524288",
+        ]
+        assert done.exit_code == 1
+        assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 60.00 GiB. GPU 0" in (
+            done.stderr
+        )
+        lines = findings_of(report_of(output), "out of memory")
+        refused = [line for line in lines if "Tried to allocate" in line]
+        assert "running_out.py:11): Tried to allocate 16.00 GiB" in refused[0]
+        assert "running_out.py:28): Tried to allocate 60.00 GiB" in refused[1]
+        assert "held by the variable hoard[0]" in "\n".join(lines)
+
+    def test_a_model_that_is_too_large_has_its_parameters_named(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
+        done = run(*arguments, SCRIPTS / "too_large.py")
+
+        # 2^15 x 2^15 floats are 4 GiB, of which 19 fit beside what the driver takes
+        assert done.exit_code == 1
+        assert "graphmem: ended by OutOfMemoryError: CUDA out of memory." in (
+            done.stderr.splitlines()
+        )
+        lines = findings_of(report_of(output), "out of memory")
+        assert "too_large.py:10): Tried to allocate 4.00 GiB" in lines[0]
+        held = [line for line in lines if "4.000 GiB" in line]
+        assert "the parameter 0.weight" in held[0]
+        assert report_of(output)["peak"]["allocated"] == 19 * (4 << 30)
+
+
+class TestMeaningOfEnds:
+    """A script ends as it does under python."""
+
+    @pytest.mark.parametrize(
+        ("code", "exit_code", "stderr"),
+        [
+            ("print('fine')", 0, ""),
+            ("import sys; sys.exit(7)", 7, ""),
+            ("import sys; sys.exit('no data')", 1, "no data\n"),
+            ("import sys; sys.exit(None)", 0, ""),
+            ("raise SystemExit", 0, ""),
+        ],
+    )
+    def test_exit_codes(
+        self, run: Run, code: str, exit_code: int, stderr: str, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+
+        done = run(script)
+
+        assert done.exit_code == exit_code
+        assert done.stderr.startswith(stderr)
+
+    @pytest.mark.parametrize(("code", "fits"), [(0, True), (7, False)])
+    def test_a_step_fits_where_the_script_ended_well(
+        self, run: Run, code: int, fits: bool, tmp_path: Path
+    ) -> None:
+        """hydra's `main` catches what fails and exits with 1: who knows what was to come."""
+        script = tmp_path / "script.py"
+        script.write_text(f"import sys, torch\nx = torch.ones(9).cuda()\nsys.exit({code})\n")
+
+        done = run(script)
+
+        assert ("fits on" in done.stderr) == fits
+
+    def test_an_exception_is_printed_as_python_prints_it(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import torch\n"
+            "def fail():\n"
+            "    x = torch.ones(2, 3, device='cuda')\n"
+            "    return x @ x\n"
+            "fail()\n"
+        )
+
+        done = run(script)
+
+        assert done.exit_code == 1
+        printed = done.stderr.partition("graphmem: ")[0]
+        assert printed.startswith("Traceback (most recent call last):\n")
+        assert f'File "{script}", line 5, in <module>' in printed
+        assert f'File "{script}", line 4, in fail' in printed
+        assert str(Path(graphmem.__file__).parent) not in printed
+
+    def test_a_process_group_of_one_leaves_no_hook_behind(self, run: Run, tmp_path: Path) -> None:
+        """`init_process_group` sets `sys.excepthook` to one that begins lines with the rank."""
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import torch.distributed as dist\n"
+            "dist.init_process_group('nccl')\n"
+            "print(dist.get_world_size())\n"
+            "dist.destroy_process_group()\n"
+        )
+        before = sys.excepthook
+
+        done = run(script)
+
+        assert (done.exit_code, done.stdout) == (0, "1\n")
+        assert sys.excepthook is before
+
+    def test_what_does_not_compile_is_printed_as_python_prints_it(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("import os\nx = = 3\n")
+        command = [sys.executable, str(script)]
+        python = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        done = run(script)
+
+        assert (done.exit_code, python.returncode) == (1, 1)
+        assert done.stderr.partition("graphmem: ")[0] == python.stderr
+
+    def test_a_script_under_run_has_its_virtual_gpu_already(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import graphmem\nwith graphmem.virtual_gpu('h100'):\n    print('never')\n"
+        )
+
+        done = run("--gpu", "t4", script)
+
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert "error: there is a virtual GPU already, Tesla T4" in done.stderr
+        assert "under `graphmem run` the script needs none" in done.stderr
+
+    def test_endless_recursion_is_printed(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("def f():\n    f()\nf()\n")
+
+        done = run(script)
+
+        assert done.exit_code == 1
+        assert "RecursionError: maximum recursion depth exceeded" in done.stderr
+        assert "graphmem itself failed" not in done.stderr
+
+    def test_interrupted_it_reports_what_it_has(self, run: Run, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import signal, torch\n"
+            "x = torch.ones(1 << 20, device='cuda')\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "signal.raise_signal(signal.SIGINT)\n"
+        )
+
+        done = run(script)
+
+        assert done.exit_code == 130
+        assert "graphmem: interrupted" in done.stderr
+        assert f"({4 << 20:,} bytes)" in done.stderr
+
+    def test_what_cannot_be_followed_is_told_after_the_report(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import torch\n"
+            "library = torch.library.Library('graphmem_test', 'DEF')\n"
+            "library.define('opaque(Tensor x) -> Tensor')\n"
+            "x = torch.ones(1 << 20, device='cuda')\n"
+            "torch.ops.graphmem_test.opaque(x)\n"
+        )
+
+        done = run(script)
+
+        assert done.exit_code == 2
+        report, _, error = done.stderr.partition("error: ")
+        assert f"({4 << 20:,} bytes)" in report
+        said, hint = error.splitlines()
+        assert "operator graphmem_test.opaque.default has no meta kernel" in said
+        assert "script.py:5" in said
+        assert hint.startswith("hint: register one with torch.library.register_fake")
+
+    def test_a_script_finds_what_python_gives_it(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "beside.py").write_text("WORD = 'found'\n")
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import os, sys, beside, __main__\n"
+            "print(__name__, __file__, sys.argv[1:], beside.WORD, os.getcwd())\n"
+            "print(__main__.__dict__ is globals(), sys.path[0])\n"
+        )
+
+        done = run("script.py", "--gpu", "mine", "-m", "-o", "x", cwd=tmp_path)
+
+        assert done.stdout.splitlines() == [
+            f"__main__ script.py ['--gpu', 'mine', '-m', '-o', 'x'] found {tmp_path}",
+            f"True {tmp_path}",
+        ]
+
+    def test_a_module_runs_as_with_python_m(self, run: Run, tmp_path: Path) -> None:
+        package = tmp_path / "package"
+        package.mkdir()
+        (package / "__init__.py").write_text("")
+        (package / "word.py").write_text("WORD = 'found'\n")
+        (package / "__main__.py").write_text(
+            "import sys\nfrom .word import WORD\nprint(__package__, WORD, sys.argv[1:])\n"
+        )
+
+        done = run("-m", "package", "--epochs", "3", cwd=tmp_path)
+
+        assert done.stdout == "package found ['--epochs', '3']\n"
+
+    @pytest.mark.parametrize("arguments", [["nowhere.py"], ["-m", "no.such.module"]])
+    def test_what_is_not_there_is_exit_code_2(self, run: Run, arguments: list[str]) -> None:
+        done = run(*arguments)
+
+        assert done.exit_code == 2
+        assert "Traceback" not in done.stderr
+
+
+class TestText:
+    def test_a_script_that_never_touches_the_card_ends_with_two_lines(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script = tmp_path / "script.py"
+        script.write_text("print('hello')\n")
+
+        done = run("--gpu", "a100-80gb", "--torch", "2.13", script)
+
+        assert done.stdout == "hello\n"
+        assert done.stderr.splitlines() == [
+            "peak 0 B allocated (0 bytes): nothing ran on the card",
+            "  NVIDIA A100-SXM4-80GB (79.256 GiB), torch 2.13",
+        ]
+
+    def test_parts_without_lines_have_no_heading_and_lines_no_trailing_blanks(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        script, file = tmp_path / "script.py", tmp_path / "report.txt"
+        script.write_text("import torch\nx = torch.ones(1 << 20, device='cuda')\n")
+
+        printed = run(script).stderr
+        run("-o", file, script)
+
+        lines = printed.splitlines()
+        assert file.read_text() == printed
+        assert "share" in printed
+        assert [line for line in lines if line != line.rstrip()] == []
+        assert not any(line.startswith("step ") or "0 steps" in line for line in lines)
+
+
+def test_a_script_finds_an_nvidia_smi_where_there_is_no_driver(
+    run_graphmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training scripts log what it prints, as those of openai/parameter-golf do."""
+    script = tmp_path / "log.py"
+    script.write_text(
+        "import subprocess, torch\n"
+        "print(subprocess.run(['nvidia-smi'], stdout=subprocess.PIPE, text=True).stdout)\n"
+        "query = ['nvidia-smi', '--query-gpu=name,memory.used', '--format=csv,noheader']\n"
+        "print(subprocess.run(query, stdout=subprocess.PIPE, text=True).stdout)\n"
+        "torch.ones(1, device='cuda')\n"
+    )
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+    outcome = run_graphmem("run", "--gpu", "h100-80gb", str(script))
+
+    assert outcome.exit_code == 0
+    assert "|   0  NVIDIA H100 80GB HBM3" in outcome.stdout
+    assert "\nNVIDIA H100 80GB HBM3, [N/A]\n" in outcome.stdout
+    assert os.environ["PATH"] == "/usr/bin:/bin"
+
+
+def test_what_a_line_reads_of_many_tensors_is_one_line_of_the_report(
+    run_graphmem: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "norms.py"
+    script.write_text(
+        "import torch\n"
+        "layers = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(20))).cuda()\n"
+        "layers(torch.rand(2, 4).cuda()).sum().backward()\n"
+        "for name, value in layers.named_parameters():\n"
+        "    print(name, value.grad.tolist())\n"
+    )
+
+    outcome = run_graphmem("run", str(script))
+
+    listed = [line for line in outcome.stderr.splitlines() if f"{script}:5, 40 times)" in line]
+    assert len(listed) == 1, outcome.stderr

@@ -1,0 +1,152 @@
+"""`graphmem plan`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.places import FIXTURES
+
+LLAMA = f"{FIXTURES / 'llama'}.py:build"
+TINY = [
+    *("--set", "vocab=1000", "--set", "batch=4", "--set", "seq=64", "--set", "width=64"),
+    *("--set", "layers=4", "--set", "heads=8", "--set", "kv_heads=4", "--set", "ffn=96"),
+    *("--gpu", "h100", "--steps", "1"),
+]
+Run = Callable[..., Any]
+
+
+def test_json_tells_each_stage(run_graphmem: Run) -> None:
+    outcome = run_graphmem(
+        *("plan", LLAMA, *TINY, "--gpus", "8", "--tp", "2", "--pp", "2", "--zero", "1"),
+        *("--micro-batches", "4", "--format", "json"),
+    )
+
+    assert outcome.exit_code == 0
+    plan = json.loads(outcome.stdout)
+    assert plan["schema"] == "graphmem.plan/1"
+    assert plan["layout"]["data"] == 2
+    assert [stage["blocks"] for stage in plan["stages"]] == [2, 2]
+    assert [stage["in_flight"] for stage in plan["stages"]] == [2, 1]
+    for stage in plan["stages"]:
+        assert sum(stage["at_peak"].values()) == stage["peak"]
+    reduced = next(
+        each for each in plan["stages"][0]["traffic"] if each["collective"] == "all-gather"
+    )
+    # The embedding (1000 x 64) and two layers, halved by tensor parallelism but for the norms, in
+    # fp32; of which a rank of two sends the half.
+    layer = (64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 96) // 2 + 2 * 64
+    assert reduced["bytes"] == (1000 * 64 // 2 + 2 * layer) * 4 // 2
+
+
+def test_text_tells_what_is_exact(run_graphmem: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.txt"
+
+    outcome = run_graphmem("plan", LLAMA, *TINY, "--gpus", "4", "--fsdp", "-o", str(file))
+
+    assert outcome.exit_code == 0
+    text = file.read_text()
+    assert text.startswith("dp 4, fsdp on 4 x NVIDIA H100 80GB HBM3\nfits: peak ")
+    assert "how exact this is" in text
+    assert "NCCL" in text
+
+
+def test_one_gpu_says_that_it_is_exact(run_graphmem: Run) -> None:
+    planned = run_graphmem("plan", LLAMA, *TINY, "--format", "json")
+    analyzed = run_graphmem("analyze", LLAMA, *TINY, "--format", "json")
+
+    plan, report = json.loads(planned.stdout), json.loads(analyzed.stdout)
+    assert plan["notes"] == ["exact: one GPU, the same events as `graphmem analyze`"]
+    assert plan["stages"][0]["peak"] == report["peak"]["allocated"]
+
+
+def test_what_does_not_fit_exits_1(run_graphmem: Run) -> None:
+    """16 GB cannot hold the logits of 4 x 4096 tokens and 200,000 classes: 13 GB in fp32, twice."""
+    outcome = run_graphmem(
+        *("plan", LLAMA, *TINY, "--gpu", "v100", "--set", "seq=4096", "--set", "vocab=200000"),
+        *("--gpus", "2", "--zero", "1", "--steps", "1"),
+    )
+
+    assert outcome.exit_code == 1
+    assert "does not fit" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--gpus", "6", "--tp", "4"], "are 4 ranks, and there are 6"),
+        (["--gpus", "8", "--dp", "3", "--tp", "2"], "are 6 ranks, and there are 8"),
+        (["--gpus", "5", "--tp", "5"], "heads"),
+        (["--gpus", "8", "--pp", "8"], "8 stages are more than the 4 blocks"),
+        (["--fsdp", "--zero", "2"], "two ways of sharding"),
+        (["--offload", "activations"], "is unknown"),
+        (["--stages", "a,b"], "are not numbers"),
+        (["--sp"], "tensor-parallel ranks"),
+        (["--fsdp", "--gpus", "2", "--wrap", "layer.*"], "no module is called"),
+        (["--blocks", "h"], "no list of modules is called 'h'"),
+        (["--dask", "tcp://nowhere:1"], "are for searches"),
+        (["--top", "3"], "are for searches"),
+        (["--sort", "traffic"], "are for searches"),
+        (["--gpus", "2", "--ep", "2"], "expert parallelism 2 has no experts to split"),
+        (["--gpus", "2", "--ep", "2", "--search"], "expert parallelism 2 has no experts to split"),
+        (["--search", "--dask", "nowhere"], "no Dask scheduler at nowhere"),
+        (["--search", "--gpus", "2", "--wrap", "layers.*"], "not those of --wrap"),
+    ],
+)
+def test_impossible_layouts_exit_2(run_graphmem: Run, options: list[str], message: str) -> None:
+    outcome = run_graphmem("plan", LLAMA, *TINY, *options)
+
+    assert outcome.exit_code == 2
+    assert message in outcome.stderr
+    assert "hint: " in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_the_help_names_the_degrees_that_are_taken_by_default(run_graphmem: Run) -> None:
+    words = " ".join(run_graphmem("plan", "--help").stdout.replace("│", " ").split())
+
+    for option in ("tensor", "pipeline", "context", "expert"):
+        assert re.search(rf"{option} parallel: [^\[]*\[default: 1\]", words, re.IGNORECASE)
+    assert "How many layouts a search shows. [default: 10]" in words
+
+
+def test_search_lists_what_fits_by_what_is_sent(run_graphmem: Run) -> None:
+    outcome = run_graphmem(
+        *("plan", LLAMA, *TINY, "--gpus", "4", "--search", "--sort", "traffic", "--top", "4"),
+        *("--tp", "2", "--format", "json"),
+    )
+
+    assert outcome.exit_code == 0
+    found = json.loads(outcome.stdout)
+    assert found["tried"] > 50
+    sent = [each["traffic"] for each in found["fitting"]]
+    assert len(sent) == 4
+    assert sent == sorted(sent)
+    assert {each["layout"]["tensor"] for each in found["fitting"]} == {2}
+
+
+def test_search_on_dask(run_graphmem: Run) -> None:
+    """The workers' sampling profiler, which holds frames, and tensors with them, does no harm."""
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    watched = dask.config.set({"distributed.worker.profile.interval": "1ms"})
+    with (
+        watched,
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+    ):
+        outcome = run_graphmem(
+            *("plan", LLAMA, *TINY, "--gpus", "2", "--search", "--top", "1", "--format", "json"),
+            *("--dask", cluster.scheduler_address, "--also", LLAMA, "--checkpoint", "layers.*"),
+        )
+
+    assert outcome.exit_code == 0
+    one, other = json.loads(outcome.stdout)
+    assert one["fitting"] == other["fitting"]

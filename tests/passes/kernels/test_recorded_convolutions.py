@@ -1,0 +1,75 @@
+"""Convolutions as an H100 ran them in whole steps (fixtures/cuda/steps)."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphmem.passes.kernels.convolution_plans import ConvolutionPlan, ConvolutionProduct
+from graphmem.verify import compare, predict
+from graphmem.verify.own_cases import own_case
+from graphmem.verify.recording_files import read_recorded
+from tests.support.places import FIXTURES
+
+STEPS = FIXTURES / "cuda" / "steps"
+RESULT, INPUT, WEIGHT = (
+    ConvolutionProduct.RESULT,
+    ConvolutionProduct.INPUT_GRADIENT,
+    ConvolutionProduct.WEIGHT_GRADIENT,
+)
+
+
+def workspace(product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int) -> int:
+    """Of (batch, channels, results, kernel, stride, padding, image before, image after)."""
+    batch, channels, results, kernel, stride, padding, before, after = sizes
+    return ConvolutionPlan(
+        (batch, channels, before, before),
+        (results, channels, kernel, kernel),
+        (batch, results, after, after),
+        is_strided=stride > 1,
+        is_padded=padding > 0,
+        groups=1,
+        is_channels_last=False,
+        item_bytes=item_bytes,
+        multiprocessors=132,
+    ).workspace_bytes(product)
+
+
+@pytest.mark.parametrize(
+    ("product", "sizes", "item_bytes", "recorded"),
+    [
+        (RESULT, (32, 2048, 512, 1, 1, 0, 7, 7), 2, 8_028_176),
+        (INPUT, (32, 512, 2048, 1, 1, 0, 7, 7), 2, 8_028_176),
+        (WEIGHT, (32, 1024, 256, 1, 1, 0, 14, 14), 2, 16_056_336),
+        (WEIGHT, (32, 512, 128, 1, 1, 0, 28, 28), 2, 8_388_608),
+        (WEIGHT, (32, 64, 64, 3, 1, 1, 56, 56), 2, 27_681_447),
+        (WEIGHT, (32, 64, 128, 3, 2, 1, 56, 28), 2, 23_249_575),
+        (RESULT, (32, 64, 64, 3, 1, 1, 56, 56), 4, 25_837_584),
+        (RESULT, (32, 64, 128, 3, 2, 1, 56, 28), 4, 25_985_040),
+        (RESULT, (32, 64, 128, 1, 2, 0, 56, 28), 4, 0),
+        (RESULT, (32, 3, 768, 16, 16, 0, 224, 14), 4, 0),
+        (WEIGHT, (32, 3, 768, 16, 16, 0, 224, 14), 4, 48_103_568),
+        (WEIGHT, (32, 64, 64, 3, 1, 1, 56, 56), 4, 53_592_743),
+        (WEIGHT, (32, 128, 128, 3, 1, 1, 28, 28), 4, 34_538_151),
+        (WEIGHT, (32, 256, 256, 3, 1, 1, 14, 14), 4, 22_282_847),
+    ],
+)
+def test_a_workspace_is_the_recorded_one(
+    product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int, recorded: int
+) -> None:
+    assert workspace(product, sizes, item_bytes) == recorded
+
+
+def test_a_resnet_50_in_16_bits_has_the_recorded_peaks() -> None:
+    path = STEPS / "resnet50_bf16.events.json.gz"
+    case, recorded = own_case(path), read_recorded(path)
+    prediction = predict(case.target, case.request, recorded.settings, driver=case.driver)
+    comparison = compare(recorded, prediction, case.start)
+    assert comparison.recorded_figures is not None
+    assert comparison.predicted_figures == comparison.recorded_figures
+
+
+def test_the_gradient_of_transposed_patches_is_copied() -> None:
+    path = STEPS / "vit.events.json.gz"
+    case, recorded = own_case(path), read_recorded(path)
+    prediction = predict(case.target, case.request, recorded.settings, driver=case.driver)
+    assert compare(recorded, prediction, case.start).is_equal

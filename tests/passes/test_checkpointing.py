@@ -1,0 +1,72 @@
+"""What checkpointing is said to save is what a trace with checkpointing saves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from graphmem.analysis import Analysis, Request, run_analysis
+from graphmem.changes import Changes
+from graphmem.graph import PhaseName
+from graphmem.layer_ranges import NoModuleError
+from tests.support.places import FIXTURES
+
+SMALL_GPT2 = {"batch": "2"}
+
+
+def analyzed(fixture: str, *checkpoint: str, **settings: str) -> Analysis:
+    request = Request(steps=1, settings=settings, changes=Changes(checkpoint=checkpoint))
+    return run_analysis(f"{FIXTURES / fixture}.py:build", request)
+
+
+def alive_after_forward(analysis: Analysis) -> int:
+    """Requested bytes when the last forward phase ends."""
+    phases = [each for each in analysis.graph.phases if each.name is PhaseName.FORWARD]
+    return analysis.timeline.at(phases[-1].end).requested
+
+
+@pytest.mark.parametrize(
+    ("fixture", "module", "settings"),
+    [
+        ("gpt2", "h.3", SMALL_GPT2),
+        ("gpt2", "h.3.mlp", SMALL_GPT2),
+        ("gpt2", "h.3.attn", SMALL_GPT2),
+        ("transformer_block", "mlp", {}),
+        ("transformer_block", "attention", {}),
+        ("mlp", "activation", {"activation": "gelu"}),
+    ],
+)
+def test_the_prediction_is_what_a_trace_with_checkpointing_shows(
+    fixture: str, module: str, settings: dict[str, str]
+) -> None:
+    before = analyzed(fixture, **settings)
+    predicted = {each.module: each for each in before.annotations["checkpointing"].modules}
+    after = analyzed(fixture, module, **settings)
+
+    saved = alive_after_forward(before) - alive_after_forward(after)
+    assert (predicted[module].saves_bytes if module in predicted else 0) == saved
+
+
+def operations(analysis: Analysis) -> Counter[str]:
+    """How often each operation runs; unpacking a saved tensor detaches it."""
+    targets = Counter(op.target for op in analysis.graph.ops)
+    del targets["aten.detach.default"]
+    return targets
+
+
+def test_what_is_computed_again_is_what_a_trace_computes_more() -> None:
+    """All operations but the last three: a recomputation stops when the last tensor that is needed
+    has been computed, and nothing saves the result of `mlp.c_proj` or of the addition after it."""
+    before = analyzed("gpt2", **SMALL_GPT2)
+    (predicted,) = (
+        each for each in before.annotations["checkpointing"].modules if each.module == "h.3"
+    )
+    more = operations(analyzed("gpt2", "h.3", **SMALL_GPT2)) - operations(before)
+
+    assert predicted.recomputed_operations == more.total() + len(("mm", "_unsafe_view", "add"))
+
+
+def test_a_pattern_that_fits_no_module_is_an_error() -> None:
+    with pytest.raises(NoModuleError):
+        analyzed("mlp", "blocks")

@@ -1,0 +1,79 @@
+"""What freezing leaves out, and the reason in words: the backpropagation article's
+statements (docs/sources.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphmem.analysis import Analysis, Request, run_analysis
+from graphmem.changes import Changes
+from graphmem.changes.messages import NothingToFreezeError
+from graphmem.passes.frozen_layers import LINEAR, NEEDED, NOTHING_UPSTREAM
+from tests.support.places import FIXTURES
+
+STACK = f"{FIXTURES / 'linear_stack'}.py:build"
+ONE = 64 * 100 * 4
+"""Bytes of one activation of the stack."""
+
+
+def analyzed(*freeze: str, relu: bool = False, layers: int = 8) -> Analysis:
+    settings = {"layers": str(layers), "relu": str(relu).lower()}
+    request = Request(steps=1, settings=settings, changes=Changes(freeze=freeze))
+    return run_analysis(STACK, request)
+
+
+def reasons(analysis: Analysis) -> dict[str, str]:
+    return {each.module: each.reason for each in analysis.annotations["frozen_layers"].layers}
+
+
+def test_frozen_linear_layers_store_nothing() -> None:
+    analysis = analyzed("[1-8]")
+    layers = analysis.annotations["frozen_layers"].layers
+
+    assert {each.kept_bytes for each in layers} == {0}
+    assert sum(each.pruned_bytes for each in layers) == 8 * ONE
+    assert set(reasons(analysis).values()) == {LINEAR.format("MmBackward0.self")}
+    assert analysis.report.saved_for_backward == 2 * ONE
+
+
+def test_with_relu_between_they_do() -> None:
+    analysis = analyzed("1", "3", "5", "7", relu=True, layers=4)
+    found = reasons(analysis)
+
+    assert found["2"] == NEEDED.format("ReluBackward0", "ReluBackward0.result")
+    assert "linear in its input" in found["3"]
+    kept = {each.module: each.kept_bytes for each in analysis.annotations["frozen_layers"].layers}
+    assert (kept["2"], kept["3"]) == (ONE, 0)
+
+
+def test_with_everything_upstream_frozen_they_do_not() -> None:
+    analysis = analyzed("[0-8]", relu=True, layers=4)
+
+    found = reasons(analysis)
+    assert set(found.values()) == {NOTHING_UPSTREAM}
+    assert analysis.report.saved_for_backward == ONE  # the last layer's input
+
+
+def test_gradients_and_optimizer_state_follow() -> None:
+    """The first and the last layer train: 100x100 + 100 and 10x100 + 10 elements."""
+    model = analyzed("[1-8]").report.model
+    trained = 4 * (100 * 100 + 100 + 10 * 100 + 10)
+
+    assert model.gradient_bytes == trained
+    assert model.optimizer_state_bytes == 2 * trained
+
+
+def test_freezing_by_pattern_is_freezing_in_the_model() -> None:
+    settings = {"layers": "8", "freeze_start": "0", "freeze_end": "8"}
+    frozen = run_analysis(STACK, Request(steps=1, settings=settings)).report
+
+    assert analyzed("[1-8]").report.peak == frozen.peak
+
+
+def test_a_pattern_that_fits_nothing_is_an_error() -> None:
+    with pytest.raises(NothingToFreezeError):
+        analyzed("nothing")
+
+
+def test_there_is_nothing_to_say_of_a_model_that_trains_in_full() -> None:
+    assert not analyzed().annotations["frozen_layers"].layers

@@ -1,0 +1,684 @@
+"""One rank of many runs alone: `graphmem run` in a launcher's environment, or told by options.
+
+The judges are real NCCL runs of the same scripts on H100s, `fixtures/cuda/ranks`
+(tools/recordings_ranks.txt tells their arguments): what a rank allocates, one size after another.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import Outcome
+from tests.support.places import ROOT
+
+Run = Callable[..., Outcome]
+RANKS = ROOT / "fixtures" / "ranks"
+RECORDED = ROOT / "fixtures" / "cuda" / "ranks"
+LAUNCHED = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
+)
+
+ONLY_2_11 = pytest.mark.skipif(
+    not torch.__version__.startswith("2.11"),
+    reason="later stages of pipelines exchange other objects, and send each tensor by itself",
+)
+
+
+@pytest.fixture
+def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+
+    def run_it(*arguments: str | Path) -> Outcome:
+        return run_graphmem("run", *map(str, arguments))
+
+    return run_it
+
+
+def allocations(events: dict[str, Any]) -> list[int]:
+    return [row[1] for row in events["events"] if row[0] == "a" and row[1]]
+
+
+class TestRecordedRanks:
+    """Two iterations of each script; the recordings have four."""
+
+    @pytest.mark.parametrize(
+        ("name", "rank", "script"),
+        [
+            ("ddp", 1, "ddp.py"),
+            ("ddp_bf16_hook", 0, "ddp.py --bf16-hook --autocast"),
+            ("ddp_bucket_view", 0, "ddp.py --gradient-as-bucket-view"),
+            ("ddp_find_unused", 0, "ddp.py --find-unused"),
+            ("ddp_static_graph", 0, "ddp.py --static-graph --gradient-as-bucket-view"),
+            ("fsdp2", 1, "fsdp2.py"),
+            ("fsdp2_checkpoint", 0, "fsdp2.py --checkpoint --meta"),
+            ("fsdp1", 1, "fsdp1.py"),
+            ("tp", 1, "tensor_parallel.py"),
+            ("tp_sequence", 0, "tensor_parallel.py --sequence-parallel"),
+            pytest.param("pipeline_gpipe", 0, "pipeline.py --schedule gpipe", marks=ONLY_2_11),
+            pytest.param(
+                *("pipeline_interleaved", 1, "pipeline.py --schedule interleaved"), marks=ONLY_2_11
+            ),
+            ("zero", 1, "zero_optimizer.py"),
+            ("collectives", 0, "collectives.py"),
+        ],
+    )
+    def test_a_rank_allocates_what_it_did_on_the_card(
+        self,
+        run: Run,
+        tmp_path: Path,
+        name: str,
+        rank: int,
+        script: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
+        target, *arguments = script.split()
+        record = [ROOT / "tools" / "record_cuda.py", "-o", tmp_path / name, RANKS / target]
+        options = ["--nproc-per-node", "2", "--rank", str(rank), "--torch", "2.11"]
+
+        if name != "collectives":
+            arguments += ["--steps", "2"]
+        done = run("--gpu", "h100-80gb", *options, *record, *arguments)
+
+        assert done.exit_code == 0, done.stderr
+        made = f"{name}.rank{rank}.events.json"
+        predicted = json.loads((tmp_path / made).read_text())
+        found = allocations(predicted)
+        recorded = json.loads(gzip.decompress((RECORDED / f"{made}.gz").read_bytes()))
+        expected = allocations(recorded)
+        if name == "fsdp2_checkpoint":  # PyTorch's fake tensors look for the card: `empty(1)`
+            assert expected.pop(0) == 4
+        assert found == expected[: len(found)]
+        assert len(found) > (150 if name == "collectives" else 300)
+        if name.startswith(("tp", "pipeline")):
+            marks = [events["marks"][-1]["max_allocated"] for events in (predicted, recorded)]
+            assert marks[0] == marks[1]
+
+
+def _report(run: Run, tmp_path: Path, *script: str) -> Any:
+    report = tmp_path / "report.json"
+    options = ["--nproc-per-node", "2", "--format", "json", "-o", report]
+    done = run(*options, RANKS / script[0], *script[1:], "--steps", "2")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(report.read_text())
+
+
+class TestOwners:
+    """The decoder of fixtures/ranks has 16,927,744 parameters of 4 bytes, 3,150,336 in a block."""
+
+    PARAMETERS = 4 * 16_927_744
+    BLOCK = 4 * 3_150_336
+
+    @pytest.fixture(autouse=True)
+    def _own_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "model", raising=False)  # another test's
+
+    def test_buckets_of_gradients_are_communication(self, run: Run, tmp_path: Path) -> None:
+        found = _report(run, tmp_path, "ddp.py")
+
+        held = found["at_peak"]
+        assert held["by_category"]["communication"] == self.PARAMETERS
+        assert held["by_category"]["parameter"] == self.PARAMETERS
+        assert held["by_category"]["optimizer_state"] == 2 * self.PARAMETERS
+        assert found["model"]["gradient_bytes"] == self.PARAMETERS
+        assert "gradient bucket 2" in {each["reason"] for each in held["holders"]}
+
+    def test_gradients_in_buckets_are_gradients(self, run: Run, tmp_path: Path) -> None:
+        found = _report(run, tmp_path, "ddp.py", "--gradient-as-bucket-view")
+
+        assert found["at_peak"]["by_category"]["communication"] == 0
+        assert found["model"]["gradient_bytes"] == self.PARAMETERS
+
+    def test_shards_are_parameters_gradients_and_state(self, run: Run, tmp_path: Path) -> None:
+        """A half of each; gathered parameters are parameters, what they are gathered in is not."""
+        found = _report(run, tmp_path, "fsdp2.py")
+
+        model, held = found["model"], found["at_peak"]
+        assert model["parameter_bytes"] == model["gradient_bytes"] == self.PARAMETERS // 2
+        assert model["optimizer_state_bytes"] == 2 * self.PARAMETERS // 2
+        assert held["by_category"]["communication"] == self.BLOCK
+        buffers = [each for each in held["holders"] if each["category"] == "communication"]
+        assert [each["reason"] for each in buffers] == ["all-gather buffer of blocks.2"]
+        owners = {each["name"]: each["kind"] for one in held["holders"] for each in one["owners"]}
+        gathered = {kind for name, kind in owners.items() if name.endswith("(all-gathered)")}
+        assert gathered == {"parameter"}
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [
+            ("ddp_static_graph", ["--static-graph", "--gradient-as-bucket-view"]),
+            ("ddp_bf16_hook", ["--bf16-hook", "--autocast"]),
+        ],
+    )
+    def test_a_race_has_a_bound(self, run: Run, name: str, options: list[str]) -> None:
+        """NCCL's thread held a bucket longer in one recording, and copies of some in the other."""
+        recording = json.loads(
+            gzip.decompress((RECORDED / f"{name}.rank0.events.json.gz").read_bytes())
+        )
+        recorded = recording["marks"][-1]["max_allocated"]
+        card = ["--gpu", "h100-80gb", "--torch", "2.11", "--nproc-per-node", "2"]
+
+        done = run(*card, RANKS / "ddp.py", *options, "--steps", "4")
+
+        told = " ".join(done.stderr.split())
+        peak, bound = (
+            int(re.search(before + r" \(([\d,]+) bytes\)", told)[1].replace(",", ""))
+            for before in ("peak [^(]*", "until the next collective; up to [^(]*")
+        )
+        assert peak <= recorded <= peak + bound
+
+
+class TestWorlds:
+    def script(self, folder: Path, *lines: str) -> Path:
+        path = folder / "script.py"
+        path.write_text("\n".join(["import torch, torch.distributed as dist", *lines]) + "\n")
+        return path
+
+    def test_options_make_the_environment_of_torchrun(self, run: Run, tmp_path: Path) -> None:
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "print(dist.get_rank(), dist.get_world_size(), dist.get_backend())",
+            "dist.barrier()",
+            "import os",
+            "print(os.environ['LOCAL_RANK'], os.environ['GROUP_RANK'])",
+            "dist.destroy_process_group()",
+        )
+
+        done = run("--nproc-per-node", "8", "--nnodes", "2", "--rank", "9", script)
+
+        assert (done.exit_code, done.stdout) == (0, "9 16 nccl\n1 1\n")
+
+    def test_a_communicator_takes_its_part_of_the_card(self, run: Run, tmp_path: Path) -> None:
+        """902 MiB for the first, 388 for the second: graphmem/gpus/nccl.py."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "held = torch.ones(8, device='cuda')",
+            "left = [torch.cuda.mem_get_info()[0] >> 20]",
+            "for group in (None, None, dist.new_group([0, 1])):",
+            "    dist.all_reduce(held, group=group)",
+            "    left.append(torch.cuda.mem_get_info()[0] >> 20)",
+            "print(*(left[0] - each for each in left))",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "0 902 902 1290\n")
+        assert "902.0 MiB of the card (378.0 MiB to 906.0 MiB were seen)" in " ".join(
+            done.stderr.split()
+        )
+
+    def test_a_device_mesh_needs_no_other_rank(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", "5")
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        script = self.script(
+            tmp_path,
+            "from torch.distributed.device_mesh import init_device_mesh",
+            "mesh = init_device_mesh('cuda', (2, 4), mesh_dim_names=('dp', 'tp'))",
+            "print(mesh['dp'].get_local_rank(), mesh['tp'].get_local_rank())",
+        )
+
+        done = run(script)
+
+        assert (done.exit_code, done.stdout) == (0, "1 1\n")
+
+    def test_an_object_of_another_rank_is_what_that_rank_sends(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """As stages of a pipeline tell each other shapes; rank 0 runs until it has sent it."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(dist.get_rank())",
+            "found = [{'shape': (2, 3), 'rank': dist.get_rank()}]",
+            "if dist.get_rank() == 0: dist.send_object_list(found, dst=1)",
+            "else: dist.recv_object_list(found, src=0); print(found)",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", script)
+
+        assert (done.exit_code, done.stdout) == (0, "[{'shape': (2, 3), 'rank': 0}]\n")
+
+    def test_an_object_that_nobody_sends_is_an_error(self, run: Run, tmp_path: Path) -> None:
+        """Both wait for the other, which would hang on cards."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(dist.get_rank())",
+            "dist.recv_object_list([None], src=1 - dist.get_rank())",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", script)
+
+        assert done.exit_code == 2
+        assert "rank 1 waits for an object that rank 0 does not send" in done.stderr
+
+    def test_fully_shard_makes_its_mesh_of_the_card(self, run: Run, tmp_path: Path) -> None:
+        script = self.script(
+            tmp_path,
+            "from torch.distributed.fsdp import fully_shard",
+            "dist.init_process_group()",
+            "model = fully_shard(torch.nn.Linear(64, 64))",
+            "print(model.weight.device, *model.weight.to_local().shape)",
+        )
+
+        done = run("--nproc-per-node", "4", script)
+
+        assert (done.exit_code, done.stdout) == (0, "cuda:0 16 64\n")
+
+    def test_a_random_tensor_in_shards_has_the_memory_of_its_shard(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """1 MiB of the 8; the state of the generator was on the card for a moment."""
+        script = self.script(
+            tmp_path,
+            "from torch.distributed.tensor import init_device_mesh, randn, Shard",
+            "mesh = init_device_mesh('cuda', (8,))",
+            "held = randn(8, 1 << 18, device_mesh=mesh, placements=[Shard(0)])",
+            "print(torch.cuda.memory_allocated() >> 20)",
+        )
+
+        done = run("--nproc-per-node", "8", script)
+
+        assert (done.exit_code, done.stdout) == (0, "1\n")
+
+    def test_a_list_of_equal_tensors_is_gathered_through_a_flat_one(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """8 tensors of 4 MiB, the one sent, and 8 x 4 MiB while they are gathered."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "sent = torch.ones(1 << 20, device='cuda')",
+            "gathered = [torch.empty_like(sent) for _ in range(8)]",
+            "dist.all_gather(gathered, sent)",
+            "print(torch.cuda.memory_allocated() >> 20, torch.cuda.max_memory_allocated() >> 20)",
+        )
+
+        done = run("--nproc-per-node", "8", script)
+
+        assert (done.exit_code, done.stdout) == (0, "36 68\n")
+
+    def test_a_barrier_leaves_a_byte_on_the_card(self, run: Run, tmp_path: Path) -> None:
+        """A block of 512 bytes, which the next barrier replaces."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "for _ in range(2): dist.barrier()",
+            "print(torch.cuda.memory_allocated())",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "512\n")
+
+    def test_a_message_is_held_by_its_work_and_one_of_a_batch_by_nothing(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """A batch has one work without a result; 1 MiB, sent and received."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "def tensors(): return (torch.empty(1 << 18, device='cuda') for _ in range(2))",
+            "def held(): return torch.cuda.memory_allocated() >> 20",
+            "works = [dist.isend(next(tensors()), 1), dist.irecv(next(tensors()), 1)]",
+            "for work in works: work.wait()",
+            "print(len(works), held())",
+            "del work, works",
+            "kinds = (dist.isend, dist.irecv)",
+            "messages = [dist.P2POp(each, next(tensors()), 1) for each in kinds]",
+            "works = dist.batch_isend_irecv(messages)",
+            "del messages",
+            "print(len(works), held())",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "2 2\n1 0\n")
+
+    def test_a_functional_collective_that_was_waited_for_holds_nothing(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """1 MiB is gathered from both ranks while a backward pass runs."""
+        script = self.script(
+            tmp_path,
+            "import torch.distributed._functional_collectives as functional",
+            "dist.init_process_group('nccl')",
+            "class Gather(torch.autograd.Function):",
+            "    @staticmethod",
+            "    def forward(ctx, x): return x.clone()",
+            "    @staticmethod",
+            "    def backward(ctx, gradient):",
+            "        before = torch.cuda.memory_allocated()",
+            "        sent = torch.empty(1 << 18, device='cuda')",
+            "        gathered = functional.all_gather_tensor(sent, 0, dist.group.WORLD)",
+            "        whole = gathered.sum()",
+            "        del sent, gathered, whole",
+            "        print(torch.cuda.memory_allocated() - before)",
+            "        return gradient",
+            "Gather.apply(torch.ones(1, device='cuda', requires_grad=True)).backward()",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "0\n")
+
+    @pytest.mark.parametrize(
+        ("environment", "options", "told"),
+        [
+            ({"WORLD_SIZE": "many", "RANK": "0"}, [], "WORLD_SIZE=many is not a number"),
+            ({"WORLD_SIZE": "4", "RANK": "4"}, [], "rank 4 is not in a world of 4"),
+            ({}, ["--nproc-per-node", "2", "--rank", "2"], "rank 2 is not in a world of 2"),
+            ({}, ["--nproc-per-node", "2", "--rank", "0,2"], "rank 2 is not in a world of 2"),
+            ({}, ["--nproc-per-node", "2", "--rank", "one"], "--rank one names no rank"),
+            (
+                {},
+                ["--nproc-per-node", "2", "--rank", "all", "--html", "page.html"],
+                "--html and --save keep one rank",
+            ),
+            ({}, ["--rank", "1"], "--rank needs --nproc-per-node"),
+            ({}, ["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
+        ],
+    )
+    def test_no_such_rank_is_told_in_a_line(
+        self,
+        run: Run,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        environment: dict[str, str],
+        options: list[str],
+        told: str,
+    ) -> None:
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+
+        done = run(*options, self.script(tmp_path, "print('ran')"))
+
+        assert done.exit_code == 2
+        assert told in done.stderr
+        assert done.stdout == ""
+
+
+class TestCards:
+    """A rank sees the cards of its node and works on its own, as under torchrun."""
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> Callable[..., Path]:
+        def write(*lines: str) -> Path:
+            path = tmp_path / "script.py"
+            path.write_text("\n".join(["import torch", "import torch.distributed as dist", *lines]))
+            return path
+
+        return write
+
+    def test_each_works_on_the_card_of_its_local_rank(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        path = script(
+            "print(torch.cuda.device_count(), torch.accelerator.device_count())",
+            "torch.cuda.set_device(3)",
+            "held = [torch.empty(256, device='cuda'), torch.empty(256).cuda(), torch.ones(256)]",
+            "held += [held[2].to('cuda'), torch.nn.Linear(256, 1, bias=False).cuda().weight]",
+            "print(*(tensor.device for tensor in held))",
+            "print([torch.cuda.memory_allocated(card) for card in (0, 3)])",
+            "print(torch.cuda.current_stream().device, torch.Generator('cuda').device)",
+        )
+
+        done = run("--nproc-per-node", "4", "--nnodes", "2", "--rank", "7", path)
+
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "4 4",
+            "cuda:3 cuda:3 cpu cuda:3 cuda:3",
+            "[0, 4096]",  # four of 1,024 bytes
+            "cuda:3 cuda:3",
+        ]
+
+    def test_a_device_mesh_chooses_the_card(self, run: Run, script: Callable[..., Path]) -> None:
+        path = script(
+            "from torch.distributed.device_mesh import init_device_mesh",
+            "init_device_mesh('cuda', (2,))",
+            "print(torch.cuda.current_device(), torch.empty(1, device='cuda').device)",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", path)
+
+        assert (done.exit_code, done.stdout) == (0, "1 cuda:1\n")
+
+    def test_a_tensor_on_the_card_of_another_rank_is_refused(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        done = run("--nproc-per-node", "2", "--rank", "1", script("torch.empty(1, device='cuda')"))
+
+        assert done.exit_code == 2
+        assert "this rank works on cuda:1, and a tensor goes to cuda:0" in done.stderr
+        assert "script.py:3" in done.stderr
+
+    def test_a_card_that_the_node_lacks_is_the_drivers_error(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        done = run("--nproc-per-node", "2", script("torch.cuda.set_device(2)"))
+
+        assert done.exit_code == 1
+        assert "CUDA error: invalid device ordinal" in done.stderr
+
+    @pytest.mark.parametrize(
+        "environment",
+        [
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+            },
+            {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"},
+            {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"},
+        ],
+        ids=["torchrun", "mpirun", "srun", "srun of nodes"],
+    )
+    @pytest.mark.parametrize(("visible", "expected"), [(None, "5 8 1 4"), ("2", "5 8 1 1")])
+    def test_launchers_are_understood(
+        self,
+        run: Run,
+        script: Callable[..., Path],
+        monkeypatch: pytest.MonkeyPatch,
+        environment: dict[str, str],
+        visible: str | None,
+        expected: str,
+    ) -> None:
+        """Rank 5 of two nodes of four; a launcher may let each rank see one card alone."""
+        for name, text in environment.items():
+            monkeypatch.setenv(name, text)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        path = script(
+            "import os",
+            "dist.init_process_group('nccl')",
+            "local = os.environ['LOCAL_RANK']",
+            "print(dist.get_rank(), dist.get_world_size(), local, torch.cuda.device_count())",
+        )
+
+        done = run(path)
+
+        assert (done.exit_code, done.stdout) == (0, f"{expected}\n")
+
+    def test_the_cards_that_a_shell_names_are_real_ones(
+        self, run: Run, script: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+        done = run("--nproc-per-node", "8", script("print(torch.cuda.device_count())"))
+
+        assert (done.exit_code, done.stdout) == (0, "8\n")
+
+    @pytest.mark.parametrize("rank", [0, 2])
+    def test_objects_of_one_rank_reach_the_others(
+        self, run: Run, script: Callable[..., Path], rank: int
+    ) -> None:
+        """Rank 2 has nothing that resembles them: ranks 0 and 1 run for it."""
+        path = script(
+            "dist.init_process_group('nccl')",
+            "rank = dist.get_rank()",
+            "torch.cuda.set_device(rank)",
+            "sent = ['a', {1: 2}] if rank == 0 else [None, None]",
+            "dist.broadcast_object_list(sent, src=0)",
+            "got = [None]",
+            "parts = [f'for {each}' for each in range(3)] if rank == 1 else None",
+            "dist.scatter_object_list(got, parts, src=1)",
+            "print(sent, got)",
+        )
+
+        done = run("--nproc-per-node", "3", "--rank", str(rank), path)
+
+        assert (done.exit_code, done.stdout) == (0, f"['a', {{1: 2}}] ['for {rank}']\n")
+
+    def test_fsdp_takes_the_number_of_a_card(self, run: Run, script: Callable[..., Path]) -> None:
+        """As Lightning gives it; DDP has statistics, which it asks for as well."""
+        path = script(
+            "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP",
+            "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(1)",
+            "model = FSDP(torch.nn.Linear(256, 256, bias=False), device_id=1)",
+            "print(sum(each.numel() for each in model.parameters()))",
+            "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1).cuda(), [1])",
+            "print(net._get_ddp_logging_data())",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", path)
+
+        assert (done.exit_code, done.stdout) == (0, "32768\n{}\n"), done.stderr
+
+    def test_nccl_is_there(self, run: Run, script: Callable[..., Path]) -> None:
+        path = script("print(dist.is_nccl_available(), torch.cuda.nccl.version() >= (2, 10))")
+
+        done = run("--nproc-per-node", "2", path)
+
+        assert (done.exit_code, done.stdout) == (0, "True True\n")
+
+
+class TestSpawned:
+    """`torch.multiprocessing.spawn` of the DDP tutorials: the rank that runs, runs here."""
+
+    SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def main(rank, size):
+    address = "tcp://127.0.0.1:29501"
+    dist.init_process_group("nccl", rank=rank, world_size=size, init_method=address)
+    torch.cuda.set_device(rank)
+    print(rank, dist.get_rank(), dist.get_world_size(), torch.empty(256).cuda().device)
+
+if __name__ == "__main__":
+    size = int(sys.argv[1]) if sys.argv[1:] else torch.cuda.device_count()
+    mp.spawn(main, (size,), nprocs=size)
+"""
+
+    @pytest.mark.parametrize(
+        ("options", "printed"),
+        [
+            (["--nproc-per-node", "3", "--rank", "2"], "2 2 3 cuda:2\n"),
+            (["--nproc-per-node", "3"], "0 0 3 cuda:0\n"),
+            ([], "0 0 1 cuda:0\n"),
+        ],
+    )
+    def test_one_of_them_runs(
+        self, run: Run, tmp_path: Path, options: list[str], printed: str
+    ) -> None:
+        path = tmp_path / "script.py"
+        path.write_text(self.SCRIPT)
+
+        done = run(*options, path)
+
+        assert (done.exit_code, done.stdout) == (0, printed), done.stderr
+
+    def test_more_than_there_are_ranks_is_an_error(self, run: Run, tmp_path: Path) -> None:
+        path = tmp_path / "script.py"
+        path.write_text(self.SCRIPT)
+
+        done = run(path, "4")
+
+        assert done.exit_code == 2
+        assert "the script starts 4 processes, and this node has 1 rank" in done.stderr
+        assert "graphmem run --nproc-per-node 4 --rank 0" in done.stderr
+
+
+class TestSeveralRanks:
+    """Rank r holds r + 1 MiB, and the last one fails."""
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(
+            "import os, torch\n"
+            "rank = int(os.environ['RANK'])\n"
+            "held = torch.empty(rank + 1, 1 << 18, device=f'cuda:{rank}')\n"
+            "print('rank', rank)\n"
+            "assert rank < 2, 'the last one'\n"
+        )
+        return path
+
+    def test_each_has_a_row_and_the_fullest_its_report(self, run: Run, script: Path) -> None:
+        done = run("--nproc-per-node", "3", "--rank", "0,1", script)
+
+        assert (done.exit_code, done.stdout) == (0, "rank 0\nrank 1\n")
+        assert "fullest: rank 1, peak 2,097,152 bytes" in done.stderr
+        assert "emptiest: rank 0, peak 1,048,576 bytes" in done.stderr
+        assert "2.0 MiB  float32 [2 x 262144]" in done.stderr
+
+    def test_one_that_fails_is_told_and_gives_the_exit_code(
+        self, run: Run, script: Path, tmp_path: Path
+    ) -> None:
+        report = tmp_path / "report.json"
+
+        done = run(
+            *("--nproc-per-node", "3", "--rank", "all", "--format", "json", "-o", report), script
+        )
+
+        assert done.exit_code == 1
+        assert "AssertionError: the last one" in done.stderr
+        found = json.loads(report.read_text())
+        assert (found["world_size"], found["fullest"], found["emptiest"]) == (3, 1, 0)
+        assert [rank["exit_code"] for rank in found["ranks"]] == [0, 0, 1]
+        peaks = [rank["report"]["peak"]["allocated"] for rank in found["ranks"]]
+        assert peaks == [1 << 20, 2 << 20, 3 << 20]
+
+
+class TestCompiled:
+    def test_two_models_of_one_graph_are_compiled_in_one_rank(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """Inductor's cache has the second graph, and asks the process group for its backend."""
+        script = tmp_path / "train.py"
+        script.write_text(
+            """import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+first, second = (torch.nn.Linear(64, 64).cuda() for _ in range(2))
+for model in (first, second):
+    torch._dynamo.reset()
+    torch.compile(model)(torch.ones(8, 64, device="cuda")).sum().backward()
+print("compiled twice")
+"""
+        )
+
+        done = run("--gpu", "h100", "--nproc-per-node", "2", "--rank", "0", script)
+
+        assert done.exit_code == 0, done.stderr
+        assert "compiled twice" in done.stdout

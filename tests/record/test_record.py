@@ -1,0 +1,280 @@
+"""A saved step: every reader finds in it what it finds in the code, and nothing else opens."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import graphmem
+from tests.support.places import ROOT
+
+LLAMA = f"{ROOT / 'fixtures' / 'llama.py'}:build"
+SMALL = ("--set", "layers=1", "--set", "seq=16", "--set", "batch=2")
+
+SCRIPT = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+model.cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+side = torch.cuda.Stream()
+for step in range(2):
+    loss = model(torch.randn(32, 256, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.cuda.stream(side):
+        kept = torch.empty(3 << 20, device="cuda")
+    torch.cuda.empty_cache()
+    print(loss.item())
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from graphmem.cli import main
+
+    path = tmp_path_factory.mktemp("record") / "llama.graphmem"
+    assert main(["analyze", LLAMA, *SMALL, "--save", str(path), "-o", str(path.parent / "x")]) == 0
+    return path
+
+
+@pytest.fixture
+def ran(run_graphmem: Callable[..., Any], tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    path = tmp_path / "train.graphmem"
+    report = tmp_path / "report.json"
+    arguments = ("--save", str(path), "--html", str(tmp_path / "page.html"))
+    outcome = run_graphmem(
+        "run", *arguments, "--format", "json", "-o", str(report), str(tmp_path / "train.py")
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    return path
+
+
+class TestReaders:
+    def test_analyze_says_what_the_trace_said(
+        self, run_graphmem: Callable[..., Any], saved: Path
+    ) -> None:
+        traced = run_graphmem("analyze", LLAMA, *SMALL, "--format", "json")
+        read = run_graphmem("analyze", str(saved), "--format", "json")
+
+        assert json.loads(read.stdout) == json.loads(traced.stdout)
+
+    def test_the_graph_is_the_same(self, run_graphmem: Callable[..., Any], saved: Path) -> None:
+        traced = run_graphmem("graph", LLAMA, *SMALL, "--steps", "3")
+
+        assert run_graphmem("graph", str(saved)).stdout == traced.stdout
+
+    @pytest.mark.parametrize("ending", ["html", "pickle", "json.gz", "dot", "csv"])
+    def test_what_is_drawn_is_the_same(
+        self, run_graphmem: Callable[..., Any], saved: Path, tmp_path: Path, ending: str
+    ) -> None:
+        traced, read = tmp_path / f"traced.{ending}", tmp_path / f"read.{ending}"
+        assert run_graphmem("render", LLAMA, *SMALL, "-o", str(traced)).exit_code == 0
+        assert run_graphmem("render", str(saved), "-o", str(read)).exit_code == 0
+
+        if ending == "pickle":  # the same objects, not the same sharing of equal texts
+            assert pickle.loads(read.read_bytes()) == pickle.loads(traced.read_bytes())
+        else:
+            assert read.read_bytes() == traced.read_bytes()
+
+    def test_a_search_of_layouts(self, run_graphmem: Callable[..., Any], saved: Path) -> None:
+        found = run_graphmem("plan", str(saved), "--gpus", "2", "--search")
+
+        assert found.exit_code == 0, found.stderr
+
+    def test_plan(self, run_graphmem: Callable[..., Any], saved: Path) -> None:
+        layout = ("--gpus", "8", "--fsdp", "--tp", "2")
+        traced = run_graphmem("plan", LLAMA, *SMALL, *layout)
+        read = run_graphmem("plan", str(saved), *layout)
+
+        assert (read.exit_code, read.stdout) == (0, traced.stdout)
+
+    def test_explain(self, run_graphmem: Callable[..., Any], saved: Path) -> None:
+        name = "layers.0.mlp"
+        traced = run_graphmem("explain", LLAMA, name, *SMALL, "--steps", "3")
+        read = run_graphmem("explain", str(saved), name)
+        advice = run_graphmem("explain", str(saved))
+
+        assert (read.exit_code, read.stdout) == (0, traced.stdout)
+        assert "checkpoint layers.*" in advice.stdout
+        assert "not known before it is traced" in advice.stdout
+
+    def test_diff(self, run_graphmem: Callable[..., Any], saved: Path, tmp_path: Path) -> None:
+        longer = tmp_path / "longer.graphmem"
+        arguments = ("--set", "layers=2", *SMALL[2:], "--save", str(longer))
+        assert run_graphmem("analyze", LLAMA, *arguments).exit_code == 0
+        outcome = run_graphmem("diff", str(saved), str(longer), "--format", "json")
+
+        peaks = [graphmem.analyze(str(path)).peak.allocated for path in (saved, longer)]
+        assert outcome.exit_code == 0
+        assert peaks[1] > peaks[0]
+        assert all(str(peak) in outcome.stdout for peak in peaks)
+
+    def test_a_damaged_reference_among_sound_tables(self, saved: Path, tmp_path: Path) -> None:
+        tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
+        tables["ops"][3][8] = [10**9]
+        damaged = written(tmp_path, tables)
+
+        with pytest.raises(graphmem.InputError, match="damaged"):
+            graphmem.analyze(str(damaged))
+
+
+class TestScripts:
+    """What ran once on a virtual GPU: with a stream, and a cache that was emptied."""
+
+    def test_the_report_is_that_of_the_run(
+        self, run_graphmem: Callable[..., Any], ran: Path
+    ) -> None:
+        read = run_graphmem("analyze", str(ran), "--format", "json")
+
+        assert json.loads(read.stdout) == json.loads((ran.parent / "report.json").read_text())
+
+    def test_the_page_is_that_of_the_run(self, run_graphmem: Callable[..., Any], ran: Path) -> None:
+        page = ran.parent / "again.html"
+        assert run_graphmem("render", str(ran), "-o", str(page)).exit_code == 0
+
+        assert page.read_bytes() == (ran.parent / "page.html").read_bytes()
+
+    def test_it_has_a_plan_and_explanations(
+        self, run_graphmem: Callable[..., Any], ran: Path
+    ) -> None:
+        assert run_graphmem("plan", str(ran), "--gpus", "8", "--fsdp").exit_code == 0
+        assert run_graphmem("explain", str(ran), "0").exit_code == 0
+        assert run_graphmem("explain", str(ran)).exit_code == 0
+
+
+class TestWhatASavedStepIsNot:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("analyze", "--steps", "2"),
+            ("analyze", "--gpu", "a100-80gb"),
+            ("render", "-o", "x.html", "--optimizer", "sgd"),
+            ("plan", "--gpus", "2", "--precision", "bf16-master"),
+            ("whatif", "--batch", "2x"),
+            ("fit",),
+            ("closed-form", "--symbols", "batch"),
+        ],
+        ids=" ".join,
+    )
+    def test_it_cannot_be_another_step(
+        self, run_graphmem: Callable[..., Any], saved: Path, arguments: tuple[str, ...]
+    ) -> None:
+        command, *options = arguments
+        outcome = run_graphmem(command, str(saved), *options)
+
+        assert outcome.exit_code == 2
+        assert "is a saved step" in outcome.stderr
+
+    def test_a_name_that_commands_would_not_know(
+        self, run_graphmem: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        outcome = run_graphmem("analyze", LLAMA, "--save", str(tmp_path / "step.json"))
+
+        assert outcome.exit_code == 2
+        assert "step.graphmem" in outcome.stderr
+
+
+def written(folder: Path, tables: Any) -> Path:
+    path = folder / "made.graphmem"
+    path.write_bytes(gzip.compress(msgspec.msgpack.encode(tables)))
+    return path
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"not a step at all",
+    "gzip of text": gzip.compress(b"not a step at all"),
+    "another format": gzip.compress(msgspec.msgpack.encode({"format": "other", "version": [1, 0]})),
+    "a pickle": gzip.compress(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
+    "a deep nest": gzip.compress(b"\x91" * 3_000_000),
+    "a bomb": gzip.compress(b"\x90" * 600_000_000, 1),
+    "a heap of empty arrays": gzip.compress(
+        b"\x84\xa6format\xadgraphmem.step\xa7version\x92\x01\x00\xaawritten_by\xa1x\xa1z\xdd"
+        + (4_000_000).to_bytes(4, "big")
+        + b"\x90" * 4_000_000
+    ),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_saved_step_is_one_line(
+    run_graphmem: Callable[..., Any], tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "hostile.graphmem"
+    path.write_bytes(content)
+    outcome = run_graphmem("analyze", str(path))
+
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith("error: ")
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.999])
+def test_a_truncated_file(
+    run_graphmem: Callable[..., Any], saved: Path, tmp_path: Path, share: float
+) -> None:
+    content = saved.read_bytes()
+    path = tmp_path / "cut.graphmem"
+    path.write_bytes(content[: int(share * len(content))])
+
+    assert run_graphmem("analyze", str(path)).exit_code == 2
+
+
+def test_a_later_minor_version_opens(saved: Path, tmp_path: Path) -> None:
+    """Its new keys, and new fields at the end of rows, are not read."""
+    tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
+    tables |= {"version": [1, 7], "something_new": [1, 2]}
+    for row in tables["storages"]:
+        row.append("new")
+
+    newer = graphmem.analyze(str(written(tmp_path, tables)))
+    assert newer == graphmem.analyze(str(saved))
+
+
+def test_a_later_major_version_says_what_to_do(
+    run_graphmem: Callable[..., Any], saved: Path, tmp_path: Path
+) -> None:
+    tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
+    path = written(tmp_path, tables | {"version": [2, 0], "written_by": "graphmem 9.9"})
+    outcome = run_graphmem("analyze", str(path))
+
+    assert outcome.exit_code == 2
+    assert "format 2.0, written by graphmem 9.9" in outcome.stderr
+    assert "upgrade graphmem" in outcome.stderr
+
+
+def test_a_missing_file(run_graphmem: Callable[..., Any]) -> None:
+    outcome = run_graphmem("analyze", "nowhere.graphmem")
+
+    assert outcome.exit_code == 2
+    assert "nowhere.graphmem" in outcome.stderr
+
+
+def test_an_operator_that_this_process_does_not_have(saved: Path, tmp_path: Path) -> None:
+    """It is a name with a schema: the storages are there all the same, and nothing is imported."""
+    tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
+    for row in tables["operators"]:
+        if row[0] == "aten.silu.default":
+            row[:] = ["mylib.gate.default", "mylib::gate(Tensor self) -> Tensor"]
+    report = graphmem.analyze(str(written(tmp_path, tables)))
+
+    assert report.model == graphmem.analyze(str(saved)).model
+
+
+def test_nothing_but_torch_is_asked_for_names(saved: Path, tmp_path: Path) -> None:
+    """`torch.ops.load_library` is a function, and no operator."""
+    tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
+    schema = "mylib::gate(Tensor self) -> Tensor"
+    tables["operators"][0] = ["load_library.evil.so", schema]
+    step = graphmem.analyze(str(written(tmp_path, tables)))
+
+    assert step.operations == graphmem.analyze(str(saved)).operations

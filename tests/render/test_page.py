@@ -1,0 +1,390 @@
+"""The page in a real browser: its figures are the report's, and it asks the network for nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from selenium import webdriver
+from selenium.webdriver import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from graphmem.analysis import Analysis, Request, run_analysis
+from graphmem.cli import main
+from graphmem.render.page import page
+from graphmem.units import format_bytes
+from tests.support.places import ROOT
+from tests.support.rendered import HOSTILE_NAMES, hostile_analysis, small_analysis
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--window-size=1440,1000"
+).split()
+LEFT, TOP = 74, 40  # MARGIN of timeline.js
+
+# WCAG 2.2, 1.4.3: 4.5 to 1, of large text 3 to 1; what lies on a picture is taken to lie on white.
+CONTRASTS = """
+const parts = (text) => {
+  const [r, g, b, a] = text.match(/[\\d.]+/g).map(Number);
+  return [r, g, b, a === undefined ? 1 : a];
+};
+const over = (front, back) =>
+  [0, 1, 2].map((i) => front[i] * front[3] + back[i] * (1 - front[3])).concat(1);
+const light = (colour) => {
+  const [r, g, b] = colour.slice(0, 3).map((each) => {
+    const part = each / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = (element) => {
+  if (!element) return [255, 255, 255, 1];
+  const style = getComputedStyle(element);
+  const colour = parts(style.backgroundColor);
+  if (style.backgroundImage !== "none") return [255, 255, 255, 1];
+  return colour[3] === 1 ? colour : over(colour, behind(element.parentElement));
+};
+const found = [];
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  const element = texts.currentNode.parentElement;
+  if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
+  if (["SCRIPT", "STYLE", "NOSCRIPT", "OPTION"].includes(element.tagName)) continue;
+  const style = getComputedStyle(element);
+  const back = behind(element);
+  const isDrawn = element.namespaceURI.endsWith("svg");
+  const [a, b] = [over(parts(isDrawn ? style.fill : style.color), back), back].map(light);
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const size = parseFloat(style.fontSize);
+  const isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+  if (ratio < (isLarge ? 3 : 4.5)) {
+    found.push([texts.currentNode.data.trim().slice(0, 40), ratio.toFixed(2)]);
+  }
+}
+return found;
+"""
+
+Open = Callable[[str], webdriver.Chrome]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        if "CI" in os.environ:
+            pytest.fail("CI needs a browser: apt-get install chromium chromium-driver")
+        pytest.skip("no browser: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def open_page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
+    """Open a page from disk; afterwards, no error in the console and no request to a network."""
+    file = tmp_path / "page.html"
+
+    def load(html: str) -> webdriver.Chrome:
+        file.write_text(html, encoding="utf-8")
+        browser.get_log("performance")
+        browser.get(file.as_uri())
+        wait_until(lambda: browser.execute_script("return document.documentElement.dataset.ready"))
+        return browser
+
+    yield load
+
+    assert browser.get_log("browser") == []
+    assert [url for url in requests_of(browser) if url.startswith(("http", "ws"))] == []
+
+
+def wait_until(is_done: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < deadline, "the page did not get there"
+        time.sleep(0.02)
+
+
+def requests_of(browser: webdriver.Chrome) -> set[str]:
+    messages = [
+        msgspec.json.decode(e["message"])["message"] for e in browser.get_log("performance")
+    ]
+    return {
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    }
+
+
+def text_of(browser: webdriver.Chrome, element: str) -> str:
+    return browser.find_element(By.ID, element).text
+
+
+def click_timeline(browser: webdriver.Chrome, x: float, y: float) -> None:
+    """Click at a place of the canvas, counted from its upper left corner."""
+    canvas = browser.find_element(By.ID, "timeline")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    size = canvas.size
+    moves = ActionChains(browser).move_to_element_with_offset(
+        canvas, int(x - size["width"] / 2), int(y - size["height"] / 2)
+    )
+    moves.click().perform()
+
+
+def exact(nbytes: int) -> str:
+    return f"{nbytes:,} bytes"
+
+
+def peak_x(browser: webdriver.Chrome, analysis: Analysis) -> float:
+    """Where the peak is drawn: the step of the peak fills the canvas at first."""
+    ticks = [moment.tick for moment in analysis.timeline.moments]
+    phases = analysis.graph.phases_of(analysis.report.peak.step)
+    first = next(i for i, tick in enumerate(ticks) if tick >= phases[0].start)
+    last = next((i for i, tick in enumerate(ticks) if tick > phases[-1].end), len(ticks))
+    allocated = [moment.allocated for moment in analysis.timeline.moments]
+    width = browser.find_element(By.ID, "timeline").size["width"] - LEFT - 14
+    return LEFT + (allocated.index(max(allocated)) + 0.5 - first) / (last - first) * width
+
+
+def test_a_click_on_the_peak_shows_the_figures_of_the_report(open_page: Open) -> None:
+    analysis = small_analysis()
+    peak = analysis.report.peak
+    browser = open_page(page(analysis))
+
+    browser.find_element(By.ID, "timeline").send_keys(Keys.HOME)
+    assert text_of(browser, "moment-allocated") == exact(0)
+    browser.find_element(By.ID, "peak-step").click()
+    click_timeline(browser, peak_x(browser, analysis), TOP + 60)
+
+    assert text_of(browser, "moment-allocated") == exact(peak.allocated)
+    assert text_of(browser, "moment-requested") == exact(peak.requested)
+    assert text_of(browser, "moment-reserved") == exact(peak.reserved)
+    assert text_of(browser, "moment-phase") == f"step {peak.step} {peak.phase}"
+
+
+def test_the_categories_at_the_peak_are_those_of_the_report(open_page: Open) -> None:
+    analysis = small_analysis()
+    browser = open_page(page(analysis))
+
+    items = browser.find_elements(By.CSS_SELECTOR, "#categories li")
+    shown = {
+        item.get_attribute("data-category"): int(item.get_attribute("data-bytes") or 0)
+        for item in items
+    }
+
+    by_category = analysis.report.at_peak.by_category
+    assert shown == {name: nbytes for name, nbytes in by_category.items() if nbytes}
+
+
+def test_the_table_lists_the_holders_of_the_report(open_page: Open) -> None:
+    analysis = small_analysis()
+    browser = open_page(page(analysis))
+
+    rows = browser.find_elements(By.CSS_SELECTOR, "#holders-body tr")
+    shown = [int(row.get_attribute("data-bytes") or 0) for row in rows]
+    reasons = [row.find_elements(By.TAG_NAME, "td")[3].text for row in rows]
+
+    holders = analysis.report.at_peak.holders[: len(rows)]
+    assert shown == [holder.bytes for holder in holders]
+    assert sorted(reasons) == sorted(holder.reason for holder in holders)
+
+
+def test_the_sums_by_module_are_those_of_the_report(open_page: Open) -> None:
+    analysis = small_analysis()
+    browser = open_page(page(analysis))
+
+    browser.find_element(By.CSS_SELECTOR, "#group-by option:nth-child(2)").click()
+    rows = browser.find_elements(By.CSS_SELECTOR, "#holders-body tr")
+    shown = {
+        row.find_elements(By.TAG_NAME, "td")[1].text: int(row.get_attribute("data-bytes") or 0)
+        for row in rows
+    }
+
+    assert shown == analysis.report.at_peak.by_module
+
+
+def test_a_click_on_a_band_shows_a_storage_with_its_owners(open_page: Open) -> None:
+    browser = open_page(page(small_analysis()))
+
+    size = browser.find_element(By.ID, "timeline").size
+    click_timeline(browser, size["width"] / 2, size["height"] - 52)
+
+    assert text_of(browser, "storage-bytes").endswith(" bytes")
+    assert browser.find_elements(By.CSS_SELECTOR, ".owners li")
+
+
+def test_everything_can_be_reached_by_keys(open_page: Open) -> None:
+    analysis = small_analysis()
+    browser = open_page(page(analysis))
+    canvas = browser.find_element(By.ID, "timeline")
+
+    canvas.send_keys(Keys.HOME, "0", "p", Keys.ARROW_UP)
+
+    assert text_of(browser, "moment-allocated") == exact(analysis.report.peak.allocated)
+    assert text_of(browser, "storage-bytes") == exact(analysis.report.at_peak.holders[0].bytes)
+
+
+def test_search_finds_the_storages_of_a_module(open_page: Open) -> None:
+    browser = open_page(page(small_analysis()))
+
+    browser.find_element(By.ID, "search").send_keys("geluBackward0.self")
+    rows = browser.find_elements(By.CSS_SELECTOR, "#holders-body tr")
+
+    assert text_of(browser, "search-result").endswith(f" storages, {len(rows)} in the table")
+    assert rows
+    assert all("GeluBackward0.self" in row.text for row in rows)
+
+
+def refused_analysis() -> Analysis:
+    """4 layers that save 4 x 128 MiB on a card of 512 MiB."""
+
+    def wide() -> Any:
+        layers = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()) for _ in range(4)]
+        return torch.nn.Sequential(*layers), torch.randn(1 << 17, 256)
+
+    card = "name=small,memory=768MiB,sm=8.0,multiprocessors=40"
+    return run_analysis(wide, Request(steps=1, gpu=card))
+
+
+def test_the_page_begins_with_the_verdict(open_page: Open) -> None:
+    analysis = refused_analysis()
+    browser = open_page(page(analysis))
+
+    headline = text_of(browser, "verdict-title")
+    assert headline.startswith("does NOT fit on small")
+    colour = browser.find_element(By.ID, "verdict-title").value_of_css_property("color")
+    red, green, blue = (int(each) for each in re.findall(r"\d+", colour)[:3])
+    assert red > 2 * max(green, blue)
+    refused = analysis.report.on_card
+    assert refused is not None
+    assert refused.refused is not None
+    assert f"({refused.refused.requested:,} bytes)" in text_of(browser, "verdict")
+
+
+def test_the_picture_shows_where_the_card_ends(open_page: Open) -> None:
+    """Above the card's end the background is tinted red; of a step that fits nothing is."""
+    analysis = refused_analysis()
+    card = analysis.report.on_card
+    assert card is not None
+
+    browser = open_page(page(analysis))
+    assert f"card capacity, {format_bytes(card.capacity)}" in text_of(browser, "legend")
+    red, _, blue, _ = pixel_at_the_top(browser)
+    assert red - blue > 5
+
+    browser = open_page(page(small_analysis()))
+    red, _, blue, _ = pixel_at_the_top(browser)
+    assert red - blue <= 5
+
+
+def pixel_at_the_top(browser: webdriver.Chrome) -> list[int]:
+    """Of the picture, at the right."""
+    found: list[int] = browser.execute_script(
+        "const canvas = document.getElementById('timeline');"
+        "const context = canvas.getContext('2d');"
+        f"return [...context.getImageData(canvas.width - 30, {TOP + 6}, 1, 1).data]"
+    )
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_the_contrast_that_wcag_asks_for(open_page: Open, theme: str) -> None:
+    browser = open_page(page(refused_analysis()))
+    browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+
+    assert browser.execute_script(CONTRASTS) == []
+
+
+def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
+    browser = open_page(page(refused_analysis()))
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        widths = browser.execute_script(
+            "const { scrollWidth, clientWidth } = document.documentElement;"
+            "return [scrollWidth, clientWidth]"
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+    assert widths[0] == widths[1] <= 400
+
+
+def test_two_reports_are_compared(open_page: Open) -> None:
+    analysis = small_analysis()
+    other = hostile_analysis().report
+    browser = open_page(page(analysis, other))
+
+    [row] = browser.find_elements(By.CSS_SELECTOR, '[data-name="allocated at the peak"]')
+
+    change = analysis.report.peak.allocated - other.peak.allocated
+    assert row.get_attribute("data-change") == str(change)
+
+
+def test_names_that_look_like_markup_stay_text(open_page: Open) -> None:
+    analysis = hostile_analysis()
+    browser = open_page(page(analysis))
+
+    browser.find_element(By.CSS_SELECTOR, "#group-by option:nth-child(2)").click()
+    cells = browser.find_elements(By.CSS_SELECTOR, "#holders-body td:nth-child(2)")
+    shown = " ".join(cell.get_attribute("textContent") or "" for cell in cells)
+
+    assert [name for name in HOSTILE_NAMES if name not in shown] == []
+    assert browser.find_elements(By.CSS_SELECTOR, "main img, main b b, main script") == []
+    assert "owned" not in browser.title
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_can_be_light_and_dark(open_page: Open, theme: str) -> None:
+    browser = open_page(page(small_analysis()))
+
+    for _ in range(2):
+        if browser.execute_script("return document.documentElement.dataset.theme") != theme:
+            browser.find_element(By.ID, "theme").click()
+    colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+    brightness = sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
+    assert (brightness > 3 * 128) == (theme == "light")
+
+
+def test_the_page_of_gpt2_is_small(open_page: Open) -> None:
+    html = page(run_analysis(f"{ROOT}/fixtures/gpt2.py:build", Request()))
+
+    open_page(html)
+
+    assert len(html.encode()) < 2_000_000
+
+
+@pytest.mark.slow
+def test_a_decoder_of_126_layers_opens(open_page: Open) -> None:
+    small = {"width": "64", "ffn": "128", "heads": "2", "kv_heads": "1", "seq": "64"}
+    request = Request(steps=1, settings={"layers": "126", **small})
+    html = page(run_analysis(f"{ROOT}/fixtures/llama.py:build", request))
+
+    open_page(html)
+
+    assert len(html.encode()) < 2_000_000
+
+
+def test_analyze_writes_the_page_as_well(tmp_path: Path) -> None:
+    target = f"{ROOT}/fixtures/linear_stack.py:build"
+    report, html = tmp_path / "report.txt", tmp_path / "page.html"
+
+    assert main(["analyze", target, "-o", str(report), "--html", str(html)]) == 0
+
+    assert "peak" in report.read_text()
+    assert html.read_text().startswith("<!doctype html>")

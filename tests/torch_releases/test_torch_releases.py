@@ -1,0 +1,181 @@
+"""Which PyTorch graphmem runs on, and what it needs of it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import graphmem
+from graphmem.errors import InternalError
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.manifest import MANIFEST
+from graphmem.virtual_device.patching import replaced
+from tests.support.places import ROOT
+
+
+def a_linear_layer() -> Any:
+    return nn.Linear(8, 8), torch.randn(2, 8)
+
+
+@pytest.fixture
+def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Call with a version: the installed torch says that it is that one."""
+
+    def pretend(version: str) -> None:
+        monkeypatch.setattr(torch, "__version__", version)
+        installed_release.cache_clear()
+
+    yield pretend
+    monkeypatch.undo()
+    installed_release.cache_clear()
+
+
+def assumptions(**options: Any) -> list[str]:
+    report = graphmem.analyze(a_linear_layer, steps=1, **options)
+    return [f"{each.what}: {each.value} ({each.why})" for each in report.assumptions]
+
+
+# ---- the list of names ---------------------------------------------------------------------------
+
+
+def test_the_installed_torch_has_every_name_that_is_listed() -> None:
+    checked = subprocess.run(
+        [sys.executable, "-m", "graphmem.torch_releases"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert checked.returncode == 0, checked.stdout
+    assert checked.stdout.startswith(f"torch {torch.__version__}: 0 of ")
+
+
+def test_replacing_a_name_that_is_not_listed_is_an_error() -> None:
+    before = torch.numel
+
+    with (
+        pytest.raises(InternalError, match=r"torch\.numel is replaced but not in"),
+        replaced([(torch, "numel", None)]),
+    ):
+        pytest.fail("it was replaced")
+
+    assert torch.numel is before
+
+
+def test_replacing_a_listed_name_that_torch_lacks_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if a newer release had dropped it; what was replaced before it is put back."""
+    make_grads, apply = torch.autograd._make_grads, nn.Module._apply
+    monkeypatch.delattr(torch.autograd, "_make_grads")
+    wanted = [(nn.Module, "_apply", None), (torch.autograd, "_make_grads", make_grads)]
+
+    with (
+        pytest.raises(graphmem.InputError, match=r"has no torch\.autograd\._make_grads, which"),
+        replaced(wanted),
+    ):
+        pytest.fail("it was replaced")
+
+    assert nn.Module._apply is apply
+
+
+def test_every_private_name_of_torch_in_the_sources_is_listed() -> None:
+    listed = {name for row in MANIFEST for name in (*row.owner.split("."), *row.names.split())}
+    files = [*(ROOT / "graphmem").rglob("*.py"), *(ROOT / "passes").rglob("*.py")]
+    found = {(name, file.name) for file in files for name in private_names(file)}
+
+    assert sorted(each for each in found if each[0] not in listed) == []
+
+
+def private_names(file: Path) -> Iterator[str]:
+    """The parts of dotted names below `torch` that begin with an underscore, but for operators."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            parts = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            parts = ast.unparse(node).split(".")
+        else:
+            continue
+        if parts[0] == "torch" and parts[1] != "ops":
+            yield from (part for part in parts if part.startswith("_") and part[:2] != "__")
+
+
+# ---- releases that were not tried ----------------------------------------------------------------
+
+
+def test_an_older_torch_is_refused_in_one_line_before_anything_is_replaced(
+    pretending: Any, run_graphmem: Any, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\ndef build():\n    return torch.nn.Linear(8, 8), torch.ones(8)\n"
+    )
+    before = {name: getattr(torch.Tensor, name) for name in ("to", "cuda", "data_ptr")}
+    pretending("2.8.0")
+
+    done = run_graphmem("analyze", f"{model}:build")
+
+    assert done.exit_code == 2
+    first, hint = done.stderr.splitlines()
+    assert first == (
+        "error: torch 2.8.0 is too old: graphmem runs on 2.9 to 2.15, and on newer ones"
+    )
+    assert hint.startswith("hint: ")
+    assert before == {name: getattr(torch.Tensor, name) for name in before}
+
+
+@pytest.mark.skipif(
+    installed_release() < (2, 13), reason="names that later releases have are missing"
+)
+def test_a_newer_torch_runs_and_the_report_says_so(pretending: Any) -> None:
+    pretending("3.0.0")
+
+    assert assumptions() == [
+        "rules of torch 3.0.0: those of 2.15 (it is newer than what graphmem was tried on)"
+    ]
+
+
+def test_the_report_says_what_comes_of_the_installed_torch() -> None:
+    installed = torch.__version__.partition("+")[0]
+    other = "2.9" if installed_release() != (2, 9) else "2.10"
+
+    assert assumptions() == []
+    [line] = assumptions(torch=other)
+    assert line == (
+        f"what torch {other} runs above the card's kernels: composites, derivative formulas and "
+        f"optimizers of {installed} (it is the one that is installed; --torch chooses the CUDA "
+        "rules)"
+    )
+
+
+# ---- what differs between releases ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("release", "saved"),
+    [
+        # Autocast casts rms_norm to float32 from 2.12 on (ATen/autocast_mode.h): one kernel keeps
+        # its input, rows of 64 in float32, and a root for each of the 8 rows. Before, its input is
+        # bfloat16 and the weight float32, for which there is no kernel: the parts keep more.
+        ("2.11", 14_368),
+        ("2.12", 12_320),
+    ],
+)
+def test_autocast_casts_rms_norm_as_the_chosen_release_does(release: str, saved: int) -> None:
+    """The figures are those of the installed releases 2.10.0 and 2.15.0, which have the policy."""
+
+    def build() -> Any:
+        layers = nn.Linear(64, 64), nn.RMSNorm(64), nn.Linear(64, 64)
+        return nn.Sequential(*layers), torch.randn(8, 64)
+
+    report = graphmem.analyze(build, autocast="bf16", steps=1, torch=release)
+
+    assert report.saved_for_backward == saved

@@ -1,0 +1,180 @@
+"""`torch.compile` compiles, in what is analysed and in what is run; `--no-compile` does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphmem
+from graphmem import TrainingStep
+from graphmem.virtual_device.libraries import triton
+from tests.conftest import Outcome
+from tests.support.places import FIXTURES
+
+pytest.importorskip("triton")
+
+RECORDED = FIXTURES / "cuda" / "compiled"
+
+MODEL = """
+import torch
+
+{decorated}
+def act(x):
+    return torch.sin(x) * x
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return act(super().forward(x)).sum()
+
+def build():
+    model = Net(8, 8)
+    {compiled}
+    return model, torch.randn(4, 8)
+"""
+
+ASKED = [("@torch.compile", ""), ("", "model.compile()"), ("", "model = torch.compile(model)")]
+
+
+def test_a_compiled_step_takes_what_it_took_on_the_card(
+    run_graphmem: Callable[..., Outcome],
+) -> None:
+    """Every event of the second and third step of a recording, and both peaks."""
+    outcome = run_graphmem("verify", str(RECORDED / "mlp_compiled.events.json.gz"))
+
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+    assert outcome.stdout.count(" none ") == 1
+
+
+CHAIN = """
+import torch
+
+MIB = 1 << 20
+
+@torch.compile
+def chain(x):
+    y = x.sin().cos().tan()
+    {breaks}
+    return y.exp().log()
+
+x = torch.randn(4 * MIB, device="cuda")
+chain(x)  # Inductor tries two ways to cut the kernel into blocks, with a buffer of its own
+before = torch.cuda.memory_allocated()
+torch.cuda.reset_peak_memory_stats()
+y = chain(x)
+print((torch.cuda.max_memory_allocated() - before) / MIB)
+"""
+
+
+@pytest.mark.parametrize(
+    ("breaks", "mib"),
+    [
+        ("", 16),  # all is one kernel: of 4 Mi floats only the result is there
+        ("torch._dynamo.graph_break()", 32),  # two kernels: the first result is there as well
+    ],
+)
+def test_what_is_fused_is_never_there(
+    breaks: str, mib: int, tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
+    script = tmp_path / "chain.py"
+    script.write_text(CHAIN.format(breaks=breaks))
+
+    outcome = run_graphmem("run", str(script))
+
+    assert outcome.stdout == f"{float(mib)}\n"
+
+
+@pytest.mark.parametrize(("decorated", "compiled"), ASKED)
+def test_what_is_not_compiled_is_as_large_as_what_never_was(
+    decorated: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.py").write_text(MODEL.format(decorated="", compiled=""))
+    Path("model.py").write_text(MODEL.format(decorated=decorated, compiled=compiled))
+
+    eager = graphmem.analyze("plain.py", steps=1)
+    report = graphmem.analyze("model.py", steps=1, compile=False)
+
+    assert report.peak == eager.peak
+    (assumed,) = [each for each in report.assumptions if each.what == "torch.compile"]
+    assert assumed.source is not None
+    assert "model.py" in assumed.source
+
+
+@pytest.mark.parametrize(("decorated", "compiled"), ASKED)
+def test_without_triton_it_says_what_to_install(
+    decorated: str,
+    compiled: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_graphmem: Callable[..., Outcome],
+) -> None:
+    monkeypatch.setattr(triton, "is_installed", lambda: False)
+    model = tmp_path / "model.py"
+    model.write_text(MODEL.format(decorated=decorated, compiled=compiled))
+
+    outcome = run_graphmem("analyze", f"{model}:build")
+
+    assert outcome.exit_code == 2
+    assert "which is not installed" in outcome.stderr
+    assert "pip install 'graphmem[compile]'" in outcome.stderr
+
+
+def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
+    """The wrapper that an H100 ran is in fixtures/cuda/compiled/output_code.tar.xz."""
+    report = graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=2, compile=True)
+
+    kept = [each for each in report.at_peak.holders if each.category == "activation"]
+    assert [each.module for each in kept] == ["up", "activation"]
+    assert [each.dtype for each in kept] == ["bfloat16", "bool"]
+    held = "saved for the compiled backward pass, which still reads it"
+    assert kept[0].reason == f"buf0 of compiled code, addmm; {held}"
+    assert kept[1].reason == f"buf3 of compiled code, threshold_backward; {held}"
+    assert kept[1].source == "fixtures/mlp.py:36"  # x = self.activation(x)
+
+
+def test_the_compiler_compiles_for_the_host_again_afterwards() -> None:
+    graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=1, compile=True)
+
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
+
+    x = torch.randn(8, requires_grad=True)
+    compiled(x).sum().backward()
+    assert torch.equal(compiled(x), x.sin() + 1)
+    assert x.grad is not None
+    assert torch.allclose(x.grad, x.cos())
+
+
+def test_dynamo_follows_a_function_by_another_name_and_a_property_of_the_card() -> None:
+    """As kernels in Triton do: `run = Doubled.apply`, and a grid from the multiprocessors."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.cuda.get_device_properties("cuda").multi_processor_count
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    with graphmem.virtual_gpu("h100"):
+        run = Doubled.apply
+        compiled = torch.compile(lambda x: run(x) + 1, fullgraph=True)
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        compiled(x).sum().backward()
+        assert x.grad is not None
+
+
+def test_max_autotune_says_what_only_a_card_knows() -> None:
+    """fixtures/cuda/scripts/mlp_autotune: a step that compares kernels peaks higher."""
+
+    def step() -> None:
+        a, b = torch.randn(2, 512, 512, device="cuda").unbind()
+        torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")(a, b)
+
+    report = graphmem.analyze(lambda: TrainingStep(step=step), gpu="h100-80gb", steps=1)
+
+    assert "which kernels max-autotune chooses" in {each.what for each in report.assumptions}

@@ -1,0 +1,51 @@
+"""Random programs, as an H100 ran them and as they are predicted.
+
+`fixtures/cuda/random.tar.xz` has 239 recordings; every eighth is compared here. Their release,
+torch 2.11, frees the tensors of a dying graph in another order than later ones: what is allocated,
+in which order, and the peaks are compared on every release.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from graphmem.verify import run_suite
+from graphmem.verify.changes import Change
+from graphmem.verify.own_cases import own_case
+from tests.support.places import FIXTURES
+
+ARCHIVE = FIXTURES / "cuda" / "random.tar.xz"
+SAMPLE = 8
+CHOSEN_BY_CUDNN = ("convolution", "cudnn")
+"""Operators whose workspace is assumed, which their reports say: those of `conv1d` and of a GRU."""
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("random")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return sorted(folder.iterdir())[::SAMPLE]
+
+
+def allocated(changes: tuple[Change, ...]) -> list[int]:
+    return [change.nbytes for change in changes if change.is_alloc]
+
+
+def has_assumed_workspace(changes: tuple[Change, ...]) -> bool:
+    return any(name in change.where for change in changes for name in CHOSEN_BY_CUDNN)
+
+
+def test_every_allocation_of_a_random_program_is_predicted(recordings: list[Path]) -> None:
+    rows = [run_suite([own_case(path)], path.parent).recorded[0] for path in recordings]
+    compared = [row.comparison for row in rows if row.comparison is not None]
+    known = [each for each in compared if not has_assumed_workspace(each.predicted)]
+
+    assert len(known) > 20
+    for each in known:
+        assert allocated(each.predicted) == allocated(each.recorded), each.name
+        assert each.recorded_figures is not None
+        assert each.predicted_figures == each.recorded_figures, each.name

@@ -1,0 +1,106 @@
+"""The cache of fake results: what it tells apart, and that what it answers is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from graphmem.gpus import find_gpu
+from graphmem.trace import TraceOptions, trace
+from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
+from tests.house.test_fixtures import TINY, build
+
+
+def key_of(mode: VirtualFakeMode, *arguments: Any) -> tuple[Any, ...]:
+    """What the cache knows arguments by, as PyTorch asks for it."""
+    key: list[Any] = []
+    mode._prep_args_for_hash(key, arguments, None, [])
+    return tuple(key)
+
+
+DIFFERENT: dict[str, Callable[[], Any]] = {
+    "fp32": lambda: torch.empty(4, 4),
+    "fp16": lambda: torch.empty(4, 4, dtype=torch.float16),
+    "bf16": lambda: torch.empty(4, 4, dtype=torch.bfloat16),
+    "transposed": lambda: torch.empty(4, 4).t(),
+    "longer": lambda: torch.empty(5, 4),
+    "part of a larger storage": lambda: torch.empty(5, 4)[:4],
+    "at an offset": lambda: torch.empty(5, 4)[1:],
+    "differentiable": lambda: torch.empty(4, 4, requires_grad=True),
+    "conjugated": lambda: torch.empty(4, 4, dtype=torch.complex64).conj(),
+    "complex": lambda: torch.empty(4, 4, dtype=torch.complex64),
+    "imaginary": lambda: torch.empty(4, 4, dtype=torch.complex64).imag,
+    "negated": lambda: torch.empty(4, 4, dtype=torch.complex64).conj().imag,
+    "elsewhere": lambda: torch.empty(4, 4, device="meta"),
+    "in a list": lambda: [torch.empty(4, 4)],
+    "in a tuple": lambda: (torch.empty(4, 4),),
+    "integer": lambda: 1,
+    "fraction": lambda: 1.0,
+    "truth": lambda: True,
+    "nothing": lambda: None,
+    "in a nested list": lambda: [[torch.empty(4, 4)]],
+}
+
+
+@pytest.fixture(scope="module")
+def mode() -> VirtualFakeMode:
+    return VirtualFakeMode()
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(DIFFERENT, 2)))
+def test_arguments_that_differ_have_different_keys(
+    mode: VirtualFakeMode, one: str, other: str
+) -> None:
+    mode.allow_meta = True
+    with mode:
+        assert key_of(mode, DIFFERENT[one]()) != key_of(mode, DIFFERENT[other]())
+
+
+@pytest.mark.parametrize("name", list(DIFFERENT))
+def test_arguments_that_look_alike_have_one_key(mode: VirtualFakeMode, name: str) -> None:
+    mode.allow_meta = True
+    with mode:
+        assert key_of(mode, DIFFERENT[name]()) == key_of(mode, DIFFERENT[name]())
+
+
+def test_inference_tensors_are_told_apart(mode: VirtualFakeMode) -> None:
+    with mode:
+        ordinary = torch.empty(4)
+        with torch.inference_mode():
+            inferred = torch.empty(4)
+    assert key_of(mode, ordinary) != key_of(mode, inferred)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "resnet", "unet_block", "moe"])
+@pytest.mark.parametrize("gpu", ["A100", None])
+def test_what_the_cache_answers_is_what_the_operation_returns(model: str, gpu: str | None) -> None:
+    """PyTorch's own check runs every operation again whose result came from the cache."""
+    step = partial(build, model, **TINY[model])
+    hits = FakeTensorMode.cache_hits
+    with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
+        graph = trace(step, gpu=gpu and find_gpu(gpu), options=TraceOptions(steps=2))
+
+    assert FakeTensorMode.cache_hits - hits > len(graph.ops) / 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_fake_tensor_of_the_cache_is_what_the_constructor_makes(
+    device: str, requires_grad: bool
+) -> None:
+    mode = VirtualFakeMode()
+    ensure_cuda_device_guard()
+    memory = [torch.empty(2, 3, device="meta", requires_grad=requires_grad) for _ in range(2)]
+    made = mode._wrap(memory[0], torch.device(device))
+    constructed = FakeTensor(mode, memory[1], torch.device(device))
+
+    assert vars(made) == vars(constructed)
+    assert torch._C._dispatch_keys(made) == torch._C._dispatch_keys(constructed)
+    assert (made.device, made.requires_grad) == (torch.device(device), requires_grad)

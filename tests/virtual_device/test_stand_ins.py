@@ -1,0 +1,237 @@
+"""Modules that take the place of compiled packages. Figures are by hand, from the sources cited."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphmem
+from graphmem.errors import InputError
+from graphmem.virtual_device.messages import NoStandInPartError, UnknownStandInError
+from tests.support.places import ROOT
+
+HALF, FLOAT = 2, 4
+STATE = 512  # two numbers of 8 bytes, in a block
+
+
+def tensor(*size: int) -> torch.Tensor:
+    return torch.zeros(size, device="cuda", dtype=torch.float16, requires_grad=True)
+
+
+def extra_peak(before: int) -> int:
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_flash_attention_keeps_and_takes_what_its_source_says() -> None:
+    """`mha_fwd` and `mha_bwd` of csrc/flash_attn/flash_api.cpp; 8 heads share 2 of keys."""
+    queries, keys = 2 * 256 * 8 * 64, 2 * 256 * 2 * 64
+    sums = 2 * 8 * 256 * FLOAT
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        attend = importlib.import_module("flash_attn").flash_attn_func
+        q, k, v = tensor(2, 256, 8, 64), tensor(2, 256, 2, 64), tensor(2, 256, 2, 64)
+        before = gpu.allocated
+        out = attend(q, k, v, causal=True)
+        assert gpu.allocated - before == queries * HALF + sums + STATE
+
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        gradients = (queries + 2 * keys) * HALF
+        of_every_head = 2 * queries * HALF
+        assert extra_peak(before) == gradients + sums + queries * FLOAT + of_every_head
+    assert "flash_attn" not in sys.modules
+
+
+def test_flash_attention_3_keeps_and_takes_what_its_source_says() -> None:
+    """`mha_fwd` and `mha_bwd` of hopper/flash_api.cpp; 8 heads share 2 of keys, tiles of 128."""
+    queries, keys = 2 * 256 * 8 * 64, 2 * 256 * 2 * 64
+    sums = 2 * 8 * 256 * FLOAT
+    few_numbers = 512  # of the scheduler, and the semaphore: a block each
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
+        attend = importlib.import_module("flash_attn_interface").flash_attn_func
+        q, k, v = tensor(2, 256, 8, 64), tensor(2, 256, 2, 64), tensor(2, 256, 2, 64)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out = attend(q, k, v, causal=True)
+        assert gpu.allocated - before == queries * HALF + sums
+        assert extra_peak(before) == queries * HALF + sums + few_numbers
+
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        gradients = (queries + 2 * keys) * HALF
+        in_float32 = (queries + 2 * keys) * FLOAT
+        assert extra_peak(before) == gradients + 2 * sums + in_float32 + few_numbers
+    assert "flash_attn_interface" not in sys.modules
+
+
+def test_flash_attention_3_pads_each_packed_sequence_to_a_tile() -> None:
+    """Width 128 in a window: tiles of 64 queries; 3 sequences of 300 rows in all."""
+    rows, heads, width, sequences = 300, 4, 128, 3
+    padded = 512  # 300 rows and 64 for each sequence, up to a multiple of 64
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
+        # As Hugging Face's hub of kernels hands it out.
+        kernel = importlib.import_module("kernels").get_kernel("varunneal/flash-attention-3")
+        q, k, v = (tensor(rows, heads, width) for _ in range(3))
+        starts = torch.tensor([0, 100, 200, 300], dtype=torch.int32, device="cuda")
+        out = kernel.flash_attn_interface.flash_attn_varlen_func(
+            q, k, v, starts, starts, 200, 200, causal=True, window_size=(63, 0)
+        )
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        gradients = 3 * rows * heads * width * HALF
+        sums, in_float32 = heads * padded * FLOAT, heads * padded * width * FLOAT
+        semaphore = 512  # ceil(200 / 64) * 3 * 4 numbers
+        assert semaphore >= -(-200 // 64) * sequences * heads * FLOAT
+        assert extra_peak(before) == gradients + 2 * sums + in_float32 + semaphore
+
+
+def test_flash_attention_3_is_one_operator_of_a_compiled_graph() -> None:
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
+        attend = importlib.import_module("flash_attn_interface").flash_attn_func
+
+        @torch.compile(fullgraph=True)
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            return attend(q, k, v, causal=True).square().sum()
+
+        q, k, v = (tensor(2, 256, 8, 64) for _ in range(3))
+        loss(q, k, v).backward()
+        assert q.grad is not None
+        assert q.grad.shape == q.shape
+
+
+def test_flash_attention_3_refuses_what_it_lacks_by_name() -> None:
+    with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
+        module = importlib.import_module("flash_attn_interface")
+        with pytest.raises(InputError, match="flash_attn_with_kvcache"):
+            module.flash_attn_with_kvcache()
+        with pytest.raises(InputError, match="someone/rotary"):
+            importlib.import_module("kernels").get_kernel("someone/rotary")
+
+
+def test_flash_attention_splits_few_queries_over_many_keys() -> None:
+    """One block of 64 rows for 108 multiprocessors, 16 blocks of 256 keys: 16 splits."""
+    splits = 16 * 64 * FLOAT + 16 * 64 * 64 * FLOAT
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        attend = importlib.import_module("flash_attn").flash_attn_func
+        q, k = tensor(1, 64, 1, 64), tensor(1, 4096, 1, 64)
+        before = gpu.allocated
+        out = attend(q, k, k)
+        assert extra_peak(before) == 64 * 64 * HALF + 512 + splits + STATE
+        del out
+
+
+def test_packed_sequences_pad_each_to_a_block() -> None:
+    """`mha_varlen_bwd`: 128 rows more for each of three sequences."""
+    rows, heads, width = 600, 4, 64
+    padded = (rows + 3 * 128) * heads
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        attend = importlib.import_module("flash_attn").flash_attn_varlen_func
+        starts = torch.tensor([0, 100, 300, 600], dtype=torch.int32, device="cuda")
+        q, k, v = (tensor(rows, heads, width) for _ in range(3))
+        out = attend(q, k, v, starts, starts, 300, 300, causal=True)
+        gradient = torch.ones_like(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = gpu.allocated
+        out.backward(gradient)
+        gradients = 3 * rows * heads * width * HALF
+        scratch = -(-padded * FLOAT // 512) * 512 + padded * width * FLOAT
+        assert extra_peak(before) == gradients + scratch
+
+
+def test_libraries_find_the_package_and_its_version() -> None:
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]):
+        assert importlib.util.find_spec("flash_attn") is not None
+        assert importlib.metadata.version("flash-attn") == "2.8.3"
+        assert importlib.import_module("flash_attn.bert_padding").pad_input is not None
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("flash-attn")
+
+
+def test_the_report_names_what_stands_in() -> None:
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
+        torch.ones(4, device="cuda")
+    assert "flash_attn" in {each.what for each in gpu.report().assumptions}
+
+
+def test_what_a_stand_in_lacks_is_refused_by_name() -> None:
+    with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]):
+        package: Any = importlib.import_module("flash_attn")
+        with pytest.raises(NoStandInPartError):
+            package.flash_attn_with_kvcache()
+    with pytest.raises(UnknownStandInError):
+        graphmem.virtual_gpu("a100", stand_in=["apex"])
+
+
+STRANGER = """
+import torch
+from graphmem.virtual_device.stand_ins import StandIn
+
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, data):
+        inverse = data.new_empty(data.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(data, inverse)
+        return torch.empty_like(data)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        data, inverse = ctx.saved_tensors
+        return torch.empty_like(data)
+
+
+STAND_IN = StandIn(
+    distribution="fast_norm",
+    version="1.2",
+    source="fast_norm 1.2, csrc/norm.cu",
+    modules=lambda gpu: {"fast_norm": {"norm": Norm.apply}},
+)
+"""
+SCRIPT = """
+import torch
+from fast_norm import norm
+data = torch.ones(64, 256, device="cuda", requires_grad=True)
+before = torch.cuda.memory_allocated()
+out = norm(data)
+print("kept", torch.cuda.memory_allocated() - before)
+out.sum().backward()
+"""
+
+
+def test_a_stranger_s_package_brings_a_stand_in_by_an_entry_point(tmp_path: Path) -> None:
+    metadata = tmp_path / "norms-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: norms\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[graphmem.stand_ins]\nfast_norm = norms_stand_in:STAND_IN\n"
+    )
+    (tmp_path / "norms_stand_in.py").write_text(STRANGER)
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    command = [sys.executable, "-m", "graphmem", "run", "--stand-in", "fast_norm", "train.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == f"kept {64 * 256 * FLOAT + 512}\n"  # the output, and a float a row
+    assert "fast_norm: a stand-in allocates for it; fast_norm 1.2, csrc/norm.cu" in done.stderr
