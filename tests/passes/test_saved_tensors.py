@@ -93,7 +93,7 @@ def test_a_custom_function_gives_its_name_and_line() -> None:
     first_line = Cube.forward.__code__.co_firstlineno
 
     assert formula.startswith("custom function Cube.forward (")
-    assert formula.endswith(f"test_pass_saved_tensors.py:{first_line})")
+    assert formula.endswith(f"test_saved_tensors.py:{first_line})")
 
 
 def test_a_node_that_hides_its_fields_has_the_formula_of_its_operator() -> None:
