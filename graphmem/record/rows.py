@@ -13,7 +13,7 @@ import msgspec
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 0)
+VERSION = (1, 1)  # 1.1 added `on_card` to a run's observations
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):

@@ -229,6 +229,20 @@ def test_a_truncated_file(
     assert run_graphmem("analyze", str(path)).exit_code == 2
 
 
+def test_an_earlier_minor_version_opens() -> None:
+    """Commit 84d0eca saved it: three steps of `Linear(64, 64)` on a batch of 8, by SGD."""
+    workspaces = 2 * 8_519_680  # cuBLAS's, one for each thread
+    weights = 64 * 64 * 4 + 512  # the bias takes a block of 512
+    gradient = 64 * 64 * 4
+    inputs = 8 * 64 * 4
+    copied = 8 * 64 * 4  # what `sum` expands, for the product
+    scalars = 2 * 512  # the loss and its gradient
+
+    report = graphmem.analyze(str(Path(__file__).parent / "format_1_0.graphmem"))
+    assert report.peak.allocated == (workspaces + weights + gradient + inputs + copied + scalars)
+    assert [step.step for step in report.steps] == [0, 1, 2]
+
+
 def test_a_later_minor_version_opens(saved: Path, tmp_path: Path) -> None:
     """Its new keys, and new fields at the end of rows, are not read."""
     tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
