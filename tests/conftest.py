@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from graphmem.cli import main
 # Two workers of pytest-xdist share two cores; read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shared machine is too uneven for deadlines; CI must not fail by the luck of the draw.
+# A shared machine is too uneven for deadlines; CI must not fail by chance.
 settings.register_profile("graphmem", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("graphmem")
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported for the tests out of what graphmem looks through before a trace.
+    """Exclude what the tests imported from the objects graphmem scans before a trace.
 
-    It notes every model and tensor of its caller's, and looks at all objects of the process for
-    that; the million of them that torch, transformers and pytest have made by now is nobody's.
+    It notes every model and tensor of its caller, and scans all objects of the process for them;
+    the million that torch, transformers and pytest have made by now hold none.
     """
     import torch
 
     import graphmem
     from graphmem.caller import belongings
 
-    graphmem.analyze(lambda: (torch.nn.Linear(1, 1), torch.ones(1, 1)))  # imports all that it needs
+    # imports everything it needs
+    graphmem.analyze(lambda: (torch.nn.Linear(1, 1), torch.ones(1, 1)))
     gc.collect()
     gc.freeze()
     belongings._all_objects = gc.get_objects
@@ -39,7 +40,7 @@ def pytest_collection_finish() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line left behind."""
+    """The result of a command line."""
 
     exit_code: int
     stdout: str
@@ -48,7 +49,7 @@ class Outcome:
 
 @pytest.fixture
 def run_graphmem(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Call `graphmem ARGUMENTS…` within this process."""
+    """Call `graphmem ARGUMENTS…` in this process."""
 
     def run(*arguments: str) -> Outcome:
         capsys.readouterr()

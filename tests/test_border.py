@@ -1,4 +1,4 @@
-"""The search for the largest size that fits: few traces, and both sides of the border proven."""
+"""The search for the largest size that fits: few traces, and both sides of the limit verified."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, LENGTH = 4096, 1024
 
 
 class Attending(nn.Module):
-    """Its clones and its kernels' scratch memory are others for one sequence than for many."""
+    """Its clones and scratch memory differ between one sequence and many."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ def test_four_traces_prove_the_border(build: Any) -> None:
     assert card.refused.value == card.largest + 1
 
 
-def test_other_cards_begin_where_the_first_ended() -> None:
-    """Both sides of each border are traced on the card itself."""
+def test_other_cards_start_where_the_first_ended() -> None:
+    """Both sides of each limit are traced on the card itself."""
     cards = graphmem.fit(attending, gpus=["t4", "a100-40gb", "h100-80gb"], steps=2).cards
 
     for card in cards[1:]:
@@ -85,10 +85,8 @@ def test_other_cards_begin_where_the_first_ended() -> None:
 
 
 @pytest.mark.parametrize("build", [attending, perceptron, pixels])
-def test_what_is_foretold_is_what_a_trace_finds(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer is the one that the search finds which foretells nothing, at every probe."""
+def test_predicted_probes_match_traced_ones(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer and every probe match those of a search without predictions."""
     found = graphmem.fit(build, gpus=["t4"], steps=2).cards[0]
     monkeypatch.setattr(fitting, "sizes_of", lambda graph, annotations: None)
     traced = graphmem.fit(build, gpus=["t4"], steps=2).cards[0]
@@ -98,7 +96,7 @@ def test_what_is_foretold_is_what_a_trace_finds(
     assert all(by_value.get(probe.value, probe) == probe for probe in found.probes)
 
 
-def test_sizes_between_two_that_are_alike_are_those_of_a_trace() -> None:
+def test_interpolated_sizes_match_a_trace() -> None:
     sizes = {}
     for batch in (23, 29, 26, 41):
         analysis = analysed(perceptron, batch)
@@ -110,8 +108,8 @@ def test_sizes_between_two_that_are_alike_are_those_of_a_trace() -> None:
         assert line.nbytes(batch) == list(sizes[batch].nbytes)
 
 
-def test_one_trace_tells_what_grows_with_its_batch() -> None:
-    """23 is in no dimension of the model, so what it divides is the batch's."""
+def test_one_trace_shows_what_grows_with_its_batch() -> None:
+    """23 is no dimension of the model, so any size it divides belongs to the batch."""
     sizes = {}
     for batch in (23, 26):
         analysis = analysed(perceptron, batch)

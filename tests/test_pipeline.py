@@ -1,4 +1,4 @@
-"""Passes are ordered by what they require and provide, whoever wrote them."""
+"""Passes, built-in or third-party, are ordered by what they require and provide."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_requirement_that_nobody_provides_is_an_error() -> None:
         ordered([a_pass("b", "a")])
 
 
-def test_two_passes_that_provide_the_same_are_an_error() -> None:
+def test_two_passes_that_provide_the_same_key_are_an_error() -> None:
     with pytest.raises(TwoPassesError):
         ordered([a_pass("a"), a_pass("a")])
 
@@ -82,7 +82,7 @@ def test_the_documentation_names_every_operator_with_a_rule() -> None:
     assert missing == []
 
 
-def test_what_depends_on_data_or_on_a_solver_is_named_once_a_run() -> None:
+def test_data_and_solver_dependent_scratch_is_named_once_a_run() -> None:
     def step() -> None:
         x = torch.randn(4, 4, device="cuda", requires_grad=True)
         value = torch.ones((), device="cuda", requires_grad=True)

@@ -1,4 +1,4 @@
-"""`graphmem.analyze` in Python and in a notebook: live objects in, a report to look at out."""
+"""`graphmem.analyze` in Python and in a notebook: live objects in, a readable report out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report() -> Report:
 
 
 def test_a_live_model_and_its_inputs_are_a_target(report: Report) -> None:
-    """The same as a function that builds both."""
+    """Equivalent to a function that builds both."""
     built = graphmem.analyze(lambda: (a_model(), torch.randn(BATCH, WIDTH), squares), gpu="t4")
 
     assert report.peak.allocated == built.peak.allocated
@@ -60,12 +60,12 @@ def test_a_training_step_is_a_target(report: Report) -> None:
     assert graphmem.analyze(step, gpu="t4").peak.allocated == report.peak.allocated
 
 
-def test_inputs_beside_a_target_that_has_its_own_are_refused() -> None:
+def test_inputs_for_a_target_that_has_inputs_are_rejected() -> None:
     with pytest.raises(messages.InputsWithoutModelError):
         graphmem.analyze("model.py:build", torch.ones(1))
 
 
-def test_what_is_no_target_is_refused_with_what_is() -> None:
+def test_a_non_target_is_rejected_with_what_is_accepted() -> None:
     with pytest.raises(messages.NoTargetError) as caught:
         graphmem.analyze(3)  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ def test_what_is_no_target_is_refused_with_what_is() -> None:
         (lambda: graphmem.fit("m.py", gpus=["t4"], step=1), "did you mean steps?"),
     ],
 )
-def test_a_wrong_argument_is_told_with_the_nearest(call: Callable[[], Any], hint: str) -> None:
+def test_a_wrong_argument_suggests_the_nearest(call: Callable[[], Any], hint: str) -> None:
     with pytest.raises(messages.UnknownArgumentError) as caught:
         call()
 
@@ -97,17 +97,17 @@ def test_a_hint_is_printed_with_the_error() -> None:
 
 
 class TestReport:
-    """What a report shows of itself."""
+    """How a report prints itself."""
 
-    def test_as_text_it_is_what_the_command_prints(self, report: Report) -> None:
+    def test_its_text_is_what_the_command_prints(self, report: Report) -> None:
         assert report.to_text().startswith("fits on Tesla T4 (14.563 GiB)\n")
         assert str(report) == report.to_text()
 
-    def test_in_a_line_it_is_short(self, report: Report) -> None:
+    def test_its_repr_is_short(self, report: Report) -> None:
         assert repr(report).startswith("<Report of Sequential: fits on Tesla T4 (14.563 GiB): ")
         assert len(repr(report)) < 400
 
-    def test_in_a_notebook_it_has_answer_timeline_and_holders(self, report: Report) -> None:
+    def test_a_notebook_shows_answer_timeline_and_holders(self, report: Report) -> None:
         shown = report._repr_html_()
 
         assert "fits on Tesla T4 (14.563 GiB)</strong>" in shown
@@ -115,7 +115,7 @@ class TestReport:
         assert "<td>AddmmBackward0" in shown or "saved for the backward pass by" in shown
         assert "<script" not in shown
 
-    def test_names_are_no_markup(self) -> None:
+    def test_names_are_not_markup(self) -> None:
         model = nn.Sequential()
         model.add_module("<b>owned</b>", nn.Linear(WIDTH, WIDTH))
 
@@ -124,14 +124,14 @@ class TestReport:
         assert "<b>owned</b>" not in shown
         assert "&lt;b&gt;owned&lt;/b&gt;" in shown
 
-    def test_as_a_frame_it_has_a_row_for_each_holder(self, report: Report) -> None:
+    def test_a_data_frame_has_a_row_for_each_holder(self, report: Report) -> None:
         pytest.importorskip("pandas")
         frame = report.to_pandas()
 
         assert list(frame["bytes"]) == [each.bytes for each in report.at_peak.holders]
         assert frame["bytes"].sum() == report.peak.requested
 
-    def test_a_library_that_is_missing_is_told(
+    def test_a_missing_library_is_named(
         self, report: Report, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(__import__("sys").modules, "polars", None)
@@ -148,13 +148,13 @@ class TestReport:
         assert comparison.peak.change == grown > 0
         assert f"{grown:+,}" in str(comparison)
 
-    def test_it_is_read_back_as_it_was(self, report: Report) -> None:
+    def test_it_is_read_back_unchanged(self, report: Report) -> None:
         assert Report.from_json(report.to_json()) == report
         assert json.loads(report.to_json())["schema"] == "graphmem.report/1"
 
 
 class Shell:
-    """As much of IPython as the magic needs."""
+    """The part of IPython that the magic needs."""
 
     def __init__(self) -> None:
         self.user_ns: dict[str, Any] = {"nn": nn, "torch": torch}
@@ -193,7 +193,7 @@ class TestCellMagic:
 
         assert "does NOT fit on Tesla T4" in report._repr_html_()
 
-    def test_other_errors_are_the_cell_s(self) -> None:
+    def test_other_errors_are_those_of_the_cell(self) -> None:
         shell = Shell()
         load_ipython_extension(shell)
 
@@ -201,7 +201,7 @@ class TestCellMagic:
             shell.magics["graphmem"]("", "1 / 0\n")
 
 
-def test_a_saved_report_stands_for_itself(report: Report, tmp_path: Path) -> None:
+def test_a_saved_report_is_self_contained(report: Report, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(report.to_html())
 

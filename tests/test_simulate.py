@@ -1,4 +1,4 @@
-"""The liveness simulator: storages die with their last owner, and blocks are the allocator's."""
+"""The liveness simulator: storages die with their last owner; blocks are as in the allocator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_storage_lives_until_its_last_owner_lets_go() -> None:
     assert [timeline.at(tick).allocated for tick in (0, 1, 3, 6, 7)] == [0, 1024, 1024, 1024, 0]
 
 
-def test_an_owner_without_end_keeps_it() -> None:
+def test_an_owner_without_an_end_keeps_it_alive() -> None:
     timeline = simulate(graph_of(storage(0, 1024, 1, 3, None)))
 
     assert timeline.at(100).allocated == 1024
@@ -46,7 +46,7 @@ def test_blocks_are_rounded_to_512_bytes() -> None:
 
 
 def test_a_large_block_keeps_its_unsplit_tail() -> None:
-    """11 MiB come from a segment of 12 MiB; the rest of 1 MiB is not split off."""
+    """11 MiB come from a segment of 12 MiB; the remaining 1 MiB is not split off."""
     timeline = simulate(graph_of(storage(0, 11 * MIB, 1, None)))
 
     assert timeline.at(1).allocated == 12 * MIB
@@ -71,7 +71,7 @@ def test_an_emptied_cache_gives_free_segments_back() -> None:
     assert [timeline.index_at(tick) for tick in (3, 4, 5, 7)] == [3, 3, 4, 5]
 
 
-def test_storages_of_the_host_do_not_count() -> None:
+def test_host_storages_do_not_count() -> None:
     timeline = simulate(graph_of(storage(0, 1024, 1, None, device="cpu")))
 
     assert timeline.at(1).allocated == 0
@@ -156,8 +156,8 @@ def lives(draw: st.DrawFn) -> list[Storage]:
 
 
 @given(lives())
-def test_requested_bytes_are_those_of_the_living(storages: list[Storage]) -> None:
-    """The definition, evaluated anew at every tick."""
+def test_requested_bytes_are_those_of_live_storages(storages: list[Storage]) -> None:
+    """The definition, evaluated from scratch at every tick."""
     timeline = simulate(graph_of(*storages))
 
     for tick in range(2 * len(storages) + 2):

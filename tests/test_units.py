@@ -23,7 +23,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
         (-3 * MIB // 2, "-1.5 MiB"),
     ],
 )
-def test_bytes_are_told_in_the_largest_unit_up_to_gib(count: int, text: str) -> None:
+def test_bytes_are_printed_in_the_largest_unit_up_to_gib(count: int, text: str) -> None:
     assert format_bytes(count) == text
 
 
@@ -82,7 +82,7 @@ def test_no_byte_is_lost_to_floating_point() -> None:
         "nan",
     ],
 )
-def test_nonsense_is_refused_with_an_example(quantity: str | int) -> None:
+def test_nonsense_is_rejected_with_an_example(quantity: str | int) -> None:
     with pytest.raises(NotBytesError) as refusal:
         parse_bytes(quantity)
 
@@ -95,7 +95,7 @@ def test_exact_bytes_are_read_back(count: int) -> None:
 
 
 @given(st.integers(min_value=0, max_value=2**60))
-def test_short_form_is_within_its_last_digit(count: int) -> None:
+def test_the_short_form_is_right_to_its_last_digit(count: int) -> None:
     text = format_bytes(count)
 
     half_of_last_digit = {"B": 0, "KiB": KIB / 20, "MiB": MIB / 20, "GiB": GIB / 2000}

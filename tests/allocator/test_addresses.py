@@ -1,4 +1,4 @@
-"""Where drivers put new segments: addresses that recordings show, and the order that they lead to.
+"""Where drivers place new segments: recorded addresses, and the block choices that follow.
 
 The recordings are those of docs/exactness.md; addresses are copied from their segment_alloc events.
 """
@@ -19,13 +19,13 @@ MIB = 1 << 20
 
 
 def placed(driver: Driver, sizes_mib: list[int], first: int) -> list[int]:
-    """The addresses of segments of these sizes, moved so that the first one lies at `first`."""
+    """The addresses of segments of these sizes, shifted so that the first one lies at `first`."""
     space = address_space(driver, 0)
     addresses = [space.take(size * MIB) for size in sizes_mib]
     return [address - addresses[0] + first for address in addresses]
 
 
-def test_on_linux_segments_fall_and_small_ones_fill_what_is_left_of_chunks() -> None:
+def test_on_linux_segments_descend_and_small_ones_fill_gaps_in_chunks() -> None:
     """cs336xl_s_ctx128_fp32_train, the first four segments."""
     recorded = [0x72DC_CE00_0000, 0x72DC_CC00_0000, 0x72DC_CD40_0000, 0x72DC_CA00_0000]
 
@@ -51,7 +51,7 @@ def test_on_linux_chunks_are_multiples_of_32_mib() -> None:
     assert placed("linux", [100, 100], 128 * MIB) == [128 * MIB, 0]
 
 
-def test_on_linux_a_new_segment_takes_the_lowest_place_in_a_chunk_that_is_in_use() -> None:
+def test_on_linux_a_new_segment_takes_the_lowest_place_in_a_used_chunk() -> None:
     """As cs336large_cl128_fw_with_grad after `empty_cache`: 20 MiB rise from chunk to chunk."""
     space = address_space("linux", 0)
     large = [space.take(20 * MIB) for _ in range(3)]
@@ -83,7 +83,7 @@ def test_under_wddm_segments_rise_side_by_side() -> None:
     assert recorded == placed("wddm", [2, 2, 2, 20, 2, 2, 2, 2, 20, 2, 2, 20], recorded[0])
 
 
-def test_under_wddm_the_lowest_place_that_is_wide_enough_is_filled_first() -> None:
+def test_under_wddm_the_lowest_wide_enough_place_is_filled_first() -> None:
     """opt125m_zo_decomfl: 108 MiB below segments of 148 MiB, which five of 20 MiB fill."""
     space = address_space("wddm", 0xB_0260_0000)
     below = space.take(108 * MIB)
@@ -96,8 +96,8 @@ def test_under_wddm_the_lowest_place_that_is_wide_enough_is_filled_first() -> No
     assert space.take(2 * MIB) == 0xB_08A0_0000
 
 
-def test_of_many_holes_of_few_sizes_the_lowest_that_is_wide_enough_is_filled() -> None:
-    """First fit, hole by hole, as a list of what is in use shows it."""
+def test_the_lowest_wide_enough_of_many_holes_is_filled() -> None:
+    """First fit, hole by hole, as computed from a list of the addresses in use."""
     space, chosen, used = address_space("wddm", 0), random.Random(7), dict[int, int]()
     for _ in range(600):
         if used and chosen.random() < 0.45:
@@ -129,7 +129,7 @@ def test_the_lowest_address_wins_between_free_blocks_of_one_size() -> None:
     assert taken == {"linux": False, "wddm": True}
 
 
-def test_what_the_cache_gives_back_is_placed_again() -> None:
+def test_released_segments_are_placed_again() -> None:
     allocator = CachingAllocator(device=Device(driver="linux"))
     first, second = allocator.malloc(20 * MIB), allocator.malloc(20 * MIB)
     assert second.address < first.address
@@ -140,7 +140,7 @@ def test_what_the_cache_gives_back_is_placed_again() -> None:
     assert address == allocator.malloc(20 * MIB).address
 
 
-def test_nothing_is_placed_among_segments_that_were_there_before() -> None:
+def test_nothing_is_placed_among_earlier_segments() -> None:
     device = Device(100 * MIB)
     device.occupy(0x7FE6_CC00_0000, 20 * MIB)
     device.vacate(0x7FE6_CC00_0000)
@@ -153,7 +153,7 @@ def test_the_platform_of_the_card_decides_which_hole_a_tensor_fills(
     driver: Driver, reserved_mib: int
 ) -> None:
     """Two segments of 20 MiB, each half free. Linux fills the second, which lies lower: the first
-    is soon free, and has room for 12 MiB. WDDM fills the first: 12 MiB need a segment of their own.
+    is soon free, and has room for 12 MiB. WDDM fills the first: 12 MiB need a new segment.
     """
 
     def empty(mib: int) -> torch.Tensor:

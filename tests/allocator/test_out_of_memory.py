@@ -27,7 +27,7 @@ def message(
     unused: float,
     allowed: int | None = None,
 ) -> str:
-    """The text, from the figures that a posted message prints."""
+    """The text, built from the figures of a posted message."""
     state = MemoryState(
         total_bytes=round(total),
         free_bytes=round(free),
@@ -39,8 +39,8 @@ def message(
     return str(OutOfMemory(round(tried), round(tried), 0, state, release))
 
 
-def test_as_torch_2_1_says_it() -> None:
-    """A message of torch 2.1: the typo is PyTorch's, and another setting is advised.
+def test_the_message_of_torch_2_1() -> None:
+    """A message of torch 2.1: the typo is PyTorch's, and it recommends another setting.
 
     Figures and words: a comment in a public training script (batch of 32 on a card of 24 GB); the
     advice: libc10_cuda.so of the wheel of 2.1.2.
@@ -59,8 +59,8 @@ def test_as_torch_2_1_says_it() -> None:
     )
 
 
-def test_as_torch_2_2_to_2_9_say_it() -> None:
-    """kohya-ss/sd-scripts issue #2029, a card of 24 GB; so say torch 2.2 to 2.9."""
+def test_the_message_of_torch_2_2_to_2_9() -> None:
+    """kohya-ss/sd-scripts issue #2029, a card of 24 GB; the text of torch 2.2 to 2.9."""
     expected = (
         "CUDA out of memory. Tried to allocate 1.99 GiB. GPU 0 has a total capacity of 23.56 GiB of"
         " which 1.23 GiB is free. Including non-PyTorch memory, this process has 22.27 GiB memory"
@@ -75,8 +75,8 @@ def test_as_torch_2_2_to_2_9_say_it() -> None:
     )
 
 
-def test_as_torch_2_10_says_it_on_a_t4() -> None:
-    """A T4, from a public log of a training run: only torch 2.10 advises the new name."""
+def test_the_message_of_torch_2_10_on_a_t4() -> None:
+    """A T4, from a public log of a training run: only torch 2.10 recommends the new name."""
     expected = (
         "CUDA out of memory. Tried to allocate 346.00 MiB. GPU 0 has a total capacity of 14.56 GiB"
         " of which 343.81 MiB is free. Including non-PyTorch memory, this process has 14.22 GiB"
@@ -92,8 +92,8 @@ def test_as_torch_2_10_says_it_on_a_t4() -> None:
 
 
 @pytest.mark.parametrize("release", [(2, 11), (2, 12), (2, 13)])
-def test_as_torch_2_11_and_later_say_it(release: tuple[int, int]) -> None:
-    """An RTX 5090, from a public log of a quantisation: the old name and a new page.
+def test_the_message_of_torch_2_11_and_later(release: tuple[int, int]) -> None:
+    """An RTX 5090, from a public log of a quantisation: the old name and a new URL.
 
     The machine code of 2.13.0 prints the advice whatever the settings are (pytorch issue #173049).
     """
@@ -111,7 +111,7 @@ def test_as_torch_2_11_and_later_say_it(release: tuple[int, int]) -> None:
     )
 
 
-def test_a_memory_fraction_is_told_before_the_allocated_memory() -> None:
+def test_a_memory_fraction_is_printed_before_the_allocated_memory() -> None:
     text = message((2, 13), MIB, GIB, GIB, 0, 0, 0, allowed=512 * MIB)
 
     assert "0 bytes memory in use. 512.00 MiB allowed; Of the allocated memory" in text
@@ -124,7 +124,7 @@ def test_an_exabyte_is_refused_at_once() -> None:
     assert str(caught.value) == "CUDA out of memory. Tried to allocate more than 1EB memory."
 
 
-def test_what_the_context_takes_is_in_use_and_not_free() -> None:
+def test_the_context_counts_as_in_use() -> None:
     """10 MiB device, 3 of them the context's, one segment of 2: 5 are free, and 5 in use."""
     allocator = CachingAllocator(device=Device(7 * MIB, context_bytes=3 * MIB))
     allocator.malloc(MIB)
@@ -139,7 +139,7 @@ def test_what_the_context_takes_is_in_use_and_not_free() -> None:
     ) in str(caught.value)
 
 
-def test_a_runtime_s_allocator_speaks_as_its_torch() -> None:
+def test_the_message_is_that_of_the_runtimes_torch() -> None:
     allocator = Runtime(find_gpu("t4"), "2.1.2", {}).new_allocator()
 
     with pytest.raises(OutOfMemory, match=r"has a total capacty of 14\.56 GiB of which 14\.37 GiB"):

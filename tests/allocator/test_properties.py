@@ -1,4 +1,4 @@
-"""What must hold of the allocator after any sequence of requests, and a naive twin of it."""
+"""Invariants of the allocator after any sequence of requests, and a naive reimplementation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Steps = list[tuple[int, int] | int]
 
 
 def run(allocator: CachingAllocator, steps: Steps) -> tuple[list[Block], list[int]]:
-    """Take the steps; returns the live blocks, and the address of each allocation."""
+    """Run the steps; return the live blocks and the address of each allocation."""
     live: list[Block] = []
     addresses = []
     for step in steps:
@@ -70,7 +70,7 @@ def test_live_blocks_never_overlap(steps: Steps, conf: str) -> None:
 
 @given(STEPS, CONFIGURATIONS)
 def test_segments_consist_of_their_blocks(steps: Steps, conf: str) -> None:
-    """Blocks lie side by side, no two free ones are neighbours, and the sums are the figures."""
+    """Blocks are adjacent, no two free ones are neighbours, and they add up to the statistics."""
     allocator = CachingAllocator(parse_settings(conf), capacity_bytes=256 * MIB)
     live, _ = run(allocator, steps)
     segments = allocator.segments()
@@ -143,7 +143,7 @@ def test_the_same_steps_lead_to_the_same_addresses(steps: Steps, conf: str) -> N
 
 
 @given(STEPS, CONFIGURATIONS, STEPS)
-def test_a_restored_allocator_goes_on_alike(steps: Steps, conf: str, more: Steps) -> None:
+def test_a_restored_allocator_behaves_the_same(steps: Steps, conf: str, more: Steps) -> None:
     first, second = (CachingAllocator(parse_settings(conf)) for _ in range(2))
     run(first, steps)
     in_use = restore(second, first.segments())
@@ -157,7 +157,7 @@ def test_a_restored_allocator_goes_on_alike(steps: Steps, conf: str, more: Steps
 
 @dataclass
 class NaiveAllocator:
-    """The default mode's rules over plain lists: `[address, size, in use]` for each block."""
+    """The default mode's rules on plain lists: `[address, size, in use]` for each block."""
 
     segments: list[tuple[int, bool, list[list[int]]]] = field(default_factory=list)
     reserved: int = 0
@@ -205,7 +205,7 @@ class NaiveAllocator:
 @given(STEPS)
 @settings(max_examples=200)
 def test_the_naive_twin_agrees(steps: Steps) -> None:
-    """Addresses, allocated and reserved bytes, after each step; the twin's segments rise."""
+    """Addresses, allocated and reserved bytes after each step; the twin's segments ascend."""
     allocator, naive = CachingAllocator(device=Device(driver="wddm")), NaiveAllocator()
     live: list[tuple[Block, int]] = []
     for step in steps:

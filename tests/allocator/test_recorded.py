@@ -1,6 +1,6 @@
-"""The allocator's model replays what PyTorch's did on an H100, address by address.
+"""The modelled allocator replays what PyTorch's did on an H100, address by address.
 
-`fixtures/memory/random_blocks.py` allocates and frees at random, as the allocator is configured:
+`fixtures/memory/random_blocks.py` allocates and frees at random under several allocator settings;
 `tools/recordings_memory.txt` says how each recording was made.
 """
 

@@ -46,7 +46,7 @@ def test_sizes_are_rounded_to_512(requested: int, size: int) -> None:
     assert requested == allocator.statistics.requested_bytes.current
 
 
-def test_nothing_is_allocated_for_no_bytes() -> None:
+def test_zero_bytes_allocate_nothing() -> None:
     allocator = CachingAllocator()
     block = allocator.malloc(0)
     allocator.free(block)
@@ -100,7 +100,7 @@ def test_a_tail_of_more_than_one_mebibyte_is_cut_off() -> None:
 
 
 def test_the_rest_of_a_segment_serves_the_next_request_whole() -> None:
-    """5 MiB leave 15 of 20; 14.5 MiB take them all, for half a MiB over is too little to cut."""
+    """5 MiB leave 15 of 20; 14.5 MiB take them all, as the other 0.5 is too little to cut off."""
     allocator = CachingAllocator()
     allocator.malloc(5 * MIB)
     second = allocator.malloc(29 * MIB // 2)
@@ -121,7 +121,7 @@ def test_small_blocks_are_cut_exactly() -> None:
 
 
 def test_counting_three_tensors() -> None:
-    """The article on activation memory: the second and third of three randn(256) die."""
+    """The article on activation memory: the second and third of three randn(256) tensors die."""
     allocator = CachingAllocator()
     first = allocator.malloc(256 * 4)
     second = allocator.malloc(256 * 4)
@@ -232,7 +232,7 @@ def test_only_whole_segments_go_back_to_the_driver() -> None:
     assert (allocator.num_device_alloc, allocator.num_device_free) == (2, 2)
 
 
-def test_a_full_device_gets_its_cache_back_and_is_asked_again() -> None:
+def test_on_a_full_device_the_cache_is_released_and_the_request_retried() -> None:
     allocator = CachingAllocator(capacity_bytes=40 * MIB)
     allocator.free(allocator.malloc(30 * MIB))
     allocator.malloc(32 * MIB)
@@ -241,7 +241,7 @@ def test_a_full_device_gets_its_cache_back_and_is_asked_again() -> None:
     assert (allocator.num_alloc_retries, allocator.num_ooms) == (1, 0)
 
 
-def test_out_of_memory_tells_what_was_asked_and_what_is_held() -> None:
+def test_out_of_memory_reports_what_was_requested_and_what_is_held() -> None:
     allocator = CachingAllocator(capacity_bytes=40 * MIB)
     allocator.malloc(11 * MIB)  # takes 12
     allocator.malloc(2 * MIB)  # 20 for 2
@@ -257,7 +257,7 @@ def test_out_of_memory_tells_what_was_asked_and_what_is_held() -> None:
     assert (allocator.num_alloc_retries, allocator.num_ooms) == (1, 1)
 
 
-def test_an_allocator_goes_on_after_out_of_memory() -> None:
+def test_an_allocator_still_works_after_out_of_memory() -> None:
     allocator = CachingAllocator(capacity_bytes=40 * MIB)
     with pytest.raises(OutOfMemory):
         allocator.malloc(1 << 60)
@@ -266,7 +266,7 @@ def test_an_allocator_goes_on_after_out_of_memory() -> None:
 
 
 def test_a_memory_fraction_limits_what_is_reserved() -> None:
-    """It is a part of the whole device: half of 30 MiB for PyTorch and 10 of the context."""
+    """It is a fraction of the whole device: half of 30 MiB for PyTorch plus 10 of the context."""
     settings = parse_settings("per_process_memory_fraction:0.5")
     allocator = CachingAllocator(settings, device=Device(30 * MIB, context_bytes=10 * MIB))
     allocator.malloc(20 * MIB)
@@ -284,7 +284,7 @@ def test_sizes_print_as_in_pytorch(size: int, text: str) -> None:
 
 
 def test_old_cached_segments_are_collected_above_the_threshold() -> None:
-    """Limit 80 MiB, threshold half: with 42 MiB reserved, a cached segment is given back first."""
+    """Limit 80 MiB, threshold half: with 42 MiB reserved, a cached segment is released first."""
     settings = parse_settings("garbage_collection_threshold:0.5,per_process_memory_fraction:0.8")
     allocator = CachingAllocator(settings, capacity_bytes=100 * MIB)
     idle = allocator.malloc(20 * MIB)
@@ -317,7 +317,7 @@ def test_blocks_beyond_max_split_size_are_kept_for_large_requests() -> None:
     assert reserved(allocator) == 210 * MIB
 
 
-def test_oversize_blocks_are_given_back_before_the_whole_cache() -> None:
+def test_oversize_blocks_are_released_before_the_whole_cache() -> None:
     settings = parse_settings("max_split_size_mb:64")
     allocator = CachingAllocator(settings, capacity_bytes=200 * MIB)
     for block in [allocator.malloc(size * MIB) for size in (70, 80, 12)]:
@@ -349,11 +349,11 @@ def test_divisions_differ_by_size() -> None:
     assert settings.round_size(300 * MIB) == 300 * MIB
     assert settings.round_size(600 * MIB) == 768 * MIB
     assert settings.round_size(1300 * MIB) == 1536 * MIB
-    assert settings.round_size(1000 * KIB) == 1000 * KIB  # the first entry speaks for all below
+    assert settings.round_size(1000 * KIB) == 1000 * KIB  # of the first entry
 
 
 def test_expandable_segments_grow_by_pages() -> None:
-    """Blocks are exact, and memory grows by 20 MiB as it is needed."""
+    """Blocks are exact, and memory grows by 20 MiB as needed."""
     allocator = CachingAllocator(parse_settings("expandable_segments:True"))
     first = allocator.malloc(11 * MIB)
     assert (first.size, reserved(allocator)) == (11 * MIB, 20 * MIB)
@@ -368,7 +368,7 @@ def test_expandable_segments_grow_by_pages() -> None:
     assert allocator.statistics.inactive_split_bytes.current == 0
 
 
-def test_expandable_segments_give_free_pages_back() -> None:
+def test_expandable_segments_release_free_pages() -> None:
     """Free from 11 to 52 of 60 MiB: of the pages at 0, 20 and 40 only the second lies in it."""
     allocator = CachingAllocator(parse_settings("expandable_segments:True"))
     sizes = (11, 41, 8)
@@ -423,7 +423,7 @@ def test_memory_stats_have_pytorchs_names() -> None:
 
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
-def test_a_state_can_be_taken_up_again(conf: str) -> None:
+def test_a_state_can_be_restored(conf: str) -> None:
     allocator = CachingAllocator(parse_settings(conf))
     blocks = [allocator.malloc(size * 700 * KIB) for size in (1, 2, 3, 40, 1, 9)]
     allocator.free(blocks[1])
@@ -511,14 +511,14 @@ def test_settings_that_pytorch_accepts(text: str) -> None:
     "text",
     [
         *REFUSED,
-        "max_split_size_mb:-1",  # PyTorch wraps it round to no limit
-        "max_split:20",  # PyTorch ignores an unknown key here and there
+        "max_split_size_mb:-1",  # wraps around to unlimited in PyTorch
+        "max_split:20",  # some unknown keys PyTorch ignores
         "backend:cudaMallocAsync",
         "per_process_memory_fraction:2",
         "max_split_size_mb:20;expandable_segments:True",
     ],
 )
-def test_settings_that_are_refused_in_one_sentence(text: str) -> None:
+def test_invalid_settings_are_rejected_in_one_sentence(text: str) -> None:
     with pytest.raises(InputError, match=r"^Allocator .*\.$"):
         parse_settings(text)
 
@@ -526,8 +526,8 @@ def test_settings_that_are_refused_in_one_sentence(text: str) -> None:
 @pytest.mark.skipif(
     installed_release() < (2, 11), reason="the parser is another, or only in CUDA builds"
 )
-def test_pytorch_accepts_and_refuses_the_same() -> None:
-    """The parser of the installed torch is in every build, so it can be asked."""
+def test_pytorch_accepts_and_rejects_the_same_settings() -> None:
+    """Every build has the parser, so the installed torch can be compared."""
     script = (
         "import json, sys, torch\n"
         "def accepted(text):\n"

@@ -1,4 +1,4 @@
-"""The caching allocator that a runtime makes: its settings and how much memory it has."""
+"""The caching allocator of a runtime: its settings and its capacity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runtime(version: str = "2.13.0", **env: str) -> Runtime:
     return Runtime(find_gpu("t4"), version, env)
 
 
-def test_the_card_s_memory_without_the_context_is_the_capacity() -> None:
+def test_the_capacity_is_the_cards_memory_less_the_context() -> None:
     gpu = find_gpu("t4")
 
     allocator = runtime().new_allocator()
@@ -40,13 +40,13 @@ def test_the_environment_sets_the_allocator() -> None:
 
 @pytest.mark.parametrize(("version", "read"), [("2.9.1", False), ("2.10.0", True)])
 def test_the_new_name_is_read_from_2_10_on(version: str, read: bool) -> None:
-    """pytorch issue #183387: 2.9.1 ignores it without a word; libc10_cuda.so of 2.10.0 names it."""
+    """pytorch issue #183387: 2.9.1 silently ignores it; libc10_cuda.so of 2.10.0 contains it."""
     settings = runtime(version, PYTORCH_ALLOC_CONF=EXPANDABLE).allocator_settings
 
     assert read == settings.expandable_segments
 
 
-def test_the_old_name_goes_before_the_new_one() -> None:
+def test_the_old_name_overrides_the_new_one() -> None:
     """As `AcceleratorAllocatorConfig` of libc10.so does in the wheels of 2.10.0 to 2.13.0."""
     both = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:200", "PYTORCH_ALLOC_CONF": EXPANDABLE}
 
@@ -56,13 +56,13 @@ def test_the_old_name_goes_before_the_new_one() -> None:
     assert not settings.expandable_segments
 
 
-def test_a_wrong_setting_is_the_user_s_mistake() -> None:
+def test_an_invalid_setting_is_the_users_mistake() -> None:
     with pytest.raises(InputError, match="max_split_size_mb"):
         runtime(PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:8").new_allocator()
 
 
 def test_verify_follows_the_environment() -> None:
-    """What `--env` says goes before the settings of the recording."""
+    """`--env` overrides the settings of the recording."""
     step = TrainingStep(model=nn.Linear(4, 4), inputs=torch.empty(1, 4))
     request = Request(env={"PYTORCH_CUDA_ALLOC_CONF": EXPANDABLE}, steps=1)
 

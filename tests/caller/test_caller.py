@@ -1,4 +1,4 @@
-"""What was there before graphmem began is there afterwards, as it was."""
+"""graphmem leaves the caller's objects and process as it found them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.places import ROOT
 
 
 class Net(nn.Module):
-    """A model with all that a model can hold: norms, tied weights, a cache, a counter, hooks."""
+    """A model with everything a model can hold: norms, tied weights, a cache, a counter, hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,13 +89,13 @@ def described(value: Any, seen: set[int]) -> Any:
 
 
 def all_of(*objects: Any) -> Any:
-    """Everything about objects that may not change."""
+    """Everything about objects that must not change."""
     seen: set[int] = set()
     return [described(each, seen) for each in objects]
 
 
 def defaults() -> dict[str, Any]:
-    """What a process has of settings and random states."""
+    """The settings and random states of the process."""
     return {
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
@@ -136,14 +136,14 @@ _COUNTERS = {"cache_hits", "cache_misses", "next_id", "DESCRIBER_NEXT_ID"}
 
 
 def changed_attributes(before: dict[tuple[str, str], int]) -> dict[tuple[str, str], Any]:
-    """What is another object now; what was imported since is new, not changed."""
+    """The attributes that are different objects now; later imports are new, not changed."""
     now = attributes_of_torch()
     changed = {key: value for key, value in before.items() if now.get(key) != value}
     return {key: value for key, value in changed.items() if key[1] not in _COUNTERS}
 
 
 def warm_up() -> None:
-    """Let torch import and cache what it does at first use."""
+    """Let torch do its lazy imports and caching."""
     net = nn.Linear(4, 4)
     graphmem.analyze(lambda: (net, torch.randn(2, 4)), steps=1)
     with graphmem.virtual_gpu():
@@ -152,7 +152,7 @@ def warm_up() -> None:
 
 
 class Whole:
-    """Holds objects and the process against what they were."""
+    """Compares objects and the process with a snapshot of them."""
 
     def __init__(self, *objects: Any) -> None:
         self._objects = objects
@@ -169,7 +169,7 @@ class Whole:
 
 @pytest.fixture
 def caller() -> Iterator[tuple[Net, torch.optim.Optimizer, torch.Tensor, Whole]]:
-    """A trained model, its optimizer and an input, which are whole at the end of the test."""
+    """A trained model, its optimizer and an input, checked for changes when the test ends."""
     warm_up()
     net, optimizer, x = trained()
     whole = Whole(net, optimizer, x)
@@ -182,7 +182,7 @@ def step_of(net: Net, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> grap
     return graphmem.TrainingStep(model=net, inputs=x, optimizer=optimizer)
 
 
-def test_a_model_that_was_analysed_is_what_it_was(caller: Any) -> None:
+def test_an_analysed_model_is_unchanged(caller: Any) -> None:
     net, optimizer, x, _ = caller
     first = graphmem.analyze(lambda: step_of(net, optimizer, x))
     assert net.embed.weight.device.type == "cpu"
@@ -192,12 +192,14 @@ def test_a_model_that_was_analysed_is_what_it_was(caller: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{"inference": True}, {"autocast": "bf16"}, {"grads": "keep"}, {"optimizer": "sgd"}]
 )
-def test_so_it_is_with_every_option(caller: Any, options: dict[str, Any]) -> None:
+def test_an_analysed_model_is_unchanged_with_every_option(
+    caller: Any, options: dict[str, Any]
+) -> None:
     net, optimizer, x, _ = caller
     graphmem.analyze(lambda: step_of(net, optimizer, x), steps=1, **options)
 
 
-def test_so_it_is_where_the_caller_runs_the_step(caller: Any) -> None:
+def test_an_analysed_model_is_unchanged_where_the_caller_runs_the_step(caller: Any) -> None:
     net, _, x, _ = caller
 
     def build() -> graphmem.TrainingStep:
@@ -229,10 +231,10 @@ def test_a_model_that_moved_to_the_virtual_card_comes_back(caller: Any) -> None:
         loss.backward()
         own.step()
         assert gpu.peak
-    assert loss.is_cuda  # what the block made itself may stay
+    assert loss.is_cuda  # tensors made in the block may stay
 
 
-def test_so_does_one_that_moved_in_other_ways(caller: Any) -> None:
+def test_a_model_that_moved_in_other_ways_comes_back(caller: Any) -> None:
     net, optimizer, _, _ = caller
     with graphmem.virtual_gpu():
         net.embed.weight.data = net.embed.weight.data.cuda()
@@ -247,7 +249,7 @@ def test_so_does_one_that_moved_in_other_ways(caller: Any) -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, device="cuda"))]})
 
 
-def test_so_does_one_whose_parts_were_replaced_and_let_go() -> None:
+def test_a_model_whose_parts_were_replaced_comes_back() -> None:
     net, x = Net(), torch.randn(4, 8)
     kept = net.drop
     values = {name: value.tolist() for name, value in net.state_dict().items()}
@@ -263,7 +265,7 @@ def test_so_does_one_whose_parts_were_replaced_and_let_go() -> None:
     assert net.head.weight.is_leaf
 
 
-def test_a_model_that_the_block_lets_go_leaves_the_card() -> None:
+def test_a_model_dropped_in_the_block_leaves_the_card() -> None:
     net = nn.Linear(1024, 1024, bias=False)
     with graphmem.virtual_gpu() as gpu:
         net.cuda()
@@ -272,7 +274,7 @@ def test_a_model_that_the_block_lets_go_leaves_the_card() -> None:
         assert gpu.allocated == 0
 
 
-def test_what_the_block_writes_on_the_cpu_stays_but_for_modules() -> None:
+def test_cpu_writes_of_the_block_stay_except_to_modules() -> None:
     figures, norm = torch.zeros(2), nn.BatchNorm1d(3)
     with graphmem.virtual_gpu():
         figures[0] = 5
@@ -282,7 +284,7 @@ def test_what_the_block_writes_on_the_cpu_stays_but_for_modules() -> None:
     assert norm.state_dict()["num_batches_tracked"].item() == 0
 
 
-def test_a_graph_that_was_there_before_can_still_run_backward() -> None:
+def test_an_earlier_graph_can_still_run_backward() -> None:
     net = nn.Linear(3, 3)
     loss = net(torch.ones(2, 3)).square().sum()
     expected = torch.autograd.grad(loss, net.weight, retain_graph=True)[0]
@@ -299,7 +301,7 @@ def _raise(error: BaseException) -> Any:
 
 
 class Refused(nn.Module):
-    """Backward raises what it was given."""
+    """Its backward raises the given error."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -313,7 +315,9 @@ class Refused(nn.Module):
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit(3)])
 @pytest.mark.parametrize("place", ["build", "forward", "backward"])
-def test_so_it_is_after_an_error(caller: Any, error: BaseException, place: str) -> None:
+def test_everything_is_put_back_after_an_error(
+    caller: Any, error: BaseException, place: str
+) -> None:
     net, _, x, _ = caller
 
     def build() -> Any:
@@ -334,7 +338,7 @@ def _fill(net: nn.Module, x: torch.Tensor) -> None:
         torch.empty(20 << 30, device="cuda")
 
 
-def test_so_it_is_after_the_card_is_full(caller: Any) -> None:
+def test_everything_is_put_back_after_out_of_memory(caller: Any) -> None:
     net, _, x, _ = caller
     with pytest.raises(torch.OutOfMemoryError):
         _fill(net, x)
@@ -356,8 +360,8 @@ def _set_all_precisions() -> None:
     ],
     ids=["of products", "of all", "by the older name"],
 )
-def test_precisions_end_with_the_analysis_by_whatever_name(change: Callable[[], None]) -> None:
-    """After the newer names were used, the older ones raise (aten/src/ATen/Context.cpp)."""
+def test_precisions_are_put_back_whichever_names_set_them(change: Callable[[], None]) -> None:
+    """Once the newer names were used, the older ones raise (aten/src/ATen/Context.cpp)."""
 
     def precisions() -> tuple[str, ...]:
         backends: Any = torch.backends
@@ -380,13 +384,13 @@ def test_settings_are_put_back_in_a_program_that_froze_its_flags() -> None:
     script = (
         "import torch, graphmem, tests.caller.test_caller as t\n"
         "torch.backends.disable_global_flags()\n"
-        "t.test_precisions_end_with_the_analysis_by_whatever_name(t._set_all_precisions)\n"
+        "t.test_precisions_are_put_back_whichever_names_set_them(t._set_all_precisions)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
 @pytest.mark.usefixtures("caller")
-def test_defaults_that_build_sets_end_with_the_analysis() -> None:
+def test_defaults_set_by_build_are_put_back() -> None:
     generator = torch.Generator()
     state = generator.get_state().tolist()
 
@@ -407,7 +411,7 @@ def test_defaults_that_build_sets_end_with_the_analysis() -> None:
         return graphmem.TrainingStep(nn.Linear(8, 8), torch.randn(4, 8))
 
     flags_can_be_set = getattr(torch.backends, "__allow_nonbracketed_mutation")
-    with flags_can_be_set():  # torch.testing, which other tests import, takes it away
+    with flags_can_be_set():  # torch.testing, which other tests import, removes it
         graphmem.analyze(build, steps=1)
     assert generator.get_state().tolist() == state
     assert torch.tensor([]).device.type == "cpu"
@@ -416,7 +420,7 @@ def test_defaults_that_build_sets_end_with_the_analysis() -> None:
 @pytest.mark.parametrize(
     "around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
 )
-def test_a_report_does_not_depend_on_where_it_is_asked_for(around: Callable[[], Any]) -> None:
+def test_a_report_does_not_depend_on_where_it_is_requested(around: Callable[[], Any]) -> None:
     build = lambda: (nn.Linear(8, 8), torch.randn(4, 8))  # noqa: E731
     outside = graphmem.analyze(build)
     with around():
@@ -446,7 +450,7 @@ def test_threads_take_turns(caller: Any) -> None:
 
 
 @pytest.mark.usefixtures("caller")
-def test_an_analysis_within_another_one_is_refused() -> None:
+def test_a_nested_analysis_is_rejected() -> None:
     caught: list[BaseException] = []
 
     def build() -> Any:
@@ -464,7 +468,7 @@ def test_an_analysis_within_another_one_is_refused() -> None:
     ] * 2
 
 
-def test_an_interrupt_while_things_are_put_back_waits(caller: Any) -> None:
+def test_an_interrupt_waits_until_everything_is_put_back(caller: Any) -> None:
     import signal
 
     net, _, x, _ = caller
@@ -538,8 +542,8 @@ assert model.weight.grad is late.weight.grad is None
 
 
 @pytest.mark.parametrize("between", ["", "gc.freeze()", "gc.unfreeze()"])
-def test_what_was_there_before_a_freeze_is_put_back_as_well(between: str) -> None:
-    """Whatever the program itself tells the collector to freeze, or to look at again."""
+def test_objects_from_before_a_freeze_are_put_back_too(between: str) -> None:
+    """Whatever the program itself freezes or unfreezes in the garbage collector."""
     program = AFTER_A_FREEZE.format(between=between)
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

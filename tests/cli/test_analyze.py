@@ -29,7 +29,7 @@ def report(run_graphmem: Run) -> dict[str, Any]:
     return found
 
 
-def test_json_has_every_field_that_the_schema_promises(report: dict[str, Any]) -> None:
+def test_json_has_every_field_of_the_schema(report: dict[str, Any]) -> None:
     assert report["schema"] == "graphmem.report/1"
     assert {"target", "runtime", "steps", "peak", "at_peak", "assumptions"} <= report.keys()
     assert {"gpu", "torch"} <= report["runtime"].keys()
@@ -60,7 +60,7 @@ def test_every_step_has_its_three_phases(report: dict[str, Any]) -> None:
     assert phases == [["forward", "backward", "optimizer"]] * 3
 
 
-def test_a_phase_begins_where_the_one_before_ended(report: dict[str, Any]) -> None:
+def test_a_phase_begins_where_the_previous_one_ended(report: dict[str, Any]) -> None:
     phases = [phase for step in report["steps"] for phase in step["phases"]]
 
     assert [phase["start"] for phase in phases[1:]] == [phase["end"] for phase in phases[:-1]]
@@ -94,7 +94,7 @@ def test_text_shows_the_figures_of_the_json(run_graphmem: Run, report: dict[str,
     assert f"({report['saved_for_backward']:,} bytes)" in text
 
 
-def test_no_colour_where_there_is_no_terminal(run_graphmem: Run) -> None:
+def test_no_colour_without_a_terminal(run_graphmem: Run) -> None:
     assert "\x1b[" not in run_graphmem("analyze", *MLP).stdout
 
 
@@ -118,7 +118,7 @@ def test_a_callable_is_a_target() -> None:
     [("none", 0), ("sgd", 0), ("sgd-momentum", 1), ("adam", 2), ("adamw-fused", 2)],
 )
 def test_the_optimizer_can_be_named(run_graphmem: Run, optimizer: str, moments: int) -> None:
-    """Fused optimizers keep a 4-byte step count a parameter on the device as well."""
+    """Fused optimizers also keep a 4-byte step count per parameter on the device."""
     text = run_graphmem("analyze", *MLP, "--optimizer", optimizer, "--format", "json").stdout
     model = json.loads(text)["model"]
     steps = 4 * 4 if optimizer.endswith("fused") else 0
@@ -131,7 +131,7 @@ def test_kept_gradients_outlive_the_iteration(run_graphmem: Run) -> None:
     for grads in ("keep", "none"):
         text = run_graphmem("analyze", *MLP, "--grads", grads, "--format", "json").stdout
         ends.append(json.loads(text)["steps"][-1]["phases"][-1]["end"])
-    gradients = 2 * (64 * 256 * 2 + 256 + 64)  # bf16, each a multiple of 512 but for the biases
+    gradients = 2 * (64 * 256 * 2 + 256 + 64)  # bf16; all but the biases are multiples of 512
     rounded = gradients + (512 - 64 * 2)
 
     assert ends[0] - ends[1] == rounded
@@ -146,7 +146,7 @@ def test_a_file_is_written_whole(run_graphmem: Run, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_a_folder_that_is_missing_is_the_users_mistake(run_graphmem: Run, tmp_path: Path) -> None:
+def test_a_missing_folder_is_the_users_mistake(run_graphmem: Run, tmp_path: Path) -> None:
     outcome = run_graphmem("analyze", *MLP, "-o", str(tmp_path / "no" / "report.txt"))
 
     assert outcome.exit_code == 2
@@ -181,8 +181,8 @@ def test_a_line_of_the_graph_names_operation_shape_bytes_storage_module_and_line
     )
 
 
-def test_flags_of_libraries_that_no_rule_follows_are_named() -> None:
-    """Each is an assumption with a bound; without convolutions cuDNN's have nothing to change."""
+def test_library_flags_that_no_rule_models_are_named() -> None:
+    """Each is an assumption with a bound; without convolutions cuDNN's flags change nothing."""
 
     import torch
     from torch import nn
@@ -194,7 +194,7 @@ def test_flags_of_libraries_that_no_rule_follows_are_named() -> None:
         return nn.Conv2d(3, 8, 3), torch.randn(2, 3, 16, 16), lambda out: out.sum()
 
     flags_can_be_set = getattr(torch.backends, "__allow_nonbracketed_mutation")
-    with flags_can_be_set():  # torch.testing, which other tests import, takes it away
+    with flags_can_be_set():  # torch.testing, which other tests import, removes it
         report = graphmem.analyze(build, steps=1)
 
     assert {

@@ -1,4 +1,4 @@
-"""Input that cannot be used is answered with one line that says what, where and what to do."""
+"""Unusable input gets a one-line error that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ THE_LINE = 6
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
-    """Write `model.py`, trace a target on the virtual GPU, and return the error of it."""
+    """Write `model.py`, trace a target on the virtual GPU, and return its error."""
     monkeypatch.chdir(tmp_path)
 
     def refused(text: str | None = None, target: str = "model.py", **settings: str) -> InputError:
@@ -136,7 +136,7 @@ def test_a_missing_package_is_named(text: str, refused: Refused) -> None:
     assert "install no_such_package in graphmem's environment" in str(error.hint)
 
 
-def test_a_package_without_that_module_is_not_to_be_installed(refused: Refused) -> None:
+def test_an_installed_package_without_that_module_gets_no_install_hint(refused: Refused) -> None:
     error = refused("import torch.no_such_module; build = None")
     assert error.hint == "torch is installed, but has no module of that name"
 
@@ -145,7 +145,7 @@ def test_a_relative_import_needs_the_packages_name(refused: Refused) -> None:
     assert "package.module:build" in str(refused("from . import build").hint)
 
 
-def test_what_the_file_raises_is_told_with_its_line(refused: Refused) -> None:
+def test_an_error_raised_by_the_file_names_its_line(refused: Refused) -> None:
     error = refused("WIDTH = 4\nWIDTH / 0; build = None")
     assert str(error) == "model.py raised ZeroDivisionError: division by zero (model.py:2)"
 
@@ -163,7 +163,7 @@ def test_a_program_that_exits(text: str, message: str, refused: Refused) -> None
     assert "__main__" in str(error.hint)
 
 
-def test_an_interruption_stays_one(tmp_path: Path) -> None:
+def test_a_keyboard_interrupt_passes_through(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text("def build():\n    raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
@@ -173,7 +173,7 @@ def test_an_interruption_stays_one(tmp_path: Path) -> None:
 # ---- build --------------------------------------------------------------------------------------
 
 
-def test_what_build_raises_is_shown_from_the_users_frame_only(
+def test_an_error_in_build_is_shown_from_the_users_frame_on(
     refused: Refused, tmp_path: Path
 ) -> None:
     error = refused("""
@@ -230,7 +230,7 @@ def test_a_cause_in_the_users_code_is_shown_too(refused: Refused) -> None:
         ),
     ],
 )
-def test_a_wrong_return_is_told_with_what_is_accepted(
+def test_a_wrong_return_value_lists_what_is_accepted(
     returned: str, message: str, refused: Refused
 ) -> None:
     error = refused(f"import torch\nfrom torch import nn\ndef build():\n    return {returned}")
@@ -316,13 +316,13 @@ def test_an_exported_program_takes_no_settings(refused: Refused) -> None:
 # ---- the step -----------------------------------------------------------------------------------
 
 
-def test_shapes_that_do_not_fit_are_told_with_their_line(refused: Refused) -> None:
+def test_mismatched_shapes_name_their_line(refused: Refused) -> None:
     error = refused(NET.format(line="x = x @ torch.ones(3, 4, device=x.device)"))
     assert "the step raised RuntimeError: a and b must have same reduction dim" in str(error)
     assert f"model.py:{THE_LINE}" in str(error)
 
 
-def test_without_a_line_of_the_users_own_the_module_is_named(refused: Refused) -> None:
+def test_without_a_user_line_the_module_is_named(refused: Refused) -> None:
     error = refused("""
         import torch
         def build():
@@ -341,7 +341,7 @@ def test_inputs_on_another_device_than_the_model(refused: Refused) -> None:
     "line",
     ["x = x + torch.ones(4)", "x = x @ torch.ones(4, 4)", "x = torch.cat([x, torch.ones(1, 4)])"],
 )
-def test_a_tensor_made_on_another_device_is_told_with_its_line(line: str, refused: Refused) -> None:
+def test_a_tensor_made_on_another_device_names_its_line(line: str, refused: Refused) -> None:
     error = refused(NET.format(line=line))
     message = f"the step mixes tensors on cpu and cuda:0 at model.py:{THE_LINE}"
     assert str(error) == message
@@ -386,7 +386,7 @@ def test_a_custom_operator_without_a_fake_kernel_is_named(refused: Refused) -> N
 
 
 def test_a_product_with_a_sparse_tensor_on_the_right(refused: Refused) -> None:
-    """A CPU build has no kernel for it, a CUDA build would call the card's."""
+    """A CPU build has no kernel for it; a CUDA build would call the card's."""
     error = refused("""
         import torch
 
@@ -408,13 +408,13 @@ def test_a_product_with_a_sparse_tensor_on_the_right(refused: Refused) -> None:
         "assert self.weight.max() != self.weight.min()",
     ],
 )
-def test_a_branch_on_data_is_told_with_its_line(line: str, refused: Refused) -> None:
+def test_a_branch_on_data_names_its_line(line: str, refused: Refused) -> None:
     error = refused(NET.format(line=line))
     assert f"the step branches on the value of a tensor at model.py:{THE_LINE}" in str(error)
     assert f"--assume model.py:{THE_LINE}=true" in str(error.hint)
 
 
-def test_a_model_that_is_frozen_whole_has_nothing_to_train(refused: Refused) -> None:
+def test_a_fully_frozen_model_has_nothing_to_train(refused: Refused) -> None:
     error = refused("""
         import torch
 
@@ -426,7 +426,7 @@ def test_a_model_that_is_frozen_whole_has_nothing_to_train(refused: Refused) -> 
     assert "--inference" in (error.hint or "")
 
 
-def test_a_loss_without_a_graph_is_told_in_pytorchs_words(refused: Refused) -> None:
+def test_a_loss_without_a_graph_is_reported_in_pytorchs_words(refused: Refused) -> None:
     error = refused("""
         import torch
         from graphmem import TrainingStep
@@ -466,7 +466,7 @@ USES_THE_PACKAGE = """
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A package in a folder of installed ones."""
+    """A package in a site-packages folder."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
     package = folder / "maskutils.py"
@@ -481,7 +481,7 @@ def installed(tmp_path: Path) -> Path:
         ("branch", 7, "the step branches on the value of a tensor at "),
     ],
 )
-def test_a_line_of_a_package_is_told_with_the_users_own(
+def test_an_error_in_a_package_names_the_users_line_too(
     what: str, line: int, message: str, installed: Path, refused: Refused
 ) -> None:
     error = refused(USES_THE_PACKAGE, what=what)
@@ -490,7 +490,7 @@ def test_a_line_of_a_package_is_told_with_the_users_own(
 
 
 @pytest.mark.parametrize("what", ["raise_an_error", "branch"])
-def test_a_model_of_a_package_is_told_with_the_target_that_made_it(
+def test_an_error_in_a_packages_model_names_the_target(
     what: str, installed: Path, refused: Refused
 ) -> None:
     forward = f"lambda self, x: {what}(torch.nn.Linear.forward(self, x))"
@@ -508,7 +508,7 @@ def test_a_model_of_a_package_is_told_with_the_target_that_made_it(
     assert f"_models.py:{line}, in the model that model.py made" in str(error)
 
 
-def test_an_assumption_in_a_package_is_listed_with_the_users_own_line(
+def test_an_assumption_in_a_package_names_the_users_line(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -541,7 +541,7 @@ def test_the_dispatchers_table_of_kernels_is_not_shown(refused: Refused) -> None
 
 
 @pytest.mark.parametrize("where", ["build", "step"])
-def test_what_is_no_exception_is_the_users_too(where: str, refused: Refused) -> None:
+def test_a_base_exception_is_the_users_error_too(where: str, refused: Refused) -> None:
     error = refused(
         """
         from graphmem import TrainingStep

@@ -47,7 +47,7 @@ def test_a_line_is_found_by_the_end_of_its_path() -> None:
     assert gelu.storage in [each.storage for each in explained(line)]
 
 
-def test_a_saved_tensor_names_formula_interval_and_what_lets_it_go() -> None:
+def test_a_saved_tensor_names_its_formula_interval_and_release() -> None:
     (gelu,) = explained("gelu")
     (saved,) = (each for each in gelu.holdings if each.kind == "saved_tensor")
 
@@ -58,7 +58,7 @@ def test_a_saved_tensor_names_formula_interval_and_what_lets_it_go() -> None:
     assert saved.lets_go.startswith("AddmmBackward0 runs; it would not be saved with")
 
 
-def test_a_storage_goes_by_its_number() -> None:
+def test_a_storage_is_found_by_its_number() -> None:
     (gelu,) = explained("gelu")
 
     assert [each.storage for each in explained(f"s{gelu.storage.id}")] == [gelu.storage]

@@ -1,4 +1,4 @@
-"""`-o FILE`: what is there is written to, and never put out of its place."""
+"""`-o FILE`: an existing file is written in place, never replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """A target that takes no time: a linear layer."""
+    """A fast target: a linear layer."""
     model = tmp_path / "tiny.py"
     model.write_text(
         "import torch\ndef build():\n    return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n"
@@ -47,7 +47,7 @@ def test_a_report_goes_through_a_symbolic_link(
     assert sorted(path.name for path in (tmp_path / "real").iterdir()) == ["target.txt"]
 
 
-def test_a_link_to_nothing_makes_what_it_names(tmp_path: Path) -> None:
+def test_a_dangling_link_creates_the_file_it_names(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("new.txt")
 
     write_text(tmp_path / "link", "hello")
@@ -56,7 +56,7 @@ def test_a_link_to_nothing_makes_what_it_names(tmp_path: Path) -> None:
     assert (tmp_path / "new.txt").read_text() == "hello"
 
 
-def test_links_in_a_circle_are_one_line(tmp_path: Path) -> None:
+def test_circular_links_are_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
@@ -96,10 +96,10 @@ def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
 @pytest.mark.slow
-def test_standard_output_is_a_stream_where_it_is_a_file(
+def test_standard_output_is_written_as_a_stream_even_if_it_is_a_file(
     name: str, report: Path, tmp_path: Path
 ) -> None:
-    """`-o /dev/stdout > out.txt`: renaming a file over out.txt would lose what else is printed."""
+    """`-o /dev/stdout > out.txt`: renaming a file over out.txt would lose other output."""
     (tmp_path / "link").symlink_to("/dev/stdout")
     out = tmp_path / "out.txt"
     with out.open("w") as file:
@@ -117,7 +117,7 @@ def test_standard_output_is_a_stream_where_it_is_a_file(
     assert "addmm" in out.read_text()
 
 
-def test_the_owner_of_a_file_stays(tmp_path: Path) -> None:
+def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root gives files away")
     path = tmp_path / "theirs.txt"
@@ -140,7 +140,7 @@ def test_a_name_that_is_not_utf8_is_written(tmp_path: Path) -> None:
 
 
 def test_a_long_name_is_written(tmp_path: Path) -> None:
-    """255 bytes are the most that a name may have; the file beside it has more than its name."""
+    """A name may have at most 255 bytes; that of the temporary file beside it would be longer."""
     path = tmp_path / ("x" * 255)
 
     write_text(path, "hello")
@@ -158,10 +158,10 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_full_disk_is_one_line_and_leaves_the_old_file(
+def test_a_full_disk_is_a_one_line_error_and_leaves_the_old_file(
     name: str, report: Path, tmp_path: Path
 ) -> None:
-    """A limit on the size of files stands for the disk (`ulimit -f`)."""
+    """A file size limit stands in for a full disk (`ulimit -f`)."""
     (tmp_path / name).write_text("old")
     command, *options = WRITERS[name]
     limited = (

@@ -1,4 +1,4 @@
-"""What a person sees first of `graphmem analyze`: the answer, then who holds the memory."""
+"""The first screen of `graphmem analyze`: the answer, then what holds the memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(layers: int = 4, width: int = 1024, batch: int = 4):
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Layers of which each saves 256 MiB, its input; in a folder without a configuration."""
+    """Layers that each save their input of 256 MiB, in a folder without a configuration."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(LAYERS)
     return "model.py:build"
@@ -61,7 +61,7 @@ def test_the_verdict_stands_before_the_peak(target: str, run_graphmem: Callable[
     assert peak.startswith("peak ")
 
 
-def test_what_ran_out_stands_in_the_first_lines(
+def test_out_of_memory_stands_in_the_first_lines(
     target: str, run_graphmem: Callable[..., Any]
 ) -> None:
     """16 layers of 1 GiB each, on a card of 14.6 GiB."""
@@ -84,7 +84,7 @@ def test_equal_layers_are_one_line(target: str, run_graphmem: Callable[..., Any]
     assert "  h.[0-3].up, 4 x 256.0 MiB, float32 [65536 x 1024] (model.py:12)\n" in done.stdout
 
 
-def test_formulas_of_derivatives_are_for_those_who_ask(
+def test_derivative_formulas_are_shown_on_request_only(
     target: str, run_graphmem: Callable[..., Any]
 ) -> None:
     formula = "self: grad * self.cos().conj()"  # of sin, derivatives.yaml
@@ -120,13 +120,13 @@ def test_no_line_is_wider_than_the_terminal(
 
     assert max(map(len, lines)) <= int(width)
     [drawn] = [line for line in lines if "█" in line and "▁" in line]
-    assert len(drawn.strip()) == len(report.timeline)  # whole, on a line of its own
+    assert len(drawn.strip()) == len(report.timeline)  # unbroken, alone on its line
 
 
 class TestTheCard:
-    """Where nobody names a card."""
+    """Which card is used when none is named."""
 
-    def test_it_is_that_of_the_project(
+    def test_the_default_is_that_of_the_project(
         self, target: str, run_graphmem: Callable[..., Any], tmp_path: Path
     ) -> None:
         (tmp_path / "graphmem.toml").write_text('[defaults]\ngpu = "t4"\n')
@@ -135,7 +135,7 @@ class TestTheCard:
 
         assert done.stdout.startswith("fits on Tesla T4 ")
 
-    def test_a_named_card_goes_before_that_of_the_project(
+    def test_a_named_card_overrides_that_of_the_project(
         self, target: str, run_graphmem: Callable[..., Any], tmp_path: Path
     ) -> None:
         (tmp_path / "graphmem.toml").write_text('[defaults]\ngpu = "t4"\n')
@@ -144,7 +144,7 @@ class TestTheCard:
 
         assert "V100" in done.stdout.splitlines()[0]
 
-    def test_a_file_that_is_wrong_is_told_with_its_line(
+    def test_a_mistake_in_the_file_names_its_line(
         self, target: str, run_graphmem: Callable[..., Any], tmp_path: Path
     ) -> None:
         (tmp_path / "graphmem.toml").write_text('[defaults]\ngpu = "t5"\n')
@@ -156,11 +156,11 @@ class TestTheCard:
 
 
 class TestWhatHelps:
-    """Where a step does not fit, what would: measured, each with its command."""
+    """If a step does not fit: changes that would help, measured, each with its command."""
 
     LARGE = ("--gpu", "t4", "--steps", "1", "--set", "layers=16", "--set", "batch=8")
 
-    def test_the_largest_batch_is_the_border(
+    def test_the_largest_batch_that_fits_is_suggested(
         self, target: str, run_graphmem: Callable[..., Any]
     ) -> None:
         done = run_graphmem("analyze", target, *self.LARGE)
@@ -177,7 +177,7 @@ class TestWhatHelps:
             again = run_graphmem("analyze", target, *self.LARGE, "--batch", size, "--no-advice")
             assert again.stdout.startswith(verdict)
 
-    def test_each_change_can_be_pasted_and_does_what_is_said(
+    def test_each_suggested_command_can_be_pasted_and_does_what_it_promises(
         self, target: str, run_graphmem: Callable[..., Any]
     ) -> None:
         done = run_graphmem("analyze", target, *self.LARGE, "--format", "json", "--advice")
@@ -196,7 +196,7 @@ class TestWhatHelps:
             assert saved == change["saves"] > 0
             assert after["memory"]["on_card"]["fits"] == change["fits"]
 
-    def test_what_a_saved_layer_costs_is_told(
+    def test_the_cost_of_a_change_is_stated(
         self, target: str, run_graphmem: Callable[..., Any]
     ) -> None:
         text = run_graphmem("analyze", target, *self.LARGE).stdout
@@ -211,7 +211,7 @@ class TestWhatHelps:
     def test_nothing_is_measured_where_the_step_fits(
         self, target: str, run_graphmem: Callable[..., Any]
     ) -> None:
-        """The command that would measure it is there instead."""
+        """The report prints the command that would measure them instead."""
         text = run_graphmem("analyze", target, "--gpu", "t4", "--steps", "1").stdout
 
         lines = text.partition("the largest batch, and what saves most:\n")[2].splitlines()

@@ -1,4 +1,4 @@
-"""`graphmem fit`: the largest value that fits, by arithmetic; a search that says what it took."""
+"""`graphmem fit`: the largest value that fits, by arithmetic; a search that lists its probes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_batch_that_fits_by_arithmetic(card: CardFit) -> None:
     assert len(card.probes) <= 4
 
 
-def test_the_next_batch_is_refused_its_output(card: CardFit) -> None:
+def test_the_next_batch_fails_at_its_output(card: CardFit) -> None:
     refused = card.refused
     assert refused is not None
     assert (refused.value, refused.requested) == (LARGEST + 1, 29 * 256 * MIB)
@@ -82,7 +82,7 @@ def test_analyze_agrees_on_both_sides(batch: int) -> None:
 
 
 def test_an_argument_of_build_and_several_cards() -> None:
-    """Of an A100 with 40 GB 543 MiB are the context's: 39.49 GiB less 0.53 are 77 times 512 MiB."""
+    """The context takes 543 MiB of a 40 GB A100: 39.49 GiB less 0.53 are 77 times 512 MiB."""
     found = graphmem.fit(relu, gpus=["t4", "a100-40gb"], vary="batch", inference=True, steps=1)
 
     assert [
@@ -162,7 +162,7 @@ def test_only_multiples_are_tried(report: Report, unit: int, slope: int, capacit
 def test_the_border_of_a_curve_is_found_in_few_probes(
     report: Report, power: float, capacity: int
 ) -> None:
-    """Doubling takes log2 of the answer, each second probe halves what is left, and neighbours."""
+    """Doubling takes log2 of the answer, every second probe halves the rest, then neighbours."""
     fake = Fake(report, lambda value: int(value**power), capacity)
 
     found = search(fake, largest=2**40)
@@ -174,7 +174,7 @@ def test_the_border_of_a_curve_is_found_in_few_probes(
 
 
 def test_a_larger_value_that_fits_again_is_named(report: Report) -> None:
-    """9 bytes each but for two: 11 does not fit, 10 does, and 12 is looked at as well."""
+    """9 bytes each, except for two: 11 does not fit, 10 does, and 12 is probed too."""
     taken = {11: 130, 12: 95}
     fake = Fake(report, lambda value: taken.get(value, 9 * value), 100)
 
@@ -188,7 +188,7 @@ def test_a_larger_value_that_fits_again_is_named(report: Report) -> None:
 
 
 def test_a_smaller_value_that_does_not_fit_is_named(report: Report) -> None:
-    """9 bytes each but for 12, which the search passes by; it stands beside the answer, 13."""
+    """9 bytes each, except for 12, which the search skips; it is next to the answer, 13."""
     taken = {12: 130, 13: 90}
     found = search(Fake(report, lambda value: taken.get(value, 9 * value), 100))
 
@@ -202,13 +202,13 @@ def test_a_value_that_changes_nothing_is_named(report: Report) -> None:
     assert found.surprises == ["batch does not change the reserved bytes, 7 for each value"]
 
 
-def test_a_search_that_meets_its_end_says_so(report: Report) -> None:
+def test_a_search_that_hits_its_limit_says_so(report: Report) -> None:
     found = search(Fake(report, lambda value: value, 1000), largest=100)
 
     assert (found.largest, found.is_bounded, found.refused) == (100, False, None)
 
 
-def test_a_range_without_a_number_is_the_user_s_mistake() -> None:
+def test_an_empty_range_is_the_users_mistake() -> None:
     with pytest.raises(NothingToTryError):
         graphmem.fit(relu, gpus=["t4"], smallest=5, largest=4)
 
@@ -236,8 +236,8 @@ class TestCommand:
             in outcome.stdout
         )
 
-    def test_the_help_names_what_is_taken_by_default(self, run_graphmem: Run) -> None:
-        """rich takes brackets for markup; they are kept."""
+    def test_the_help_names_the_defaults(self, run_graphmem: Run) -> None:
+        """rich would read the brackets as markup; they are kept."""
         words = " ".join(run_graphmem("fit", "--help").stdout.replace("│", " ").split())
 
         assert "[default: that of graphmem.toml, else a100-80gb]" in words
@@ -253,7 +253,7 @@ class TestCommand:
         assert (found["schema"], found["vary"]) == ("graphmem.fit/1", "batch")
         assert [card["largest"] for card in found["cards"]] == [LARGEST]
 
-    def test_not_even_the_smallest(self, run_graphmem: Run, target: str) -> None:
+    def test_not_even_the_smallest_batch_fits(self, run_graphmem: Run, target: str) -> None:
         options = ("--gpu", "t4", "--inference", "--steps", "1", "--min", "40")
         outcome = run_graphmem("fit", target, *options)
 
@@ -275,7 +275,7 @@ class TestCommand:
             (("--env", "PYTORCH_CUDA_ALLOC_CONF=max_split:1"), "max_split"),
         ],
     )
-    def test_mistakes_are_told_in_one_line(
+    def test_mistakes_are_one_line_errors(
         self,
         run_graphmem: Run,
         target: str,
@@ -294,7 +294,7 @@ class TestCommand:
             ("{file}:nothing", "no function 'nothing'"),
         ],
     )
-    def test_what_no_value_helps_is_told_without_one(
+    def test_an_error_that_no_value_would_fix_names_no_value(
         self, run_graphmem: Run, target: str, place: str, message: str
     ) -> None:
         outcome = run_graphmem("fit", place.format(file=target.partition(":")[0]), "--gpu", "t4")

@@ -1,4 +1,4 @@
-"""Files and names of strangers: one line and exit code 2, or shown as what they are."""
+"""Hostile files and names: a one-line error and exit code 2, or shown as plain text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_colours_of_the_console_itself_stay() -> None:
 
 
 def test_a_json_document_still_means_the_same_once_controls_are_written_out() -> None:
-    """U+009B begins an escape sequence, and JSON lets it stand as it is."""
+    """U+009B begins an escape sequence, and JSON allows it unescaped."""
     import json
 
     document = json.dumps({"name": "\x9b31m\u202e"}, ensure_ascii=False)
@@ -78,11 +78,11 @@ def test_a_json_document_still_means_the_same_once_controls_are_written_out() ->
     assert json.loads(visible(document)) == json.loads(document)
 
 
-def test_markdown_tells_nobody() -> None:
+def test_markdown_mentions_nobody() -> None:
     assert "@team" not in escaped("ask @team")
 
 
-def test_cells_of_csv_are_no_formulas(tmp_path: Path, run_graphmem: Run) -> None:
+def test_csv_cells_are_not_formulas(tmp_path: Path, run_graphmem: Run) -> None:
     output = tmp_path / "holders.csv"
     outcome = run_graphmem(
         "render", target(tmp_path, '=HYPERLINK("http://x")'), "--view", "holders", "-o", str(output)
@@ -163,8 +163,8 @@ def cached(project: Project) -> bool:
 
 
 @pytest.mark.slow
-def test_an_entry_of_the_cache_that_git_tracks_is_not_believed(project: Project) -> None:
-    """A change could bring the report of the old code with it, and pass."""
+def test_a_cache_entry_tracked_by_git_is_not_trusted(project: Project) -> None:
+    """A commit could ship the old code's report with it, and pass."""
     project.graphmem("check")
     assert cached(project)
     project.git("add", "--force", ".graphmem_cache")
@@ -172,7 +172,7 @@ def test_an_entry_of_the_cache_that_git_tracks_is_not_believed(project: Project)
     assert not cached(project)
 
 
-def test_an_entry_of_the_cache_that_everybody_may_write_is_not_believed(project: Project) -> None:
+def test_a_world_writable_cache_entry_is_not_trusted(project: Project) -> None:
     project.graphmem("check")
     for entry in (project.root / ".graphmem_cache").rglob("*.json"):
         entry.chmod(0o666)
@@ -182,7 +182,7 @@ def test_an_entry_of_the_cache_that_everybody_may_write_is_not_believed(project:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.slow
-def test_an_entry_of_the_cache_of_another_user_is_not_believed(project: Project) -> None:
+def test_a_cache_entry_of_another_user_is_not_trusted(project: Project) -> None:
     project.graphmem("check")
     for entry in (project.root / ".graphmem_cache").rglob("*.json"):
         os.chown(entry, 12345, 12345)
@@ -227,9 +227,7 @@ def test_a_second_sigterm_ends_a_program_that_swallows_the_first(tmp_path: Path)
 
 @pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
 @pytest.mark.slow
-def test_a_home_that_is_not_there_or_read_only_does_not_matter(
-    home: str | None, tmp_path: Path
-) -> None:
+def test_a_missing_or_read_only_home_does_not_matter(home: str | None, tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(TINY)
     environment = {key: value for key, value in os.environ.items() if key != "HOME"}
     done = subprocess.run(

@@ -60,7 +60,7 @@ sys.exit(exit_code)
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_without_arguments_three_commands_to_start_with_are_named(run_graphmem: Run) -> None:
+def test_without_arguments_three_first_commands_are_suggested(run_graphmem: Run) -> None:
     outcome = run_graphmem()
 
     assert outcome.exit_code == 0
@@ -68,7 +68,7 @@ def test_without_arguments_three_commands_to_start_with_are_named(run_graphmem: 
         assert f"\n  graphmem {command} " in outcome.stdout
 
 
-def test_help_lists_every_command_under_what_it_is_for(run_graphmem: Run) -> None:
+def test_help_lists_every_command_under_its_purpose(run_graphmem: Run) -> None:
     outcome = run_graphmem("--help")
 
     assert outcome.exit_code == 0
@@ -115,7 +115,7 @@ def test_the_exit_code_reaches_the_shell() -> None:
         ),
     ],
 )
-def test_a_misspelt_word_is_answered_with_the_nearest(
+def test_a_misspelled_word_suggests_the_nearest(
     run_graphmem: Run, arguments: tuple[str, ...], message: str, hint: str
 ) -> None:
     outcome = run_graphmem(*arguments)
@@ -151,7 +151,7 @@ def test_an_error_of_graphmem_has_its_own_exit_code(
     assert run_graphmem("fail") == Outcome(exit_code, "", "error: no\n")
 
 
-def test_the_users_own_traceback_stands_between_message_and_hint(
+def test_the_users_traceback_stands_between_message_and_hint(
     run_graphmem: Run, failing: Callable[[BaseException], None]
 ) -> None:
     trace = '  File "model.py", line 3, in build\nValueError: [bold]width[/bold]\n'
@@ -170,7 +170,7 @@ def test_a_long_message_is_not_folded(
     assert len(run_graphmem("fail").stderr.splitlines()) == 1
 
 
-def test_an_inner_fault_is_one_line_and_exit_code_3(
+def test_an_internal_error_is_one_line_and_exit_code_3(
     run_graphmem: Run, failing: Callable[[BaseException], None]
 ) -> None:
     failing(KeyError("storage 7\nand more"))
@@ -183,7 +183,7 @@ def test_an_inner_fault_is_one_line_and_exit_code_3(
     )
 
 
-def test_of_a_long_inner_fault_the_first_line_is_told(
+def test_a_long_internal_error_prints_its_first_line(
     run_graphmem: Run, failing: Callable[[BaseException], None]
 ) -> None:
     failing(RuntimeError("first\nsecond"))
@@ -223,7 +223,7 @@ def test_a_command_may_choose_its_exit_code(
 
 
 @pytest.mark.parametrize("code", [0, 1, None])
-def test_an_exit_of_the_users_code_is_no_verdict(
+def test_an_exit_of_the_users_code_is_not_a_verdict(
     run_graphmem: Run, failing: Callable[[BaseException], None], code: int | None
 ) -> None:
     failing(SystemExit(code))
@@ -234,7 +234,7 @@ def test_an_exit_of_the_users_code_is_no_verdict(
     assert outcome == Outcome(2, "", message)
 
 
-def test_an_interruption_is_130_and_silent(
+def test_an_interrupt_is_exit_code_130_and_silent(
     run_graphmem: Run, failing: Callable[[BaseException], None]
 ) -> None:
     failing(KeyboardInterrupt())
@@ -246,7 +246,7 @@ def test_an_interruption_is_130_and_silent(
     "arguments",
     [("gpus",), ("gpus", "--format", "json"), ("--version",)],  # the last fits stdout's buffer
 )
-def test_a_reader_that_goes_away_is_141_and_silent(arguments: tuple[str, ...]) -> None:
+def test_a_closed_pipe_is_exit_code_141_and_silent(arguments: tuple[str, ...]) -> None:
     """`graphmem gpus | head -0` neither shows a traceback nor looks like a failed gate."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -267,7 +267,7 @@ def test_a_reader_that_goes_away_is_141_and_silent(arguments: tuple[str, ...]) -
     ("closed", "code"),
     [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("> /dev/full", 2)],
 )
-def test_output_that_cannot_be_written_is_no_fault_of_graphmem(closed: str, code: int) -> None:
+def test_unwritable_output_is_not_an_internal_error(closed: str, code: int) -> None:
     command = f"{sys.executable} -m graphmem gpus {closed}"
     finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     said = "error: cannot write the result: No space left on device\n" if code else ""
@@ -290,7 +290,7 @@ def test_a_program_that_closes_stdout_ends_quietly(close: str, tmp_path: Path) -
     assert (finished.returncode, finished.stdout, finished.stderr) == (141, "", "")
 
 
-def test_colour_is_for_terminals_that_want_it() -> None:
+def test_only_terminals_that_want_colour_get_it() -> None:
     wrong = ("-m", "graphmem", "gpu")
     script = """
 import os, pty, sys
@@ -350,7 +350,7 @@ def test_a_former_name_of_a_command_works_and_says_so(
 
 
 @pytest.mark.parametrize("command", ["run", "fit", "published", "graph"])
-def test_where_a_result_cannot_stand_is_told_before_the_work(
+def test_an_unwritable_output_path_is_reported_before_the_work(
     run_graphmem: Run, tmp_path: Path, command: str
 ) -> None:
     target = tmp_path / "model.py"
@@ -366,7 +366,7 @@ def test_where_a_result_cannot_stand_is_told_before_the_work(
     ]
 
 
-def test_a_result_is_no_folder(run_graphmem: Run, tmp_path: Path) -> None:
+def test_an_output_path_must_not_be_a_folder(run_graphmem: Run, tmp_path: Path) -> None:
     outcome = run_graphmem("analyze", "-o", str(tmp_path), "model.py:build")
 
     assert outcome.exit_code == 2

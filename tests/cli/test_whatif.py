@@ -1,4 +1,4 @@
-"""`graphmem whatif` and the changes behind it: exact, because the changed step is traced."""
+"""`graphmem whatif` and its changes: exact, because the changed step is traced."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_the_table_for_people(run_graphmem: Callable[..., Any]) -> None:
     ]
 
 
-def test_autocast_is_turned_off_and_the_batch_set() -> None:
-    """As build() makes it without autocast, of another batch."""
+def test_autocast_can_be_turned_off_and_the_batch_set() -> None:
+    """Matches what build() makes without autocast, for another batch."""
     settings = {"batch": "2", "layers": "2"}
     off = Request(steps=1, settings=settings, autocast="none", changes=Changes(batch_size=3))
     built = Request(steps=1, settings={**settings, "batch": "3", "autocast": "None"})
@@ -66,8 +66,8 @@ def test_autocast_is_turned_off_and_the_batch_set() -> None:
     assert found.at_peak.by_category["autocast_cache"] == 0
 
 
-def test_weights_of_16_bits_and_the_room_that_is_left(run_graphmem: Callable[..., Any]) -> None:
-    """Two matrices of 1024 x 4096 and their biases; an A100 less its context."""
+def test_16_bit_weights_and_the_headroom(run_graphmem: Callable[..., Any]) -> None:
+    """Two matrices of 1024 x 4096 and their biases; the capacity is an A100 less its context."""
     arguments = ("--set", "dtype=fp32", "--steps", "1", "--dtype", "bf16", "--format", "json")
     outcome = run_graphmem("whatif", MLP, *arguments)
 
@@ -80,7 +80,7 @@ def test_weights_of_16_bits_and_the_room_that_is_left(run_graphmem: Callable[...
     assert found["left on the card"] == (room - reserved[0], room - reserved[1])
 
 
-def test_a_scaled_batch_is_what_build_makes_of_it() -> None:
+def test_a_scaled_batch_is_what_build_would_make() -> None:
     scaled = run_analysis(GPT2, Request(steps=1, settings={"batch": "1"}, changes=Changes(batch=3)))
     built = run_analysis(GPT2, Request(steps=1, settings={"batch": "3"}))
 
@@ -98,7 +98,7 @@ def test_checkpointing_by_pattern_is_checkpointing_in_the_model() -> None:
     assert found.peak.allocated == run_analysis(llama, in_model).report.peak.allocated
 
 
-def test_activations_are_exchanged_as_modules_functions_and_methods() -> None:
+def test_activations_are_replaced_as_modules_functions_and_methods() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -132,7 +132,7 @@ def test_activations_are_exchanged_as_modules_functions_and_methods() -> None:
         (("--freeze", "nothing"), "no parameter or module is called 'nothing'"),
     ],
 )
-def test_what_cannot_be_changed_is_said(
+def test_what_cannot_be_changed_is_reported(
     run_graphmem: Callable[..., Any], arguments: tuple[str, ...], message: str
 ) -> None:
     outcome = run_graphmem("whatif", MLP, "--steps", "1", *arguments)

@@ -1,6 +1,6 @@
-"""Figures of the articles that only `graphmem published` prints, for the articles' own sizes.
+"""Figures of the articles that only `graphmem published` prints, for the articles' sizes.
 
-Expected figures are those that an article prints, or arithmetic shown here.
+Expected figures are printed in an article, or derived here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sections = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def printed(run_graphmem: Callable[..., Any]) -> Printed:
-    """What `graphmem published ARGUMENTS…` prints, with runs of blanks as one."""
+    """What `graphmem published ARGUMENTS…` prints, with runs of blanks collapsed."""
 
     def run(*arguments: str) -> str:
         outcome = run_graphmem("published", *arguments)
@@ -37,7 +37,7 @@ def printed(run_graphmem: Callable[..., Any]) -> Printed:
 
 @pytest.fixture
 def sections(run_graphmem: Callable[..., Any]) -> Sections:
-    """What it says as JSON, by the names of formulas."""
+    """Its JSON output, by formula name."""
 
     def run(*arguments: str) -> dict[str, Any]:
         outcome = run_graphmem("published", *arguments, "--format", "json")
@@ -79,7 +79,7 @@ class TestLlama3:
     def test_a_rank_whose_states_are_too_large_fits_with_no_micro_batches(
         self, printed: Printed
     ) -> None:
-        """6.3 + 6.3 GB are more than a card of 12 GB."""
+        """6.3 + 6.3 GB are more than the 12 GB of the card."""
         asked = ("--example", "llama-3-405b", "--only", "parallel-llama-3")
         text = printed(*asked, "--term", "M_gpu=12e9")
 
@@ -90,13 +90,13 @@ class TestLlama3:
         text = printed("--example", "llama-3-405b", "--gpu", "h100-80gb")
 
         assert "less" in card_term("h100-80gb").source
-        assert "activations: it fits if MB >= 2" in text  # 71.96 GB are more than 67, half is not
+        assert "activations: it fits if MB >= 2" in text  # 71.96 GB exceed 67; half does not
 
     def test_the_factor_of_checkpointing_is_about_9(self, sections: Sections) -> None:
         """With k = 2 the MLP's 9·k·bsh shrink to k·bsh; a whole block's 34·bsh + 5·b·a·s do not."""
         found = sections("--example", "llama-3-405b")["parallel-checkpointing"]
         factors = {name: row[2] for name, row in found["rows"].items()}
-        scores = 5 * 128 / 16_384  # of b·a·s, in b·s·h, as the article's figure has them
+        scores = 5 * 128 / 16_384  # of b·a·s, in units of b·s·h, as in the article's figure
 
         assert factors == pytest.approx(
             {
@@ -126,7 +126,7 @@ class TestLlama3:
 
 
 class TestDeepSpeed:
-    """What "Memory Requirements" says beside its tables."""
+    """Statements of "Memory Requirements" beyond its tables."""
 
     def test_a_40_gb_card_fits_11_b_parameters(self, printed: Printed) -> None:
         """ "the model weights take about 22GB and the remaining 18GB are used by other…"."""
@@ -224,8 +224,8 @@ class TestFootprint:
     MODEL = 4 * (101 * 100 + 200 * 100 * 100 + 101 * 10)
     ACTIVATIONS = 202 * 25_600
 
-    def test_of_the_articles_stack_gradients_win(self, sections: Sections) -> None:
-        """What the article measures after the backward pass, 49,580,544, is 3·8,135,168 for model
+    def test_in_the_articles_stack_gradients_win(self, sections: Sections) -> None:
+        """The article measures 49,580,544 after the backward pass: 3·8,135,168 for model
         and Adam in whole blocks of 512 bytes, 8,135,168 of gradients, two workspaces, the loss.
         """
         found = sections(STACK, "--only", "footprint-peak")["footprint-peak"]
@@ -239,7 +239,7 @@ class TestFootprint:
         assert rows["kernel workspaces"]["exact"] == 2 * 8_519_680
         blocks = 4 * 8_135_168
         assert blocks + 2 * 8_519_680 + 512 == 49_580_544
-        # Beyond it the peak has the buffers of Adam's update, one of each parameter.
+        # At the peak Adam's update adds a buffer for each parameter.
         assert found["exact"] == 49_580_544 + 8_135_168
 
     @pytest.mark.slow
@@ -252,7 +252,7 @@ class TestFootprint:
         assert "gradients or activations: activations" in rows
 
     def test_frozen_layers_have_no_gradients(self, sections: Sections) -> None:
-        """200 frozen layers of 100 x 100 leave 101·100 + 101·10 numbers to train."""
+        """200 frozen layers of 100 x 100 leave 101·100 + 101·10 parameters to train."""
         asked = (STACK, "--set", "freeze_end=200", "--only", "footprint-peak", "--steps", "2")
         found = sections(*asked, "--term", "A=1")["footprint-peak"]
 
@@ -287,7 +287,7 @@ class TestVerdicts:
     def test_the_steps_own_verdict_stands_beside_them(
         self, run_graphmem: Callable[..., Any]
     ) -> None:
-        """GPT-2 small with 12 samples needs more than the 15 GB of a T4, whatever formulas say."""
+        """GPT-2 small with 12 samples needs more than a T4's 15 GB, whatever the formulas say."""
         asked = (GPT2, "--steps", "2", "--gpu", "t4")
         outcome = run_graphmem("published", *asked, "--only", "eleutherai-activations")
         analysis = json.loads(run_graphmem("analyze", *asked, "--format", "json").stdout)
@@ -297,7 +297,7 @@ class TestVerdicts:
         assert analysis["memory"]["on_card"]["fits"] is False
         assert f"does not fit, {over:.3f} GiB over" in outcome.stdout
 
-    def test_a_card_that_nobody_knows(self, run_graphmem: Callable[..., Any]) -> None:
+    def test_an_unknown_card(self, run_graphmem: Callable[..., Any]) -> None:
         outcome = run_graphmem("published", "--params", "10", "--gpu", "abacus")
 
         assert outcome.exit_code == 2

@@ -1,4 +1,4 @@
-"""Published formulas: their figures to the digit, their terms, and what each leaves out by name."""
+"""Published formulas: their figures to the digit, their terms, and what each leaves out."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ case3 gpu memory:    477MB"""
         zero3_parts = deepspeed.zero3_parts(parameters=parameters, largest_layer=largest, gpus=gpus)
         assert total(zero3_parts) == zero3[-1].gpu
 
-    def test_beside_one_of_eight_gpus(self, gpt2: Analysis) -> None:
+    def test_beside_one_of_eight_ranks(self, gpt2: Analysis) -> None:
         """As `graphmem plan` splits the traced step, whose parameters are fp32 and whole."""
         found = formulas_of(gpt2, given_terms({"GPUs": "8"}), ["deepspeed-zero2"])
         exact = {row.name: row.exact for row in comparison(found, "deepspeed-zero2").rows}
@@ -219,7 +219,7 @@ case3 gpu memory:    477MB"""
         )
 
     def test_a_tied_head_with_a_bias_is_the_largest_layer(self) -> None:
-        """DeepSpeed counts what each module holds itself, tied weights in each of them."""
+        """DeepSpeed counts what each module holds itself, so tied weights count more than once."""
 
         def build() -> tuple[nn.Module, torch.Tensor]:
             model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7))
@@ -241,7 +241,7 @@ case3 gpu memory:    477MB"""
 
 
 class TestNanoGpt:
-    """The article's own figures for GPT-2 small, and what it could not explain."""
+    """The article's figures for GPT-2 small, and what it could not explain."""
 
     def test_terms_are_read_from_the_trace(self, sheet: Sheet) -> None:
         assert values(sheet.terms.values()) == {
@@ -282,7 +282,7 @@ class TestNanoGpt:
             "cross entropy": 4,  # the weight of all targets, one fp32 number
             "temporaries": 4,  # the loss itself
         }
-        assert 0 < rounding < 2**22  # some tails of blocks, each below 1 MiB
+        assert 0 < rounding < 2**22  # tails of blocks, each below 1 MiB
 
     def test_the_peak_is_the_one_of_the_report(self, gpt2: Analysis, sheet: Sheet) -> None:
         found = comparison(sheet, "nanogpt-peak")
@@ -292,7 +292,7 @@ class TestNanoGpt:
         assert left_out["rounding by the allocator"] == gpt2.report.at_peak.by_category["rounding"]
         assert left_out["two moments of Adam"] == 75 * 4  # a step count for each tensor
 
-    def test_without_gradients_kept_they_are_too_much(self) -> None:
+    def test_without_kept_gradients_the_formula_overestimates(self) -> None:
         found = formulas_of(analyzed_file(GPT2, batch="1", layers="1"))
 
         assert differences(comparison(found, "nanogpt-steady"))["gradients"] < 0
@@ -320,7 +320,7 @@ class TestDifferences:
         ],
     )
     def test_they_sum_to_the_reports_peak(self, fixture: str, settings: dict[str, str]) -> None:
-        """Whatever the model is: every byte at the peak is in one row."""
+        """For any model: every byte at the peak is in exactly one row."""
         analysis = analyzed_file(f"{FIXTURES / fixture}.py:build", **settings)
         given = given_terms(dict.fromkeys(("b", "s", "h", "a", "L", "v"), "3"))
         found = formulas_of(analysis, given)
@@ -351,8 +351,8 @@ class TestDifferences:
             "two moments of Adam": model.optimizer_state_bytes,
         }
 
-    def test_saved_tensors_are_all_there(self, gpt2: Analysis, sheet: Sheet) -> None:
-        """What autograd holds, inputs included, is the report's `saved_for_backward`."""
+    def test_no_saved_tensor_is_missing(self, gpt2: Analysis, sheet: Sheet) -> None:
+        """What autograd holds, including inputs, is the report's `saved_for_backward`."""
         found = comparison(sheet, "nanogpt-activations")
         requested = sum(row.exact for row in found.rows if row.name != "rounding by the allocator")
 
@@ -369,7 +369,7 @@ class TestKorthikanti:
         assert found.estimate == 12 * BSH * (34 + 5 * 12 * 1024 // 768)
         assert f"{found.estimate / 2**30:.2f}" == "12.02"
 
-    def test_what_16_bits_do_not_count_under_autocast(self, sheet: Sheet) -> None:
+    def test_autocast_keeps_what_a_16_bit_model_would_not(self, sheet: Sheet) -> None:
         found = differences(comparison(sheet, "eleutherai-activations"))
 
         assert found["layer norms"] == 12 * 4 * BSH  # fp32, not 16 bits
@@ -434,7 +434,7 @@ class TestParallelTraining:
         assert printed.activations == 147_366_233_505_792
         assert f"{float(rank['optimizer'] + rank['gradients']) / 1e9:.1f}" == "6.3"
         assert f"{float(rank['model']) / 1e9:.1f}" == "6.3"
-        assert int(rank["inner"] / 10**9) == 71  # 71.96, which the article cuts off
+        assert int(rank["inner"] / 10**9) == 71  # 71.96, which the article truncates
 
     def test_its_figure_has_s_where_its_formula_has_s_squared(self, terms: dict[str, int]) -> None:
         memory = parallel.memory_of(parallel.MIXED.estimate(terms))
@@ -446,7 +446,7 @@ class TestParallelTraining:
     def test_its_first_stated_error(
         self, printed: parallel.ModelMemory, terms: dict[str, int]
     ) -> None:
-        """What TP leaves unsplit: two inputs of norms and two masks a block, 6·b·s·h."""
+        """What TP leaves unsplit: two norm inputs and two masks per block, 6·b·s·h."""
         bsh = 16 * 131_072 * 16_384
         rank = parallel.LLAMA_3.per_rank(printed, terms)
 
@@ -457,7 +457,7 @@ class TestParallelTraining:
     def test_its_second_stated_error(
         self, printed: parallel.ModelMemory, terms: dict[str, int]
     ) -> None:
-        """Grouped-query attention: 120 of 128 heads of keys and of values are not there."""
+        """Grouped-query attention: 120 of the 128 heads of keys and values do not exist."""
         shared = parallel.without_shared_heads(printed, terms)
 
         assert printed.inner - shared.inner == 126 * 2 * 2 * 16 * 131_072 * 120 * 128
@@ -489,11 +489,11 @@ class TestParallelTraining:
 
         assert tuple(rank.values()) == tuple(Fraction(1, divisor) for divisor in expected)
 
-    def test_the_traced_steps_own_bytes(self) -> None:
-        """A bf16 Llama with 2 of 4 heads of keys: what TP splits, and what it leaves whole.
+    def test_the_bytes_of_the_traced_step(self) -> None:
+        """A bf16 Llama with 2 key heads for 4 query heads: what TP splits and what it does not.
 
-        Whole are the inputs of norms and what enters attention and MLP, as Korthikanti et al. say,
-        with the norms' statistics and the state of attention's random numbers.
+        As Korthikanti et al. say, the inputs of norms, attention and MLP stay whole, and so do the
+        norms' statistics and the state of attention's random numbers.
         """
         sizes = {"width": "64", "heads": "4", "kv_heads": "2", "layers": "2", "ffn": "96"}
         target = f"{FIXTURES / 'llama'}.py:build"
@@ -508,7 +508,7 @@ class TestParallelTraining:
         )
         bsh = 32 * 64
         statistics = 2 * 4 * 32  # two norms a block, one fp32 number a row
-        random_state = 16 + 8  # of two 64-bit numbers, and one that is not used
+        random_state = 16 + 8  # two 64-bit numbers, and an unused one
         assert whole["M_a2"] == 2 * (2 * 2 * bsh + 2 * 2 * bsh + statistics + random_state)
         assert (rank["M_a1"], rank["M_a2"]) == (whole["M_a1"] / 2, whole["M_a2"])
         assert whole["M_m"] == analysis.report.model.parameter_bytes
@@ -545,7 +545,7 @@ class TestTerms:
         assert [found[name] for name in ("heads", "hidden", "layers")] == [4, 64, 3]
         assert [found[name] for name in ("batch", "sequence", "vocabulary")] == [1, 32, 70]
 
-    def test_the_softmax_of_a_router_is_no_attention(self) -> None:
+    def test_the_softmax_of_a_router_is_not_attention(self) -> None:
         class Router(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -560,7 +560,9 @@ class TestTerms:
 
         assert [found[name] for name in ("batch", "sequence", "heads")] == [3, 5, 2]
 
-    def test_what_is_no_transformer_says_so(self, run_graphmem: Callable[..., Any]) -> None:
+    def test_a_model_that_is_not_a_transformer_says_so(
+        self, run_graphmem: Callable[..., Any]
+    ) -> None:
         outcome = run_graphmem("published", f"{FIXTURES / 'mlp'}.py:build", "--steps", "2")
 
         assert outcome.exit_code == 0
@@ -589,7 +591,7 @@ class TestTerms:
         assert found.terms["heads"].value == 2
 
     def test_blocks_without_modules_are_not_counted(self) -> None:
-        """An exported program has one module, whatever it was made of."""
+        """An exported program is a single module, whatever it was made from."""
 
         class Flat(nn.Module):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -614,7 +616,7 @@ class TestTerms:
         assert found.terms["layers"].source == "given"
 
     @pytest.mark.parametrize("text", ["0", "-3", "1.5", "many", "inf"])
-    def test_a_term_that_is_no_whole_number(self, text: str) -> None:
+    def test_a_term_that_is_not_an_integer(self, text: str) -> None:
         with pytest.raises(TermNotWholeError):
             given_terms({"h": text})
 
@@ -680,7 +682,7 @@ class TestCommand:
 
 
 def test_nanogpt_functions_alone() -> None:
-    """The formulas are plain functions of their terms."""
+    """The formulas work as plain functions of their terms."""
     parts = nanogpt.activations(**GPT2_SMALL, vocabulary=50_304)
 
     assert total(parts) == 18_713_935_872

@@ -1,1 +1,1 @@
-"""Random programs, run for real and traced; `python -m tests.fuzz --programs 2000` runs many."""
+"""Random programs, executed and traced; `python -m tests.fuzz --programs 2000` runs many."""

@@ -17,7 +17,7 @@ def main() -> int:
     parser.add_argument("--reduce", action="store_true", help="drop lines that a fault needs not")
     asked = parser.parse_args()
     counts: Counter[str] = Counter()
-    # Programs share nothing with this process, and to look for what they might takes half the time.
+    # Programs share nothing with this process, and scanning for it would take half the time.
     belongings._what_there_is = lambda: ([], [])
     for seed in range(asked.seed, asked.seed + asked.programs):
         lines = program_that_runs(seed)

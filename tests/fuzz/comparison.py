@@ -1,4 +1,4 @@
-"""Run a program for real and traced, observed and unobserved, and say how they compare."""
+"""Compare a real run of a program, observed and unobserved, with its trace."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ATTEMPTS = 8
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program compares.
+    """The result of comparing a program.
 
     Attributes:
-        verdict: "equal", "invalid" where real PyTorch refuses it, "refused" where the trace does,
-            else "differs".
+        verdict: "equal", "invalid" if real PyTorch rejects it, "refused" if the trace does, else
+            "differs".
         details: the first difference, or the error.
     """
 
@@ -36,12 +36,12 @@ class Outcome:
 
 
 def training_step(lines: list[str]) -> TrainingStep:
-    """A program as a step, on tensors and modules of its own."""
+    """A program as a step, on new tensors and modules."""
     return step_of(lines, modules_of(SIZE), SIZE, "cpu")
 
 
 def compare(lines: list[str]) -> Outcome:
-    """Both oracles; the first that finds something says it."""
+    """The outcome of the first of both oracles that finds a difference."""
     refused = refusal(lines)
     if refused is not None:
         return Outcome("invalid", refused)
@@ -58,12 +58,12 @@ def compare(lines: list[str]) -> Outcome:
 
 
 def refusal(lines: list[str]) -> str | None:
-    """What real PyTorch says of a program that does not run."""
+    """Real PyTorch's error for a program that does not run."""
     step = training_step(lines).step
     assert step is not None
     try:
         step()
-    except Exception as error:  # noqa: BLE001 - whatever real PyTorch refuses is no program
+    except Exception as error:  # noqa: BLE001 - whatever real PyTorch rejects is not a program
         return f"{error}".partition("\n")[0]
     return None
 
@@ -88,7 +88,7 @@ def _unobserved(lines: list[str]) -> tuple[list[Event], list[Event]]:
 
 
 def reduced(lines: list[str]) -> list[str]:
-    """The program without the lines that the fault does not need."""
+    """The program without the lines that are irrelevant to the fault."""
     verdict = compare(lines).verdict
     position = len(lines) - 1
     while position >= 0:

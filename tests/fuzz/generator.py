@@ -1,10 +1,10 @@
 """Random programs: two to fourteen statements that make, change, use and differentiate tensors.
 
-`max_pool1d` without a gradient has a kernel of its own on the CPU, so it is asked for with one.
+`max_pool1d` without a gradient runs another kernel on the CPU, so it always gets one.
 
-A program is text, so that one that differs can be read, cut down and kept. Statements are templates
-over the variables made so far: `{v}` is one of them, `{n}` a new one. All are 6 x 6, so that any
-statement fits any variable. A statement that real PyTorch refuses makes the program invalid.
+A program is text, so that a failing one can be read, reduced and kept. Statements are templates
+over the variables so far: `{v}` is one of them, `{n}` a new one. All are 6 x 6, so that any
+statement fits any variable. A statement that real PyTorch rejects makes the program invalid.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ KINDS = ((VIEWS, 3), (OPERATIONS, 5), (INDEXING, 2), (IN_PLACE, 2), (MODULES, 4)
 
 
 def program_of(seed: int, attempt: int = 0) -> list[str]:
-    """The lines of a program: statements, an optimizer or none, what runs the backward pass."""
+    """The lines of a program: statements, possibly an optimizer, and the backward pass."""
     chosen = random.Random(f"{seed}.{attempt}")
     names = ["v0"]
     lines = ["v0 = x * 1"]

@@ -1,4 +1,4 @@
-"""What a pull request that removes checkpointing is told: the true cause first, every byte."""
+"""The report on a pull request that removes checkpointing: the true cause first, every byte."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A repository whose working tree has lost its checkpointing."""
+    """A repository whose working tree removes checkpointing."""
     project = Project.create(tmp_path_factory.mktemp("causes") / "project", net__py=NET)
     project.write("graphmem.toml", '[targets.net]\ntarget = "net.py:build"\n')
     project.graphmem("check", "--update")
@@ -67,7 +67,7 @@ def found(project: Project) -> Run:
 def test_the_layers_are_one_cause_and_the_first(found: Run) -> None:
     """Each layer saves ReLU's result for `down`, 4096 x 1024 floats.
 
-    At the peak the last layer did so before as well, when its block was computed again.
+    With checkpointing the last layer did so at the peak too, when its block was recomputed.
     """
     assert found.exit_code == 1
     first = found.json()["results"][0]["verdict"]["causes"][0]
@@ -77,7 +77,7 @@ def test_the_layers_are_one_cause_and_the_first(found: Run) -> None:
     assert first["layers"] == 5
 
 
-def test_it_is_said_that_nothing_was_saved_before(project: Project) -> None:
+def test_the_cause_says_that_nothing_was_saved_before(project: Project) -> None:
     """Also in the annotation of a pull request, on the line that saves it."""
     said = "in each of 5; not saved before, as of layers that are checkpointed"
 
@@ -96,7 +96,7 @@ def test_every_byte_of_the_change_is_accounted_for(found: Run) -> None:
     assert change == listed + verdict["rest"]
 
 
-def test_what_is_not_listed_is_a_line_of_its_own() -> None:
+def test_unlisted_bytes_have_a_line_to_themselves() -> None:
     entry = Entry(
         gpu="h100", torch="2.13.0", allocated=0, reserved=0, phases={}, categories={}, modules={}
     )
@@ -106,13 +106,13 @@ def test_what_is_not_listed_is_a_line_of_its_own() -> None:
     assert messages.causes(result)[-1] == "-2.0 KiB everything else together"
 
 
-def test_no_formula_of_a_derivative_is_in_the_way(project: Project) -> None:
+def test_no_derivative_formula_is_in_the_way(project: Project) -> None:
     markdown = project.graphmem("check", "--format", "markdown").stdout
 
     assert "grad" not in markdown.partition("activation in")[2].splitlines()[0]
 
 
-def test_a_shallow_clone_is_told_what_to_fetch(project: Project, tmp_path: Path) -> None:
+def test_a_shallow_clone_gets_a_hint_what_to_fetch(project: Project, tmp_path: Path) -> None:
     project.git("clone", "--quiet", "--depth", "1", f"file://{project.root}", str(tmp_path / "c"))
 
     done = Project(tmp_path / "c").graphmem("check", "--since", "origin/nowhere")

@@ -1,4 +1,4 @@
-"""What `graphmem check` promises besides its verdict: determinism, isolation, the cache."""
+"""What `graphmem check` promises beyond its verdict: determinism, isolation, the cache."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def build():
 """
 
 
-def test_a_report_is_the_same_bytes_where_processes_begin_warm(tmp_path: Path) -> None:
-    """One process for two targets is forked from one that has analysed; one for each is not."""
+def test_a_report_is_the_same_bytes_in_a_warm_process(tmp_path: Path) -> None:
+    """One worker for two targets is forked from a process that has analysed; one each is not."""
     reports = []
     for jobs in ("1", "2"):
         project = Project.create(
@@ -117,8 +117,8 @@ def build(at_once: bool = False):
 """
 
 
-def test_fits_is_the_verdict_of_the_card_that_it_names(project: Project) -> None:
-    """Of a T4's 14.4 GiB or more, 9 can be had once 8 were given back; on the H100 both can."""
+def test_fits_is_the_verdict_on_the_card_it_names(project: Project) -> None:
+    """In a T4's 14.4 GiB, 9 GiB fit once 8 are released; on the H100 both fit at once."""
     tables = "".join(
         f'[targets.{name}]\ntarget = "big.py"\nset = {{ at_once = {at_once} }}\n'
         f'gpu = "h100"\nfits = "{card}"\nsteps = 1\n'
@@ -196,7 +196,7 @@ def _until(is_done: object) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_two_checks_at_once_share_the_cache_and_do_not_spoil_it(project: Project) -> None:
+def test_concurrent_checks_share_the_cache_safely(project: Project) -> None:
     processes = [project.start("check", "--jobs", "1") for _ in range(2)]
     for process in processes:
         _, stderr = process.communicate(timeout=120)
@@ -209,7 +209,7 @@ def test_two_checks_at_once_share_the_cache_and_do_not_spoil_it(project: Project
     assert all(each["is_cached"] for each in again["results"])
 
 
-def test_a_change_reaches_what_imports_it_and_nothing_else(project: Project) -> None:
+def test_a_change_affects_its_importers_and_nothing_else(project: Project) -> None:
     project.commit("all")
     project.write("helper.py", "WIDTH = 3\n")
 
@@ -219,7 +219,7 @@ def test_a_change_reaches_what_imports_it_and_nothing_else(project: Project) -> 
 
 
 @pytest.mark.slow
-def test_a_file_that_build_reads_is_part_of_the_content(project: Project) -> None:
+def test_a_file_read_by_build_is_part_of_the_key(project: Project) -> None:
     project.write("width.txt", "64")
     project.write(
         "two.py",
@@ -236,7 +236,7 @@ def test_a_file_that_build_reads_is_part_of_the_content(project: Project) -> Non
 
 
 @pytest.mark.slow
-def test_an_entry_of_the_cache_that_is_cut_off_is_made_anew(project: Project) -> None:
+def test_a_truncated_cache_entry_is_recomputed(project: Project) -> None:
     project.graphmem("check", "one")
     [entry] = (project.root / ".graphmem_cache").rglob("*.json")
     entry.write_bytes(entry.read_bytes()[:100])
@@ -248,7 +248,7 @@ def test_an_entry_of_the_cache_that_is_cut_off_is_made_anew(project: Project) ->
 
 
 @pytest.mark.slow
-def test_what_no_check_has_used_for_a_month_is_dropped(project: Project) -> None:
+def test_entries_unused_for_a_month_are_dropped(project: Project) -> None:
     project.graphmem("check", "one")
     [entry] = (project.root / ".graphmem_cache").rglob("*.json")
     os.utime(entry, (0, 0))
@@ -276,8 +276,8 @@ def test_the_same_baseline_comes_from_a_cluster_of_two_workers(project: Project)
     assert project.lock == local
 
 
-def test_a_workers_profiler_rests_while_it_traces() -> None:
-    """Its samples hold frames, and with them tensors that the step has let go."""
+def test_a_workers_profiler_pauses_during_a_trace() -> None:
+    """Its samples hold frames, and through them tensors that the step has released."""
     distributed = pytest.importorskip("distributed")
     import dask
 

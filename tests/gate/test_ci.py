@@ -1,4 +1,4 @@
-"""The gate where people already work: pytest, pre-commit, GitHub Actions, GitLab CI."""
+"""The gate in pytest, pre-commit, GitHub Actions and GitLab CI."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ case "$*" in *--paginate*) echo "$EARLIER" ;; esac
         ("41\n42", "PATCH", "repos/me/net/issues/comments/41"),
     ],
 )
-def test_a_pull_request_has_one_comment_which_is_updated(
+def test_a_pull_request_has_one_comment_that_is_updated(
     tmp_path: Path, earlier: str, method: str, path: str
 ) -> None:
     (tmp_path / "gh").write_text(GH)
@@ -117,7 +117,7 @@ def test_a_pull_request_has_one_comment_which_is_updated(
     assert written.endswith("### GPU memory\n\n@file is no file\n")
 
 
-def test_the_action_hands_every_input_on() -> None:
+def test_the_action_passes_every_input_on() -> None:
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     steps = yaml.safe_dump(action["runs"]["steps"])
 
@@ -141,7 +141,7 @@ def test_the_gitlab_job_fails_and_leaves_a_junit_report(project: Project) -> Non
     assert root.get("failures") == "1"
 
 
-def test_the_hooks_stop_a_commit_that_reaches_a_model_alone(project: Project) -> None:
+def test_the_hooks_stop_only_a_commit_that_affects_a_model(project: Project) -> None:
     hooks = {
         hook["id"]: hook for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     }
@@ -184,7 +184,7 @@ def test_bad_target(): pass
 """,
     )
     arguments = [sys.executable, "-m", "pytest", "-q", "-rA", "--strict-markers", "test_memory.py"]
-    # This worker of pytest-xdist must not be taken for one of the inner run.
+    # The inner run must not mistake this pytest-xdist worker for one of its workers.
     environment = {key: each for key, each in os.environ.items() if "PYTEST" not in key}
     finished = subprocess.run(
         arguments, cwd=project.root, env=environment, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Findings, causes and differences, on reports made by hand; every format for every status."""
+"""Findings, causes and differences of handmade reports; every format for every status."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_limits_of_what_is_measured(
 
 
 def verdict_on_card(**changes: object) -> OnCard:
-    """A card on which PyTorch can have 20 MiB, and where it reserves no more than 16 of them."""
+    """A card that offers PyTorch 20 MiB, of which it reserves at most 16."""
     table = dict.fromkeys(OnCard.__struct_fields__, 0) | {"fits": True, "within_estimate": False}
     sizes = {"capacity": 20 * MIB, "reserved": 16 * MIB, "margin": 4 * MIB, "refused": None}
     return msgspec.convert({**table, **sizes, **changes}, OnCard)
@@ -121,10 +121,10 @@ REFUSED = {
 }
 
 
-def test_a_step_that_wants_more_than_the_card_has_fits_once_the_cache_is_emptied(
+def test_a_step_that_peaks_above_the_card_fits_once_the_cache_is_emptied(
     report: Make,
 ) -> None:
-    """24 MiB at the peak are more than the 20 MiB of the card: the replay alone decides."""
+    """24 MiB at the peak exceed the 20 MiB of the card: only the replay decides."""
     config = read_table({"target": "a.py", "fits": "h100"}, TargetConfig)
     on_card = verdict_on_card(cache_emptied=1)
 
@@ -136,7 +136,7 @@ def test_a_step_that_wants_more_than_the_card_has_fits_once_the_cache_is_emptied
     assert all(note in FORMATS[name](check) for name in ("text", "markdown"))
 
 
-def test_a_step_that_does_not_fit_is_told_by_the_request_that_is_refused(report: Make) -> None:
+def test_a_step_that_does_not_fit_names_the_failed_request(report: Make) -> None:
     config = read_table({"target": "a.py", "fits": "h100"}, TargetConfig)
     on_card = verdict_on_card(fits=False, margin=-4 * MIB, refused=REFUSED, within_estimate=True)
 
@@ -179,7 +179,7 @@ def test_limits_of_what_is_added(
     ]
 
 
-def test_the_cause_is_the_line_of_the_variable_that_holds_most(report: Make) -> None:
+def test_the_cause_is_the_line_of_the_variable_holding_most(report: Make) -> None:
     config = TargetConfig(target="a.py")
     before = entry_of(report(holder("head", 4)))
 
@@ -208,7 +208,7 @@ def test_a_difference_is_matched_by_module_and_operation(report: Make) -> None:
 
 @pytest.fixture
 def check(report: Make) -> Check:
-    """One target of every status, with names that want escaping."""
+    """One target of every status, with names that need escaping."""
     config = TargetConfig(target="a.py")
     small, large = report(holder("h.0", 4)), report(holder("h.0", 6))
     failed = compare(config, entry_of(small), large)
@@ -223,7 +223,7 @@ def check(report: Make) -> Check:
     )
 
 
-def test_the_highest_exit_code_counts(check: Check) -> None:
+def test_the_highest_exit_code_wins(check: Check) -> None:
     assert check.exit_code == 2
 
 
@@ -258,7 +258,7 @@ def test_text_and_json_name_every_target(check: Check) -> None:
         assert all(result.name in FORMATS[name](check) for result in check.results)
 
 
-def test_differences_are_told_in_every_format(report: Make) -> None:
+def test_differences_appear_in_every_format(report: Make) -> None:
     diff = diff_reports("it", report(holder("h.0", 4)), report(holder("h.0", 6)))
 
     assert "+2.0 MiB grew: activation in h.0 (a.py:3)" in DIFF_FORMATS["text"]([diff])

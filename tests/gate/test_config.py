@@ -1,4 +1,4 @@
-"""The configuration, its errors, and limits."""
+"""The configuration, its errors and its limits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_pyproject_holds_the_same_tables(tmp_path: Path) -> None:
         ("[targets.small]", "[targets.small", "graphmem.toml is not TOML", None),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line_and_the_nearest_name(
+def test_a_mistake_names_its_line_and_the_nearest_name(
     tmp_path: Path, old: str, new: str, message: str, hint: str | None
 ) -> None:
     with pytest.raises(InputError) as error:
@@ -80,14 +80,14 @@ def test_what_is_wrong_is_said_with_its_line_and_the_nearest_name(
     assert hint is None or hint in str(error.value.hint)
 
 
-def test_a_target_that_is_not_there_has_a_nearest_name(tmp_path: Path) -> None:
+def test_a_missing_target_suggests_the_nearest_name(tmp_path: Path) -> None:
     with pytest.raises(UnknownTargetError) as error:
         load(tmp_path, TEXT).chosen(["smal"])
 
     assert error.value.hint == "did you mean small?"
 
 
-def test_an_increase_is_a_share_of_the_baseline_or_bytes() -> None:
+def test_an_increase_is_a_percentage_of_the_baseline_or_bytes() -> None:
     assert Increase("1%", share=Fraction(1, 100)).allowed(1000) == 1010
     assert Increase("5 B", nbytes=5).allowed(1000) == 1005
 
@@ -101,13 +101,13 @@ def test_an_increase_is_a_share_of_the_baseline_or_bytes() -> None:
         ("head", "h", False),
     ],
 )
-def test_a_pattern_means_a_module_and_what_is_below(
+def test_a_pattern_matches_a_module_and_its_children(
     module: str, pattern: str, is_meant: bool
 ) -> None:
     assert is_below(module, pattern) == is_meant
 
 
-def test_the_first_configuration_names_what_build_needs(tmp_path: Path) -> None:
+def test_the_generated_configuration_names_what_build_needs(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models/gpt.py").write_text("def build(layers, *, width=4):\n    ...\n")
     (tmp_path / "other.py").write_text("def main(): ...\n")

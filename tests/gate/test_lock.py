@@ -40,7 +40,7 @@ def test_layers_are_in_the_order_of_their_numbers() -> None:
 
 
 @given(st.dictionaries(_NAMES, st.integers(1, 3)))
-def test_what_was_folded_unfolds(values: dict[str, int]) -> None:
+def test_folded_names_unfold(values: dict[str, int]) -> None:
     assert unfold(fold(values)) == values
 
 
@@ -54,7 +54,7 @@ def test_a_baseline_is_read_as_it_was_written_and_sorted(tmp_path: Path) -> None
     assert '"h.[0-11].mlp" = 512' in path.read_text()
 
 
-def test_an_entry_stays_where_only_torch_is_another() -> None:
+def test_an_entry_stays_if_only_torch_differs() -> None:
     before = Lock(targets={"a": entry(), "gone": entry()})
 
     after = before.updated({"a": entry(torch="2.14.0")}, frozenset({"a"}))
@@ -62,7 +62,7 @@ def test_an_entry_stays_where_only_torch_is_another() -> None:
     assert after.targets == {"a": entry()}
 
 
-def test_an_entry_that_was_not_measured_stays() -> None:
+def test_an_unmeasured_entry_stays() -> None:
     before = Lock(targets={"a": entry(), "b": entry()})
 
     after = before.updated({"a": entry(allocated=9)}, frozenset({"a", "b"}))
@@ -71,7 +71,7 @@ def test_an_entry_that_was_not_measured_stays() -> None:
 
 
 @pytest.mark.parametrize("text", ["x = ", "schema = 1", 'schema = "graphmem.lock/9"\n[targets]\n'])
-def test_another_file_is_no_baseline(tmp_path: Path, text: str) -> None:
+def test_another_file_is_not_a_baseline(tmp_path: Path, text: str) -> None:
     path = tmp_path / "graphmem.lock"
     path.write_text(text)
 

@@ -132,13 +132,13 @@ def test_twice_the_context_fails_and_attention_is_named_first(story: Story) -> N
     assert "model.py:" in first
 
 
-def test_a_change_of_no_model_analyses_nothing_anew(story: Story) -> None:
+def test_a_change_that_affects_no_model_reanalyses_nothing(story: Story) -> None:
     assert story.readme.exit_code == 0
     assert [each["is_cached"] for each in story.readme.json()["results"]] == [True]
     assert [each["status"] for each in story.since.json()["results"]] == ["unreached"]
 
 
-def test_a_conflict_in_the_baseline_is_said_with_its_line_and_mended_by_update(
+def test_a_conflict_in_the_baseline_names_its_line_and_update_resolves_it(
     story: Story,
 ) -> None:
     assert story.conflict.exit_code == 2
@@ -148,7 +148,7 @@ def test_a_conflict_in_the_baseline_is_said_with_its_line_and_mended_by_update(
     assert "<<<<" not in story.project.lock
 
 
-def test_a_difference_of_revisions_names_its_cause_first(story: Story) -> None:
+def test_a_diff_of_revisions_names_its_cause_first(story: Story) -> None:
     [diff] = story.difference.json() if story.difference.exit_code == 0 else [{}]
 
     assert diff["schema"] == "graphmem.diff/1"

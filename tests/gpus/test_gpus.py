@@ -28,7 +28,7 @@ LARGE_WORKSPACE = 33_554_432
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
-def test_a_gpu_is_found_by_its_name_its_title_and_its_aliases(gpu: Gpu) -> None:
+def test_a_gpu_is_found_by_its_name_title_and_aliases(gpu: Gpu) -> None:
     for label in (gpu.name, gpu.title, *gpu.aliases):
         assert find_gpu(label) is gpu
 
@@ -47,7 +47,7 @@ def test_a_gpu_is_found_by_its_name_its_title_and_its_aliases(gpu: Gpu) -> None:
         ("H100", "h100-80gb"),
     ],
 )
-def test_case_spaces_and_hyphens_do_not_count(written: str, name: str) -> None:
+def test_case_spaces_and_hyphens_are_ignored(written: str, name: str) -> None:
     assert find_gpu(written).name == name
 
 
@@ -55,7 +55,7 @@ def test_case_spaces_and_hyphens_do_not_count(written: str, name: str) -> None:
     ("written", "nearest"),
     [("a100-88gb", "a100-80gb"), ("h10", "h100-80gb"), ("rtx 4900", "rtx-4090")],
 )
-def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, nearest: str) -> None:
+def test_an_unknown_gpu_suggests_the_nearest_names(written: str, nearest: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"unknown GPU {written!r}")) as refusal:
         find_gpu(written)
 
@@ -63,7 +63,7 @@ def test_an_unknown_gpu_is_answered_with_the_nearest_names(written: str, nearest
 
 
 @pytest.mark.parametrize("written", ["abacus", "", "nvidia"])
-def test_a_gpu_like_no_other_is_answered_with_the_list(written: str) -> None:
+def test_a_gpu_like_no_other_gets_the_list(written: str) -> None:
     with pytest.raises(InputError) as refusal:
         find_gpu(written)
 
@@ -145,7 +145,7 @@ def test_the_cublas_workspace_depends_on_capability_and_torch(
     assert find_gpu(name).cublas_workspace_bytes(torch_version) == workspace_bytes
 
 
-def test_a_card_has_what_its_newest_driver_leaves_and_others_leave_less_or_more() -> None:
+def test_a_card_has_what_its_newest_driver_leaves_within_the_range_of_others() -> None:
     """Public logs: a T4 of 2026 with driver 580.82.07, and A100s with CUDA 13.0 and 12.2."""
     t4, a100 = find_gpu("t4"), find_gpu("a100-40gb")
 
@@ -155,13 +155,13 @@ def test_a_card_has_what_its_newest_driver_leaves_and_others_leave_less_or_more(
     assert a100.memory_spread_bytes == 42_405_855_232 - 42_298_834_944
 
 
-def test_a_version_of_torch_that_is_none_is_refused() -> None:
+def test_an_invalid_torch_version_is_rejected() -> None:
     with pytest.raises(NotReleaseError):
         find_gpu("a100").cublas_workspace_bytes("newest")
 
 
-def test_the_context_has_the_bounds_that_were_read() -> None:
-    """Messages of PyTorch on A100s: 491 to 543 MiB; nvidia-smi beside one empty tensor: 863. On
+def test_the_context_has_the_bounds_of_the_readings() -> None:
+    """A100s: 491 to 543 MiB by PyTorch's messages, 863 by nvidia-smi with one empty tensor. On
     Hopper 599 to 680, 751 by NVML around a recorded step, and 1,185 with NCCL's communicator."""
     a100, h100 = find_gpu("a100"), find_gpu("h100")
 
@@ -181,7 +181,7 @@ def test_every_reading_of_one_process_lies_within_its_cards_bounds(reading: Read
     assert all(within) or reading.has_nccl
 
 
-def test_a_card_that_is_not_listed_is_described() -> None:
+def test_an_unlisted_card_can_be_described() -> None:
     """A recorded `any` of 1,966,080 elements had 144 blocks of 512 threads: 72 multiprocessors of
     1,024 threads, as a Quadro RTX 6000 has."""
     described = find_gpu("name=rtx-6000, memory=24GiB, sm=75, multiprocessors=72")
@@ -240,8 +240,8 @@ def test_the_turing_workstation_cards_have_72_multiprocessors(name: str) -> None
     assert program == ["out0", 144, 4, -4, -144]
 
 
-def test_what_nccl_takes_lies_between_what_was_read() -> None:
-    """Of two ranks that share a card each has a half; eight had theirs on NVLink."""
+def test_nccl_takes_what_the_readings_bound() -> None:
+    """Two ranks that share a card take half each; the eight ranks used NVLink."""
     recorded = json.loads((ROOT / "fixtures" / "cuda" / "contexts.json").read_text())
 
     def outside(program: str, stage: str) -> int:

@@ -1,4 +1,4 @@
-"""The house is as docs/architecture.md draws it: arrows point one way, every room is listed."""
+"""docs/architecture.md matches the code: imports point one way, and every room is listed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MODULES = modules()
 
 
 def imports_of(name: str) -> Iterator[str]:
-    """What a module imports when it is imported: not for types alone, not inside of functions."""
+    """A module's imports when it loads: not those for types only or inside functions."""
     todo: list[ast.AST] = [ast.parse(MODULES[name].read_text())]
     while todo:
         for node in ast.iter_child_nodes(todo.pop()):
@@ -65,13 +65,13 @@ IMPORTS = nx.DiGraph(
 )
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
     circles = [sorted(each) for each in nx.strongly_connected_components(IMPORTS) if len(each) > 1]
 
     assert circles == []
 
 
-def test_no_room_imports_itself_by_way_of_others() -> None:
+def test_no_rooms_import_each_other_in_a_circle() -> None:
     """A room is a folder, or a file that lies beside the folders."""
     rooms = nx.DiGraph((room_of(a), room_of(b)) for a, b in IMPORTS.edges)
     circles = [sorted(each) for each in nx.strongly_connected_components(rooms) if len(each) > 1]
@@ -80,7 +80,7 @@ def test_no_room_imports_itself_by_way_of_others() -> None:
 
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
-    """So that a word names one thing in the whole house."""
+    """So that a word has one meaning throughout the code."""
     places: dict[str, list[str]] = {}
     for name, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
@@ -90,8 +90,8 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def test_each_folder_of_tests_is_a_room() -> None:
-    """Tests of a module beside the rooms lie beside the folders."""
+def test_each_folder_of_tests_belongs_to_a_room() -> None:
+    """Tests of a module outside the rooms lie outside the folders."""
     rooms = {path.parent for path in MODULES.values()} | {ROOT / "graphmem" / "passes"}
     names = {path.name for path in rooms} | {"house"}
     folders = {path.parent for path in (ROOT / "tests").rglob("test_*.py")} - {ROOT / "tests"}
@@ -104,7 +104,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def own_lines(function: ast.FunctionDef) -> int:
-    """The lines of a body: without docstrings, and without the functions that stand in it."""
+    """The lines of a body, without docstrings and nested functions."""
     inner = [each for statement in function.body for each in functions(statement)]
     apart = {line for each in inner for line in range(each.lineno, end_of(each) + 1)}
     code = function.body[ast.get_docstring(function) is not None :]
@@ -157,7 +157,7 @@ def test_every_room_is_named_with_its_purpose() -> None:
     assert there | {"passes/"} == named
 
 
-def test_the_walk_names_files_that_are_there() -> None:
+def test_the_walk_names_existing_files() -> None:
     walk = PAGE.partition("## A newcomer's walk")[2].partition("\n## ")[0]
     files = re.findall(r"`((?:graphmem|passes)/[a-z_/]+\.py)`", walk)
 

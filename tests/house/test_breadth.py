@@ -1,4 +1,4 @@
-"""A cross-section of what `tools/breadth.py` tries: analysed, and in step with a real CPU run."""
+"""A cross-section of what `tools/breadth.py` tries: analysed, and equal to a real CPU run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing in the repository cites what its reader cannot open."""
+"""The repository cites nothing its reader cannot open."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _texts() -> dict[str, str]:
 
 
 def _joined(text: str) -> str:
-    """The text with comment signs and line breaks as one space, so that a citation is whole."""
+    """The text with comment signs and line breaks as one space, so that citations are unbroken."""
     return re.sub(r"\s*\n[ \t]*(?:#:? )?", " ", text)
 
 

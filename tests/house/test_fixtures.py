@@ -1,4 +1,4 @@
-"""Every fixture is a model that really trains: one eager iteration on the CPU, tiny sizes."""
+"""Every fixture is a model that trains: one eager iteration on the CPU, tiny sizes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def parameter_count(model: nn.Module | None) -> int:
 
 
 def run_eagerly(step: TrainingStep) -> None:
-    """One whole iteration, with PyTorch's own engine, on the CPU."""
+    """One whole iteration on the CPU, with PyTorch's engine."""
     if step.step is not None:
         step.step()
         return
@@ -173,7 +173,7 @@ def test_frozen_layers_keep_their_weights() -> None:
     assert kept == [False, False, False, True, True, False, False, False]
 
 
-# ---- the sizes that are known by others ---------------------------------------------------------
+# ---- published sizes ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_gpt2_has_75_parameters_and_the_published_model_bytes() -> None:
 
 
 def saved_bytes(step: TrainingStep) -> int:
-    """Bytes of the storages that one forward pass saves, parameters excluded."""
+    """Bytes of the storages one forward pass saves, excluding parameters."""
     assert step.model is not None
     storages: dict[int, int] = {}
     kept: list[Tensor] = []

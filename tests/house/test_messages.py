@@ -1,4 +1,4 @@
-"""The page of all messages is what the sources say."""
+"""The page of all messages matches the sources."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def named(text: str) -> list[str]:
 
 
 def test_the_page_lists_the_messages_that_have_names() -> None:
-    """Where it fails: `python -m tools.messages`, which brings the others up to date as well."""
+    """If it fails, run `python -m tools.messages`, which updates the page."""
     assert named(PAGE.read_text()) == named(page())
 
 
-def test_an_error_comes_whole_from_another_process() -> None:
-    """As those of targets do that workers of Dask trace."""
+def test_an_error_survives_the_trip_from_another_process() -> None:
+    """As errors from Dask workers do."""
     error = messages.UnknownParameterError("build", "layer", ["layers"])
 
     again = pickle.loads(pickle.dumps(error))

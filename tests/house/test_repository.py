@@ -1,4 +1,4 @@
-"""How the repository becomes an installed package."""
+"""Packaging: the wheel and the editable install."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def _python_files() -> list[Path]:
 
 
 def _installed(path: Path) -> Path:
-    """Where a file or folder of the repository is once installed: passes/ moves below graphmem/."""
+    """The installed path of a file or folder: passes/ moves below graphmem/."""
     inside = path.relative_to(ROOT)
     return "graphmem" / inside if inside.parts[0] == "passes" else inside
 
 
 def python(*arguments: str, cwd: Path) -> str:
-    """What Python prints when it runs away from the repository."""
+    """What Python prints when run outside the repository."""
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=True
     ).stdout
 
 
 def test_every_package_is_listed(project: dict[str, Any]) -> None:
-    """A folder with Python files that is not listed would be missing from the wheel."""
+    """An unlisted folder with Python files would be missing from the wheel."""
     folders = {file.parent for file in _python_files()}
     packages = {".".join(_installed(folder).parts) for folder in folders}
 
@@ -132,13 +132,13 @@ def test_the_editable_install_maps_passes_and_leaves_their_name_free(tmp_path: P
     assert python("-c", script, cwd=tmp_path) == f"{ROOT / 'passes/__init__.py'} None\n"
 
 
-def test_the_version_is_told_once(project: dict[str, Any]) -> None:
+def test_the_version_is_written_once(project: dict[str, Any]) -> None:
     assert project["project"]["dynamic"] == ["version"]
     assert "version" not in project["project"]
 
 
 def test_make_test_installs_torch_alone_and_first() -> None:
-    """`pip install torch` beside other packages may bring a build with gigabytes of CUDA."""
+    """`pip install torch` together with other packages may fetch gigabytes of CUDA libraries."""
     installs = [
         line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line
     ]

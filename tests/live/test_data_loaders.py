@@ -1,4 +1,4 @@
-"""Data loaders that read in processes of their own, in a script and in a step."""
+"""Data loaders with worker processes, in a script and in a step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_workers_read_for_a_step_or_a_script(
         outcome = run_graphmem(command, "--gpu", "t4", *run)
         assert outcome.exit_code == 0, outcome.stderr
         said: str = outcome.stdout + outcome.stderr
-        return said.replace(f"workers={workers}", "workers=N")  # in a command that it names
+        return said.replace(f"workers={workers}", "workers=N")  # in a suggested command
 
     with_workers = report("2")
 

@@ -1,4 +1,4 @@
-"""The virtual GPU as a context: its machine, its addresses, what it answers, what it leaves."""
+"""The virtual GPU as a context: its machine, its addresses, its answers, its clean-up."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def train_an_image_model() -> None:
 
 
 def asks_for_a_handle() -> None:
-    """The workspace is there before the first product."""
+    """The workspace exists before the first product."""
     torch.cuda.current_blas_handle()
     x = torch.randn(64, 64, device="cuda", requires_grad=True)
     (x @ x).sum().backward()
@@ -92,7 +92,7 @@ def asks_for_a_handle() -> None:
     [train_with_everything, train_a_language_model, train_an_image_model, asks_for_a_handle],
 )
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
-def test_the_live_machine_does_what_the_simulator_does_afterwards(
+def test_the_live_machine_does_what_the_simulator_does_later(
     program: Callable[[], None], settings: str
 ) -> None:
     env = {"PYTORCH_CUDA_ALLOC_CONF": settings} if settings else {}
@@ -107,7 +107,7 @@ def test_the_live_machine_does_what_the_simulator_does_afterwards(
 
 
 def events_of(timeline: Timeline) -> list[tuple[object, ...]]:
-    """All that is told of each event; scratch memory goes by other numbers."""
+    """All fields of each event; scratch memory has its own numbering."""
     return [
         (
             (moment.tick, moment.allocated, moment.requested, moment.reserved),
@@ -121,7 +121,7 @@ def events_of(timeline: Timeline) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("fixture", ["lstm.py", "mlp.py", "transformer_block.py"])
-def test_a_run_takes_what_an_analysis_says(fixture: str) -> None:
+def test_a_run_takes_what_an_analysis_predicts(fixture: str) -> None:
     """The same loop, run on the virtual GPU with its CPU real, and analysed: event by event."""
     target = f"{FIXTURES / fixture}:build"
     analysed = run_analysis(target, Request(gpu="h100"))
@@ -165,7 +165,7 @@ class TestAnswers:
             second = torch.empty(100, device="cuda")
             third = second[10:]
 
-            # two blocks of 512 bytes, one behind the other
+            # two adjacent blocks of 512 bytes
             assert second.data_ptr() - first.data_ptr() == 512
             assert third.data_ptr() - second.data_ptr() == 40
             assert third.untyped_storage().data_ptr() == second.data_ptr()
@@ -185,7 +185,7 @@ class TestAnswers:
             assert (stats["num_ooms"], stats["num_alloc_retries"]) == (1, 1)
             assert x.numel() == 30 << 30
 
-    def test_tensors_print_as_those_of_a_card(self) -> None:
+    def test_tensors_print_as_on_a_card(self) -> None:
         with graphmem.virtual_gpu("h100"):
             assert str(torch.arange(2, device="cuda")) == "tensor([0, 1], device='cuda:0')"
             x = torch.randn(2, 2, device="cuda")
@@ -197,7 +197,7 @@ class TestAnswers:
             with pytest.raises(TypeError, match=r"Use Tensor.cpu\(\) to copy"):
                 x.detach().numpy()
 
-    def test_checks_pass_and_alarms_are_silent(self) -> None:
+    def test_checks_pass_and_no_alarm_is_raised(self) -> None:
         with graphmem.virtual_gpu("h100"):
             x = torch.randn(8, device="cuda")
             assert not torch.isnan(x).any()
@@ -206,7 +206,7 @@ class TestAnswers:
             assert not torch.equal(x, x[:4])
             assert torch.allclose(x, x + 0)
 
-    def test_sizes_that_depend_on_data_are_bounds_or_chosen(self) -> None:
+    def test_data_dependent_sizes_are_bounds_or_chosen(self) -> None:
         with graphmem.virtual_gpu("h100") as gpu:
             x = torch.randn(8, 4, device="cuda")
             assert torch.masked_select(x, x > 0).shape == (32,)
@@ -219,8 +219,8 @@ class TestAnswers:
         whats = [each.what for each in gpu.report().assumptions]
         assert "how many elements a mask selects" in whats
 
-    def test_torchscript_lets_go_after_the_last_use(self) -> None:
-        """The interpreter moves what is not used again out of its register."""
+    def test_torchscript_frees_after_the_last_use(self) -> None:
+        """The interpreter moves a value out of its register at the last use."""
 
         @torch.jit.script
         def scripted(x: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ class TestAnswers:
             x = torch.randn(2048, device="cuda")
             for _ in range(3):  # profiled, optimized, run
                 scripted(x)
-        # x, y, z and their product; y, which Python would hold to the end, is gone before the sum
+        # x, y, z and their product; y, which Python would keep to the end, is freed before the sum
         assert gpu.peak == 4 * 2048 * 4
         (assumed,) = gpu.report().assumptions
         assert (assumed.what, assumed.value, assumed.times) == (
@@ -241,8 +241,8 @@ class TestAnswers:
             3,
         )
 
-    def test_torchscript_compiles_what_is_replaced(self) -> None:
-        """`import torch.distributed.optim` does, whose functions call `torch.tensor`."""
+    def test_torchscript_compiles_replaced_functions(self) -> None:
+        """As `import torch.distributed.optim` does, whose functions call `torch.tensor`."""
 
         def make(x: torch.Tensor) -> torch.Tensor:
             return x + torch.tensor(1.0)
@@ -258,7 +258,7 @@ class TestAnswers:
                 loss = model(torch.randn(32, 64, device="cuda")).mean()
                 loss.backward()
                 del loss
-            # gradients as large as the weights, and cuBLAS's workspaces of two threads
+            # gradients as large as the weights, and a cuBLAS workspace for each of two threads
             assert torch.cuda.memory_allocated() == 2 * weights + 2 * 32 * MIB
 
     def test_derivatives_of_functions_leave_their_results_alone(self) -> None:
@@ -268,7 +268,7 @@ class TestAnswers:
             assert slope.shape == x.shape
             assert torch.cuda.memory_allocated() == 2 * 1024
 
-    def test_every_assumption_is_told_once_with_its_line(self) -> None:
+    def test_every_assumption_is_printed_once_with_its_line(self) -> None:
         told: list[str] = []
         with graphmem.virtual_gpu("h100", tell=told.append) as gpu:
             loss = torch.randn((), device="cuda")
@@ -323,7 +323,7 @@ class TestCopies:
             assert isinstance(copied.weight, nn.Parameter)
             assert copied.weight.data_ptr() != model.weight.data_ptr()
 
-    def test_what_is_saved_comes_back_where_it_was(self) -> None:
+    def test_a_saved_tensor_loads_where_it_was(self) -> None:
         with graphmem.virtual_gpu("h100"):
             x = torch.randn(256, device="cuda")
             file = io.BytesIO()
@@ -338,11 +338,11 @@ class TestCopies:
             assert torch.cuda.memory_allocated() - before == 1024
             assert loaded["host"].tolist() == [0, 1, 2]
         file.seek(0)
-        # without a device, as for any checkpoint that was written on a card
+        # without map_location, as for any checkpoint written on a card
         assert torch.load(file, map_location="cpu")["x"].abs().sum() == 0
 
-    def test_an_addition_of_the_program_takes_memory_of_its_own(self) -> None:
-        """And is not mistaken for the bias of the product before it, which is added in place."""
+    def test_a_separate_addition_allocates_its_result(self) -> None:
+        """It is not mistaken for the bias of the preceding product, which is added in place."""
         with graphmem.virtual_gpu("h100"):
             left, right = torch.ones(2, 3, 4).cuda(), torch.ones(2, 4, 1).cuda()
             for _ in range(20):
@@ -368,7 +368,7 @@ class TestProcess:
         owners += [torch.UntypedStorage, torch._utils, threading.Thread, torch.optim.Optimizer]
         owners += [torch.autograd.Variable, torch._C._functions.AddmmBackward0, torch.accelerator]
         owners += [ForkingPickler]
-        with graphmem.virtual_gpu("h100"):  # what is imported on the first use stays
+        with graphmem.virtual_gpu("h100"):  # modules imported at first use stay
             train_with_everything()
         before = [dict(vars(owner)) for owner in owners]
 
@@ -385,7 +385,7 @@ class TestProcess:
             assert (owner, changed) == (owner, [])
         assert torch._C._len_torch_dispatch_stack() == 0
 
-    def test_one_within_another_is_refused_and_leaves_the_first_as_it_is(self) -> None:
+    def test_nesting_is_rejected_and_leaves_the_first_unchanged(self) -> None:
         with graphmem.virtual_gpu("t4") as outer:
             with (
                 pytest.raises(
@@ -401,7 +401,7 @@ class TestProcess:
         with graphmem.virtual_gpu("h100") as after:
             assert after.allocated == 0
 
-    def test_what_is_on_the_card_is_shared_already_and_goes_to_no_other_process(self) -> None:
+    def test_card_tensors_count_as_shared_but_cannot_be_sent(self) -> None:
         with graphmem.virtual_gpu("h100"):
             model = nn.Linear(2, 2).cuda()
             assert model.share_memory() is model
@@ -424,12 +424,12 @@ class TestProcess:
             thread.join()
         assert seen == [("cuda:0", 1024)]
 
-    def test_a_model_that_is_dropped_is_gone(self) -> None:
+    def test_a_dropped_model_is_freed(self) -> None:
         with graphmem.virtual_gpu("h100") as gpu:
             for _ in range(3):
                 model = nn.Linear(256, 256, bias=False, device="cuda")
                 model(torch.ones(1, 256, device="cuda"))
-            # the last model, and cuBLAS's workspace of 32 MiB
+            # the last model, and cuBLAS's 32 MiB workspace
             assert gpu.allocated == 256 * 256 * 4 + 32 * MIB
 
     def test_steps_can_be_limited(self) -> None:
@@ -447,7 +447,7 @@ class TestProcess:
         assert done.stdout == b"False True\n"
 
 
-def test_the_fixture_is_on_until_the_test_ends(
+def test_the_fixture_is_active_until_the_test_ends(
     virtual_gpu: Callable[..., VirtualGpu],
 ) -> None:
     gpu = virtual_gpu("a100-80gb")

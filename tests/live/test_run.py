@@ -49,7 +49,7 @@ def findings_of(report: dict, name: str) -> list[str]:
 
 
 class TestArticles:
-    """The articles' own scripts print what a card printed (EXPECTED.md beside them)."""
+    """The articles' scripts print what a card printed (EXPECTED.md beside them)."""
 
     @pytest.mark.parametrize(
         ("script", "lines"),
@@ -98,7 +98,7 @@ class TestArticles:
 
 
 class TestLinearStack:
-    """Which activations a stack of linear layers keeps, said by the derivative of a product."""
+    """Which activations a stack of linear layers keeps, by the derivative of a product."""
 
     activation = 64 * 128 * 4
 
@@ -107,15 +107,15 @@ class TestLinearStack:
         [
             # each of 51 products keeps its input for its weight's gradient
             ([], 51),
-            # a frozen product keeps none; the first one trains
+            # a frozen product keeps nothing; the first one trains
             (["frozen"], 1),
             # 50 results of ReLU, of which all but the last are inputs of products, and two inputs
             (["relu"], 52),
-            # frozen again, but ReLU's derivative wants its result
+            # frozen too, but ReLU's derivative needs its result
             (["frozen", "relu"], 51),
         ],
     )
-    def test_the_variants_keep_what_their_derivatives_want(
+    def test_the_variants_keep_what_their_derivatives_need(
         self, run: Run, variant: list[str], kept: int
     ) -> None:
         done = run("--gpu", "a100-80gb", SCRIPTS / "linear_stack.py", *variant)
@@ -125,7 +125,7 @@ class TestLinearStack:
 
 
 class TestTraining:
-    """A script of the usual kind."""
+    """A typical training script."""
 
     def test_it_runs_with_workers_and_checkpoints(self, run: Run, tmp_path: Path) -> None:
         arguments = ["--workers", "2", "--save", str(tmp_path / "model.pt")]
@@ -151,7 +151,7 @@ class TestTraining:
         assert report["model"]["parameters"] == 16 * 64 + 64 + 64 * 4 + 4
         assert report["model"]["optimizer_state_bytes"] == 2 * report["model"]["parameter_bytes"]
 
-    def test_max_steps_cuts_before_the_next_iteration(self, run: Run, tmp_path: Path) -> None:
+    def test_max_steps_stops_before_the_next_iteration(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         where = ["--max-steps", "3", "--format", "json", "-o", output]
         done = run(*where, SCRIPTS / "training.py", "--epochs", "1000000")
@@ -177,7 +177,7 @@ class TestTraining:
         assert "stopped by --max-steps" in done.stderr
         assert done.stdout.count("batch\n") == 3
 
-    def test_what_is_assumed_is_told_once_and_can_be_chosen(self, run: Run) -> None:
+    def test_an_assumption_is_printed_once_and_can_be_overridden(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
 
@@ -189,19 +189,19 @@ class TestTraining:
         assert listed
         assert "loss: 2.5" in listed[1]
 
-    def test_a_branch_follows_what_is_assumed(self, run: Run) -> None:
+    def test_a_branch_follows_the_assumption(self, run: Run) -> None:
         done = run("--assume", "training.py:46=true", SCRIPTS / "training.py")
 
         assert done.exit_code == 1
         assert "diverged\n" in done.stderr
 
-    def test_an_option_after_the_script_is_told(self, run: Run) -> None:
+    def test_an_option_after_the_script_gets_a_hint(self, run: Run) -> None:
         done = run(SCRIPTS / "training.py", "--gpu", "t4")
 
         assert done.exit_code == 2
         assert "hint: --gpu went to the script; graphmem's options stand before" in done.stderr
 
-    def test_an_assumption_of_another_form_is_told(self, run: Run) -> None:
+    def test_a_malformed_assumption_is_rejected(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
 
         assert done.exit_code == 2
@@ -215,7 +215,7 @@ def run_report(saved: Path) -> str:
 
 
 class TestFindings:
-    """What goes wrong is named with its line and its owner."""
+    """Problems are reported with their line and owner."""
 
     def test_a_list_that_keeps_graphs_is_a_leak(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
@@ -229,8 +229,8 @@ class TestFindings:
         assert "leaking.py:18)" in first
         assert "with the graph that autograd keeps" in first
 
-    def test_a_leak_that_ends_the_fourth_iteration_is_named(self, run: Run) -> None:
-        """8 layers keep 98,304 x 1,024 floats each of every iteration."""
+    def test_a_leak_that_runs_out_in_the_fourth_iteration_is_named(self, run: Run) -> None:
+        """8 layers keep 98,304 x 1,024 floats each in every iteration."""
         done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "98304")
 
         assert done.stdout == "0\n1\n2\n"
@@ -241,14 +241,14 @@ class TestFindings:
         assert "held by `history` " in verdict
         assert "leaking_fast.py:19), with the graph" in verdict
 
-    def test_two_iterations_are_enough_where_memory_ends(self, run: Run) -> None:
+    def test_two_iterations_are_enough_when_memory_runs_out(self, run: Run) -> None:
         done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "131072")
 
         assert done.stdout == "0\n1\n"
         assert "a leak: 4.000 GiB" in done.stderr
 
-    def test_what_iterations_keep_is_no_temporary(self, run: Run, tmp_path: Path) -> None:
-        """Of 3 iterations each layer's input and, as `x` and the batch are one, the last output."""
+    def test_what_iterations_keep_is_not_temporary(self, run: Run, tmp_path: Path) -> None:
+        """For each of 3 iterations: every layer's input (`x` is the batch) and the last output."""
         output = tmp_path / "report.json"
         arguments = ["--gpu", "t4", "--format", "json", "-o", output]
         run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
@@ -259,7 +259,7 @@ class TestFindings:
         assert report["peak"]["step"] == 3
         assert report["at_peak"]["by_category"]["kept"] == inputs_and_outputs
 
-    def test_what_ended_the_script_is_told_first(self, run: Run, tmp_path: Path) -> None:
+    def test_what_ended_the_script_is_reported_first(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         arguments = ["--gpu", "t4", "--format", "json", "-o", output]
         run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
@@ -285,7 +285,7 @@ class TestFindings:
 
         assert "fits on" not in run("--gpu", "t4", script).stderr
 
-    def test_what_pins_segments_is_named(self, run: Run, tmp_path: Path) -> None:
+    def test_tensors_that_pin_segments_are_named(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         arguments = ["--gpu", "h100", "--format", "json", "-o", output]
         done = run(*arguments, SCRIPTS / "fragmenting.py")
@@ -303,18 +303,18 @@ class TestFindings:
         name, total, line, rest, *_ = told.splitlines()
         assert name == "  fragmentation"
         assert total.startswith("    720.0 MiB")
-        # what belongs to a line stands below it, also where it is broken
+        # continuation lines are indented, even wrapped ones
         assert line.startswith(" " * 6 + f"{40 * 18 * MIB:,} bytes of 40 segments")
         assert rest.startswith(" " * 6)
         assert rest[6] != " "
 
-    def test_a_script_that_runs_out_goes_on_as_on_a_card(self, run: Run, tmp_path: Path) -> None:
+    def test_a_script_that_runs_out_continues_as_on_a_card(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
         done = run(*arguments, SCRIPTS / "running_out.py")
 
-        # 2^20 rows of 16 GiB: input, hidden, GELU's result and output fit into 79 GiB, but not the
-        # workspace and weights beside a fifth for the output's gradient
+        # 2^20 rows take 16 GiB: input, hidden, GELU's result and output fit into 79 GiB with
+        # workspace and weights, but a fifth tensor, the output's gradient, does not
         assert done.stdout.splitlines() == [
             "no room for 1048576 1",
             "left over: True",
@@ -330,14 +330,12 @@ class TestFindings:
         assert "running_out.py:28): Tried to allocate 60.00 GiB" in refused[1]
         assert "held by the variable hoard[0]" in "\n".join(lines)
 
-    def test_a_model_that_is_too_large_has_its_parameters_named(
-        self, run: Run, tmp_path: Path
-    ) -> None:
+    def test_the_parameters_of_an_oversized_model_are_named(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
         done = run(*arguments, SCRIPTS / "too_large.py")
 
-        # 2^15 x 2^15 floats are 4 GiB, of which 19 fit beside what the driver takes
+        # 2^15 x 2^15 floats are 4 GiB; 19 of them fit beside the CUDA context
         assert done.exit_code == 1
         assert "graphmem: ended by OutOfMemoryError: CUDA out of memory." in (
             done.stderr.splitlines()
@@ -350,7 +348,7 @@ class TestFindings:
 
 
 class TestMeaningOfEnds:
-    """A script ends as it does under python."""
+    """A script exits as it does under python."""
 
     @pytest.mark.parametrize(
         ("code", "exit_code", "stderr"),
@@ -374,10 +372,10 @@ class TestMeaningOfEnds:
         assert done.stderr.startswith(stderr)
 
     @pytest.mark.parametrize(("code", "fits"), [(0, True), (7, False)])
-    def test_a_step_fits_where_the_script_ended_well(
+    def test_only_a_script_that_succeeded_fits(
         self, run: Run, code: int, fits: bool, tmp_path: Path
     ) -> None:
-        """hydra's `main` catches what fails and exits with 1: who knows what was to come."""
+        """hydra's `main` catches errors and exits with 1, so the rest of the script is unknown."""
         script = tmp_path / "script.py"
         script.write_text(f"import sys, torch\nx = torch.ones(9).cuda()\nsys.exit({code})\n")
 
@@ -405,7 +403,7 @@ class TestMeaningOfEnds:
         assert str(Path(graphmem.__file__).parent) not in printed
 
     def test_a_process_group_of_one_leaves_no_hook_behind(self, run: Run, tmp_path: Path) -> None:
-        """`init_process_group` sets `sys.excepthook` to one that begins lines with the rank."""
+        """`init_process_group` sets a `sys.excepthook` that prefixes lines with the rank."""
         script = tmp_path / "script.py"
         script.write_text(
             "import torch.distributed as dist\n"
@@ -420,9 +418,7 @@ class TestMeaningOfEnds:
         assert (done.exit_code, done.stdout) == (0, "1\n")
         assert sys.excepthook is before
 
-    def test_what_does_not_compile_is_printed_as_python_prints_it(
-        self, run: Run, tmp_path: Path
-    ) -> None:
+    def test_a_syntax_error_is_printed_as_python_prints_it(self, run: Run, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text("import os\nx = = 3\n")
         command = [sys.executable, str(script)]
@@ -455,7 +451,7 @@ class TestMeaningOfEnds:
         assert "RecursionError: maximum recursion depth exceeded" in done.stderr
         assert "graphmem itself failed" not in done.stderr
 
-    def test_interrupted_it_reports_what_it_has(self, run: Run, tmp_path: Path) -> None:
+    def test_an_interrupted_run_reports_what_it_has(self, run: Run, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(
             "import signal, torch\n"
@@ -470,7 +466,7 @@ class TestMeaningOfEnds:
         assert "graphmem: interrupted" in done.stderr
         assert f"({4 << 20:,} bytes)" in done.stderr
 
-    def test_what_cannot_be_followed_is_told_after_the_report(
+    def test_an_unsupported_operation_is_reported_after_the_report(
         self, run: Run, tmp_path: Path
     ) -> None:
         script = tmp_path / "script.py"
@@ -492,7 +488,7 @@ class TestMeaningOfEnds:
         assert "script.py:5" in said
         assert hint.startswith("hint: register one with torch.library.register_fake")
 
-    def test_a_script_finds_what_python_gives_it(self, run: Run, tmp_path: Path) -> None:
+    def test_a_script_sees_what_python_would_set(self, run: Run, tmp_path: Path) -> None:
         (tmp_path / "beside.py").write_text("WORD = 'found'\n")
         script = tmp_path / "script.py"
         script.write_text(
@@ -522,7 +518,7 @@ class TestMeaningOfEnds:
         assert done.stdout == "package found ['--epochs', '3']\n"
 
     @pytest.mark.parametrize("arguments", [["nowhere.py"], ["-m", "no.such.module"]])
-    def test_what_is_not_there_is_exit_code_2(self, run: Run, arguments: list[str]) -> None:
+    def test_a_missing_script_is_exit_code_2(self, run: Run, arguments: list[str]) -> None:
         done = run(*arguments)
 
         assert done.exit_code == 2
@@ -560,10 +556,10 @@ class TestText:
         assert not any(line.startswith("step ") or "0 steps" in line for line in lines)
 
 
-def test_a_script_finds_an_nvidia_smi_where_there_is_no_driver(
+def test_a_script_finds_nvidia_smi_without_a_driver(
     run_graphmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training scripts log what it prints, as those of openai/parameter-golf do."""
+    """Training scripts log its output, as those of openai/parameter-golf do."""
     script = tmp_path / "log.py"
     script.write_text(
         "import subprocess, torch\n"
@@ -582,7 +578,7 @@ def test_a_script_finds_an_nvidia_smi_where_there_is_no_driver(
     assert os.environ["PATH"] == "/usr/bin:/bin"
 
 
-def test_what_a_line_reads_of_many_tensors_is_one_line_of_the_report(
+def test_repeated_reads_on_one_line_are_one_line_of_the_report(
     run_graphmem: Run, tmp_path: Path
 ) -> None:
     script = tmp_path / "norms.py"

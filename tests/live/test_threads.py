@@ -1,4 +1,4 @@
-"""Threads that a program starts are seen like the thread that it runs in."""
+"""Operations in a program's own threads are traced like those of its main thread."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from graphmem.errors import InputError
 
 WIDTH, BATCH = 64, 128
 OLD_POOL = ThreadPoolExecutor(1)
-OLD_POOL.submit(int).result()  # its thread is there before any trace
+OLD_POOL.submit(int).result()  # its thread exists before any trace
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
-    """Run something in a thread of its own."""
+    """Run a function in a new thread."""
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
 
 
 def in_a_pool(work: Callable[[], None]) -> None:
-    """Run something in a pool that is made for it."""
+    """Run a function in a new pool."""
     with ThreadPoolExecutor(2) as pool:
         pool.submit(work).result()
 
 
 def in_an_old_pool(work: Callable[[], None]) -> None:
-    """Run something in a thread that was there before."""
+    """Run a function in a thread that existed before the trace."""
     OLD_POOL.submit(work).result()
 
 
 def build(run: Callable[[Callable[[], None]], None], what: str) -> graphmem.TrainingStep:
-    """A step, part of which runs elsewhere."""
+    """A step that runs partly in another thread."""
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(), nn.Linear(WIDTH, WIDTH))
     net.cuda()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -64,7 +64,7 @@ def build(run: Callable[[Callable[[], None]], None], what: str) -> graphmem.Trai
 
 
 def figures(run: Any, what: str) -> Any:
-    """What the report says of memory, operations and modules."""
+    """The report's figures on memory, operations and modules."""
     report = graphmem.analyze(lambda: build(run, what), steps=2)
     phases = [(p.name, p.start, p.peak, p.end) for step in report.steps for p in step.phases]
     holders = [(holder.module, holder.bytes, holder.reason) for holder in report.at_peak.holders]
@@ -73,12 +73,12 @@ def figures(run: Any, what: str) -> Any:
 
 @pytest.mark.parametrize("what", ["forward", "both"])
 @pytest.mark.parametrize("run", [in_a_thread, in_a_pool, in_an_old_pool])
-def test_a_step_in_a_thread_takes_what_it_takes_without(run: Any, what: str) -> None:
+def test_a_step_takes_the_same_in_a_thread(run: Any, what: str) -> None:
     assert figures(run, what) == figures(lambda work: work(), what)
 
 
 @pytest.mark.parametrize("run", [in_a_thread, in_an_old_pool])
-def test_so_it_does_on_a_virtual_gpu(run: Any) -> None:
+def test_a_step_takes_the_same_in_a_thread_on_a_virtual_gpu(run: Any) -> None:
     found = []
     for way in (run, lambda work: work()):
         with graphmem.virtual_gpu() as gpu:
@@ -99,7 +99,7 @@ def test_a_forward_pass_in_a_thread_keeps_what_backward_needs() -> None:
         out: list[torch.Tensor] = []
         before = gpu.allocated
         in_a_thread(lambda: out.append(net(x)))
-        # the output of the ReLU, in place of nothing, and the last output; cuBLAS's workspace
+        # the output of the ReLU and the last output; cuBLAS's workspace
         assert gpu.allocated - before == 2 * 4096 * 1024 * 4 + 8_519_680
 
 
@@ -126,7 +126,7 @@ def test_threads_side_by_side_are_seen_one_operation_at_a_time() -> None:
     assert net.weight.device.type == "cpu"
 
 
-def test_a_thread_that_outlives_the_trace_computes_as_ever() -> None:
+def test_a_thread_that_outlives_the_trace_computes_as_before() -> None:
     pools: list[ThreadPoolExecutor] = []
 
     def build() -> Any:
@@ -147,7 +147,7 @@ def test_a_thread_that_outlives_the_trace_computes_as_ever() -> None:
     pools[0].shutdown()
 
 
-def test_an_analysis_from_a_thread_of_a_step_is_refused() -> None:
+def test_an_analysis_from_a_thread_of_a_step_is_rejected() -> None:
     caught: list[str] = []
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""Code that is written for a card believes in the virtual one, and nothing of it stays behind."""
+"""Code written for a card runs on the virtual one, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def targets(graph: StepGraph) -> list[str]:
 
 
 class TestTheCard:
-    def test_it_answers_for_the_named_kind(self) -> None:
+    def test_it_reports_the_named_model(self) -> None:
         seen = {}
 
         def step() -> None:
@@ -85,14 +85,14 @@ class TestTheCard:
             lambda: nn.Linear(255, 1, bias=False).cuda().weight,
         ],
     )
-    def test_every_way_to_it_leads_there(self, place: Callable[[], torch.Tensor]) -> None:
+    def test_every_way_to_move_to_it_works(self, place: Callable[[], torch.Tensor]) -> None:
         found = []
         traced(stepping(lambda: found.append(place().device)))
 
         assert found == [torch.device("cuda:0")]
 
-    def test_a_device_context_leads_there_even_if_it_is_the_first(self) -> None:
-        """The context remembers the factories at its first use in a process."""
+    def test_a_device_context_works_even_if_it_is_the_first(self) -> None:
+        """The context caches the factories at its first use in a process."""
         _device_constructors.cache_clear()
         found = []
 
@@ -107,7 +107,7 @@ class TestTheCard:
 
 class TestParameters:
     def test_an_optimizer_made_before_the_move_trains_the_moved_parameters(self) -> None:
-        """`model.to` keeps each parameter's identity, so Adam's state is made on the device."""
+        """`model.to` keeps each parameter's identity, so Adam's state is created on the device."""
 
         def build() -> TrainingStep:
             model = nn.Linear(8, 8, bias=False)
@@ -187,12 +187,12 @@ class TestAttention:
 
         assert f"aten._scaled_dot_product_{backend}_attention.default" in targets(graph)
 
-    def test_head_sizes_outside_of_all_rules_take_the_math_path(self) -> None:
+    def test_unsupported_head_sizes_take_the_math_path(self) -> None:
         graph = traced(attention(torch.float64))
 
         assert "aten.bmm.default" in targets(graph)
 
-    def test_a_mask_whose_rows_are_no_runs_takes_the_math_path(self) -> None:
+    def test_a_mask_without_contiguous_rows_takes_the_math_path(self) -> None:
         """As recorded on an H100: T5's biases are a permuted table of heads."""
 
         def step() -> None:
@@ -219,7 +219,7 @@ class TestAttention:
             ((2, 6), ["scalar_tensor", "scalar_tensor", "where"]),
         ],
     )
-    def test_a_boolean_mask_becomes_one_to_add(
+    def test_a_boolean_mask_becomes_additive(
         self, release: tuple[int, int], operators: list[str]
     ) -> None:
         """pytorch#130281 and #139784; the last as recorded on an H100 with 2.11."""
@@ -238,8 +238,8 @@ class TestAttention:
 
         assert [graph.storages[born].nbytes for born in op.births] == [2 * 4 * 128 * 64 * 2, 8, 8]
 
-    def test_without_gradients_the_other_results_go_in_their_order(self) -> None:
-        """As recorded on an H100: logsumexp, seed and offset, before what comes next."""
+    def test_without_gradients_the_other_results_die_in_order(self) -> None:
+        """As recorded on an H100: logsumexp, seed and offset, before the next operation."""
         graph = traced(attention(grad=False), "h100", torch_release=(2, 10))
         op = next(op for op in graph.ops if "flash_attention" in op.target)
         deaths = [graph.storages[born].death or 0 for born in op.births[1:]]
@@ -261,10 +261,8 @@ class TestAttention:
 
 class TestFusedKernels:
     @pytest.mark.parametrize(("release", "fused"), [((2, 13), True), ((2, 8), False)])
-    def test_rms_norm_is_one_kernel_from_2_9_on(
-        self, release: tuple[int, int], fused: bool
-    ) -> None:
-        """It then saves its input, its weight and one fp32 number a row."""
+    def test_rms_norm_is_one_kernel_since_2_9(self, release: tuple[int, int], fused: bool) -> None:
+        """It then saves its input, its weight and one fp32 number per row."""
 
         def build() -> TrainingStep:
             return TrainingStep(nn.RMSNorm(64), torch.zeros(16, 64), optimizer=torch.optim.SGD)
@@ -275,8 +273,8 @@ class TestFusedKernels:
 
 
 class TestInPlaceForms:
-    def test_an_addition_of_the_program_is_not_the_bias_of_a_product(self) -> None:
-        """All calls go through one line of `DeviceContext`, frame after frame at one address."""
+    def test_a_separate_addition_is_not_the_bias_of_a_product(self) -> None:
+        """All calls go through one line of `DeviceContext`, so their frames reuse one address."""
 
         def step() -> None:
             with torch.device("cuda"):
@@ -291,8 +289,8 @@ class TestInPlaceForms:
 
 
 class TestInference:
-    def test_composites_run_by_their_parts(self) -> None:
-        """Inference tensors carry no autograd keys, so `linear` reaches the trace whole."""
+    def test_composites_are_decomposed(self) -> None:
+        """Inference tensors carry no autograd keys, so `linear` reaches the trace undecomposed."""
 
         def build() -> TrainingStep:
             model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
@@ -331,8 +329,8 @@ class TestInference:
 
         assert "aten._scaled_dot_product_flash_attention.default" in targets(graph)
 
-    def test_what_it_made_is_read_outside_of_it(self) -> None:
-        """Then `item`, which is a composite as well, reaches the trace whole."""
+    def test_an_inference_tensor_is_read_outside_the_mode(self) -> None:
+        """Then `item`, also a composite, reaches the trace undecomposed."""
         read = []
 
         def step() -> None:
@@ -344,6 +342,6 @@ class TestInference:
 
         assert read == [4.0]
 
-    def test_a_step_of_the_users_own_cannot_be_inference(self) -> None:
+    def test_a_custom_step_cannot_be_inference(self) -> None:
         with pytest.raises(InferenceOfOwnLoopError):
             traced(stepping(lambda: None), inference=True)

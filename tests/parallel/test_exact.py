@@ -1,4 +1,4 @@
-"""Layouts held against traces of what a rank would run: equal to the byte, allocator included."""
+"""Layouts compared with traces of what a rank would run: equal to the byte, allocator included."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def traced(build: Callable[[], TrainingStep]) -> tuple[StepGraph, dict[int, Prog
 
 @cache
 def traced_fixture(name: str, **settings: Any) -> tuple[StepGraph, dict[int, Program]]:
-    """Traced once for all tests; nothing changes a trace."""
+    """Traced once for all tests; no test changes it."""
     return traced(lambda: fixture(name).build(**settings))
 
 
@@ -69,13 +69,13 @@ def planner(name: str, settings: dict[str, Any]) -> Planner:
 
 
 def simulated(build: Callable[[], TrainingStep]) -> tuple[int, int]:
-    """Peaks of allocated and reserved bytes of what is really traced."""
+    """Peaks of allocated and reserved bytes of a trace."""
     timeline = simulate(*traced(build))
     return timeline.peak()[0].allocated, max(moment.reserved for moment in timeline.moments)
 
 
 def planned(made: Planner, layout: Layout) -> tuple[int, int]:
-    """Peaks of allocated and reserved bytes of the first rank."""
+    """Peaks of allocated and reserved bytes of a plan's first rank."""
     timeline = made.plan(layout)[0].timeline
     return timeline.peak, timeline.reserved
 
@@ -110,8 +110,8 @@ def test_one_gpu_is_the_trace_itself(name: str, settings: dict[str, Any]) -> Non
 def test_micro_batches_are_gradient_accumulation() -> None:
     """Cut into four, the batch of 8 runs as `accumulate=4` runs a batch of 2.
 
-    That loop divides the loss by 4 and keeps the model's output, which is the loss before that: two
-    scalars more. All else is equal.
+    That loop divides the loss by 4 and keeps the model's output, the undivided loss: two more
+    scalars. All else is equal.
     """
     real = simulated(lambda: replace(fixture("gpt2").build(**{**GPT2, "batch": 2}), accumulate=4))
 
@@ -121,7 +121,7 @@ def test_micro_batches_are_gradient_accumulation() -> None:
 
 
 def one_rank_of_llama(ways: int, **changes: Any) -> TrainingStep:
-    """What a tensor-parallel rank runs, written by hand: fewer heads, features and classes."""
+    """A tensor-parallel rank's model, written by hand: fewer heads, features and classes."""
     sizes = {**LLAMA, **changes}
     sizes["vocab"] //= ways
     sizes["ffn"] //= ways
@@ -142,7 +142,7 @@ def one_rank_of_llama(ways: int, **changes: Any) -> TrainingStep:
     "changes", [{}, {"autocast": None}, {"checkpoint": "non-reentrant"}, {"norm": "written_out"}]
 )
 def test_tensor_parallel_rank_is_what_a_rank_would_run(changes: dict[str, Any]) -> None:
-    """Every storage of the rank has the bytes that the hand-written rank's has."""
+    """Every storage of the rank has the bytes of the handwritten rank's."""
     layout = Layout(tensor=2)
     graph, programs = traced(lambda: one_rank_of_llama(2, **changes))
     whole = planner("llama", {**LLAMA, **changes})
@@ -180,8 +180,8 @@ def test_fused_projections_are_divided_by_heads(attention: str) -> None:
     assert planned(whole, Layout(tensor=2)) == own
 
 
-def test_recurrent_layers_are_whole_under_tensor_parallelism() -> None:
-    """Nobody divides them; the head behind them is divided as any other."""
+def test_tensor_parallelism_leaves_recurrent_layers_whole() -> None:
+    """They are not divided; the head after them is, like any other."""
     sizes = {"vocab": 100, "width": 32, "batch": 2, "seq": 8}
     made = planner("lstm", sizes)
 
@@ -192,9 +192,9 @@ def test_recurrent_layers_are_whole_under_tensor_parallelism() -> None:
 
 
 def test_a_middle_stage_sends_both_ways() -> None:
-    """Each micro-batch: the stream of 1 x 256 x 256 in fp32 onwards and its gradient back.
+    """Each micro-batch: the stream of 1 x 256 x 256 in fp32 forward and its gradient back.
 
-    Besides, the targets, 256 of int64, which the first stage has and the last one reads.
+    Also the targets, 256 int64, which the first stage has and the last one reads.
     """
     stream, targets = 256 * 256 * 4, 256 * 8
     made = planner("llama", {**LLAMA, "layers": 4, "autocast": None})
@@ -207,9 +207,9 @@ def test_a_middle_stage_sends_both_ways() -> None:
 
 
 def test_context_parallel_rank_has_fewer_positions() -> None:
-    """Without attention's keys a rank of 4 runs what a sequence of a quarter runs.
+    """Apart from attention's keys a rank of 4 runs a sequence a quarter as long.
 
-    Rotary tables are buffers of the whole sequence on each rank: twice 3/4 of 256 x 32 fp32.
+    Rotary tables are buffers of the whole sequence on each rank: 3/4 of 256 x 32 fp32, twice.
     """
     tables = 2 * (256 - 64) * 32 * 4
     allocated, _ = simulated(lambda: fixture("llama").build(**{**LLAMA, "seq": 64}))
@@ -228,7 +228,7 @@ def test_context_parallel_rank_has_fewer_positions() -> None:
     assert found.peak == allocated + tables
 
 
-def test_sharded_sequence_leaves_no_whole_feature_axis() -> None:
+def test_sequence_parallelism_divides_what_tensor_parallelism_leaves_whole() -> None:
     """Sequence parallelism divides what tensor parallelism leaves whole: saved norms and sums."""
     whole = planner("llama", LLAMA)
     tensor = ShardSizes(whole.graph, whole.dimensions, Layout(tensor=2))
@@ -247,10 +247,10 @@ def test_sharded_sequence_leaves_no_whole_feature_axis() -> None:
 
 
 @pytest.mark.parametrize("attention", ["written_out", "sdpa"])
-def test_attention_needs_keys_and_values_of_all_positions(attention: str) -> None:
+def test_attention_gathers_keys_and_values_of_all_positions(attention: str) -> None:
     """K and V of 8 x 128 x 128 in bf16; two layers, each of which gathers both twice and reduces.
 
-    Written out, two products forward and four backward each need one; fused attention needs two
+    Unfused, two products forward and four backward each need one; fused attention needs two
     forward, and backward those and their gradients. In each of two traced steps.
     """
     one = 8 * 128 * 128 * 2

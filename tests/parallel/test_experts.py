@@ -1,4 +1,4 @@
-"""Expert parallelism: who holds which experts, and what goes to them and back."""
+"""Expert parallelism: which rank holds which experts, and what is sent to them and back."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_an_all_to_all_has_what_it_sends_and_what_it_receives() -> None:
     assert found == [rows] * 2 * 4 * 2
 
 
-def test_a_part_of_the_batch_has_its_part_of_each_experts_tokens() -> None:
-    """Half of a batch of 4 has the storages of a batch of 2, data-dependent sizes included."""
+def test_half_a_batch_has_half_of_each_experts_tokens() -> None:
+    """Half of a batch of 4 has the storages of a batch of 2, including data-dependent sizes."""
     shares = ShardSizes(moe(4).graph, moe(4).dimensions, Layout(micro_batches=2))
 
     assert [shares.nbytes(each) for each in moe(4).graph.storages] == [
@@ -101,14 +101,14 @@ def test_a_part_of_the_batch_has_its_part_of_each_experts_tokens() -> None:
 
 
 @pytest.mark.parametrize("sharding", [Sharding.REPLICATED, Sharding.FSDP])
-def test_a_sketch_sends_what_the_plan_sends(sharding: Sharding) -> None:
+def test_an_estimate_sends_what_the_plan_sends(sharding: Sharding) -> None:
     layout = Layout(data=4, expert=2, sharding=sharding, micro_batches=2)
 
     assert Searcher(moe()).look_at(layout).traffic == sum(sent(layout).values())
 
 
 class Stacked(nn.Module):
-    """Experts in one tensor, each with as many rows: capacity 16."""
+    """Experts in one tensor, each with the same number of rows: capacity 16."""
 
     def __init__(self, *, batched: bool) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ TINY = [
 Run = Callable[..., Any]
 
 
-def test_json_tells_each_stage(run_graphmem: Run) -> None:
+def test_json_lists_each_stage(run_graphmem: Run) -> None:
     outcome = run_graphmem(
         *("plan", LLAMA, *TINY, "--gpus", "8", "--tp", "2", "--pp", "2", "--zero", "1"),
         *("--micro-batches", "4", "--format", "json"),
@@ -38,13 +38,13 @@ def test_json_tells_each_stage(run_graphmem: Run) -> None:
     reduced = next(
         each for each in plan["stages"][0]["traffic"] if each["collective"] == "all-gather"
     )
-    # The embedding (1000 x 64) and two layers, halved by tensor parallelism but for the norms, in
-    # fp32; of which a rank of two sends the half.
+    # The embedding (1000 x 64) and two layers in fp32, all but the norms halved by tensor
+    # parallelism; a rank of two sends half of that.
     layer = (64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 96) // 2 + 2 * 64
     assert reduced["bytes"] == (1000 * 64 // 2 + 2 * layer) * 4 // 2
 
 
-def test_text_tells_what_is_exact(run_graphmem: Run, tmp_path: Path) -> None:
+def test_text_says_what_is_exact(run_graphmem: Run, tmp_path: Path) -> None:
     file = tmp_path / "plan.txt"
 
     outcome = run_graphmem("plan", LLAMA, *TINY, "--gpus", "4", "--fsdp", "-o", str(file))
@@ -107,7 +107,7 @@ def test_impossible_layouts_exit_2(run_graphmem: Run, options: list[str], messag
     assert "Traceback" not in outcome.stderr
 
 
-def test_the_help_names_the_degrees_that_are_taken_by_default(run_graphmem: Run) -> None:
+def test_the_help_names_the_default_degrees(run_graphmem: Run) -> None:
     words = " ".join(run_graphmem("plan", "--help").stdout.replace("│", " ").split())
 
     for option in ("tensor", "pipeline", "context", "expert"):
@@ -115,7 +115,7 @@ def test_the_help_names_the_degrees_that_are_taken_by_default(run_graphmem: Run)
     assert "How many layouts a search shows. [default: 10]" in words
 
 
-def test_search_lists_what_fits_by_what_is_sent(run_graphmem: Run) -> None:
+def test_search_ranks_layouts_that_fit_by_bytes_sent(run_graphmem: Run) -> None:
     outcome = run_graphmem(
         *("plan", LLAMA, *TINY, "--gpus", "4", "--search", "--sort", "traffic", "--top", "4"),
         *("--tp", "2", "--format", "json"),
@@ -131,7 +131,7 @@ def test_search_lists_what_fits_by_what_is_sent(run_graphmem: Run) -> None:
 
 
 def test_search_on_dask(run_graphmem: Run) -> None:
-    """The workers' sampling profiler, which holds frames, and tensors with them, does no harm."""
+    """The workers' sampling profiler, which holds frames and so their tensors, does no harm."""
     distributed = pytest.importorskip("distributed")
     import dask
 

@@ -1,4 +1,4 @@
-"""Conservation: shares make up the whole, and sharding more never takes more at rest."""
+"""Conservation: shards add up to the whole, and more sharding never takes more at rest."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ A_FEW = settings(max_examples=4, deadline=None, suppress_health_check=list(Healt
 
 @A_FEW
 @given(degree=POWERS, context=POWERS)
-def test_tensor_parallel_shares_make_up_each_parameter(degree: int, context: int) -> None:
-    """Parameters are either divided evenly or whole on each rank; context never divides them."""
+def test_tensor_parallel_shards_add_up_to_each_parameter(degree: int, context: int) -> None:
+    """Each parameter is divided evenly or whole on each rank; context never divides them."""
     made = planner()
     shares = ShardSizes(made.graph, made.dimensions, Layout(tensor=degree, context=context))
     divided = made.dimensions.divisible()
@@ -93,7 +93,7 @@ def test_stages_together_hold_every_parameter_once(layout: Layout) -> None:
 
 @A_FEW
 @given(ranks=st.integers(2, 9), sharding=st.sampled_from(["zero-2", "zero-3", "fsdp"]))
-def test_shares_of_all_ranks_make_up_the_whole_and_the_padding(ranks: int, sharding: str) -> None:
+def test_shards_of_all_ranks_add_up_to_the_whole_and_padding(ranks: int, sharding: str) -> None:
     """Of optimizer state, gradients and, from ZeRO-3 on, parameters."""
     made = planner()
     kind = Sharding(sharding)
@@ -112,8 +112,8 @@ def at_rest(plan: RankPlan) -> int:
 
 @A_FEW
 @given(layout=LAYOUTS, precision=st.sampled_from(Precision))
-def test_more_zero_never_needs_more_at_rest(layout: Layout, precision: Precision) -> None:
-    """DDP, ZeRO-1, ZeRO-2, ZeRO-3, on every stage; a share is filled up by less than a row."""
+def test_higher_zero_stages_never_need_more_at_rest(layout: Layout, precision: Precision) -> None:
+    """DDP, ZeRO-1, ZeRO-2, ZeRO-3, on every stage; a shard is padded by less than a row."""
     made = planner(precision)
     orders = (Sharding.REPLICATED, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.ZERO_3)
     fields = {
@@ -143,8 +143,8 @@ def test_categories_sum_to_the_peak(layout: Layout) -> None:
 
 @A_FEW
 @given(layout=LAYOUTS)
-def test_sketch_is_near_the_replay(layout: Layout) -> None:
-    """The search's arithmetic stays within a sixth of the replay that follows it."""
+def test_the_estimate_is_near_the_replay(layout: Layout) -> None:
+    """The search's estimate stays within a sixth of the subsequent replay."""
     made = planner()
     searcher = Searcher(made)
 
@@ -167,7 +167,7 @@ def test_sketch_is_near_the_replay(layout: Layout) -> None:
 def test_every_micro_batch_goes_forward_and_then_back(
     stages: int, rounds: int, chunks: int, schedule: Schedule, data: st.DataObject
 ) -> None:
-    """On each rank once through each chunk; and no more wait than are on their way."""
+    """Once through each chunk on each rank, with no more waiting than are in flight."""
     interleaved = schedule is Schedule.INTERLEAVED and stages > 1
     count = rounds * stages if interleaved else rounds
     layout = Layout(
@@ -200,7 +200,7 @@ def test_every_micro_batch_goes_forward_and_then_back(
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
 def test_views_keep_the_product_of_sizes(factors: list[int], data: st.DataObject) -> None:
-    """However often an axis is viewed anew, its atoms multiply to its size."""
+    """However often an axis is reshaped, its atoms multiply to its size."""
     size = math.prod(factors)
     axis = Axis(size)
     other = data.draw(st.permutations(factors))
@@ -216,7 +216,7 @@ def test_views_keep_the_product_of_sizes(factors: list[int], data: st.DataObject
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 60), st.integers(1, 60))
 def test_buckets_hold_all_gradients(sizes: list[int], first: int, rest: int) -> None:
-    """Every bucket but the last holds its limit or more."""
+    """Every bucket except the last reaches its limit."""
     buckets = assign([("float32", size) for size in sizes], [first, rest])
 
     assert sum(buckets) == sum(sizes)
@@ -235,7 +235,7 @@ def test_buckets_hold_all_gradients(sizes: list[int], first: int, rest: int) -> 
         (Layout(pipeline=2, stages=(1, 1)), WrongStagesError, "2,2"),
     ],
 )
-def test_impossible_layouts_name_the_nearest(
+def test_impossible_layouts_name_the_nearest_possible_one(
     layout: Layout, error: type[InputError], hint: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -264,7 +264,7 @@ def test_master_copies_take_18_bytes_a_parameter() -> None:
     assert found == [2 * count, 4 * count, 12 * count]
 
 
-def test_offloaded_optimizer_is_on_the_host() -> None:
+def test_an_offloaded_optimizer_is_on_the_host() -> None:
     """fp32 weights and moments, and the gradients that it reads, which are pinned."""
     made = planner(Precision.BF16_MASTER)
     count = elements(made)

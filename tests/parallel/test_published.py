@@ -1,4 +1,4 @@
-"""Data-parallel layouts held against printed figures, and against PyTorch's own DDP and FSDP."""
+"""Data-parallel layouts compared with printed figures and with PyTorch's own DDP and FSDP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def planner(
 def zero_recipe() -> TrainingStep:
     """20 layers of 2000 x 2000, batch 20, Adam of a PyTorch that had no foreach implementation.
 
-    docs/sources.md, "Printed figures". Its cuBLAS workspaces were not PyTorch's yet.
+    docs/sources.md, "Printed figures". PyTorch did not allocate cuBLAS workspaces yet.
     """
     return TrainingStep(
         model=nn.Sequential(*(nn.Linear(2000, 2000) for _ in range(20))),
@@ -49,7 +49,7 @@ def zero_recipe() -> TrainingStep:
     )
 
 
-def test_zero_redundancy_recipe_to_the_printed_digit() -> None:
+def test_the_zero_redundancy_recipe_to_the_printed_digit() -> None:
     """335 MB after the model, 992 before the step, 1697 after it with DDP, 1361 with ZeRO."""
     made = planner(zero_recipe, steps=1)
 
@@ -100,11 +100,11 @@ BATCH_MIB = 2 * 3 * 224 * 224 * 4 / MIB
 
 
 @pytest.mark.parametrize(("checkpointed", "after_forward"), [(False, 340), (True, 51)])
-def test_fsdp_memory_test_of_pytorch(checkpointed: bool, after_forward: int) -> None:
-    """What PyTorch's test expects of each of two ranks, within its tolerance of 1 MiB.
+def test_pytorchs_fsdp_memory_test(checkpointed: bool, after_forward: int) -> None:
+    """What PyTorch's test expects for each of two ranks, within its tolerance of 1 MiB.
 
-    A model of 4 MiB in shares of 2: start 2 + 1, after backward 2 x 2 + 1, done 2 x 2 + 1, and
-    after the forward pass what was printed; from the second iteration momentum adds 2.
+    A model of 4 MiB in shards of 2: start 2 + 1, after backward 2 x 2 + 1, done 2 x 2 + 1, and
+    after the forward pass the printed figure; from the second iteration on momentum adds 2.
     """
     made = planner(lambda: conv_net(checkpointed), steps=2, wrap=("stem", "blocks", "head"))
 
@@ -120,7 +120,7 @@ def test_fsdp_memory_test_of_pytorch(checkpointed: bool, after_forward: int) -> 
     assert done_2 + BATCH_MIB == pytest.approx(2 * 2 + 1, abs=1)
 
 
-def test_ddp_row_of_fairscale() -> None:
+def test_fairscales_ddp_row() -> None:
     """One of two DDP ranks: after forward, backward, done: 346, 14, 13; then 350, 17, 13."""
     made = planner(lambda: conv_net(False), steps=2)
 
@@ -137,7 +137,7 @@ def test_ddp_row_of_fairscale() -> None:
 
 @contextmanager
 def one_process(backend: str, world_size: int) -> Iterator[None]:
-    excepthook = sys.excepthook  # a process group sets its own, and leaves it
+    excepthook = sys.excepthook  # a process group sets its own and leaves it
     if backend == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -174,8 +174,8 @@ def test_buckets_are_those_of_a_real_ddp() -> None:
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (8, 3), (2, 9), (1,), (30,)])
-def test_shares_are_those_of_a_real_fully_shard(shape: tuple[int, ...]) -> None:
-    """Each rank's share is filled up to that of the first."""
+def test_shards_are_those_of_a_real_fully_shard(shape: tuple[int, ...]) -> None:
+    """Each rank's shard is padded to the size of the first."""
     from torch.distributed.fsdp import fully_shard
 
     ranks = 4

@@ -1,4 +1,4 @@
-"""GPT-2 under fp16 autocast as its article derives it; in any fixture, a reason for each byte."""
+"""GPT-2 under fp16 autocast as its article derives it; in every fixture, a reason for each byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gpt2() -> Analysis:
 
 
 def saved_in(module: str) -> dict[int, tuple[Saved, ...]]:
-    """What operations of the module save, by storage; parameters and buffers left out."""
+    """What operations of the module save, by storage, without parameters and buffers."""
     analysis = gpt2()
     forward = next(each for each in analysis.graph.phases if each.name is PhaseName.FORWARD)
     return {
@@ -47,7 +47,7 @@ def nbytes(storages: dict[int, tuple[Saved, ...]]) -> int:
 
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_a_block_saves_what_the_article_derives(layer: int) -> None:
-    """36 N_e + 6 N_a, the layer norms' statistics, and the boolean of the causal mask."""
+    """36 N_e + 6 N_a, the layer norms' statistics, and the boolean causal mask."""
     expected = 36 * N_E + 6 * N_A + STATISTICS + MASK
 
     assert nbytes(saved_in(f"h.{layer}")) == expected
@@ -93,7 +93,7 @@ TARGETS += ["moe", "lstm", "unet_block"]
 
 @pytest.mark.parametrize("fixture", TARGETS)
 def test_no_byte_at_the_peak_is_without_a_reason(fixture: str) -> None:
-    """A category, an owner, and for activations a formula, which is in brackets."""
+    """A category, an owner, and for activations a formula in brackets."""
     report = run_analysis(f"{FIXTURES / fixture}.py:build", Request(steps=2)).report
 
     for holder in report.at_peak.holders:

@@ -1,4 +1,4 @@
-"""Autocast's policies, held against PyTorch's own test lists and against its dispatcher."""
+"""Autocast's policies, compared with PyTorch's own test lists and its dispatcher."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def traced(step: Callable[[], Any]) -> tuple[StepGraph, AutocastFindings]:
 
 @pytest.mark.parametrize(("name", "position"), cases())
 def test_policies_agree_with_pytorchs_lists_operator_by_operator(name: str, position: int) -> None:
-    """The operator is called as PyTorch's own test calls it; some operation has its policy."""
+    """The operator is called as in PyTorch's own test; some operation has its policy."""
     module, expected = LISTS[name]
 
     def step() -> None:
@@ -83,7 +83,7 @@ def test_the_lists_name_the_operators_that_the_dispatcher_has_a_kernel_for() -> 
     """Every operator with a kernel under AutocastCUDA, and no other.
 
     A CUDA build has one more (aten/src/ATen/cudnn/AutocastRNN.cpp), which the virtual GPU's
-    recurrent layers do not wait for: they cast before they call the operator.
+    recurrent layers do not need: they cast before they call the operator.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     registered = {
@@ -107,8 +107,8 @@ def test_an_operator_outside_of_the_lists_has_no_policy() -> None:
     assert not findings.casts
 
 
-def test_a_region_that_is_never_left_ends_with_the_trace() -> None:
-    """It is the thread's state; the next trace would begin in it."""
+def test_an_autocast_region_that_is_never_left_ends_with_the_trace() -> None:
+    """It is thread state; the next trace would start inside it."""
 
     def step() -> None:
         torch.autocast("cuda", dtype=torch.float16).__enter__()
@@ -150,7 +150,7 @@ def test_a_weight_is_cast_once_for_all_its_users_and_held_by_the_cache() -> None
     assert weight.cached_until is not None
 
 
-def test_the_first_input_is_cast_and_what_the_program_casts_is_not_autocasts() -> None:
+def test_the_first_input_is_cast_and_the_programs_casts_are_not_autocasts() -> None:
     """The second layer's input is in half precision already; `.float()` is the program's own."""
     _, findings = linear_under_autocast()
 

@@ -1,4 +1,4 @@
-"""What checkpointing is said to save is what a trace with checkpointing saves."""
+"""The predicted saving of checkpointing is that of a trace with checkpointing."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def operations(analysis: Analysis) -> Counter[str]:
     return targets
 
 
-def test_what_is_computed_again_is_what_a_trace_computes_more() -> None:
-    """All operations but the last three: a recomputation stops when the last tensor that is needed
-    has been computed, and nothing saves the result of `mlp.c_proj` or of the addition after it."""
+def test_recomputed_operations_are_the_extra_ones_of_a_trace() -> None:
+    """All operations but the last three: recomputation stops at the last tensor that is needed, and
+    nothing saves the result of `mlp.c_proj` or of the addition after it."""
     before = analyzed("gpt2", **SMALL_GPT2)
     (predicted,) = (
         each for each in before.annotations["checkpointing"].modules if each.module == "h.3"
@@ -67,6 +67,6 @@ def test_what_is_computed_again_is_what_a_trace_computes_more() -> None:
     assert predicted.recomputed_operations == more.total() + len(("mm", "_unsafe_view", "add"))
 
 
-def test_a_pattern_that_fits_no_module_is_an_error() -> None:
+def test_a_pattern_that_matches_no_module_is_an_error() -> None:
     with pytest.raises(NoModuleError):
         analyzed("mlp", "blocks")

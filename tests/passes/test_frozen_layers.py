@@ -1,5 +1,5 @@
-"""What freezing leaves out, and the reason in words: the backpropagation article's
-statements (docs/sources.md)."""
+"""What frozen layers do not save, and why, as the backpropagation article states it
+(docs/sources.md)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_frozen_linear_layers_store_nothing() -> None:
     assert analysis.report.saved_for_backward == 2 * ONE
 
 
-def test_with_relu_between_they_do() -> None:
+def test_frozen_linear_layers_with_relu_between_store_its_results() -> None:
     analysis = analyzed("1", "3", "5", "7", relu=True, layers=4)
     found = reasons(analysis)
 
@@ -46,7 +46,7 @@ def test_with_relu_between_they_do() -> None:
     assert (kept["2"], kept["3"]) == (ONE, 0)
 
 
-def test_with_everything_upstream_frozen_they_do_not() -> None:
+def test_with_everything_upstream_frozen_they_store_nothing() -> None:
     analysis = analyzed("[0-8]", relu=True, layers=4)
 
     found = reasons(analysis)
@@ -70,10 +70,10 @@ def test_freezing_by_pattern_is_freezing_in_the_model() -> None:
     assert analyzed("[1-8]").report.peak == frozen.peak
 
 
-def test_a_pattern_that_fits_nothing_is_an_error() -> None:
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(NothingToFreezeError):
         analyzed("nothing")
 
 
-def test_there_is_nothing_to_say_of_a_model_that_trains_in_full() -> None:
+def test_a_fully_trained_model_has_no_finding() -> None:
     assert not analyzed().annotations["frozen_layers"].layers

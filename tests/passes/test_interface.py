@@ -1,4 +1,4 @@
-"""Passes are pure, whatever the order; a stranger's is found like graphmem's own."""
+"""Passes are pure and independent of their order; third-party ones are found like built-in ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expected() -> dict[str, str]:
 
 
 def valid_orders() -> list[tuple[str, ...]]:
-    """Some of the orders that respect what the passes require."""
+    """Some of the orders that satisfy the passes' requirements."""
     needs: nx.DiGraph[str] = nx.DiGraph()
     for each in installed_passes():
         needs.add_node(each.provides)
@@ -44,7 +44,7 @@ def valid_orders() -> list[tuple[str, ...]]:
 
 @settings(max_examples=10)
 @given(st.sampled_from(valid_orders()))
-def test_any_order_that_respects_the_requirements_gives_the_same(order: tuple[str, ...]) -> None:
+def test_any_valid_order_gives_the_same_result(order: tuple[str, ...]) -> None:
     passes: dict[str, Pass] = {each.provides: each for each in installed_passes()}
     before = list(graph().lines())
     found: dict[str, object] = {}
@@ -56,7 +56,7 @@ def test_any_order_that_respects_the_requirements_gives_the_same(order: tuple[st
     assert list(graph().lines()) == before
 
 
-def test_running_them_twice_gives_the_same() -> None:
+def test_running_them_twice_gives_the_same_result() -> None:
     again = {name: repr(found) for name, found in run_passes(graph(), RUNTIME).items()}
 
     assert again == expected()
@@ -83,7 +83,7 @@ def test_a_strangers_package_shows_in_the_report_once_it_is_installed(tmp_path: 
 
 
 def _copy(folder: Path, to: Path) -> None:
-    """Copy the package alone, so that building it leaves nothing behind here."""
+    """Copy the package, so that building it leaves no files here."""
     for file in (folder / "pyproject.toml", folder / "graphmem_largest_op" / "__init__.py"):
         copied = to / file.relative_to(folder)
         copied.parent.mkdir(parents=True, exist_ok=True)

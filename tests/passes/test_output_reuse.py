@@ -1,4 +1,4 @@
-"""Which activations keep what nobody else needs, and that the exchanged model proves it."""
+"""Which activations keep a tensor that nothing else needs, proven by replacing them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_what_an_activation_costs_follows_from_its_formula(
     ("old", "new"),
     [("gelu", "relu"), ("silu", "tanh"), ("gelu", "sigmoid"), ("leaky_relu", "leaky_relu-inplace")],
 )
-def test_what_an_exchange_is_said_to_save_is_what_the_exchanged_model_saves(
-    old: str, new: str
-) -> None:
+def test_a_predicted_saving_is_that_of_the_changed_model(old: str, new: str) -> None:
     before, after = analyzed("mlp", old), analyzed("mlp", old, new)
     (found,) = before.annotations["output_reuse"].activations
 
@@ -76,14 +74,14 @@ def test_the_published_ratios_of_relu_to_gelu(
 
 
 def test_relu_squared_pays_for_one_tensor_and_not_for_two() -> None:
-    """The square keeps the ReLU's result, which the ReLU keeps as well."""
+    """The square keeps the ReLU's result, which the ReLU keeps too."""
     gelu = analyzed("mlp", "gelu").report.saved_for_backward
     squared = analyzed("mlp", "gelu", "relu2").report.saved_for_backward
 
     assert squared == gelu
 
 
-def test_an_activation_exchanged_for_itself_changes_nothing() -> None:
+def test_replacing_an_activation_with_itself_changes_nothing() -> None:
     before = analyzed("mlp", "gelu").report
     after = analyzed("mlp", "gelu", "gelu").report
 

@@ -1,4 +1,4 @@
-"""What autograd saves, by which formula, and for whose gradient."""
+"""What autograd saves, by which formula, and for which gradient."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_linear_layer_saves_its_input_for_the_gradient_of_its_weight() -> None
     assert formula.startswith("mat2: mm_mat2_backward(grad, mat1")
 
 
-def test_an_input_that_trains_adds_the_weight() -> None:
+def test_an_input_with_a_gradient_saves_the_weight_too() -> None:
     saved = fields(saved_in(lambda: nn.Sequential(nn.Linear(8, 4)), 16, 8, inputs_train=True))
 
     assert saved["AddmmBackward0.mat2"].gradients_of == ("the gradient of a moved input",)
@@ -111,7 +111,7 @@ def test_a_node_that_hides_its_fields_has_the_formula_of_its_operator() -> None:
 
 
 def theirs() -> dict[str, Any]:
-    """PyTorch's own reading of derivatives.yaml, by the name of the node."""
+    """PyTorch's own parse of derivatives.yaml, by node name."""
     load = pytest.importorskip("torchgen.packaged.autograd.load_derivatives").load_derivatives
     packaged = Path(torchgen.__file__).parent / "packaged"
     native = packaged / "ATen" / "native"
@@ -125,7 +125,7 @@ def theirs() -> dict[str, Any]:
 
 
 def saved_tensors_of(derivative: Any) -> set[str]:
-    """The tensors among what a derivative saves, by torchgen's own types of C++."""
+    """The tensors among a derivative's saved variables, by torchgen's C++ types."""
     found = set()
     for each in (*derivative.saved_inputs, *derivative.saved_outputs):
         kind = str(each.nctype.type)
@@ -134,8 +134,8 @@ def saved_tensors_of(derivative: Any) -> set[str]:
     return found
 
 
-def test_derivatives_are_read_as_pytorch_reads_them() -> None:
-    """Every node, the arguments that have a gradient, and the tensors that each formula needs."""
+def test_derivatives_are_parsed_as_pytorch_parses_them() -> None:
+    """Every node, its differentiable arguments, and the tensors each formula needs."""
     wrong = []
     compared = 0
     for node, info in theirs().items():
@@ -155,7 +155,7 @@ def test_derivatives_are_read_as_pytorch_reads_them() -> None:
     assert not wrong
 
 
-def test_a_formula_that_asks_for_the_shape_only_needs_no_tensor() -> None:
+def test_a_formula_that_only_uses_the_shape_needs_no_tensor() -> None:
     formula = derivatives.GradientFormula(("self",), "grad.expand_symint(self.sym_sizes()) / other")
 
     assert (formula.needs("self"), formula.needs("other")) == (False, True)

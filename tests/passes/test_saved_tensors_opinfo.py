@@ -1,10 +1,10 @@
-"""The stranger's suite: PyTorch's own samples for its own operators (`op_db`).
+"""An independent suite: PyTorch's own samples for its operators (`op_db`).
 
 For every operator that supports autograd, what the pass `saved_tensors` reports for a sample
-equals what the real autograd graph holds for it on the CPU: nodes, fields, shapes, dtypes, and
-which tensors share a storage. docs/passes.md says how many were compared, and names the exclusions.
+equals what the real autograd graph holds on the CPU: nodes, fields, shapes, dtypes, and which
+tensors share a storage. docs/passes.md says how many were compared, and names the exclusions.
 
-GRAPHMEM_OPINFO_SAMPLES says how many samples of each operator are compared; "all" takes them all.
+GRAPHMEM_OPINFO_SAMPLES sets how many samples of each operator are compared, or "all".
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OTHERWISE = {
 
 
 def dtype_of(operator: Any) -> torch.dtype | None:
-    """float32, else the first dtype of those that have gradients on the CPU."""
+    """float32, else the first dtype with gradients on the CPU."""
     supported = operator.supported_backward_dtypes("cpu")
     wanted = (torch.float32, torch.float64, torch.complex64)
     return next((dtype for dtype in wanted if dtype in supported), None)
@@ -83,7 +83,7 @@ def samples_of(operator: Any) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: str(operator.formatted_name))
-def test_what_is_reported_is_what_autograd_holds(operator: Any) -> None:
+def test_reported_tensors_are_those_autograd_holds(operator: Any) -> None:
     for sample in samples_of(operator):
         try:
             loss = loss_of(operator, sample)

@@ -1,7 +1,7 @@
-"""One rank of many runs alone: `graphmem run` in a launcher's environment, or told by options.
+"""One of many ranks runs alone: `graphmem run` in a launcher's environment or with options.
 
-The judges are real NCCL runs of the same scripts on H100s, `fixtures/cuda/ranks`
-(tools/recordings_ranks.txt tells their arguments): what a rank allocates, one size after another.
+The references are real NCCL runs of the same scripts on H100s, `fixtures/cuda/ranks`
+(tools/recordings_ranks.txt has their arguments): the sizes a rank allocates, in order.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class TestOwners:
         assert found["model"]["gradient_bytes"] == self.PARAMETERS
 
     def test_shards_are_parameters_gradients_and_state(self, run: Run, tmp_path: Path) -> None:
-        """A half of each; gathered parameters are parameters, what they are gathered in is not."""
+        """Half of each; gathered parameters are parameters, but their buffers are not."""
         found = _report(run, tmp_path, "fsdp2.py")
 
         model, held = found["model"], found["at_peak"]
@@ -239,7 +239,7 @@ class TestWorlds:
     def test_an_object_of_another_rank_is_what_that_rank_sends(
         self, run: Run, tmp_path: Path
     ) -> None:
-        """As stages of a pipeline tell each other shapes; rank 0 runs until it has sent it."""
+        """As pipeline stages exchange shapes; rank 0 runs until it has sent the object."""
         script = self.script(
             tmp_path,
             "dist.init_process_group('nccl')",
@@ -253,8 +253,8 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "[{'shape': (2, 3), 'rank': 0}]\n")
 
-    def test_an_object_that_nobody_sends_is_an_error(self, run: Run, tmp_path: Path) -> None:
-        """Both wait for the other, which would hang on cards."""
+    def test_waiting_for_an_object_nobody_sends_is_an_error(self, run: Run, tmp_path: Path) -> None:
+        """Each waits for the other, which would hang on real cards."""
         script = self.script(
             tmp_path,
             "dist.init_process_group('nccl')",
@@ -283,7 +283,7 @@ class TestWorlds:
     def test_a_random_tensor_in_shards_has_the_memory_of_its_shard(
         self, run: Run, tmp_path: Path
     ) -> None:
-        """1 MiB of the 8; the state of the generator was on the card for a moment."""
+        """1 MiB of 8; the generator's state was on the card briefly."""
         script = self.script(
             tmp_path,
             "from torch.distributed.tensor import init_device_mesh, randn, Shard",
@@ -299,7 +299,7 @@ class TestWorlds:
     def test_a_list_of_equal_tensors_is_gathered_through_a_flat_one(
         self, run: Run, tmp_path: Path
     ) -> None:
-        """8 tensors of 4 MiB, the one sent, and 8 x 4 MiB while they are gathered."""
+        """8 tensors of 4 MiB, the one sent, and 8 x 4 MiB during the gather."""
         script = self.script(
             tmp_path,
             "dist.init_process_group('nccl')",
@@ -350,10 +350,10 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "2 2\n1 0\n")
 
-    def test_a_functional_collective_that_was_waited_for_holds_nothing(
+    def test_a_functional_collective_holds_nothing_once_waited_for(
         self, run: Run, tmp_path: Path
     ) -> None:
-        """1 MiB is gathered from both ranks while a backward pass runs."""
+        """1 MiB is gathered from both ranks during a backward pass."""
         script = self.script(
             tmp_path,
             "import torch.distributed._functional_collectives as functional",
@@ -394,7 +394,7 @@ class TestWorlds:
             ({}, ["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
         ],
     )
-    def test_no_such_rank_is_told_in_a_line(
+    def test_a_nonexistent_rank_is_a_one_line_error(
         self,
         run: Run,
         tmp_path: Path,
@@ -414,7 +414,7 @@ class TestWorlds:
 
 
 class TestCards:
-    """A rank sees the cards of its node and works on its own, as under torchrun."""
+    """A rank sees the cards of its node and works on one of them, as under torchrun."""
 
     @pytest.fixture
     def script(self, tmp_path: Path) -> Callable[..., Path]:
@@ -425,7 +425,7 @@ class TestCards:
 
         return write
 
-    def test_each_works_on_the_card_of_its_local_rank(
+    def test_each_rank_works_on_the_card_of_its_local_rank(
         self, run: Run, script: Callable[..., Path]
     ) -> None:
         path = script(
@@ -500,7 +500,7 @@ class TestCards:
         visible: str | None,
         expected: str,
     ) -> None:
-        """Rank 5 of two nodes of four; a launcher may let each rank see one card alone."""
+        """Rank 5 on two nodes of four cards; a launcher may show each rank a single card."""
         for name, text in environment.items():
             monkeypatch.setenv(name, text)
         if visible is not None:
@@ -516,7 +516,7 @@ class TestCards:
 
         assert (done.exit_code, done.stdout) == (0, f"{expected}\n")
 
-    def test_the_cards_that_a_shell_names_are_real_ones(
+    def test_cards_named_by_the_shell_are_real_ones(
         self, run: Run, script: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -529,7 +529,7 @@ class TestCards:
     def test_objects_of_one_rank_reach_the_others(
         self, run: Run, script: Callable[..., Path], rank: int
     ) -> None:
-        """Rank 2 has nothing that resembles them: ranks 0 and 1 run for it."""
+        """Rank 2 has no such objects: ranks 0 and 1 run for it."""
         path = script(
             "dist.init_process_group('nccl')",
             "rank = dist.get_rank()",
@@ -547,7 +547,7 @@ class TestCards:
         assert (done.exit_code, done.stdout) == (0, f"['a', {{1: 2}}] ['for {rank}']\n")
 
     def test_fsdp_takes_the_number_of_a_card(self, run: Run, script: Callable[..., Path]) -> None:
-        """As Lightning gives it; DDP has statistics, which it asks for as well."""
+        """As Lightning passes it; it also reads DDP's statistics."""
         path = script(
             "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP",
             "dist.init_process_group('nccl')",
@@ -571,7 +571,7 @@ class TestCards:
 
 
 class TestSpawned:
-    """`torch.multiprocessing.spawn` of the DDP tutorials: the rank that runs, runs here."""
+    """`torch.multiprocessing.spawn` of the DDP tutorials: the chosen rank runs in this process."""
 
     SCRIPT = """
 import sys
@@ -608,7 +608,7 @@ if __name__ == "__main__":
 
         assert (done.exit_code, done.stdout) == (0, printed), done.stderr
 
-    def test_more_than_there_are_ranks_is_an_error(self, run: Run, tmp_path: Path) -> None:
+    def test_spawning_more_than_the_world_size_is_an_error(self, run: Run, tmp_path: Path) -> None:
         path = tmp_path / "script.py"
         path.write_text(self.SCRIPT)
 
@@ -620,7 +620,7 @@ if __name__ == "__main__":
 
 
 class TestSeveralRanks:
-    """Rank r holds r + 1 MiB, and the last one fails."""
+    """Rank r holds r + 1 MiB; the last one fails."""
 
     @pytest.fixture
     def script(self, tmp_path: Path) -> Path:
@@ -642,7 +642,7 @@ class TestSeveralRanks:
         assert "emptiest: rank 0, peak 1,048,576 bytes" in done.stderr
         assert "2.0 MiB  float32 [2 x 262144]" in done.stderr
 
-    def test_one_that_fails_is_told_and_gives_the_exit_code(
+    def test_a_failing_rank_is_reported_and_sets_the_exit_code(
         self, run: Run, script: Path, tmp_path: Path
     ) -> None:
         report = tmp_path / "report.json"
@@ -664,7 +664,7 @@ class TestCompiled:
     def test_two_models_of_one_graph_are_compiled_in_one_rank(
         self, run: Run, tmp_path: Path
     ) -> None:
-        """Inductor's cache has the second graph, and asks the process group for its backend."""
+        """Inductor's cache holds the second graph, and asks the process group for its backend."""
         script = tmp_path / "train.py"
         script.write_text(
             """import torch

@@ -1,4 +1,4 @@
-"""A saved step: every reader finds in it what it finds in the code, and nothing else opens."""
+"""A saved step: every reader gets from it what it gets from the code; no other file opens."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ran(run_graphmem: Callable[..., Any], tmp_path: Path) -> Path:
 
 
 class TestReaders:
-    def test_analyze_says_what_the_trace_said(
+    def test_analyze_reports_what_the_trace_reported(
         self, run_graphmem: Callable[..., Any], saved: Path
     ) -> None:
         traced = run_graphmem("analyze", LLAMA, *SMALL, "--format", "json")
@@ -80,7 +80,7 @@ class TestReaders:
         assert run_graphmem("render", LLAMA, *SMALL, "-o", str(traced)).exit_code == 0
         assert run_graphmem("render", str(saved), "-o", str(read)).exit_code == 0
 
-        if ending == "pickle":  # the same objects, not the same sharing of equal texts
+        if ending == "pickle":  # the objects are equal, but equal strings are shared differently
             assert pickle.loads(read.read_bytes()) == pickle.loads(traced.read_bytes())
         else:
             assert read.read_bytes() == traced.read_bytes()
@@ -128,7 +128,7 @@ class TestReaders:
 
 
 class TestScripts:
-    """What ran once on a virtual GPU: with a stream, and a cache that was emptied."""
+    """A script run on a virtual GPU, with a stream and an emptied cache."""
 
     def test_the_report_is_that_of_the_run(
         self, run_graphmem: Callable[..., Any], ran: Path
@@ -174,7 +174,7 @@ class TestWhatASavedStepIsNot:
         assert outcome.exit_code == 2
         assert "is a saved step" in outcome.stderr
 
-    def test_a_name_that_commands_would_not_know(
+    def test_a_file_name_that_commands_would_not_recognise(
         self, run_graphmem: Callable[..., Any], tmp_path: Path
     ) -> None:
         outcome = run_graphmem("analyze", LLAMA, "--save", str(tmp_path / "step.json"))
@@ -206,7 +206,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_what_is_no_saved_step_is_one_line(
+def test_other_files_are_a_one_line_error(
     run_graphmem: Callable[..., Any], tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "hostile.graphmem"
@@ -244,7 +244,7 @@ def test_an_earlier_minor_version_opens() -> None:
 
 
 def test_a_later_minor_version_opens(saved: Path, tmp_path: Path) -> None:
-    """Its new keys, and new fields at the end of rows, are not read."""
+    """New keys, and new fields at the end of rows, are ignored."""
     tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
     tables |= {"version": [1, 7], "something_new": [1, 2]}
     for row in tables["storages"]:
@@ -273,8 +273,8 @@ def test_a_missing_file(run_graphmem: Callable[..., Any]) -> None:
     assert "nowhere.graphmem" in outcome.stderr
 
 
-def test_an_operator_that_this_process_does_not_have(saved: Path, tmp_path: Path) -> None:
-    """It is a name with a schema: the storages are there all the same, and nothing is imported."""
+def test_an_operator_this_process_lacks(saved: Path, tmp_path: Path) -> None:
+    """It is a name with a schema: the storages are there anyway, and nothing is imported."""
     tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
     for row in tables["operators"]:
         if row[0] == "aten.silu.default":
@@ -284,8 +284,8 @@ def test_an_operator_that_this_process_does_not_have(saved: Path, tmp_path: Path
     assert report.model == graphmem.analyze(str(saved)).model
 
 
-def test_nothing_but_torch_is_asked_for_names(saved: Path, tmp_path: Path) -> None:
-    """`torch.ops.load_library` is a function, and no operator."""
+def test_names_are_looked_up_in_torch_only(saved: Path, tmp_path: Path) -> None:
+    """`torch.ops.load_library` is a function, not an operator."""
     tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
     schema = "mylib::gate(Tensor self) -> Tensor"
     tables["operators"][0] = ["load_library.evil.so", schema]

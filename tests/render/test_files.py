@@ -1,4 +1,4 @@
-"""Drawings, snapshots, traces and tables: what others read, and that names stay text in them."""
+"""Drawings, snapshots, traces and tables: other programs read them, and names stay text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_viewer_of_pytorch_reads_the_snapshot(snapshot_file: Path, command: 
     assert {"stats": "total_allocated", "trace": "cudaMalloc"}.get(command, "MemoryViz") in told
 
 
-def test_flame_graphs_of_the_snapshot_weigh_every_segment(snapshot_file: Path) -> None:
+def test_flame_graphs_of_the_snapshot_cover_every_segment(snapshot_file: Path) -> None:
     content = pickle.loads(snapshot_file.read_bytes())
     lines = memory_viz.memory(content, format_flamegraph=lambda text: text).splitlines()
 
@@ -105,7 +105,7 @@ def test_the_events_of_the_snapshot_lead_to_its_segments() -> None:
 
 
 def test_an_emptied_cache_is_in_the_snapshot() -> None:
-    """Of one block of 64 MiB nothing is left; what comes afterwards opens a segment of 32 MiB."""
+    """A block of 64 MiB is gone; later allocations open a segment of 32 MiB."""
 
     def step() -> None:
         torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
@@ -126,8 +126,8 @@ def test_an_emptied_cache_is_in_the_snapshot() -> None:
 # Perfetto
 
 
-def test_the_trace_is_of_the_documented_form() -> None:
-    """`ph`, `pid`, `name`; a time for all but metadata; a duration for spans; numbers to count."""
+def test_the_trace_has_the_documented_form() -> None:
+    """`ph`, `pid`, `name`; a time except for metadata; a duration for spans; numbers to count."""
     packed = rendered(small_analysis(), "step.json.gz")
     content = msgspec.json.decode(gzip.decompress(packed))
 
@@ -186,7 +186,7 @@ def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.Monkey
 @needs_dot
 @pytest.mark.parametrize("plot", ["liveness", "timeline"])
 @pytest.mark.parametrize("ending", list(FIRST_BYTES))
-def test_a_drawing_is_of_the_kind_that_its_ending_says(ending: str, plot: str) -> None:
+def test_a_drawing_has_the_format_of_its_extension(ending: str, plot: str) -> None:
     image = rendered(small_analysis(), f"step.{ending}", plot=plot)
 
     assert image.startswith(FIRST_BYTES[ending])
@@ -239,7 +239,7 @@ def test_one_phase_alone_can_be_drawn() -> None:
 
 
 def an_operation_of_the_peak_step() -> str:
-    """The name of one in `graphmem graph`."""
+    """Its name in `graphmem graph`."""
     graph = small_analysis().graph
     step = small_analysis().report.peak.step
     return next(op.node.name for op in graph.ops if graph.phases[op.phase].step == step)
@@ -263,7 +263,7 @@ def test_a_neighbourhood_of_nothing_is_an_error() -> None:
 # the command
 
 
-def test_an_unknown_ending_is_an_error_that_lists_the_known_ones(
+def test_an_unknown_extension_is_an_error_that_lists_the_known_ones(
     run_graphmem: RunGraphmem, tmp_path: Path
 ) -> None:
     outcome = run_graphmem("render", STACK, "-o", str(tmp_path / "step.gif"))

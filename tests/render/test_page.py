@@ -1,4 +1,4 @@
-"""The page in a real browser: its figures are the report's, and it asks the network for nothing."""
+"""The page in a real browser: its figures are the report's, and it makes no network requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FLAGS = (
 ).split()
 LEFT, TOP = 74, 40  # MARGIN of timeline.js
 
-# WCAG 2.2, 1.4.3: 4.5 to 1, of large text 3 to 1; what lies on a picture is taken to lie on white.
+# WCAG 2.2, 1.4.3: 4.5 to 1, large text 3 to 1; text on a picture counts as on white.
 CONTRASTS = """
 const parts = (text) => {
   const [r, g, b, a] = text.match(/[\\d.]+/g).map(Number);
@@ -96,7 +96,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 @pytest.fixture
 def open_page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
-    """Open a page from disk; afterwards, no error in the console and no request to a network."""
+    """Open a page from disk; afterwards check for console errors and network requests."""
     file = tmp_path / "page.html"
 
     def load(html: str) -> webdriver.Chrome:
@@ -135,7 +135,7 @@ def text_of(browser: webdriver.Chrome, element: str) -> str:
 
 
 def click_timeline(browser: webdriver.Chrome, x: float, y: float) -> None:
-    """Click at a place of the canvas, counted from its upper left corner."""
+    """Click at an offset from the canvas's upper left corner."""
     canvas = browser.find_element(By.ID, "timeline")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
     size = canvas.size
@@ -150,7 +150,7 @@ def exact(nbytes: int) -> str:
 
 
 def peak_x(browser: webdriver.Chrome, analysis: Analysis) -> float:
-    """Where the peak is drawn: the step of the peak fills the canvas at first."""
+    """Where the peak is drawn: initially the step of the peak fills the canvas."""
     ticks = [moment.tick for moment in analysis.timeline.moments]
     phases = analysis.graph.phases_of(analysis.report.peak.step)
     first = next(i for i, tick in enumerate(ticks) if tick >= phases[0].start)
@@ -227,7 +227,7 @@ def test_a_click_on_a_band_shows_a_storage_with_its_owners(open_page: Open) -> N
     assert browser.find_elements(By.CSS_SELECTOR, ".owners li")
 
 
-def test_everything_can_be_reached_by_keys(open_page: Open) -> None:
+def test_everything_can_be_reached_by_keyboard(open_page: Open) -> None:
     analysis = small_analysis()
     browser = open_page(page(analysis))
     canvas = browser.find_element(By.ID, "timeline")
@@ -276,7 +276,7 @@ def test_the_page_begins_with_the_verdict(open_page: Open) -> None:
 
 
 def test_the_picture_shows_where_the_card_ends(open_page: Open) -> None:
-    """Above the card's end the background is tinted red; of a step that fits nothing is."""
+    """Above the card's capacity the background is red; for a step that fits nothing is."""
     analysis = refused_analysis()
     card = analysis.report.on_card
     assert card is not None
@@ -292,7 +292,7 @@ def test_the_picture_shows_where_the_card_ends(open_page: Open) -> None:
 
 
 def pixel_at_the_top(browser: webdriver.Chrome) -> list[int]:
-    """Of the picture, at the right."""
+    """At the right edge of the picture."""
     found: list[int] = browser.execute_script(
         "const canvas = document.getElementById('timeline');"
         "const context = canvas.getContext('2d');"
@@ -302,7 +302,7 @@ def pixel_at_the_top(browser: webdriver.Chrome) -> list[int]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_has_the_contrast_that_wcag_asks_for(open_page: Open, theme: str) -> None:
+def test_text_has_the_contrast_wcag_requires(open_page: Open, theme: str) -> None:
     browser = open_page(page(refused_analysis()))
     browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
 

@@ -66,7 +66,7 @@ def test_pools_by_hand() -> None:
 
 
 def events_of(*sizes: int) -> list[LifeEvent]:
-    """Storages of so many bytes, one after the other; a negative size frees the one before."""
+    """Storages of these sizes, one after another; a negative size frees the previous one."""
     events: list[LifeEvent] = []
     for tick, size in enumerate(sizes, start=1):
         if size < 0:
@@ -103,7 +103,7 @@ def test_a_verdict_within_the_uncertainty_of_the_context_says_so(
 
 
 def test_a_verdict_that_another_driver_would_change_says_so() -> None:
-    """462 MiB fit beside the largest context, into 472; not where a driver leaves 20 less."""
+    """462 MiB fit into the 472 beside the largest context, but not if a driver leaves 20 less."""
     other_drivers = replace(TINY, other_memory_bytes=(TINY.memory_bytes - 20 * MIB,))
 
     assert verdict_on(events_of(462 * MIB)).is_certain
@@ -111,7 +111,7 @@ def test_a_verdict_that_another_driver_would_change_says_so() -> None:
 
 
 def test_a_verdict_that_a_driver_with_more_room_would_change_says_so() -> None:
-    """740 MiB are too much beside the smallest context, for 728; not where 20 more are left."""
+    """740 MiB exceed the 728 beside the smallest context, unless a driver leaves 20 more."""
     other_drivers = replace(TINY, other_memory_bytes=(TINY.memory_bytes + 20 * MIB,))
 
     assert verdict_on(events_of(740 * MIB)).is_certain
@@ -120,8 +120,8 @@ def test_a_verdict_that_a_driver_with_more_room_would_change_says_so() -> None:
     assert (verdict.fits, verdict.capacity_bytes) == (False, CAPACITY)
 
 
-def test_a_convolution_goes_on_without_a_workspace_that_is_refused() -> None:
-    """cuDNN tries its next plan; what that takes is not known, so the verdict is not certain."""
+def test_a_convolution_continues_without_a_refused_workspace() -> None:
+    """cuDNN tries its next plan, which takes an unknown amount, so the verdict is uncertain."""
     events = events_of(400 * MIB, 300 * MIB, -1, 20 * MIB)
     owner = Owner(OwnerKind.WORKSPACE, CONVOLUTION_WORKSPACE, 2)
     events[1].storage.owners.append(owner)
@@ -133,7 +133,7 @@ def test_a_convolution_goes_on_without_a_workspace_that_is_refused() -> None:
 
 
 def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:
-    """400 MiB, freed, then 410: without an end 810 are reserved, on the card 410."""
+    """400 MiB, freed, then 410: an unlimited card reserves 810, this one 410."""
     verdict = verdict_on(events_of(400 * MIB, -1, 410 * MIB))
 
     assert verdict.fits
@@ -142,7 +142,7 @@ def test_a_step_that_fits_once_the_cache_is_emptied_fits() -> None:
     assert verdict.margin_bytes == (600 - 410) * MIB
 
 
-def test_the_refused_request_is_told_with_the_state_at_that_moment() -> None:
+def test_the_refused_request_is_reported_with_the_state_at_that_moment() -> None:
     verdict = verdict_on(events_of(300 * MIB, 11 * MIB, 450 * MIB, 4 * MIB))
 
     refused = verdict.replay.refused
@@ -163,7 +163,7 @@ def test_a_memory_fraction_is_the_capacity() -> None:
 
 
 def test_expandable_segments_need_no_emptied_cache() -> None:
-    """The 410 MiB grow the stretch of the freed 400: 420 in pages of 20."""
+    """The 410 MiB extend the range of the freed 400: 420 in pages of 20."""
     conf = "expandable_segments:True"
     verdict = verdict_on(events_of(400 * MIB, -1, 410 * MIB), PYTORCH_CUDA_ALLOC_CONF=conf)
 
@@ -196,7 +196,7 @@ def refused(analysis: Analysis) -> Report:
 
 
 def test_a_step_that_runs_out_names_the_operation_and_the_message(refused: Report) -> None:
-    """Weight and gradient fit into 14.5 GiB; AdamW's first moment is the third time 6 GiB."""
+    """Weight and gradient fit into 14.5 GiB; AdamW's first moment would be the third 6 GiB."""
     assert refused.memory is not None
     on_card = refused.memory.on_card
     assert not on_card.fits
@@ -210,7 +210,7 @@ def test_a_step_that_runs_out_names_the_operation_and_the_message(refused: Repor
     )
 
 
-def test_what_was_held_at_the_refusal_sums_to_what_was_allocated(refused: Report) -> None:
+def test_holders_at_the_refusal_sum_to_the_allocated_bytes(refused: Report) -> None:
     assert refused.memory is not None
     at = refused.memory.on_card.refused
     assert at is not None
@@ -219,8 +219,8 @@ def test_what_was_held_at_the_refusal_sums_to_what_was_allocated(refused: Report
     assert [holder.bytes for holder in at.held.holders[:2]] == [6 * GIB, 6 * GIB]
 
 
-def test_the_peak_without_an_end_is_reported_all_the_same(refused: Report) -> None:
-    """Weight, gradient, two moments, the root of the second, and that by its correction."""
+def test_the_peak_on_an_unlimited_card_is_reported_anyway(refused: Report) -> None:
+    """Weight, gradient, two moments, the root of the second, and its bias correction."""
     assert refused.peak.allocated // GIB == 6 * 6
     assert refused.memory is not None
     assert refused.memory.reserved >= refused.peak.reserved > refused.memory.on_card.reserved
@@ -265,7 +265,7 @@ def test_a_step_that_fits_says_how_much_is_left() -> None:
 
 
 def test_the_environment_reaches_the_allocator() -> None:
-    """Weight, gradient, moments, temporaries and cuBLAS's workspace: a segment each, or one."""
+    """Weight, gradient, moments, temporaries, cuBLAS's workspace: a segment each, or one in all."""
 
     def large_segments(**env: str) -> int:
         report = graphmem.analyze(lambda: six_gib(ROWS // 64), steps=1, env=env)
@@ -286,8 +286,8 @@ def test_a_report_of_an_older_version_reads(refused: Report) -> None:
     assert "fits on" not in report_as_text(older)
 
 
-def test_what_an_emptied_cache_gave_back_is_in_no_pool() -> None:
-    """300 MiB are given back before 400 and 100 MiB are taken, each a segment of its own."""
+def test_segments_released_by_an_emptied_cache_are_in_no_pool() -> None:
+    """300 MiB are released before 400 and 100 MiB are taken, each a separate segment."""
 
     def step() -> None:
         first = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""Quantise a layer to four bits, train a layer behind it with paged states, say what each took."""
+"""Quantise a layer to 4 bits, train a layer after it with paged states, print what each took."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Keeps every loss, and with it the graph of every step."""
+"""Keeps every loss, and so the graph of every step."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Halves its batch until it fits, and then asks for too much."""
+"""Halves its batch until it fits, then requests too much."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A model that is larger than the card, before it is ever called."""
+"""A model larger than the card, which runs out before its first call."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A small training script of the usual kind: data loader, evaluation, checkpoint."""
+"""A small typical training script: data loader, evaluation, checkpoint."""
 
 import argparse
 import sys

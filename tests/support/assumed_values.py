@@ -1,8 +1,8 @@
-"""Give a real run the values that a trace assumed, so that both route alike.
+"""Give a real run the values that a trace assumed, so that both take the same path.
 
 A trace assumes what only a real run knows: which expert a token chooses, how many elements a mask
-selects, a number that is read or drawn. Each answer is stored for the n-th call of its operator,
-and the same call of the real run returns it.
+selects, a number that is read or drawn. Each answer is stored under the n-th call of its operator,
+and the same call in the real run returns it.
 
 Not covered: reads without an operation, such as `tolist()` on the CPU.
 """
@@ -49,7 +49,7 @@ class Calls:
         self._counts.clear()
 
     def next(self, func: Any) -> Call:
-        """The number of the call that begins."""
+        """The number of this call."""
         self._counts[func] += 1
         return self._iteration, func, self._counts[func]
 
@@ -160,7 +160,7 @@ class AssumedValues:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Let a real run in the context get the assumptions from libraries' functions."""
+        """Make libraries' functions return the assumptions in a real run within the context."""
         kept = iter(self._given)
 
         def give(tensor: torch.Tensor, values: torch.Tensor, rule: Any) -> None:

@@ -1,6 +1,6 @@
-"""Small programs for corners of autograd that no fixture covers.
+"""Small programs for corner cases of autograd that no fixture covers.
 
-Each takes two square linear layers, runs them forward and backward, and leaves gradients behind.
+Each runs two square linear layers forward and backward, and leaves gradients behind.
 `test_oracle.py` compares each with a real run.
 """
 
@@ -71,7 +71,7 @@ class TwoResultsUnmaterialized(TwoResults):
 
 
 class ScaledByNumber(Function):
-    """Has an argument that is not a tensor, and returns an unneeded gradient."""
+    """Takes an argument that is not a tensor, and returns an unneeded gradient."""
 
     @staticmethod
     def forward(ctx: Any, constant: Tensor, factor: float, x: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class DoubledInPlace(Function):
 
 
 class Recomputed(Function):
-    """A graph inside a function, which the function's backward walks."""
+    """A graph inside a function, run by the function's backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -679,7 +679,7 @@ def classes_as_rows_of_ones(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def quantiles_of_a_result(first: nn.Linear, second: nn.Linear) -> None:
-    """Its kernel resolves overloads of `lerp`, whose recorded reasons refer to the tensors."""
+    """Its kernel resolves overloads of `lerp`, whose recorded reasons hold the tensors."""
     x = first(rows())
     torch.quantile(x, torch.tensor([0.2, 0.5]), dim=1).sum().backward()
 
@@ -726,7 +726,7 @@ def kept_graph_with_a_node_that_the_program_has_seen(first: nn.Linear, second: n
 
 @program
 def function_that_keeps_an_argument_with_its_gradient(first: nn.Linear, second: nn.Linear) -> None:
-    """A saved argument is the variable itself, also after results exist."""
+    """A saved argument is the variable itself, even after results exist."""
     x = first(rows())
     y = second(x)
     kept = TwoResults.apply(x)  # type: ignore[no-untyped-call]
@@ -839,7 +839,7 @@ def called_with_other_parameters(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def gradients_that_lie_across(first: nn.Linear, second: nn.Linear) -> None:
-    """Each kernel chooses its result's strides; the linear layer before it copies or not."""
+    """Each kernel chooses its result's strides, which decide whether the linear layer copies."""
     for function in (
         lambda x: functional.layer_norm(x, (SIZE,)),
         lambda x: functional.log_softmax(x, dim=-1),
@@ -899,7 +899,7 @@ def columns_and_images(first: nn.Linear, second: nn.Linear) -> None:
 
 @program
 def correlated_with_itself(first: nn.Linear, second: nn.Linear) -> None:
-    """A saved tensor may be a conjugate that was never computed."""
+    """A saved tensor may be a lazy conjugate."""
     x, y = torch.fft.rfft(first(cube())), torch.fft.rfft(second(cube()))
     torch.fft.irfft(x * y.conj(), n=SIZE).sum().backward()
     (torch.fft.rfft(first(cube())).conj().imag * second.weight[0, :5]).square().sum().backward()
@@ -918,7 +918,7 @@ def scripted_from_the_first_call_on(first: nn.Linear, second: nn.Linear) -> None
 
 @program
 def written_into_what_was_counted(first: nn.Linear, second: nn.Linear) -> None:
-    """A tensor computed from a range alone is real in a trace of the CPU."""
+    """A tensor computed only from a range is real in a CPU trace."""
     positions = torch.arange(4.0).unsqueeze(1).expand(4, SIZE).contiguous()
     positions += first(rows()).detach()
     step = nn.Parameter(torch.tensor([0.5]))

@@ -1,4 +1,4 @@
-"""A small repository with a model, like a user's, for the tests of the gate."""
+"""A small repository with a model, like a user's, for tests of the gate."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ KEEPING = (
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of a command."""
+    """The result of a command."""
 
     exit_code: int
     stdout: str
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Project:
-    """A folder under git."""
+    """A git repository."""
 
     root: Path
 

@@ -1,9 +1,9 @@
 """The grammars that the gate's formats must satisfy.
 
-SARIF: the objects of the 2.1.0 schema that graphmem writes, with the schema's own rules for them
-(required, closed, enumerations). JUnit: elements and attributes of the XML schema of Jenkins'
-xUnit plugin (junit-10.xsd) that graphmem writes, with their order and types. GitHub: the grammar of
-workflow commands.
+SARIF: the objects of the 2.1.0 schema that graphmem writes, with the schema's rules for them
+(required, closed, enumerations). JUnit: the elements and attributes that graphmem writes, with
+order and types from the XML schema of Jenkins' xUnit plugin (junit-10.xsd). GitHub: the grammar
+of workflow commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of ATen operators on meta tensors, and the kernel programs of the pass."""
+"""Calls of ATen operators on meta tensors, and the kernel programs found for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tensor(
     stride: Sequence[int] | None = None,
     offset: int = 0,
 ) -> torch.Tensor:
-    """A meta tensor, which counts as on the card; other tensors are on the host."""
+    """A meta tensor, which stands for one on the card; other tensors are on the host."""
     made = (
         torch.empty_strided(shape, stride, device="meta", dtype=dtype)
         if stride
@@ -129,7 +129,7 @@ def described(value: torch.Tensor, storage: int | None) -> TensorOut:
 
 
 def readable(program: Program) -> list[str | int]:
-    """A program as one reads it."""
+    """A program in readable form."""
     return [
         f"out{step.birth}"
         if isinstance(step, Output)

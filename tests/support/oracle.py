@@ -2,7 +2,7 @@
 
 A real run is the same `TrainingLoop` on real CPU tensors, eager, with PyTorch's own C++ engine. A
 dispatch mode sees every tensor that an operation returns and keeps a weak reference to its storage:
-a storage seen for the first time is an allocation, and the death of the weak reference is a free.
+a storage first seen is an allocation, and the death of the weak reference is a free.
 The trace is that of `graphmem.trace` on fake CPU tensors. `docs/exactness.md` says what is
 compared and what is not.
 """
@@ -52,9 +52,10 @@ class Event:
         kind: "alloc" or "free".
         nbytes: requested bytes of the storage; None if the CPU kernel is known to use another dtype
             than CUDA's (`NORMALISATIONS`).
-        block: the number of the allocation, from 0; None for a storage that is older than the first
+        block: the number of the allocation, from 0; None for a storage older than the first
             iteration.
-        where: the operation that allocated it, or that had begun when it was freed; not compared.
+            where: the operation that allocated it, or that was running when it was freed; not
+            compared.
     """
 
     step: int
@@ -77,7 +78,7 @@ class Recording:
     """The events of a real run.
 
     Attributes: events: in order. unordered: ranges of `events` whose order depends on addresses,
-    because autocast's cache is a hash table of pointers.
+    because autocast's cache is a hash table keyed by pointers.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -95,7 +96,7 @@ class _Block(weakref.ref[torch.UntypedStorage]):
 
 
 class RealRun(TorchDispatchMode):
-    """Observes the results of every operation, and the deaths of their storages.
+    """Observes the results of every operation and the deaths of their storages.
 
     Args:
         assumed: the assumptions of a trace.
@@ -159,7 +160,7 @@ class RealRun(TorchDispatchMode):
             self.recording.events.append(event)
 
     def clear_autocast_cache(self) -> None:
-        """Stands in for `torch.clear_autocast_cache`."""
+        """Replaces `torch.clear_autocast_cache`."""
         start = len(self.recording.events)
         _clear_autocast_cache()
         self.recording.unordered.append(range(start, len(self.recording.events)))
@@ -189,7 +190,7 @@ def run(build: Build, options: TraceOptions, assumed: AssumedValues | None = Non
 
     Args:
         build: makes the step.
-        options: the options of the trace that it is compared with.
+        options: the options of the trace to compare with.
         assumed: that trace's assumptions.
     """
     given = (assumed or AssumedValues()).given()
@@ -220,9 +221,9 @@ def _iterate_of(step: TrainingStep, mode: RealRun, options: TraceOptions) -> Cal
 
 @contextmanager
 def comparable() -> Iterator[None]:
-    """Disable the cycle collector, which runs at other moments, and oneDNN's own LSTM.
+    """Disable the cycle collector, which would run at other moments, and oneDNN's LSTM.
 
-    Reset TorchScript's executor, which runs a function differently from its second call on.
+    Reset TorchScript's executor, which treats a function differently from its second call on.
     """
     scripted: Any = torch.jit._state._python_cu
     for function in scripted.get_functions():
@@ -246,7 +247,7 @@ def traced_events(build: Build, options: TraceOptions) -> list[Event]:
 
 
 def events_of(graph: StepGraph) -> list[Event]:
-    """The births and deaths of a graph's storages in its iterations, by tick."""
+    """The births and deaths of a graph's storages within iterations, by tick."""
     moments: list[tuple[int, str, int]] = []
     for storage in graph.storages:
         if storage.device == graph.device:
@@ -298,7 +299,7 @@ def assert_agree(real: Recording, traced: list[Event]) -> None:
 
 
 def sorted_where_unordered(real: Recording, traced: list[Event]) -> tuple[list[Event], list[Event]]:
-    """Both sequences, with the ranges sorted whose order differs between runs."""
+    """Both sequences, with those ranges sorted whose order varies between runs."""
     ordered, other = list(real.events), list(traced)
     for stretch in real.unordered:
         for events in (ordered, other):

@@ -122,14 +122,14 @@ class _Numbers:
 
 
 def _on_fake_tensors(sample: Any) -> Any:
-    """The sample with a new tensor of the same geometry in place of each."""
+    """The sample with each tensor replaced by a new one of the same geometry."""
     copies: dict[int, torch.Tensor] = {}
 
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in copies:
-            if value.numel() == 1:  # stays real in a trace, and may be read
+            if value.numel() == 1:  # stays real in a trace and may be read
                 made = value.detach().clone()
             else:
                 made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)

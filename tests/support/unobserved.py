@@ -1,8 +1,8 @@
 """The allocations and frees of a real CPU run that no dispatch mode observes.
 
 PyTorch's profiler sees them at the CPU allocator, so the engine runs exactly as for a user; for
-example, it sums gradients in place. Events of other objects are left out: blocks too small to tell
-from scalars, and memory that a kernel allocates and frees within itself.
+example, it sums gradients in place. Other events are ignored: blocks too small to tell from
+scalars, and memory that a kernel allocates and frees internally.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphmem.trace import TraceOptions, trace
 from tests.support.oracle import Build, Event, comparable, events_of
 
 SMALLEST = 32
-GENERATOR_STATE = 5056  # what checkpointing keeps of the CPU's generator; no operation returns it
+GENERATOR_STATE = 5056  # the CPU generator's state saved by checkpointing; no operation returns it
 _FACTORIES = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::resize_"}
 Ops = tuple[Any, ...]
 
@@ -53,7 +53,7 @@ def traced_events(build: Build, steps: int) -> list[Event]:
 
 
 def _allocations(events: Any, ops: Ops) -> Iterator[tuple[Any, Ops]]:
-    """Every allocation or free, with the operations in which it happened, outermost first."""
+    """Every allocation or free, with the enclosing operations, outermost first."""
     for event in events:
         if event.tag == _EventType.Allocation:
             yield event, ops
@@ -62,7 +62,7 @@ def _allocations(events: Any, ops: Ops) -> Iterator[tuple[Any, Ops]]:
 
 
 def _inner_blocks(found: list[tuple[Any, Ops]]) -> set[int]:
-    """The positions of the allocation and the free of memory within one kernel."""
+    """The positions of allocations and frees within one kernel."""
     inner: set[int] = set()
     taken: dict[int, tuple[int, Ops]] = {}
     for i, (event, ops) in enumerate(found):
@@ -79,7 +79,7 @@ def _inner_blocks(found: list[tuple[Any, Ops]]) -> set[int]:
 
 @functools.cache
 def _is_kernel(name: str) -> bool:
-    """Whether an operation computes by itself, not by other operations that a trace sees."""
+    """Whether an operation runs a kernel itself rather than other operations that a trace sees."""
     if not name.startswith("aten::"):
         return False
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

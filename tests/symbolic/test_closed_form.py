@@ -1,4 +1,4 @@
-"""`graphmem closed-form`: polynomials derived by hand, published figures, other sizes."""
+"""`graphmem closed-form`: polynomials derived by hand, published figures, predicted sizes."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def coefficients(form: ClosedForm) -> dict[tuple[int, ...], int]:
 
 
 class TestByHand:
-    def test_a_linear_layer_keeps_its_input_and_relu_its_result(self) -> None:
-        """The input and the results of three ReLUs, of which the linear layers keep the same:
+    def test_a_linear_layer_saves_its_input_and_relu_its_result(self) -> None:
+        """The input and the results of three ReLUs, which are also the linear layers' inputs:
         4 x 4·B·d."""
         form = closed_form(stack, {"batch": "B", "width": "d"}, of="saved")
 
@@ -81,24 +81,24 @@ class TestByHand:
 
         assert coefficients(form) == {(2,): 3 * FLOAT}
 
-    def test_the_number_of_layers_is_a_symbol_like_any_other(self) -> None:
-        """Saved: 4·B·d·(1 + L). The step is traced with other numbers of modules, so storages are
-        matched by what they are."""
+    def test_the_number_of_layers_can_be_a_symbol(self) -> None:
+        """Saved: 4·B·d·(1 + L). The number of modules varies between traces, so storages are
+        matched by their role."""
         form = closed_form(stack, {"batch": "B", "width": "d", "layers": "L"}, of="saved")
 
         assert coefficients(form) == {(1, 1, 0): FLOAT, (1, 1, 1): FLOAT}
         assert form.counting == (False, False, True)
 
     def test_attention(self) -> None:
-        """x, q, k and v, 4·B·T·d each, and the result of softmax, 4·B·T²; scaling keeps nothing."""
+        """x, q, k and v, 4·B·T·d each, and the result of softmax, 4·B·T²; scaling saves nothing."""
         symbols = {"batch": "B", "seq": "T", "width": "d"}
         form = closed_form(attention, symbols, of="saved")
 
         assert coefficients(form) == {(1, 1, 1): 4 * FLOAT, (1, 2, 0): FLOAT}
 
     def test_the_steady_state(self) -> None:
-        """Three weights, the gradients that are kept, one cuBLAS workspace for each of two
-        threads, and the output (6 rows) and the loss that variables hold."""
+        """Three weights, their kept gradients, one cuBLAS workspace for each of two threads, and
+        the output (6 rows) and the loss, held by variables."""
         form = closed_form(stack, {"width": "d"}, of="steady", grads="keep")
 
         assert coefficients(form) == {
@@ -117,7 +117,7 @@ class TestGpt2:
         symbols = {"batch": "B", "seq": "T", "layers": "L"}
         return closed_form(GPT2, symbols, of="saved", steps=1, settings={"layers": "2"})
 
-    def test_a_block_keeps_36_and_6(self) -> None:
+    def test_a_block_saves_36_and_6(self) -> None:
         """The article: 36·N_e + 6·N_a a block, N_e = B·T·768, N_a = B·12·T². What it leaves out:
         mean and deviation of two layer norms, 4 bytes each, and the mask in bool, T²."""
         form = closed_form(
@@ -137,7 +137,7 @@ class TestGpt2:
             ((0, 2), 1): 1,
         }
 
-    def test_the_loss_keeps_6(self, saved: ClosedForm) -> None:
+    def test_the_loss_saves_6(self, saved: ClosedForm) -> None:
         """6·N_l, N_l = B·T·50304: fp16 log-probabilities and their fp32 cast."""
         terms = [term for group in saved.groups for term in group.terms if term.constant == 50304]
 
@@ -159,7 +159,7 @@ class TestGpt2:
             (0, 0, 0): 50304 * 768 * HALF + FLOAT,
         }
 
-    def test_two_layers_foretell_twelve(self, saved: ClosedForm) -> None:
+    def test_two_layers_predict_twelve(self, saved: ClosedForm) -> None:
         """Published: 17.673 GiB with 12 layers, which was not traced."""
         assert all(sizes[2] < 12 for sizes in saved.traced)
         assert f"{saved.bytes_at(batch=12, seq=1024, layers=12) / 2**30:.3f}" == "17.673"
@@ -167,7 +167,7 @@ class TestGpt2:
     @pytest.mark.slow
     def test_the_peak(self) -> None:
         """The article: activations, the steady state and 4·N_l; in requested bytes 21.892 GiB
-        (the published 21.898 has the gaps), again foretold from two layers."""
+        (the published 21.898 includes gaps), again predicted from two layers."""
         form = closed_form(
             GPT2, {"batch": "B", "layers": "L"}, grads="keep", steps=2, settings={"layers": "2"}
         )
@@ -179,7 +179,7 @@ class TestGpt2:
 @pytest.mark.parametrize(
     "sizes", [{"batch": 2, "seq": 7}, {"batch": 31, "seq": 65}, {"batch": 1000, "seq": 3}]
 )
-def test_another_size_is_what_a_trace_of_it_says(
+def test_another_size_matches_its_trace(
     sizes: dict[str, int], form_of_attention: ClosedForm
 ) -> None:
     report = graphmem.analyze(
@@ -194,7 +194,7 @@ def form_of_attention() -> ClosedForm:
     return closed_form(attention, {"batch": "B", "seq": "T"}, grads="keep")
 
 
-def test_the_own_size_is_what_analyze_says(form_of_attention: ClosedForm) -> None:
+def test_the_traced_size_matches_analyze(form_of_attention: ClosedForm) -> None:
     peak = graphmem.analyze(attention, grads="keep").peak
 
     assert form_of_attention.requested == form_of_attention.bytes_at(batch=3, seq=7)
@@ -214,9 +214,9 @@ def wide(batch: int = 100, width: int = 512) -> TrainingStep:
     )
 
 
-def test_where_another_moment_is_the_peak_it_has_a_formula_too() -> None:
-    """With few samples Adam's temporaries are the peak: weight, gradient, two moments and one
-    temporary of 512² floats; with many, the backward pass, in which activations of the batch are.
+def test_another_peak_moment_has_a_formula_too() -> None:
+    """With few samples the peak is in Adam: weight, gradient, two moments and one temporary of
+    512² floats; with many it is in the backward pass, with the batch's activations.
     """
     form = closed_form(wide, {"batch": "B"})
 
@@ -246,8 +246,8 @@ class TestNotPolynomial:
         assert form.nodes[0].at(1) - form.nodes[0].at(0) == 64
 
     @pytest.mark.slow
-    def test_next_to_a_size_that_is_not_aligned_padding_looks_constant(self) -> None:
-        """100 is padded to 128, as 101 is: T + 28 in steps of 64. The check finds it out."""
+    def test_near_an_unaligned_size_padding_looks_constant(self) -> None:
+        """100 is padded to 128, as 101 is: T + 28 in steps of 64. The check detects it."""
         form = self.attention(100)
 
         assert form.is_checked
@@ -256,7 +256,7 @@ class TestNotPolynomial:
             (0,): 12 * 12 * FLOAT * (128 - 100),
         }
 
-    def test_the_rest_is_named(self) -> None:
+    def test_non_polynomial_terms_are_named(self) -> None:
         """A square root is not a polynomial at any alignment."""
 
         def rooted(batch: int = 100) -> TrainingStep:
@@ -286,7 +286,7 @@ class TestStructure:
             model=nn.Linear(5, 5), inputs=torch.randn(batch, 5), loss=loss, optimizer=sgd
         )
 
-    def test_sizes_on_this_side_of_a_branch_are_taken(self) -> None:
+    def test_samples_stay_on_one_side_of_a_branch(self) -> None:
         form = closed_form(self.branching, {"batch": "B"}, of="saved")
 
         assert max(sizes[0] for sizes in form.traced) == 8
@@ -296,7 +296,7 @@ class TestStructure:
         with pytest.raises(InputError, match=r"batch=9: aten.exp.*where it has aten.sin"):
             closed_form(self.branching, {"batch": "B"}, sizes={"batch": [9, 10, 11]})
 
-    def test_sizes_that_build_refuses_are_passed_over(self) -> None:
+    def test_sizes_that_build_rejects_are_skipped(self) -> None:
         def even(width: int = 8) -> TrainingStep:
             if width % 8:
                 raise ValueError("width must be a multiple of 8")
@@ -331,7 +331,7 @@ class TestCommand:
         assert "all 2 storages equal" in outcome.stdout
 
     @pytest.mark.slow
-    def test_python_can_be_run(
+    def test_the_python_output_runs(
         self, run_graphmem: Callable[..., Any], target: str, tmp_path: Path
     ) -> None:
         file = tmp_path / "formula.py"
@@ -340,7 +340,7 @@ class TestCommand:
 
         names: dict[str, Any] = {}
         exec(file.read_text(), names)
-        # Sizes that the allocator need not round: the peak is one of allocated bytes.
+        # Sizes the allocator does not round, since the peak is in allocated bytes.
         for batch, width in ((6, 128), (20, 256), (12, 128), (2, 384)):
             settings = {"batch": str(batch), "width": str(width)}
             peak = graphmem.analyze(target, settings=settings).peak
@@ -373,7 +373,7 @@ class TestCommand:
     def test_a_check_that_fails_is_exit_code_1(
         self, run_graphmem: Callable[..., Any], tmp_path: Path
     ) -> None:
-        """Half of an odd size is cut off: (B - 1) / 2 in steps of 2 from 7 on."""
+        """Half of an odd size is rounded down: (B - 1) / 2 in steps of 2 from 7 on."""
         (tmp_path / "half.py").write_text(
             "import torch\n"
             "def build(batch=7):\n"

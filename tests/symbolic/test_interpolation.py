@@ -1,4 +1,4 @@
-"""Polynomials from values: exact, from no more points than needed, and honest about the rest."""
+"""Polynomials from values: exact, from no more points than needed, and reporting the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ polynomials = st.integers(1, 3).flatmap(
 
 @settings(max_examples=40)
 @given(polynomials, st.sampled_from([1, -1, 64]))
-def test_every_polynomial_is_found_again(terms: dict[tuple[int, ...], Fraction], step: int) -> None:
+def test_every_polynomial_is_recovered(terms: dict[tuple[int, ...], Fraction], step: int) -> None:
     symbols = len(next(iter(terms)))
 
     def node(axis: int, place: int) -> int:
@@ -35,7 +35,7 @@ def test_every_polynomial_is_found_again(terms: dict[tuple[int, ...], Fraction],
 
     def sample(index: tuple[int, ...]) -> dict[str, int]:
         sizes = [node(axis, place) for axis, place in enumerate(index)]
-        # Bytes are whole; eighths of them are what the test multiplies by.
+        # Bytes are integers; the test multiplies by eighths.
         value = sum(each * monomial_at(powers, sizes) for powers, each in terms.items())
         return {"bytes": int(value * 840)}
 
@@ -45,9 +45,9 @@ def test_every_polynomial_is_found_again(terms: dict[tuple[int, ...], Fraction],
     assert fit.polynomial("bytes").terms == {key: each * 840 for key, each in terms.items()}
 
 
-def test_points_are_those_of_the_powers_and_one_beyond_each() -> None:
-    """B·T² has six coefficients in Newton's form, powers (0 or 1) x (0, 1 or 2); that there is no
-    B² and no T³ takes one point each."""
+def test_points_cover_the_powers_and_one_beyond_each() -> None:
+    """B·T² has six coefficients in Newton's form, powers (0 or 1) x (0, 1 or 2); one point each
+    rules out B² and T³."""
     sampled = []
 
     def sample(index: tuple[int, ...]) -> dict[str, int]:
@@ -61,7 +61,7 @@ def test_points_are_those_of_the_powers_and_one_beyond_each() -> None:
     assert sorted(fit.confirmed()) == [(0, 3), (2, 0)]
 
 
-def test_what_is_absent_at_a_point_is_zero_there() -> None:
+def test_a_key_absent_at_a_point_is_zero_there() -> None:
     def sample(index: tuple[int, ...]) -> dict[str, int]:
         return {"always": 1 + index[0], **({"later": 5} if index != (0,) else {})}
 
@@ -70,7 +70,7 @@ def test_what_is_absent_at_a_point_is_zero_there() -> None:
     assert fit.irregular == {"later"}, "5 everywhere but at 0 is not a polynomial of a low power"
 
 
-def test_padding_is_no_polynomial_and_hides_none() -> None:
+def test_padding_is_not_a_polynomial_and_hides_none() -> None:
     """Rows padded to a multiple of 32, from 1024 on: 1024, 1056, 1056, …"""
 
     def sample(index: tuple[int, ...]) -> dict[str, int]:
@@ -83,7 +83,7 @@ def test_padding_is_no_polynomial_and_hides_none() -> None:
     assert fit.polynomial("plain") == Polynomial({(1,): Fraction(2)})
 
 
-def test_what_is_known_to_be_irregular_asks_for_no_points() -> None:
+def test_known_irregular_keys_need_no_points() -> None:
     sampled = []
 
     def sample(index: tuple[int, ...]) -> dict[str, int]:

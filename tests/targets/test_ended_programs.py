@@ -45,7 +45,7 @@ def _line_of(text: str) -> int:
 
 
 def _messages(project: Project, *names: str, options: tuple[str, ...] = ()) -> dict[str, str]:
-    """What `check` says of targets, each of which is at fault."""
+    """`check`'s messages about faulty targets."""
     tables = [
         f'[targets."{each}"]\ntarget = "model.py"\nset = {{ what = "{each}" }}\n' for each in names
     ]
@@ -66,8 +66,8 @@ def test_check_says_how_a_target_ended_its_process(project: Project) -> None:
     }
 
 
-def test_check_ends_each_target_that_takes_too_long(project: Project) -> None:
-    """The first stops at an exception; the second never comes back to Python, and is killed."""
+def test_check_kills_each_target_that_takes_too_long(project: Project) -> None:
+    """The first stops at an exception; the second never returns to Python, and is killed."""
     messages = _messages(
         project, "loops", "is stuck in native code", options=("--timeout", "20", "--jobs", "2")
     )
@@ -77,14 +77,14 @@ def test_check_ends_each_target_that_takes_too_long(project: Project) -> None:
     assert messages["is stuck in native code"] == f"not done after 20 s, at model.py:{line}"
 
 
-def test_a_time_limit_on_a_cluster_is_refused(project: Project) -> None:
+def test_a_time_limit_on_a_cluster_is_rejected(project: Project) -> None:
     run = project.graphmem("check", "--timeout", "9", "--dask", "tcp://nowhere:1")
     assert run.exit_code == 2
     assert "--timeout ends processes of this machine" in run.stderr
 
 
 @pytest.mark.parametrize("command", ["analyze", "run"])
-def test_a_program_without_an_end_is_ended_at_its_line(
+def test_an_endless_program_is_stopped_at_its_line(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,7 +94,7 @@ def test_a_program_without_an_end_is_ended_at_its_line(
     Path("model.py").write_text(MODEL)
     Path("train.py").write_text("import model\nmodel.build('loops')\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert main(["analyze", "model.py", "--steps", "1"]) == 0  # all is imported now
+    assert main(["analyze", "model.py", "--steps", "1"]) == 0  # imports are done
 
     target = ["model.py", "--set", "what=loops"] if command == "analyze" else ["train.py"]
     exit_code = main([command, "--timeout", "2", *target])

@@ -1,4 +1,4 @@
-"""From what a user names to a training step that can be traced."""
+"""From a target the user names to a traceable training step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MODEL = """
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a file of Python below the test's folder."""
+    """Write a Python file below the test's folder."""
 
     def write(text: str, name: str = "model.py") -> Path:
         path = tmp_path / name
@@ -76,7 +76,7 @@ def test_a_dotted_module_is_found_from_the_working_directory(
     assert isinstance(made("zoo.small:build").model, nn.Linear)
 
 
-def test_a_callable_is_a_target_as_well() -> None:
+def test_a_callable_is_also_a_target() -> None:
     def build(width: int) -> TrainingStep:
         return TrainingStep(model=nn.Linear(width, width), inputs=torch.zeros(1, width))
 
@@ -84,7 +84,7 @@ def test_a_callable_is_a_target_as_well() -> None:
     assert (target.name, target.build().inputs.shape) == ("build", (1, 3))
 
 
-def test_a_target_keeps_the_name_that_the_user_wrote(write: Write) -> None:
+def test_a_target_keeps_the_name_the_user_gave(write: Write) -> None:
     text = f"{write(MODEL)}:build"
     assert load_target(text, {}).name == text
 
@@ -95,7 +95,7 @@ def test_the_users_code_runs_only_when_the_step_is_made(write: Write) -> None:
         build()
 
 
-def test_a_wrong_file_name_is_answered_without_importing_torch(tmp_path: Path) -> None:
+def test_a_wrong_file_name_is_reported_without_importing_torch(tmp_path: Path) -> None:
     program = dedent(f"""
         import sys
         from graphmem.errors import InputError
@@ -122,7 +122,7 @@ def test_a_file_imports_its_siblings(write: Write) -> None:
     assert made(path).inputs.shape == (1, 7)
 
 
-def test_a_sibling_is_imported_late_inside_of_forward(write: Write) -> None:
+def test_a_sibling_may_be_imported_inside_forward(write: Write) -> None:
     write("FACTOR = 2.0", "late/factor.py")
     path = write("""
         import torch
@@ -179,7 +179,7 @@ def test_every_load_is_fresh(write: Write, monkeypatch: pytest.MonkeyPatch) -> N
     assert "model" not in sys.modules
 
 
-def test_paths_that_the_file_adds_are_taken_back_with_what_came_from_them(write: Write) -> None:
+def test_paths_added_by_the_file_are_removed_with_their_imports(write: Write) -> None:
     write("WIDTH = 3", "library/extra_sizes.py")
     path = write("""
         import sys, pathlib
@@ -241,7 +241,7 @@ def test_a_model_its_inputs_and_a_loss() -> None:
     assert made(lambda: (nn.Linear(4, 2), torch.zeros(1, 4), loss)).loss is loss
 
 
-def test_a_training_step_keeps_what_it_says() -> None:
+def test_a_training_step_keeps_its_options() -> None:
     optimizer = partial(torch.optim.SGD, lr=0.1)
     step = TrainingStep(nn.Linear(4, 2), torch.zeros(1, 4), optimizer=optimizer, autocast="bf16")
     assert made(lambda: step) == step
@@ -252,7 +252,7 @@ def test_without_an_optimizer_it_is_adamw() -> None:
     assert isinstance(optimizer(nn.Linear(1, 1).parameters()), torch.optim.AdamW)
 
 
-def test_a_step_of_the_users_own_gets_no_optimizer() -> None:
+def test_a_custom_step_gets_no_optimizer() -> None:
     assert made(lambda: TrainingStep(step=lambda: None)).optimizer is None
 
 
@@ -313,7 +313,7 @@ SIGNATURES = """
         ("NotImported", "3", 3),
     ],
 )
-def test_a_setting_is_read_by_the_annotation(
+def test_a_setting_is_parsed_by_its_annotation(
     annotation: str, text: str, value: Any, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     future = "from __future__ import annotations\n" if "NotImported" in annotation else ""
@@ -341,7 +341,7 @@ def test_without_annotation_a_setting_is_a_literal_or_text(
 
 
 class Exportable(nn.Module):
-    """Parameters, one of them tied and one frozen, a buffer, and a tensor made on the way."""
+    """Parameters, one tied and one frozen, a buffer, and a tensor made in forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ X, SHIFT = torch.zeros(2, 8), torch.zeros(8)
 
 @pytest.fixture
 def export(tmp_path: Path) -> Callable[..., Target]:
-    """Export the model with these inputs, and name the file as a target."""
+    """Export the model with these inputs; return the file as a target."""
 
     def export(*args: torch.Tensor, **kwargs: torch.Tensor) -> Target:
         path = tmp_path / "model.pt2"
@@ -397,7 +397,7 @@ def bytes_of(graph: StepGraph, kind: OwnerKind) -> int:
     return sum(storage.nbytes for storage in graph.storages if storage.owned_as(kind))
 
 
-def test_what_an_exported_program_makes_on_its_way_is_made_on_the_gpu(
+def test_tensors_made_by_an_exported_program_are_on_the_gpu(
     export: Callable[..., Target],
 ) -> None:
     graph = traced(export(X))

@@ -1,4 +1,4 @@
-"""Which PyTorch graphmem runs on, and what it needs of it."""
+"""Which PyTorch releases graphmem runs on, and what it needs from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def a_linear_layer() -> Any:
 
 @pytest.fixture
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Call with a version: the installed torch says that it is that one."""
+    """Called with a version, it makes the installed torch report that version."""
 
     def pretend(version: str) -> None:
         monkeypatch.setattr(torch, "__version__", version)
@@ -73,7 +73,7 @@ def test_replacing_a_name_that_is_not_listed_is_an_error() -> None:
 def test_replacing_a_listed_name_that_torch_lacks_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As if a newer release had dropped it; what was replaced before it is put back."""
+    """As if a newer release had dropped it; earlier replacements are undone."""
     make_grads, apply = torch.autograd._make_grads, nn.Module._apply
     monkeypatch.delattr(torch.autograd, "_make_grads")
     wanted = [(nn.Module, "_apply", None), (torch.autograd, "_make_grads", make_grads)]
@@ -96,7 +96,7 @@ def test_every_private_name_of_torch_in_the_sources_is_listed() -> None:
 
 
 def private_names(file: Path) -> Iterator[str]:
-    """The parts of dotted names below `torch` that begin with an underscore, but for operators."""
+    """The parts of dotted names below `torch` that begin with an underscore, except operators."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             parts = [*str(node.module).split("."), *(alias.name for alias in node.names)]
@@ -108,10 +108,10 @@ def private_names(file: Path) -> Iterator[str]:
             yield from (part for part in parts if part.startswith("_") and part[:2] != "__")
 
 
-# ---- releases that were not tried ----------------------------------------------------------------
+# ---- untested releases ---------------------------------------------------------------------------
 
 
-def test_an_older_torch_is_refused_in_one_line_before_anything_is_replaced(
+def test_an_older_torch_is_rejected_in_one_line_before_anything_is_patched(
     pretending: Any, run_graphmem: Any, tmp_path: Path
 ) -> None:
     model = tmp_path / "model.py"
@@ -162,15 +162,15 @@ def test_the_report_says_what_comes_of_the_installed_torch() -> None:
 @pytest.mark.parametrize(
     ("release", "saved"),
     [
-        # Autocast casts rms_norm to float32 from 2.12 on (ATen/autocast_mode.h): one kernel keeps
-        # its input, rows of 64 in float32, and a root for each of the 8 rows. Before, its input is
-        # bfloat16 and the weight float32, for which there is no kernel: the parts keep more.
+        # Autocast casts rms_norm to float32 since 2.12 (ATen/autocast_mode.h): one kernel keeps its
+        # input, rows of 64 in float32, and a root for each of the 8 rows. Before, its input is
+        # bfloat16 and the weight float32, which has no kernel, and the decomposition keeps more.
         ("2.11", 14_368),
         ("2.12", 12_320),
     ],
 )
 def test_autocast_casts_rms_norm_as_the_chosen_release_does(release: str, saved: int) -> None:
-    """The figures are those of the installed releases 2.10.0 and 2.15.0, which have the policy."""
+    """Figures measured on the releases 2.10.0 and 2.15.0, which have these policies."""
 
     def build() -> Any:
         layers = nn.Linear(64, 64), nn.RMSNorm(64), nn.Linear(64, 64)

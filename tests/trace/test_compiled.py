@@ -1,4 +1,4 @@
-"""`torch.compile` compiles, in what is analysed and in what is run; `--no-compile` does not."""
+"""`torch.compile` compiles, in `analyze` and in `run`; with `--no-compile` it does not."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ print((torch.cuda.max_memory_allocated() - before) / MIB)
 @pytest.mark.parametrize(
     ("breaks", "mib"),
     [
-        ("", 16),  # all is one kernel: of 4 Mi floats only the result is there
-        ("torch._dynamo.graph_break()", 32),  # two kernels: the first result is there as well
+        ("", 16),  # a single kernel: of 4 Mi floats only the result is allocated
+        ("torch._dynamo.graph_break()", 32),  # two kernels: the first result is allocated too
     ],
 )
-def test_what_is_fused_is_never_there(
+def test_fused_intermediates_are_never_allocated(
     breaks: str, mib: int, tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
     script = tmp_path / "chain.py"
@@ -88,7 +88,7 @@ def test_what_is_fused_is_never_there(
 
 
 @pytest.mark.parametrize(("decorated", "compiled"), ASKED)
-def test_what_is_not_compiled_is_as_large_as_what_never_was(
+def test_with_no_compile_a_step_is_as_large_as_an_eager_one(
     decorated: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -124,7 +124,7 @@ def test_without_triton_it_says_what_to_install(
 
 
 def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
-    """The wrapper that an H100 ran is in fixtures/cuda/compiled/output_code.tar.xz."""
+    """The wrapper an H100 ran is in fixtures/cuda/compiled/output_code.tar.xz."""
     report = graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=2, compile=True)
 
     kept = [each for each in report.at_peak.holders if each.category == "activation"]
@@ -136,7 +136,7 @@ def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
     assert kept[1].source == "fixtures/mlp.py:36"  # x = self.activation(x)
 
 
-def test_the_compiler_compiles_for_the_host_again_afterwards() -> None:
+def test_afterwards_the_compiler_targets_the_host_again() -> None:
     graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=1, compile=True)
 
     compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
@@ -148,8 +148,8 @@ def test_the_compiler_compiles_for_the_host_again_afterwards() -> None:
     assert torch.allclose(x.grad, x.cos())
 
 
-def test_dynamo_follows_a_function_by_another_name_and_a_property_of_the_card() -> None:
-    """As kernels in Triton do: `run = Doubled.apply`, and a grid from the multiprocessors."""
+def test_dynamo_follows_an_aliased_function_and_a_device_property() -> None:
+    """As Triton kernels do: `run = Doubled.apply`, and a grid sized by the multiprocessors."""
 
     class Doubled(torch.autograd.Function):
         @staticmethod
@@ -168,7 +168,7 @@ def test_dynamo_follows_a_function_by_another_name_and_a_property_of_the_card() 
         assert x.grad is not None
 
 
-def test_max_autotune_says_what_only_a_card_knows() -> None:
+def test_max_autotune_reports_what_only_a_card_knows() -> None:
     """fixtures/cuda/scripts/mlp_autotune: a step that compares kernels peaks higher."""
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""`copy.deepcopy` of tensors and models takes what it takes in a real run."""
+"""`copy.deepcopy` of tensors and models allocates what it does in a real run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def deep_encoder() -> TrainingStep:
 
 
 def moving_average() -> TrainingStep:
-    """An average of weights and of the statistics of batches, taken after each update."""
+    """An average of weights and batch statistics, taken after each update."""
     blocks = (nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)) for _ in range(12))
     model = nn.Sequential(*blocks)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
@@ -44,7 +44,7 @@ def moving_average() -> TrainingStep:
 
 
 def target_network() -> TrainingStep:
-    """A copy that is made anew in each iteration, after the model was trained."""
+    """A new copy in each iteration, after the update."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(30)))
     states = torch.randn(4, WIDTH)
 
@@ -103,7 +103,7 @@ def test_a_deep_copy_on_the_card_is_one_new_storage_for_each_parameter() -> None
     assert report.peak.allocated == 2 * weights
 
 
-def test_a_copy_keeps_what_the_user_wrote_on_a_tensor_and_is_its_own_leaf() -> None:
+def test_a_copy_keeps_user_attributes_and_is_its_own_leaf() -> None:
     seen: dict[str, Any] = {}
 
     def build() -> TrainingStep:
@@ -122,7 +122,7 @@ def test_a_copy_keeps_what_the_user_wrote_on_a_tensor_and_is_its_own_leaf() -> N
     assert seen == {"same": True, "role": "anchor", "grad": True}
 
 
-def test_a_configuration_is_pickled_and_copied_inside_of_build() -> None:
+def test_a_configuration_is_pickled_and_copied_inside_build() -> None:
     def build() -> TrainingStep:
         settings = {"width": torch.tensor(8), "dtype": torch.float16, "scale": torch.ones(2) * 2}
         copied = pickle.loads(pickle.dumps(settings))

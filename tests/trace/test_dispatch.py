@@ -1,4 +1,4 @@
-"""The dispatch mode: what is recorded, what stays real, and what is assumed of a run's values."""
+"""The dispatch mode: what is recorded, what stays real, and which values are assumed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def on_gpu(*shape: int, **options: Any) -> torch.Tensor:
 
 
 def unknown(*shape: int) -> torch.Tensor:
-    """Numbers that nothing bounds, so that only a card knows them."""
+    """Unbounded numbers, known only to a card."""
     return torch.randn(shape, device="cuda")
 
 
@@ -54,7 +54,7 @@ def ops_called(graph: StepGraph, target: str) -> list[Op]:
 
 
 def line_of(function: Callable[..., Any], text: str) -> int:
-    """The line of this file where `text` stands within a function."""
+    """The line of this file that contains `text` within a function."""
     lines, first = inspect.getsourcelines(function)
     (found,) = [number for number, line in enumerate(lines, first) if text in line]
     return found
@@ -94,7 +94,7 @@ class TestRealTensors:
         traced(step)
         assert [isinstance(tensor, FakeTensor) for tensor in made] == [False, False, True]
 
-    def test_what_is_made_on_the_gpu_is_fake_whatever_its_size(self) -> None:
+    def test_gpu_tensors_of_any_size_are_fake(self) -> None:
         made: list[torch.Tensor] = []
         graph = traced(lambda: made.append(on_gpu(2)))
 
@@ -110,7 +110,7 @@ class TestRealTensors:
 
 
 class TestWhatIsRecorded:
-    def test_asking_for_a_device_and_profiling_are_not_operations(self) -> None:
+    def test_device_queries_and_profiling_are_not_operations(self) -> None:
         def step() -> None:
             tensor = on_gpu(2)
             with torch.profiler.record_function("mine"):
@@ -153,7 +153,7 @@ class TestWhatIsRecorded:
         expected = ["TwiceBackward", "torch::autograd::AccumulateGrad"]
         assert names == [name for name in expected for _ in range(DETACH_TIMES)]
 
-    def test_a_formula_reads_what_the_forward_operation_made(self) -> None:
+    def test_a_formula_reads_what_the_forward_operation_produced(self) -> None:
         graph = traced(lambda: on_gpu(2, requires_grad=True).exp().sum().backward())
 
         (exp,) = ops_called(graph, "aten.exp.default")
@@ -207,7 +207,7 @@ class TestWhatIsRecorded:
 
 
 class TestValuesThatOnlyARunKnows:
-    def test_an_item_is_taken_for_one_or_zero_and_listed_once_with_its_line(self) -> None:
+    def test_an_item_is_assumed_one_or_zero_and_listed_once_with_its_line(self) -> None:
         seen: list[Any] = []
 
         def step() -> None:
@@ -234,7 +234,7 @@ class TestValuesThatOnlyARunKnows:
             lambda: bool(unknown(2).max() > unknown(2).min()),
         ],
     )
-    def test_a_branch_on_a_tensors_value_is_refused_with_its_line(
+    def test_a_branch_on_a_tensors_value_is_rejected_with_its_line(
         self, ask: Callable[[], bool]
     ) -> None:
         with pytest.raises(BranchOnValueError) as raised:
@@ -249,9 +249,7 @@ class TestValuesThatOnlyARunKnows:
         assert seen == [True]
 
     @pytest.mark.parametrize(("fraction", "rows"), [(None, 8), (0.25, 2), (0.0, 0)])
-    def test_a_mask_selects_the_fraction_that_is_assumed(
-        self, fraction: float | None, rows: int
-    ) -> None:
+    def test_a_mask_selects_the_assumed_fraction(self, fraction: float | None, rows: int) -> None:
         shapes: list[torch.Size] = []
 
         def step() -> None:
@@ -268,6 +266,6 @@ class TestValuesThatOnlyARunKnows:
         assert [each.value for each in graph.assumptions] == [share] * 2
 
     @pytest.mark.parametrize("given", [{"nonzero": 1.5}, {"nonzero": -0.1}, {"routing": 2.0}])
-    def test_a_share_that_is_assumed_is_between_0_and_1(self, given: dict[str, float]) -> None:
+    def test_an_assumed_fraction_is_between_0_and_1(self, given: dict[str, float]) -> None:
         with pytest.raises(NotShareError):
             traced(lambda: None, assume=given)

@@ -1,7 +1,7 @@
-"""Each rule of PyTorch's engine that the walk mirrors, shown on the engine itself.
+"""Each rule of PyTorch's engine that the walk mirrors, demonstrated on the engine itself.
 
-Every test runs the same code twice: with the C++ engine on real tensors that nobody observes, and
-in a trace, with the walk. It says what the engine does, and both must do it.
+Every test runs the same code twice: with the C++ engine on unobserved real tensors, and in a
+trace, with the walk. It states what the engine does, and both must do it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Rule = Callable[[Log], None]
 
 
 def in_both(rule: Rule) -> Log:
-    """What the rule's code logs under the engine; under the walk it must log the same."""
+    """What the rule's code logs under the engine; it must log the same under the walk."""
     by_engine: Log = []
     by_walk: Log = []
     with oracle.comparable():
@@ -50,7 +50,7 @@ def leaf(*shape: int) -> Tensor:
 
 
 def memory_of(tensor: Tensor | None) -> int:
-    """Asking a real tensor for its storage would add an owner, which the engine would see."""
+    """A real tensor's storage object would be another reference, which the engine would see."""
     assert tensor is not None
     if isinstance(tensor, FakeTensor):
         return tensor.untyped_storage()._cdata
@@ -67,7 +67,7 @@ OTHER_ON_THE_CPU = {
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in OTHER_ON_THE_CPU])
-def test_program_without_an_observer(name: str) -> None:
+def test_an_unobserved_program(name: str) -> None:
     make = partial(training_step, PROGRAMS[name])
     real = unobserved.profiled_events(make, steps=2)
     assert real
@@ -78,7 +78,7 @@ def test_program_without_an_observer(name: str) -> None:
 
 
 class Branch(Function):
-    """Passes on a gradient in memory of its own, and logs which that is."""
+    """Passes on a gradient in new memory, and logs its address."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, make: Callable[[Tensor], Tensor], log: Log) -> Tensor:
@@ -95,7 +95,7 @@ class Branch(Function):
 def sum_of_branches(
     log: Log, make: Callable[[Tensor], Tensor], branches: int = 2, **options: bool
 ) -> None:
-    """Log whether the sum is in the memory of the gradient that came first."""
+    """Log whether the sum is in the memory of the first gradient."""
     memories: Log = []
     x = leaf() * 1
     x.register_hook(lambda grad: log.append(memory_of(grad) == memories[0]))  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ def test_later_gradients_are_added_into_the_first(branches: int) -> None:
     assert in_both(lambda log: sum_of_branches(log, torch.clone, branches)) == [True]
 
 
-def test_a_gradient_that_somebody_holds_is_not_added_into() -> None:
+def test_a_gradient_with_another_reference_is_not_added_into() -> None:
     def rule(log: Log) -> None:
         held: list[Tensor] = []
 
@@ -121,7 +121,7 @@ def test_a_gradient_that_somebody_holds_is_not_added_into() -> None:
     assert in_both(rule) == [False]
 
 
-def test_a_gradient_of_which_a_view_is_alive_is_not_added_into() -> None:
+def test_a_gradient_with_a_live_view_is_not_added_into() -> None:
     def rule(log: Log) -> None:
         held: list[Tensor] = []
 
@@ -142,7 +142,7 @@ def test_an_expanded_gradient_is_not_added_into() -> None:
     assert in_both(lambda log: sum_of_branches(log, make)) == [False]
 
 
-def test_nothing_is_added_into_when_a_graph_is_made() -> None:
+def test_nothing_is_added_into_with_create_graph() -> None:
     assert in_both(lambda log: sum_of_branches(log, torch.clone, create_graph=True)) == [False]
 
 
@@ -162,7 +162,7 @@ def test_one_gradient_for_both_inputs_is_not_added_into_itself() -> None:
 
 
 def first_gradient(log: Log, make: Callable[[Tensor], Tensor], x: Tensor, **options: bool) -> None:
-    """Log whether the leaf's gradient is in the memory that its node got."""
+    """Log whether the leaf's gradient is in the memory its node received."""
     memories: Log = []
     Branch.apply(x, make, memories).sum().backward(**options)  # type: ignore[no-untyped-call]
     log.append(memory_of(x.grad) == memories[0])
@@ -172,7 +172,7 @@ def test_the_first_gradient_of_a_leaf_is_stolen() -> None:
     assert in_both(lambda log: first_gradient(log, torch.clone, leaf())) == [True]
 
 
-def test_a_gradient_that_somebody_holds_is_copied() -> None:
+def test_a_gradient_with_another_reference_is_copied() -> None:
     def rule(log: Log) -> None:
         held: list[Tensor] = []
 
@@ -210,7 +210,7 @@ def test_a_transposed_leaf_steals_a_transposed_gradient() -> None:
     assert in_both(rule) == [True, True]
 
 
-def test_a_hook_after_the_leafs_node_does_not_hinder_stealing() -> None:
+def test_a_hook_after_the_leafs_node_does_not_prevent_stealing() -> None:
     def rule(log: Log) -> None:
         x = leaf()
         edge = torch.autograd.graph.get_gradient_edge(x)
@@ -229,7 +229,7 @@ def test_one_gradient_for_two_leaves_is_stolen_by_one() -> None:
     assert in_both(rule) == [False]
 
 
-def test_the_second_gradient_is_added_in_place_but_for_a_graph() -> None:
+def test_the_second_gradient_is_added_in_place_without_create_graph() -> None:
     def rule(log: Log) -> None:
         x = leaf()
         (x * 2).sum().backward()  # type: ignore[no-untyped-call]
@@ -246,7 +246,7 @@ def test_the_second_gradient_is_added_in_place_but_for_a_graph() -> None:
 # ---- what a node's results become (validate_outputs) ---------------------------------------------
 
 
-def test_results_are_summed_to_the_shape_and_cast_to_the_dtype_that_is_expected() -> None:
+def test_results_are_summed_to_the_expected_shape_and_cast_to_the_dtype() -> None:
     def rule(log: Log) -> None:
         x, y = leaf(1, 4), torch.randn((), dtype=torch.float64, requires_grad=True)
 
@@ -264,7 +264,7 @@ def test_results_are_summed_to_the_shape_and_cast_to_the_dtype_that_is_expected(
 # ---- what is released, and when ------------------------------------------------------------------
 
 
-def test_a_node_lets_go_of_its_gradient_then_of_what_it_saved() -> None:
+def test_a_node_releases_its_gradient_then_its_saved_tensors() -> None:
     def rule(log: Log) -> None:
         def watch(name: str, tensor: Tensor) -> None:
             weakref.finalize(tensor.untyped_storage(), log.append, name)
@@ -278,7 +278,7 @@ def test_a_node_lets_go_of_its_gradient_then_of_what_it_saved() -> None:
         del x
         loss.backward()  # type: ignore[no-untyped-call]
 
-    engine: Log = []  # the memory of a trace is not what dies; its order of frees is compared above
+    engine: Log = []  # fake memory never dies; a trace's order of frees is compared above
     with oracle.comparable():
         rule(engine)
     assert engine == ["gradient", "saved", "next node"]
@@ -302,7 +302,7 @@ def test_a_kept_graph_can_be_walked_again(keep: bool) -> None:
 # ---- the order of nodes --------------------------------------------------------------------------
 
 
-def test_a_walk_from_several_roots_takes_a_number_as_a_node_does() -> None:
+def test_a_walk_from_several_roots_takes_a_sequence_number() -> None:
     def rule(log: Log) -> None:
         for count in (1, 2, 3):
             losses = [leaf().sum() for _ in range(count)]
@@ -314,7 +314,7 @@ def test_a_walk_from_several_roots_takes_a_number_as_a_node_does() -> None:
 
 
 def log_nodes(log: Log, root: Tensor) -> None:
-    """Have every node of a graph log its name and its number, leaves by their size."""
+    """Make every node of a graph log its name and number, leaves their size."""
     assert root.grad_fn is not None
     first = root.grad_fn._sequence_nr()
     seen, stack = set(), [root.grad_fn]
@@ -344,7 +344,7 @@ class Join(Function):
 
 
 @pytest.mark.parametrize("count", range(1, 12))
-def test_leaves_that_are_ready_at_once_come_as_the_heap_leaves_them(count: int) -> None:
+def test_leaves_ready_at_once_come_in_heap_order(count: int) -> None:
     def rule(log: Log) -> None:
         joined = Join.apply(*(leaf(size + 1) for size in range(count)))  # type: ignore[no-untyped-call]
         log_nodes(log, joined)
@@ -354,7 +354,7 @@ def test_leaves_that_are_ready_at_once_come_as_the_heap_leaves_them(count: int) 
     assert sorted(order) == [size + 1 for size in range(count)]
 
 
-def test_leaves_come_before_newer_nodes_and_newer_before_older_ones() -> None:
+def test_leaves_run_before_nodes_and_newer_nodes_before_older_ones() -> None:
     def rule(log: Log) -> None:
         x = leaf(2)
         older, newer = x.exp(), x.tanh()
@@ -386,7 +386,7 @@ def test_any_graph_runs_in_the_engines_order(steps: list[tuple[int, int, bool]])
 # ---- hooks ---------------------------------------------------------------------------------------
 
 
-def test_hooks_run_in_the_engines_order_and_see_what_it_shows_them() -> None:
+def test_hooks_run_in_the_engines_order_and_see_its_values() -> None:
     def rule(log: Log) -> None:
         x = leaf()
         hidden = x * 1
@@ -417,7 +417,7 @@ def test_hooks_run_in_the_engines_order_and_see_what_it_shows_them() -> None:
     ]
 
 
-def test_a_retained_gradient_follows_its_tensor_when_it_is_written_into() -> None:
+def test_a_retained_gradient_follows_its_tensor_through_an_in_place_write() -> None:
     def rule(log: Log) -> None:
         x = leaf() * 1
         x.retain_grad()
@@ -475,7 +475,7 @@ def test_backward_into_inputs_runs_only_what_leads_to_them() -> None:
     assert grads == (True, False)
 
 
-def test_an_input_that_was_not_used_is_an_error() -> None:
+def test_an_unused_input_is_an_error() -> None:
     def rule(log: Log) -> None:
         used, unused = leaf(), leaf()
         try:
@@ -494,7 +494,7 @@ Ranks = st.lists(st.integers(0, 6) | st.none(), max_size=80)
 
 
 def replay(ranks: list[int | None]) -> list[tuple[int, int]]:
-    """Push each rank with its position; what is popped, and at the end all that is left."""
+    """Push each rank with its position; return what is popped, finally everything left."""
     queue: ReadyQueue[tuple[int, int]] = ReadyQueue()
     popped = []
     for position, rank in enumerate(ranks):
@@ -536,7 +536,7 @@ extern "C" int replay(const int* ranks, int count, int* popped) {
 
 @pytest.fixture(scope="module")
 def libstdcxx(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`std::priority_queue` itself, where there is a compiler."""
+    """`std::priority_queue` itself, if there is a compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ to compile std::priority_queue with")
@@ -550,7 +550,7 @@ def libstdcxx(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @given(ranks=Ranks)
-def test_ties_come_as_libstdcxx_leaves_them(libstdcxx: Any, ranks: list[int | None]) -> None:
+def test_ties_come_in_libstdcxxs_order(libstdcxx: Any, ranks: list[int | None]) -> None:
     given_ranks = (ctypes.c_int * len(ranks))(*(-1 if rank is None else rank for rank in ranks))
     popped = (ctypes.c_int * len(ranks))()
     count = libstdcxx.replay(given_ranks, len(ranks), popped)

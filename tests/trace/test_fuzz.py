@@ -1,4 +1,4 @@
-"""Random programs allocate and free in a trace what they do in a real run.
+"""A trace of a random program allocates and frees what a real run does.
 
 A few fixed seeds; `python -m tests.fuzz --programs 2000 --reduce` runs many.
 """
@@ -13,7 +13,7 @@ SEEDS = range(12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_program_is_traced_as_it_runs(seed: int) -> None:
+def test_a_random_program_is_traced_as_it_runs(seed: int) -> None:
     lines = program_that_runs(seed)
     outcome = compare(lines)
     assert not outcome.is_fault, "\n".join([*lines, outcome.details])

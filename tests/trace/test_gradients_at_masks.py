@@ -1,4 +1,4 @@
-"""Gradients where a mask selects, made as a card makes them."""
+"""Gradients of mask selections, computed as on a card."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _traced(step: object) -> StepGraph:
     return trace(build, gpu=find_gpu("h100"), options=TraceOptions(steps=1))
 
 
-def test_the_gradient_of_masked_scatter_selects() -> None:
+def test_the_gradient_of_masked_scatter_is_a_selection() -> None:
     """`masked_scatter_backward`; recording sft_dft of fixtures/cuda/public."""
 
     def step() -> None:
@@ -33,14 +33,14 @@ def test_the_gradient_of_masked_scatter_selects() -> None:
     assert "aten.masked_scatter_backward.default" not in targets
 
 
-def test_the_gradient_at_a_mask_finds_positions_itself() -> None:
+def test_the_gradient_at_a_mask_finds_the_positions_itself() -> None:
     def step() -> None:
         mask = torch.tensor([[True, False], [True, True]], device="cuda")
         rows = torch.randn(2, 2, 8, device="cuda", requires_grad=True)
         rows[mask].sum().backward()
 
     ops = _traced(step).ops
-    assert [op.target for op in ops].count("aten.nonzero.default") == 1  # that of the read
+    assert [op.target for op in ops].count("aten.nonzero.default") == 1  # of the forward pass
     assert any("index_put" in op.target for op in ops)
 
 

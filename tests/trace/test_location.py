@@ -1,4 +1,4 @@
-"""Where an operation happens: the module that runs, and the user's line."""
+"""Where an operation happens: the running module and the user's line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HERE = short_path(__file__)
 
 @pytest.fixture
 def location() -> Iterator[Location]:
-    """Frames outside of the test are not searched."""
+    """Frames outside the test are not searched."""
     here = Location()
     with here.following(sys._getframe()):
         yield here
@@ -34,7 +34,7 @@ def line_after(function: Callable[..., Any], offset: int) -> int:
 
 
 class Asking(nn.Module):
-    """Notes where it is whenever it is called."""
+    """Records its location whenever it is called."""
 
     def __init__(self, location: Location) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Raising(nn.Module):
 
 
 class TestSource:
-    def test_the_line_that_asks_is_found(self, location: Location) -> None:
+    def test_the_calling_line_is_found(self, location: Location) -> None:
         def ask() -> Source | None:
             return location.source()
 
@@ -70,7 +70,7 @@ class TestSource:
         assert found.function == "inner"
 
     @pytest.mark.parametrize("library", [torch.__file__, contextlib.__file__])
-    def test_lines_of_libraries_are_passed_over(self, location: Location, library: str) -> None:
+    def test_library_lines_are_skipped(self, location: Location, library: str) -> None:
         names: dict[str, Any] = {}
         exec(compile("def run(function): return function()", library, "exec"), names)
 
@@ -85,7 +85,7 @@ class TestSource:
         with location.following(sys._getframe()):
             assert location.source() is None
 
-    def test_after_the_trace_the_whole_stack_is_the_users_again(self) -> None:
+    def test_after_the_trace_the_whole_stack_is_searched_again(self) -> None:
         location = Location()
         with location.following(sys._getframe()):
             pass
@@ -121,10 +121,10 @@ class TestFiles:
             (f"{Path(torch.__file__).parent.parent}/transformers/modeling.py", True),
         ],
     )
-    def test_whose_file_it_is(self, file: str, is_users: bool) -> None:
+    def test_who_owns_a_file(self, file: str, is_users: bool) -> None:
         assert is_program(file) is is_users
 
-    def test_paths_are_short_below_here_and_below_site_packages(
+    def test_paths_below_the_working_directory_and_site_packages_are_short(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -144,9 +144,7 @@ class TestModule:
         assert asking.seen == ["1.0"]
         assert location.module == ""
 
-    def test_a_model_that_was_not_known_is_named_when_it_is_called(
-        self, location: Location
-    ) -> None:
+    def test_an_unknown_model_is_named_when_it_is_called(self, location: Location) -> None:
         asking = Asking(location)
         model = nn.Sequential(asking)
         model(torch.ones(1))
@@ -172,7 +170,7 @@ class TestModule:
 
         assert shared.seen == ["encoder"]
 
-    def test_a_stranger_inside_a_module_is_named_by_its_class(self, location: Location) -> None:
+    def test_an_unregistered_module_is_named_by_its_class(self, location: Location) -> None:
         stranger = Asking(location)
 
         class Calling(nn.Module):
@@ -193,7 +191,7 @@ class TestModule:
 
         assert location.module == ""
 
-    def test_nothing_is_followed_after_the_trace(self) -> None:
+    def test_no_module_is_tracked_after_the_trace(self) -> None:
         location = Location()
         asking = Asking(location)
         with location.following(sys._getframe()):

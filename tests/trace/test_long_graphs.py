@@ -1,8 +1,8 @@
-"""A graph of autograd may be longer than the stack is deep.
+"""An autograd graph may be longer than the stack is deep.
 
-Each command runs in a child process, because what fails ends the process. By default the stacks are
-small, so that few operations do; `GRAPHMEM_LONG_GRAPHS=1` takes the usual stack of 8 MiB, 200,000
-operations and 1,260 layers.
+Each command runs in a child process, because a failure would crash the process. By default the
+stacks are small, so that few operations suffice; `GRAPHMEM_LONG_GRAPHS=1` uses the usual stack of
+8 MiB, 200,000 operations and 1,260 layers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def analyze(folder: Path, target: str, *settings: str) -> str:
 def test_a_long_chain_of_operations_is_traced_and_freed(tmp_path: Path) -> None:
     report = analyze(tmp_path, "chain", f"operations={OPERATIONS}")
     # Each operation saves its input, 8*8*4 bytes in a block of 512. At the first product of the
-    # backward pass the last result, the loss, its gradient, a cosine and the product are there too.
+    # backward pass the last result, the loss, its gradient, a cosine and the product exist too.
     assert f"({OPERATIONS * 512 + 5 * 512:,} bytes)" in report
 
 

@@ -43,7 +43,7 @@ def test_fixture(name: str, settings: dict[str, Any]) -> None:
     compare(partial(build, name, **{**TINY[name], **settings}))
 
 
-def test_fixture_whose_cpu_kernel_has_a_wrong_meta_kernel() -> None:
+def test_a_fixture_whose_cpu_kernel_has_a_wrong_meta_kernel() -> None:
     name, settings = MIXED_GROUP_NORM
     with pytest.raises(AssertionError, match=r"real: .*native_group_norm_backward"):
         compare(partial(build, name, **{**TINY[name], **settings}))
@@ -53,7 +53,7 @@ def test_fixture_whose_cpu_kernel_has_a_wrong_meta_kernel() -> None:
 
 
 class Experts(nn.Module):
-    """Two of four for each token; each expert takes its own, if there are any."""
+    """Two of four experts for each token; each takes its tokens, if there are any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Experts(nn.Module):
         return result[result.abs().sum(-1) > 0]
 
 
-def test_experts_are_compared_with_the_routing_that_the_trace_assumed() -> None:
+def test_experts_agree_with_a_run_that_routes_as_assumed() -> None:
     def make() -> TrainingStep:
         torch.manual_seed(3)
         return TrainingStep(Experts(), torch.randn(10, 8), optimizer=optimizer_named("adam"))
@@ -123,13 +123,13 @@ def test_program(name: str) -> None:
 
 
 def test_torchscript() -> None:
-    """Two iterations are profiled; the others are differentiated by TorchScript itself."""
+    """The first two iterations are profiled; TorchScript differentiates the others itself."""
 
     def make() -> TrainingStep:
         def gelu_of_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return functional.gelu(functional.layer_norm(x, [8])) @ weight
 
-        scripted = torch.jit.script(gelu_of_norm)  # what it learnt of one run is not for the next
+        scripted = torch.jit.script(gelu_of_norm)  # forget the profile of the previous run
 
         def iterate(first: nn.Linear, second: nn.Linear) -> None:
             scripted(first(rows()), second.weight).sum().backward()
@@ -139,7 +139,7 @@ def test_torchscript() -> None:
     compare(make, steps=5)
 
 
-def test_clipping_takes_the_same_operations_as_for_real() -> None:
+def test_clipping_runs_the_same_operations_as_a_real_step() -> None:
     def make() -> TrainingStep:
         step = build("linear_stack", **TINY["linear_stack"])
         step.clip_grad_norm = 1.0

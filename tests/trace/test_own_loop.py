@@ -1,4 +1,4 @@
-"""graphmem's own training loop: what the loss closes over, and how long outputs live."""
+"""graphmem's training loop: tensors in the loss's closure, and how long outputs live."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def labels_of_the_file() -> Any:
         (labels_of_the_file, "LABELS"),
     ],
 )
-def test_labels_that_the_loss_closes_over_move_with_the_inputs(make: Any, name: str) -> None:
+def test_labels_in_the_losss_closure_move_with_the_inputs(make: Any, name: str) -> None:
     moved = graphmem.analyze(lambda: (model(), rows(), make()), steps=2)
     (told,) = [each for each in moved.assumptions if CLOSED_OVER in each.what]
     assert f"({name})" in told.what
@@ -123,7 +123,7 @@ def test_a_criterion_with_weights_moves_once() -> None:
     assert "(y, criterion)" in told.what
 
 
-def test_a_step_of_the_users_own_is_told_of_its_mixed_devices() -> None:
+def test_a_custom_step_with_mixed_devices_is_an_error() -> None:
     def build() -> TrainingStep:
         net = model().cuda()
         y = torch.zeros(ROWS, dtype=torch.int64)
@@ -138,7 +138,7 @@ def test_a_step_of_the_users_own_is_told_of_its_mixed_devices() -> None:
 
 
 def outputs_by_hand(*, keep: bool) -> TrainingStep:
-    """The loop as people write it, labels on the card."""
+    """The usual handwritten loop, labels on the card."""
     net, x = model().cuda(), rows()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     held: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def outputs_by_hand(*, keep: bool) -> TrainingStep:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_an_output_lives_as_long_as_in_the_loop_written_by_hand(keep: bool) -> None:
+def test_an_output_lives_as_long_as_in_a_handwritten_loop(keep: bool) -> None:
     def build() -> TrainingStep:
         return TrainingStep(
             model(),
@@ -184,7 +184,7 @@ def test_outputs_are_kept_unless_the_step_says_otherwise() -> None:
     assert peak() == peak(keep_output=True) == peak(keep_output=False) + OUTPUT
 
 
-def test_inputs_on_the_host_go_to_a_model_on_the_card() -> None:
+def test_host_inputs_move_to_a_model_on_the_card() -> None:
     on_host = graphmem.analyze(lambda: (model(), rows()), steps=1)
     on_card = graphmem.analyze(lambda: (model().cuda(), rows()), steps=1)
     assert on_host.peak.allocated == on_card.peak.allocated

@@ -1,4 +1,4 @@
-"""The notebook of a trace: storages, owners, phases, and the graph that is written."""
+"""The recorder of a trace: storages, owners, phases, and the resulting graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 class Notes:
-    """A recorder, and operations on fake tensors that are written into it."""
+    """A recorder, and operations on fake tensors recorded in it."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.recorder = Recorder(torch.device(device))
@@ -80,7 +80,7 @@ class TestStorages:
             (aten.mul_.Tensor, (2.0,)),
         ],
     )
-    def test_views_and_operations_in_place_allocate_nothing(
+    def test_views_and_in_place_operations_allocate_nothing(
         self, notes: Notes, view: Any, arguments: tuple[Any, ...]
     ) -> None:
         base = notes.empty(4, 5)
@@ -103,7 +103,7 @@ class TestStorages:
         assert storage.death == before + 1
         assert [owner.kind for owner in storage.owners] == [OwnerKind.VARIABLE]
 
-    def test_fresh_memory_can_stand_for_a_storage_that_python_let_go_of(self, notes: Notes) -> None:
+    def test_new_memory_can_stand_for_a_storage_python_released(self, notes: Notes) -> None:
         tensor = notes.empty(4)
         storage = notes.storage_of(tensor)
         saved = notes.recorder.own(storage, OwnerKind.SAVED_TENSOR, "MulBackward0.self")
@@ -163,7 +163,7 @@ class TestStorages:
         assert notes.last_op.outputs[0].storage is None
         assert notes.graph.storages == []
 
-    def test_tensors_elsewhere_are_not_counted(self) -> None:
+    def test_tensors_on_other_devices_are_not_counted(self) -> None:
         with FakeTensorMode():
             notes = Notes(device="cuda:0")
             notes.empty(4)
@@ -182,7 +182,7 @@ class TestStorages:
 
 
 class TestReleasingInOrder:
-    def test_what_dies_together_dies_at_the_end_in_order_of_birth(self, notes: Notes) -> None:
+    def test_deferred_deaths_happen_at_the_end_in_order_of_birth(self, notes: Notes) -> None:
         tensors = [notes.empty(4) for _ in range(3)]
         before = notes.recorder.tick
         with notes.recorder.releasing_in_order():
@@ -193,7 +193,7 @@ class TestReleasingInOrder:
         deaths = [storage.death for storage in notes.graph.storages]
         assert deaths == [before + 2, before + 3, before + 4]
 
-    def test_deaths_afterwards_are_told_at_once(self, notes: Notes) -> None:
+    def test_later_deaths_are_reported_at_once(self, notes: Notes) -> None:
         with notes.recorder.releasing_in_order():
             pass
         tensor = notes.empty(4)
@@ -203,7 +203,7 @@ class TestReleasingInOrder:
 
 
 class TestOwners:
-    def test_the_first_identity_of_a_storage_stays(self, notes: Notes) -> None:
+    def test_a_storage_keeps_its_first_identity(self, notes: Notes) -> None:
         weight = notes.empty(4)
         notes.recorder.identify(weight, OwnerKind.PARAMETER, "wte.weight")
         notes.recorder.identify(weight, OwnerKind.PARAMETER, "lm_head.weight")
@@ -216,7 +216,7 @@ class TestOwners:
         assert owners[0].end == owners[1].start
         assert notes.recorder.identity_of(weight) == "wte.weight"
 
-    def test_a_variable_is_named_once_and_an_identity_never(self, notes: Notes) -> None:
+    def test_a_variable_is_named_once_and_an_identity_is_not_repeated(self, notes: Notes) -> None:
         recorder, source = notes.recorder, Source("train.py", 41, "step")
         variable, weight = notes.empty(4), notes.empty(4)
         recorder.identify(weight, OwnerKind.PARAMETER, "weight")
@@ -228,7 +228,7 @@ class TestOwners:
             (storage.owners[-1].name, storage.owners[-1].source) for storage in notes.graph.storages
         ] == [("logits", source), ("weight", None)]
 
-    def test_what_is_alive_when_the_trace_ends_has_no_end(self, notes: Notes) -> None:
+    def test_storages_alive_when_the_trace_ends_have_no_end(self, notes: Notes) -> None:
         tensor = notes.empty(4)
         storage = notes.storage_of(tensor)
         notes.recorder.finish()
@@ -261,9 +261,7 @@ class TestPhases:
         assert [start for start, _ in bounds[1:]] == [end + 1 for _, end in bounds[:-1]]
         assert bounds[-1][1] == graph.end
 
-    def test_what_dies_before_the_next_operation_dies_in_the_backward_phase(
-        self, notes: Notes
-    ) -> None:
+    def test_deaths_before_the_next_operation_are_in_the_backward_phase(self, notes: Notes) -> None:
         notes.recorder.phases.begin_iteration(0)
         tensor = notes.empty(4)
         storage = notes.storage_of(tensor)
@@ -285,9 +283,7 @@ class TestPhases:
 
         assert self.names(notes) == ["setup", "forward", "backward"]
 
-    def test_forward_again_after_a_backward_pass_was_never_the_optimizer(
-        self, notes: Notes
-    ) -> None:
+    def test_forward_after_backward_means_there_was_no_optimizer(self, notes: Notes) -> None:
         recorder = notes.recorder
         recorder.phases.begin_iteration(0)
         recorder.phases.enter_backward()
@@ -351,7 +347,7 @@ class TestNodes:
         assert [node.args for node in rest[1:]] == [(first,), (second,), (first,), (second,)]
         assert all(node.op == "call_function" for node in rest)
 
-    def test_one_of_several_outputs_is_taken_where_it_is_used(self, notes: Notes) -> None:
+    def test_one_of_several_outputs_is_selected_where_it_is_used(self, notes: Notes) -> None:
         parts = notes.run(aten.split.Tensor, notes.empty(4, 3), 2)
         for _ in range(2):
             notes.run(aten.neg.default, parts[1])

@@ -30,7 +30,7 @@ def test_a_global_is_named_where_it_grows_else_where_it_is_made(
     assert source.line == line
 
 
-def test_an_attribute_is_that_of_its_class_alone(tmp_path: Path) -> None:
+def test_an_attribute_belongs_to_its_class_only(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(
         "class A:\n    def f(self, x):\n        self.kept.append(x)\n"
@@ -42,5 +42,5 @@ def test_an_attribute_is_that_of_its_class_alone(tmp_path: Path) -> None:
     assert [source and source.line for source in lines] == [3, 6, None]
 
 
-def test_a_file_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_file_names_nothing(tmp_path: Path) -> None:
     assert retaining_line(str(tmp_path / "missing.py"), "kept") is None

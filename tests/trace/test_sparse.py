@@ -19,7 +19,7 @@ Virtual = Callable[..., VirtualGpu]
 
 
 def ring() -> torch.Tensor:
-    """Each node with its next three, on the host: 900 edges."""
+    """Each node linked to the next three, on the host: 900 edges."""
     start = torch.arange(NODES).repeat_interleave(3)
     end = (start + torch.arange(1, 4).repeat(NODES)) % NODES
     edges = torch.stack([start, end])
@@ -82,7 +82,7 @@ def test_a_transpose_is_a_copy_that_is_not_coalesced(virtual_gpu: Virtual) -> No
     host = ring()
     turned = host.to("cuda").t()
     assert turned.is_coalesced() == host.t().is_coalesced()
-    assert host.t()._is_view()  # so that it holds the matrix, although it shares nothing with it
+    assert host.t()._is_view()  # so that it holds the matrix, although they share no storage
     assert gpu.allocated == 2 * (block(INDICES) + block(VALUES))
 
 
@@ -99,7 +99,7 @@ def train(steps: int) -> nn.Module:
     return net
 
 
-def test_a_graph_network_learns_and_leaves_nothing(virtual_gpu: Virtual) -> None:
+def test_a_graph_network_trains_and_leaks_nothing(virtual_gpu: Virtual) -> None:
     gpu = virtual_gpu("t4")
     net = train(2)
     weights = block(FEATURES * HIDDEN * 4) + block(HIDDEN * CLASSES * 4)
@@ -127,7 +127,7 @@ def test_backward_multiplies_by_the_transpose(virtual_gpu: Virtual) -> None:
     assert gpu.allocated == 3 * rows
 
 
-def test_what_a_product_takes_besides(virtual_gpu: Virtual) -> None:
+def test_the_scratch_of_a_sparse_product(virtual_gpu: Virtual) -> None:
     """`_sparse_mm` and `s_addmm_out_sparse_dense_cuda`, in blocks of 512 bytes."""
     gpu = virtual_gpu("t4")
     neighbours, support = ring().cuda(), torch.randn(NODES, HIDDEN).cuda()
@@ -159,7 +159,7 @@ def test_a_transpose_is_coalesced_for_a_product(virtual_gpu: Virtual) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
-def test_a_product_that_a_card_has_no_kernel_for(virtual_gpu: Virtual, dtype: torch.dtype) -> None:
+def test_a_product_without_a_cuda_kernel(virtual_gpu: Virtual, dtype: torch.dtype) -> None:
     virtual_gpu("t4")
     matrix = ring().to("cuda", dtype)
     with pytest.raises(SparseOperatorError):
@@ -168,9 +168,9 @@ def test_a_product_that_a_card_has_no_kernel_for(virtual_gpu: Virtual, dtype: to
 
 @pytest.mark.parametrize("is_expanded", [False, True])
 def test_a_sparse_gradient(virtual_gpu: Virtual, *, is_expanded: bool) -> None:
-    """Autograd keeps the one that backward made, or copies one that is not contiguous.
+    """Autograd keeps the gradient backward made, or copies one that is not contiguous.
 
-    torch/csrc/autograd/functions/accumulate_grad.h. The indices of the former are the input's.
+    torch/csrc/autograd/functions/accumulate_grad.h. The former's indices are the input's.
     """
     gpu = virtual_gpu("t4")
     table = nn.Embedding(1000, 64, sparse=True).cuda()
@@ -188,7 +188,7 @@ def test_a_sparse_gradient(virtual_gpu: Virtual, *, is_expanded: bool) -> None:
     assert gpu.allocated == before
 
 
-def test_a_sparse_matrix_of_the_host_stays_there(virtual_gpu: Virtual) -> None:
+def test_a_sparse_host_matrix_stays_on_the_host(virtual_gpu: Virtual) -> None:
     gpu = virtual_gpu("t4")
     support = torch.ones(NODES, 2, requires_grad=True)
     torch.spmm(ring(), support).sum().backward()
@@ -198,7 +198,7 @@ def test_a_sparse_matrix_of_the_host_stays_there(virtual_gpu: Virtual) -> None:
 
 
 def test_sgd_adds_the_rows_of_a_sparse_gradient_in_place(virtual_gpu: Virtual) -> None:
-    """`add_out_dense_sparse_cuda` makes nothing of its own."""
+    """`add_out_dense_sparse_cuda` allocates nothing."""
     gpu = virtual_gpu("t4")
     table = nn.Embedding(1000, 64, sparse=True).cuda()
     optimizer = torch.optim.SGD(table.parameters(), 0.1)
@@ -220,8 +220,8 @@ def a_gradient_of_200_rows_150_of_them_distinct() -> tuple[nn.Embedding, torch.T
     return table, table.weight.grad
 
 
-def test_coalesced_rows_are_as_many_as_the_tokens_say(virtual_gpu: Virtual) -> None:
-    """The new indices lie in memory for 200, two orders of which are needed meanwhile.
+def test_coalescing_leaves_as_many_rows_as_distinct_tokens(virtual_gpu: Virtual) -> None:
+    """The new indices lie in memory for 200; two permutations of them are needed meanwhile.
 
     `_coalesce_sparse_cuda` (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu).
     """
@@ -236,7 +236,7 @@ def test_coalesced_rows_are_as_many_as_the_tokens_say(virtual_gpu: Virtual) -> N
     assert torch.cuda.max_memory_allocated() == gpu.allocated + 2 * block(200 * 8)
 
 
-def test_rows_that_nobody_knows_are_all_taken_to_be_distinct(virtual_gpu: Virtual) -> None:
+def test_unknown_rows_are_assumed_distinct(virtual_gpu: Virtual) -> None:
     virtual_gpu("t4")
     table = nn.Embedding(1000, 64, sparse=True).cuda()
     tokens = (torch.randn(200, device="cuda") * 1000).long()
@@ -246,8 +246,8 @@ def test_rows_that_nobody_knows_are_all_taken_to_be_distinct(virtual_gpu: Virtua
     assert table.weight.grad.coalesce()._nnz() == 200
 
 
-def test_sparse_adam_picks_its_moments_by_the_rows(virtual_gpu: Virtual) -> None:
-    """`sparse_mask` multiplies the rows that it picks by a one (ATen's SparseTensor.cpp)."""
+def test_sparse_adam_selects_its_moments_by_row(virtual_gpu: Virtual) -> None:
+    """`sparse_mask` multiplies the rows it selects by a one (ATen's SparseTensor.cpp)."""
     gpu = virtual_gpu("t4")
     _, gradient = a_gradient_of_200_rows_150_of_them_distinct()
     mask, moments = gradient.coalesce(), torch.zeros(1000, 64, device="cuda")

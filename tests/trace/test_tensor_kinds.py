@@ -1,4 +1,4 @@
-"""`CausalBias` stands for a mask; jagged tensors are followed, strided nested ones refused."""
+"""`CausalBias` represents a mask; jagged tensors are traced, strided nested ones rejected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def traced(step: Any) -> StepGraph:
     return trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=TraceOptions(steps=1))
 
 
-def test_a_causal_bias_of_a_square_is_what_is_causal_says() -> None:
+def test_a_square_causal_bias_equals_is_causal() -> None:
     """`CausalBias._dispatch` (torch/nn/attention/bias.py) passes `is_causal=True` and no mask."""
 
     def step(**how: Any) -> None:
@@ -35,7 +35,7 @@ def test_a_causal_bias_of_a_square_is_what_is_causal_says() -> None:
     assert [op.target for op in biased.ops] == [op.target for op in causal.ops]
 
 
-def test_strided_nested_tensors_are_refused_by_name() -> None:
+def test_strided_nested_tensors_are_rejected_by_name() -> None:
     rows = [torch.ones(3, 8), torch.ones(5, 8)]
 
     with pytest.raises(NestedLayoutError) as refused:
@@ -68,7 +68,7 @@ def test_a_step_on_jagged_rows_agrees_with_a_real_one() -> None:
         (torch.float16, "t4", "aten._efficient_attention_forward.default"),
     ],
 )
-def test_attention_of_jagged_rows_takes_the_kernel_of_the_card(
+def test_attention_on_jagged_rows_takes_the_cards_kernel(
     dtype: torch.dtype, gpu: str, kernel: str
 ) -> None:
     """`_select_sdp_backend` (torch/nested/_internal/sdpa.py); no rows are padded."""
@@ -91,7 +91,7 @@ def test_attention_of_jagged_rows_takes_the_kernel_of_the_card(
     assert not graph.assumptions
 
 
-def test_an_encoder_that_nests_what_is_padded_is_refused_with_a_way_out() -> None:
+def test_an_encoder_that_nests_padded_rows_is_rejected_with_a_hint() -> None:
     """`TransformerEncoder.forward` (torch/nn/modules/transformer.py), where it does not train."""
 
     def step(*, nested: bool) -> None:
@@ -104,5 +104,5 @@ def test_an_encoder_that_nests_what_is_padded_is_refused_with_a_way_out() -> Non
     with pytest.raises(NestedTensorError) as refused:
         traced(lambda: step(nested=True))
     assert "enable_nested_tensor=False" in (refused.value.hint or "")
-    if installed_release() >= (2, 13):  # before, the encoder's fast path had no meta kernel
+    if installed_release() >= (2, 13):  # until then the encoder's fast path had no meta kernel
         assert traced(lambda: step(nested=False)).ops

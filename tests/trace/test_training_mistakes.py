@@ -1,6 +1,6 @@
-"""Common mistakes in a training step: told as the user's, in PyTorch's words, with their line.
+"""Common mistakes in a training step: reported as the user's, in PyTorch's words, with the line.
 
-What PyTorch says is asked of PyTorch: every step is run on the CPU as well, without graphmem.
+PyTorch's words come from PyTorch: every step also runs on the CPU, without graphmem.
 """
 
 from __future__ import annotations
@@ -181,14 +181,14 @@ MISTAKES: list[Step] = [
 
 
 def line_of(step: Step) -> int:
-    """The first line from the step's own, or from its function's, that says that it is the one."""
+    """The first marked line from the start of the step, or of its function."""
     wanted = Squared if step is written_into_what_a_function_saved else step
     lines, first = inspect.getsourcelines(wanted)
     return first + next(i for i, line in enumerate(lines) if "# HERE" in line)
 
 
 @pytest.mark.parametrize("step", MISTAKES, ids=lambda step: step.__name__)
-def test_a_mistake_is_told_as_pytorch_tells_it(step: Step) -> None:
+def test_a_mistake_is_reported_as_pytorch_reports_it(step: Step) -> None:
     with pytest.raises(RuntimeError) as real:
         step("cpu")
     with pytest.raises(InputError) as told:
@@ -258,10 +258,10 @@ KEPT = """
 """
 
 
-def test_a_loss_that_keeps_the_one_before_is_told_with_its_line(
+def test_a_loss_that_keeps_the_previous_one_names_its_line(
     run_graphmem: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`build()` leaves `backward()` to graphmem: the line is that of the sum, which is the root."""
+    """`build()` leaves `backward()` to graphmem, so the line is that of the sum, the root."""
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(dedent(KEPT).lstrip())
     run = run_graphmem("analyze", "model.py")

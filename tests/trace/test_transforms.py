@@ -1,4 +1,4 @@
-"""`torch.func`: derivatives and transforms inside a step, against real runs of the CPU."""
+"""`torch.func`: derivatives and transforms inside a step, compared with real CPU runs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def gradient_of_a_gradient(net: nn.Module, x: torch.Tensor) -> Any:
 
 
 def with_plain_backward(net: nn.Module, x: torch.Tensor) -> Any:
-    """As in meta-learning and penalties: a transform inside a graph of autograd's."""
+    """As in meta-learning and gradient penalties: a transform inside an autograd graph."""
     slopes = vmap(grad(lambda x: net(x).sum()))(x)
     (slopes.norm(dim=1) - 1).pow(2).mean().backward()
     return [each.grad for each in net.parameters()]
@@ -120,7 +120,7 @@ def test_a_real_run_agrees(transform: Callable[[nn.Module, torch.Tensor], Any]) 
 
 
 def test_per_sample_gradients_on_a_card() -> None:
-    """Each of the 5 samples has its own gradient of every weight, and nothing else is kept."""
+    """Each of the 5 samples has a gradient for every weight, and nothing else is kept."""
     kept: list[Any] = []
 
     def step() -> None:
@@ -135,7 +135,7 @@ def test_per_sample_gradients_on_a_card() -> None:
     assert alive == SAMPLES * (WIDTH * 16 + 16 + 16 + 1) * 4
 
 
-def test_what_a_transform_saves_is_told_as_saved() -> None:
+def test_what_a_transform_saves_is_reported_as_saved() -> None:
     def step() -> None:
         grad(lambda x: x.sin().sum())(torch.randn(1000, device="cuda"))
 
@@ -147,7 +147,7 @@ def test_what_a_transform_saves_is_told_as_saved() -> None:
     assert "SinBackward0.self" in names
 
 
-def test_hooks_of_the_users_own_are_refused_as_in_a_real_run() -> None:
+def test_the_users_hooks_are_rejected_as_in_a_real_run() -> None:
     def step() -> None:
         with torch.autograd.graph.save_on_cpu():
             grad(lambda x: x.sin().sum())(torch.randn(10, device="cuda"))

@@ -1,4 +1,4 @@
-"""torchvision's detectors: what is matched is known, or sampled as many as the model asks for."""
+"""torchvision's detectors: matches are known, or as many are sampled as the model requests."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_anchors_match_as_many_targets_as_in_a_real_run(monkeypatch: pytest.Monk
     assert matcher.__call__ is match
 
 
-def test_a_box_head_gets_the_boxes_that_are_sampled() -> None:
+def test_a_box_head_gets_the_sampled_boxes() -> None:
     """`box_batch_size_per_image` for each image, whatever proposals overlap."""
 
     def make() -> Any:
@@ -115,8 +115,8 @@ def test_a_detector_agrees_with_a_real_step_that_matches_the_same_boxes(make: An
     oracle.assert_agree(oracle.run(build, options, assumed), events)
 
 
-def test_batched_nms_asks_each_level_once() -> None:
-    """Levels of boxes that a mask keeps stay known: `nms` runs once a level, not once a box."""
+def test_batched_nms_runs_once_a_level() -> None:
+    """The levels of boxes kept by a mask stay known: `nms` runs once per level, not per box."""
 
     def step() -> torch.Tensor:
         scores = torch.nn.Linear(4, 3000, device="cuda")(torch.ones(4, device="cuda"))

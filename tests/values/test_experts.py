@@ -1,4 +1,4 @@
-"""Mixtures of experts: every expert trains, and balanced routing is what a real run does."""
+"""Mixtures of experts: every expert trains, and balanced routing equals such a real run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def build_of(name: str) -> Callable[[], TrainingStep]:
 
 
 class Balanced(TorchDispatchMode):
-    """A real run whose routers send every expert as many tokens: experts take turns."""
+    """A real run whose routers send every expert equally many tokens: experts take turns."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -121,7 +121,7 @@ class TestRouting:
             ids = torch.randint(0, 32000, (2, 2048))
         return TrainingStep(model=model, inputs={"input_ids": ids, "labels": ids})
 
-    def test_the_report_says_the_peak_of_balanced_and_of_worst_routing(self) -> None:
+    def test_the_report_states_the_peak_of_balanced_and_worst_routing(self) -> None:
         report = graphmem.analyze(self.build, gpu="b200", steps=1)
         assert report.worst_routing_peak is not None
         assert report.worst_routing_peak >= report.peak.allocated

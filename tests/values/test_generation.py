@@ -1,4 +1,4 @@
-"""`generate` of transformers: as many forward passes as a real run makes."""
+"""`generate` of transformers: as many forward passes as in a real run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("way", WAYS)
-def test_as_many_tokens_are_generated_as_are_asked_for(way: str, batch: int) -> None:
+def test_the_requested_number_of_tokens_is_generated(way: str, batch: int) -> None:
     passes: list[int] = []
 
     def build() -> TrainingStep:
@@ -55,7 +55,7 @@ def test_as_many_tokens_are_generated_as_are_asked_for(way: str, batch: int) -> 
     assert len(passes) == NEW
 
 
-def test_a_strict_refusal_in_a_library_names_the_line_that_called_it() -> None:
+def test_a_strict_error_in_a_library_names_the_calling_line() -> None:
     """Sampling chooses by `multinomial`, in a file of transformers'."""
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
 

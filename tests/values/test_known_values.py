@@ -1,4 +1,4 @@
-"""What is known of values on the card: each program runs for real too, and both must agree."""
+"""Values known on the card: each program also runs for real, and both must agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Program = Callable[[torch.device], Any]
 
 
 def on_card(program: Program, **options: Any) -> tuple[Any, StepGraph]:
-    """What a program returns on the virtual card, and the graph of its trace."""
+    """A program's result on the virtual card, and the graph of its trace."""
     returned: list[Any] = []
     step = TrainingStep(step=lambda: returned.append(program(torch.device("cuda"))))
     graph = trace(lambda: step, gpu=find_gpu("a100-80gb"), options=TraceOptions(steps=1, **options))
@@ -94,7 +94,7 @@ def of_copies(device: torch.device) -> Any:
 
 
 def of_saved_masks(device: torch.device) -> Any:
-    """A mask that only autograd held is known again when it is unpacked."""
+    """A mask held only by autograd is known again when it is unpacked."""
     seen = []
 
     class Masked(torch.autograd.Function):
@@ -114,7 +114,7 @@ def of_saved_masks(device: torch.device) -> Any:
 
 
 def of_saved_columns(device: torch.device) -> Any:
-    """The gradient of what a column of a mask selects has as many rows: an expert's tokens."""
+    """The gradient of a selection by a mask's column has as many rows: an expert's tokens."""
     chosen = F.one_hot(torch.tensor([0, 1, 1, 2], device=device)).bool()
     rows = torch.ones(4, 3, device=device, requires_grad=True)
     out, shapes = torch.zeros(4, 3, device=device), []
@@ -130,7 +130,7 @@ def of_saved_columns(device: torch.device) -> Any:
     "program",
     [of_masks, of_views, of_writes, of_sizes, of_copies, of_saved_masks, of_saved_columns],
 )
-def test_what_a_program_made_itself_it_reads_as_on_a_card(program: Program) -> None:
+def test_values_a_program_made_itself_read_as_on_a_card(program: Program) -> None:
     read, graph = on_card(program)
     assert read == program(torch.device("cpu"))
     assert not graph.assumptions
@@ -165,7 +165,7 @@ ROOM = {
 
 
 @pytest.mark.parametrize("name", ROOM)
-def test_distinct_values_keep_the_room_that_all_would_need(name: str) -> None:
+def test_unique_keeps_room_for_all_values(name: str) -> None:
     """`resize_` of `compute_unique` (native/cuda/UniqueCub.cu) keeps the storage."""
     find, nbytes = ROOM[name]
     _, graph = on_card(lambda device: find(torch.arange(100, device=device) // 50))
@@ -174,7 +174,7 @@ def test_distinct_values_keep_the_room_that_all_would_need(name: str) -> None:
     assert [graph.storages[born].nbytes for born in op.births] == nbytes
 
 
-def test_a_number_that_was_taken_is_named_where_the_step_fails_by_it(tmp_path: Path) -> None:
+def test_an_assumed_number_is_named_if_it_makes_the_step_fail(tmp_path: Path) -> None:
     target = tmp_path / "model.py"
     target.write_text(
         "import torch\nfrom graphmem import TrainingStep\n"
@@ -193,7 +193,7 @@ def test_a_number_that_was_taken_is_named_where_the_step_fails_by_it(tmp_path: P
     assert graphmem.analyze(f"{target}:build", assume=[f"{target}:5=3"]).operations
 
 
-def test_what_is_written_with_unknown_numbers_is_forgotten() -> None:
+def test_a_write_of_unknown_numbers_discards_known_values() -> None:
     def program(device: torch.device) -> bool:
         x = torch.zeros(4, device=device)
         x[1:].add_(torch.randn(3, device=device))
@@ -203,7 +203,7 @@ def test_what_is_written_with_unknown_numbers_is_forgotten() -> None:
         on_card(program)
 
 
-def test_running_statistics_are_forgotten_once_they_are_updated() -> None:
+def test_running_statistics_become_unknown_once_updated() -> None:
     def program(device: torch.device) -> bool:
         norm = torch.nn.BatchNorm1d(4).to(device)
         norm(torch.randn(8, 4, device=device))
@@ -226,7 +226,7 @@ class TestRules:
         assert assumed.source is not None
         assert assumed.source.file.endswith("test_known_values.py")
 
-    def test_routing_says_the_share_of_the_first(self) -> None:
+    def test_routing_sets_the_fraction_of_the_first_expert(self) -> None:
         def program(device: torch.device) -> Any:
             chosen = torch.randn(100, 4, device=device).topk(2).indices
             assert bool((chosen[:, 0] != chosen[:, 1]).all())
@@ -235,7 +235,7 @@ class TestRules:
         skewed, _ = on_card(program, assume=("routing=0.4",))
         assert skewed[0] == 0.4 * 100
 
-    def test_in_the_worst_routing_all_choose_alike_but_each_is_chosen(self) -> None:
+    def test_in_the_worst_routing_all_choose_alike_yet_each_expert_is_chosen(self) -> None:
         def program(device: torch.device) -> Any:
             chosen = torch.randn(100, 4, device=device).topk(2).indices
             assert bool((chosen[:, 0] != chosen[:, 1]).all())
@@ -244,8 +244,8 @@ class TestRules:
         worst, _ = on_card(program, assume=("routing=1",))
         assert worst == [100, 98, 1, 1]
 
-    def test_scores_are_above_what_stands_for_no_score_yet(self) -> None:
-        """The beams of a search go on while one of them may beat the worst that is finished."""
+    def test_scores_are_above_the_placeholder_for_none(self) -> None:
+        """A beam search continues while a beam may beat the worst finished one."""
 
         def program(device: torch.device) -> Any:
             finished = torch.zeros(2, 1, dtype=torch.bool, device=device)
@@ -256,7 +256,7 @@ class TestRules:
         assert on_card(program)[0] == [True, False]
 
     def test_a_single_choice_lies_in_the_middle(self) -> None:
-        """A token chosen of a vocabulary is none of the special ones at its ends."""
+        """A token chosen from a vocabulary is none of the special ones at its ends."""
         read, _ = on_card(lambda device: torch.randn(1, 1000, device=device).argmax(-1).item())
         assert read == 500
 
@@ -327,8 +327,8 @@ def marked(name: str) -> Any:
     return pytest.param(LOOPS[name], marks=[pytest.mark.slow] * is_slow, id=name)
 
 
-def test_a_long_for_loop_is_no_while_loop() -> None:
-    """A jump over more than 255 instructions is extended: it leads to before the loop's head."""
+def test_a_long_for_loop_is_not_a_while_loop() -> None:
+    """A jump over more than 255 instructions is extended: its target precedes the loop's head."""
     lines = "".join(f"    total = total + {number} * number\n" for number in range(60))
     code = compile(f"for number in range(9):\n    total = 0\n{lines}", "long.py", "exec")
     offsets = [each.offset for each in dis.get_instructions(code)]
@@ -337,7 +337,7 @@ def test_a_long_for_loop_is_no_while_loop() -> None:
 
 
 @pytest.mark.parametrize("loop", map(marked, LOOPS))
-def test_a_loop_that_cannot_end_is_told_with_its_line(
+def test_a_loop_that_cannot_end_names_its_line(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -367,7 +367,7 @@ def by_a_count(device: torch.device) -> int:
 
 
 def after_an_evaluation(device: torch.device) -> int:
-    """The loop of nanoGPT's train.py: one round reads hundreds of losses in a call."""
+    """The loop of nanoGPT's train.py: a single call in it reads hundreds of losses."""
 
     def evaluate() -> int:
         return len([torch.randn((), device=device).item() for _ in range(300)])
@@ -417,5 +417,5 @@ def by_what_it_catches(device: torch.device) -> int:
 @pytest.mark.parametrize(
     "loop", [by_a_count, by_a_length, by_a_helper, by_what_it_catches, after_an_evaluation]
 )
-def test_a_loop_that_ends_by_what_is_known_is_left_to_end(loop: Any) -> None:
+def test_a_loop_that_ends_by_known_values_runs_to_its_end(loop: Any) -> None:
     assert on_card(loop)[0] == 300

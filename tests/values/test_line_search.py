@@ -1,4 +1,4 @@
-"""Programs that go on by numbers of the card: LBFGS, `torch.tensor` of scalars."""
+"""Programs whose control flow reads values from the card: LBFGS, `torch.tensor` of scalars."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def traced(step: Any) -> StepGraph:
 
 
 class Search:
-    """LBFGS on a function that ten iterations do not minimise."""
+    """LBFGS on a function it cannot minimise in ten iterations."""
 
     def __init__(self, line_search: str | None) -> None:
         self.line_search = line_search
         self.evaluations = 0
 
     def run(self, device: str) -> int:
-        """Run one step; how many directions are remembered."""
+        """Run one step; return the number of stored directions."""
         weight = nn.Parameter(torch.tensor([-1.5, 2.0]).to(device))
         optimizer = torch.optim.LBFGS(
             [weight], lr=1e-3, max_iter=10, line_search_fn=self.line_search
@@ -45,13 +45,13 @@ class Search:
 
 
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
-def test_lbfgs_goes_on_to_its_last_iteration(line_search: str | None) -> None:
+def test_lbfgs_runs_all_its_iterations(line_search: str | None) -> None:
     real, virtual = Search(line_search), Search(line_search)
     remembered: list[int] = []
     graph = traced(lambda: remembered.append(virtual.run("cuda")))
 
     in_real_run = real.run("cpu")
-    assert remembered == [10 - 1]  # the first iteration has none to remember
+    assert remembered == [10 - 1]  # the first iteration has none to store
     assert in_real_run == 10 - 1 if line_search is None else in_real_run <= 10 - 1
     assert virtual.evaluations == (10 if line_search is None else 1 + 10)
     assert real.evaluations == 10 or line_search
@@ -67,7 +67,7 @@ def test_graphmems_own_loop_has_no_closure_for_lbfgs() -> None:
 
 
 @pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor], ids=["tensor", "as_tensor"])
-def test_a_tensor_of_scalars_is_read_by_what_is_known(make: Any) -> None:
+def test_a_tensor_of_scalars_reads_its_known_values(make: Any) -> None:
     made: list[torch.Tensor] = []
 
     def step() -> None:

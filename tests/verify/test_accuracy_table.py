@@ -1,4 +1,4 @@
-"""tools/accuracy_table.py: the page of a made-up suite."""
+"""tools/accuracy_table.py: the page of an invented suite."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`graphmem verify` and the files that it reads: recordings, case files, the suite of the cases.
+"""`graphmem verify` and its input files: recordings, case files, the suite of cases.
 
-The recordings lie beside the repository, or where GRAPHMEM_RECORDINGS says.
+The recordings lie beside the repository, or in GRAPHMEM_RECORDINGS.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Run = Callable[..., Outcome]
 
 
 class RunsSomething:
-    """What a hostile pickle would do when it is loaded."""
+    """A hostile pickle's payload."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (os.system, ("touch /tmp/graphmem-was-here",))
@@ -97,7 +97,7 @@ class TestRecordings:
     def test_a_miss_of_the_allocator_is_exit_code_1(
         self, tmp_path: Path, run_graphmem: Run
     ) -> None:
-        """The second block is said to lie where the first one still does not end."""
+        """The second block is recorded as overlapping the first."""
         path = tmp_path / "odd.events.json"
         path.write_bytes(compact([["a", 512, 0], ["S", 2 << 20, 9], ["a", 512, 1]]))
 
@@ -108,7 +108,7 @@ class TestRecordings:
         assert row["misses"] == 1
         assert row["first_miss"]["what"] == "the recording opened a segment, the model did not"
 
-    def test_one_that_does_not_tell_its_start_is_listed_beside_others(
+    def test_a_recording_without_its_start_is_listed_with_the_others(
         self, tmp_path: Path, run_graphmem: Run
     ) -> None:
         told, untold = tmp_path / "told.events.json", tmp_path / "untold.events.json"
@@ -121,7 +121,7 @@ class TestRecordings:
         assert "untold.events.json: does not have the state" in outcome.stdout
 
     @NEEDS_RECORDINGS
-    def test_every_recording_that_tells_its_start_has_no_miss(self, run_graphmem: Run) -> None:
+    def test_every_recording_with_its_start_has_no_miss(self, run_graphmem: Run) -> None:
         files = [str(path) for path in sorted(FOLDER.glob("*.events.json"))]
 
         outcome = run_graphmem("verify", "--allocator", *files, "--format", "json")
@@ -131,10 +131,10 @@ class TestRecordings:
         assert len(rows) == len(files)
         assert sum(row["replayed"] for row in rows) >= 29
 
-    def test_the_table_says_where_a_snapshot_stands_in(
+    def test_the_table_says_where_a_snapshot_supplies_the_start(
         self, tmp_path: Path, run_graphmem: Run
     ) -> None:
-        """A compact file of one block that was allocated before it begins tells no start."""
+        """A compact file with a block allocated before it begins does not contain its start."""
         path = tmp_path / "x.events.json"
         path.write_bytes(compact([["f", 512, 0]], base_alloc=1 << 30, base_res=1 << 30))
         empty = pickle.dumps({"segments": [], "device_traces": [[]]}, protocol=4)
@@ -146,7 +146,7 @@ class TestRecordings:
         assert row["recording"] == "x.pickle.gz (for x.events.json)"
 
     @NEEDS_RECORDINGS
-    def test_a_snapshot_stands_in_for_a_compact_file_without_a_start(self) -> None:
+    def test_a_snapshot_supplies_the_start_of_a_compact_file(self) -> None:
         recorded = read_recorded(FOLDER / "cs336med_infer_ctx128.events.json")
 
         assert recorded.name == (
@@ -156,7 +156,7 @@ class TestRecordings:
         assert recorded.replay.base_allocated == 1_703_276_544
 
 
-def test_a_compact_file_may_tell_the_figures_of_a_start_that_it_does_not_tell(
+def test_a_compact_file_may_state_only_the_figures_of_its_start(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "untold.events.json"
@@ -169,7 +169,7 @@ def test_a_compact_file_may_tell_the_figures_of_a_start_that_it_does_not_tell(
     assert recorded.figures == Figures(1024, 1536, 1536, 1 << 30, 1 << 30)
 
 
-def test_what_the_first_event_frees_was_there_before_it(tmp_path: Path) -> None:
+def test_a_block_freed_first_was_there_at_the_start(tmp_path: Path) -> None:
     blocks = [{"address": 4096, "size": 2 << 20, "requested_size": 0, "state": "inactive"}]
     segment = {"device": 0, "address": 4096, "total_size": 2 << 20, "stream": 0, "blocks": blocks}
     trace = [
@@ -236,11 +236,11 @@ class TestCaseFiles:
         with pytest.raises(error):
             case_from(tmp_path, GOOD_CASE.replace(old, new))
 
-    def test_a_folder_without_cases_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_without_cases_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(NoCasesError):
             read_cases(tmp_path)
 
-    def test_the_repository_s_own_are_all_usable(self) -> None:
+    def test_all_case_files_of_the_repository_are_valid(self) -> None:
         cases = read_cases(default_cases())
 
         assert {"ckpt01", "mlp01", "lm100_train", "mha_lm128_infer"} <= {c.name for c in cases}
@@ -259,14 +259,14 @@ QUICK_CASES = [
 class TestSuite:
     @NEEDS_RECORDINGS
     @pytest.mark.parametrize("case", QUICK_CASES, ids=lambda case: case.name)
-    def test_each_case_is_as_its_file_expects(self, case: RecordedCase) -> None:
+    def test_each_case_matches_its_file(self, case: RecordedCase) -> None:
         (row,) = run_suite([case], FOLDER).recorded
 
         assert row.comparison is not None
         assert row.comparison.is_equal == (not case.gap), "equal, or a gap that is noted"
 
     @NEEDS_RECORDINGS
-    def test_a_case_that_must_be_equal_and_differs_is_exit_code_1(
+    def test_an_unexpected_difference_is_exit_code_1(
         self, tmp_path: Path, run_graphmem: Run
     ) -> None:
         """ckpt02 has workspaces, the case of ckpt01 has none."""

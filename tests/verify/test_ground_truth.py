@@ -1,4 +1,4 @@
-"""The figures that CUDA runs printed, published by others (fixtures say where), byte for byte."""
+"""Figures printed by CUDA runs and published by others (sources in the fixtures), byte for byte."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ class TestLinearStack:
         assert first.start == 8_135_168
 
     def test_frozen_linear_layers_keep_no_input(self) -> None:
-        """What is left is the input of the first layer and that of the last one: a frozen linear
-        layer needs its weight alone to hand a gradient on."""
+        """Only the inputs of the first and the last layer are kept: a frozen linear layer needs
+        only its weight to pass a gradient on."""
         report = analyzed("linear_stack", freeze_start=0, freeze_end=200)
 
         assert report.saved_for_backward == 2 * 64 * 100 * 4
 
     def test_frozen_layers_with_relu_between_keep_their_outputs(self) -> None:
-        """ReLU's derivative is written in terms of its result: 200 of them, and the first input;
-        the last layer's input is the last ReLU's result."""
+        """ReLU's derivative uses its result: 200 of them, and the first input; the last layer's
+        input is the last ReLU's result."""
         report = analyzed("linear_stack", relu=True, freeze_start=0, freeze_end=200)
 
         assert report.saved_for_backward == 201 * 64 * 100 * 4
@@ -96,8 +96,7 @@ class TestActivationMemory:
     @pytest.mark.parametrize(("activation", "expected"), [("relu", 5), ("gelu", 9)])
     def test_bytes_newly_allocated_and_alive(self, activation: str, expected: int) -> None:
         """In units of the input's 16,777,216 bytes: its copy on the card is the input itself, the
-        MLP's output is alive as it is in the article, the sum of it takes 512 bytes and cuBLAS its
-        workspace."""
+        MLP's output is alive as in the article, its sum takes 512 bytes, cuBLAS its workspace."""
         forward = analyzed("mlp", activation=activation, steps=1).steps[0].phases[0]
         new = forward.end - forward.start - CUBLAS_WORKSPACE - SCALAR_BLOCK
 
@@ -141,11 +140,11 @@ class TestGpt2:
         assert any("wte.weight" in holder.reason for holder in copies)
 
     def test_the_second_step_from_its_start_to_its_peak(self) -> None:
-        """The article's `memory_allocated`, and of it the bytes in gaps; the rest was requested.
+        """The article's `memory_allocated`, and its bytes in gaps; the rest was requested.
 
         It adds up to 2,057,547,776 for weights and masks, gradients, two moments, two workspaces
         and two batches of int64; 78 scalars of 4 bytes are 75 steps, loss, scale and its tracker.
-        Which block a request takes, and so the gaps, hangs on all that the process did before:
+        Which block a request takes, and so the gaps, depends on everything the process did before:
         `recorded_nanogpt` does what its published trace shows.
         """
         request = Request(gpu="a100", torch="2.0", steps=2)

@@ -1,4 +1,4 @@
-"""Cases that printed figures judge: their files, and every figure of the repository's own."""
+"""Cases that compare with printed figures: their files, and every figure in the repository."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ class TestQuantities:
             ("1.5 MB", 1_440_000, -60_000),
         ],
     )
-    def test_equal_is_what_would_be_printed_alike(self, text: str, nbytes: int, error: int) -> None:
+    def test_figures_are_equal_if_they_print_alike(
+        self, text: str, nbytes: int, error: int
+    ) -> None:
         assert parse_quantity(text).error_of(nbytes) == error
 
     def test_a_float32_of_more_than_16_gib_in_mib_counts_steps_of_two_kib(self) -> None:
@@ -84,18 +86,18 @@ class TestQuantities:
         assert [printed.error_of(nbytes + more) for more in (0, 1024, 1536)] == [0, 0, 1536]
 
     @pytest.mark.parametrize("text", ["", "many", "1,024", "-5", "3 parsecs"])
-    def test_what_is_no_quantity_is_refused(self, text: str) -> None:
+    def test_other_texts_are_not_quantities(self, text: str) -> None:
         with pytest.raises(InputError):
             parse_quantity(text)
 
     @pytest.mark.parametrize("text", ["", "peak", "max allocated after step 1", "allocated in"])
-    def test_what_is_no_figure_is_refused(self, text: str) -> None:
+    def test_other_texts_are_not_figures(self, text: str) -> None:
         with pytest.raises(NotFigureError):
             parse_figure(text)
 
 
 class TestCaseFiles:
-    def test_rows_take_what_they_do_not_say_from_the_file(self, tmp_path: Path) -> None:
+    def test_rows_inherit_from_the_file(self, tmp_path: Path) -> None:
         case = case_from(tmp_path)
 
         assert [str(figure) for figure in case.printed] == [
@@ -124,7 +126,7 @@ class TestCaseFiles:
 
 class TestTheSuite:
     def test_equal_figures_are_exit_code_0(self, tmp_path: Path, run_graphmem: Run) -> None:
-        """A case file alone, and no recordings."""
+        """A single case file and no recordings."""
         outcome = run_case(run_graphmem, tmp_path, CASE)
 
         assert outcome.exit_code == 0
@@ -134,7 +136,7 @@ class TestTheSuite:
         ]
 
     @pytest.mark.parametrize("error", [512, 1024])
-    def test_a_known_error_must_be_met(self, error: int, tmp_path: Path, run_graphmem: Run) -> None:
+    def test_a_known_error_must_occur(self, error: int, tmp_path: Path, run_graphmem: Run) -> None:
         text = CASE.replace('"98816"', f'"98304", error = {error}, gap = "a reason"')
 
         outcome = run_case(run_graphmem, tmp_path, text, "--format", "json")
@@ -144,7 +146,7 @@ class TestTheSuite:
         assert row["failed"] == (error != 512)
         assert outcome.exit_code == (error != 512)
 
-    def test_a_full_card_is_a_moment(self, tmp_path: Path, run_graphmem: Run) -> None:
+    def test_a_full_card_is_a_moment_to_compare(self, tmp_path: Path, run_graphmem: Run) -> None:
         """A segment of 2 MiB holds 51 layers of 40,448 + 512 bytes, and 8,192 bytes are left."""
         outcome = run_case(run_graphmem, tmp_path, FULL_CASE, "--format", "json")
 
@@ -152,15 +154,15 @@ class TestTheSuite:
         assert [row["predicted"] for row in rows] == [51 * 40_960, 8_192]
         assert outcome.exit_code == 0
 
-    def test_a_card_that_is_never_full_is_refused(self, tmp_path: Path, run_graphmem: Run) -> None:
+    def test_a_card_that_never_fills_up_is_an_error(
+        self, tmp_path: Path, run_graphmem: Run
+    ) -> None:
         outcome = run_case(run_graphmem, tmp_path, FULL_CASE.replace("at 2 MiB", "at 4 MiB"))
 
         assert outcome.exit_code == 2
         assert "nothing runs out of memory with 4 MiB" in outcome.stderr
 
-    def test_a_moment_that_is_not_there_names_the_case(
-        self, tmp_path: Path, run_graphmem: Run
-    ) -> None:
+    def test_an_unknown_moment_names_the_case(self, tmp_path: Path, run_graphmem: Run) -> None:
         outcome = run_case(run_graphmem, tmp_path, CASE.replace("in step 0", "in step 7"))
 
         assert outcome.exit_code == 2
@@ -180,7 +182,7 @@ SLOW = {"decoder_xl": 2, "t4_preflight": 4}
 
 
 def marked(case: PrintedCase) -> Any:
-    """Most of Liger's modules, and one of three sweeps, are run where there is time."""
+    """Most of Liger's modules, and one of three sweeps, are slow tests."""
     is_slow = case.name.startswith("liger_") and case.name not in QUICK
     is_slow |= case.name == "attention_sweep_written_out"
     return pytest.param(case, marks=[pytest.mark.slow] * is_slow, id=case.name)
@@ -190,7 +192,7 @@ QUICK = {"liger_multi_token_attention", "liger_cross_entropy"}
 
 
 @pytest.mark.parametrize("case", map(marked, CASES))
-def test_every_printed_figure_is_as_its_case_says(case: PrintedCase) -> None:
+def test_every_printed_figure_matches_its_case(case: PrintedCase) -> None:
     some = replace(case, printed=case.printed[: SLOW.get(case.name)])
 
     for row in run_printed(some):
@@ -198,7 +200,7 @@ def test_every_printed_figure_is_as_its_case_says(case: PrintedCase) -> None:
 
 
 def test_cases_side_by_side_print_the_same_bytes(run_graphmem: Run, tmp_path: Path) -> None:
-    """In warm processes, and one after the other in this one."""
+    """In warm processes, and sequentially in this one."""
     small = [FIXTURES / f"cases/small_{name}.toml" for name in ("one_forward", "linears")]
     cases = tmp_path / "cases"
     cases.mkdir()

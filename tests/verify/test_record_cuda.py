@@ -1,4 +1,4 @@
-"""tools/record_cuda.py, as far as it can be tried without a GPU."""
+"""tools/record_cuda.py, as far as it can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_becomes_the_compact_form(tool: ModuleType) -> None:
-    """Requests to free are left out; blocks and segments of one address differ."""
+    """Free requests are dropped; a block and a segment at one address stay distinct."""
     made = tool.compact(MADE_UP, {"gpu": "x"})
 
     assert made["gpu"] == "x"
@@ -119,14 +119,16 @@ def test_what_it_writes_can_be_replayed(tool: ModuleType, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "value"), [("batch=4", 4), ("dtype=fp32", "fp32"), ("dropout=0.5", 0.5)]
 )
-def test_settings_take_the_type_of_the_default(tool: ModuleType, text: str, value: object) -> None:
+def test_settings_have_the_type_of_their_default(
+    tool: ModuleType, text: str, value: object
+) -> None:
     def build(batch: int = 2, dtype: str = "bf16", dropout: float = 0.0) -> None: ...
 
     assert tool.setting_reader(build)(text) == (text.partition("=")[0], value)
 
 
 def test_a_fixture_runs_without_graphmem() -> None:
-    """On the CPU, in a process of its own where graphmem is not to be found."""
+    """On the CPU, in a separate process that cannot import graphmem."""
     script = f"""
 import importlib.util, sys
 sys.path.insert(0, {str(TOOL.parent)!r})

@@ -1,4 +1,4 @@
-"""CUDA graphs and memory pools: a script on the virtual card against the same on an H100.
+"""CUDA graphs and memory pools: a script on the virtual card compared with an H100.
 
 `fixtures/cuda/memory/graphs_*` are snapshots of `fixtures/finetune/cuda_graphs.py`, recorded with
 torch 2.11 (`tools/recordings_scripts.txt`): what was allocated, on which stream, in which pool.
@@ -27,7 +27,7 @@ CASES = {
     "graphs_callables": "callables",
     "graphs_mempool": "mempool",
 }
-SLOW_CASES = {  # no rule that the others do not have
+SLOW_CASES = {  # adds no rule to the others
     "graphs_fwdbwd": "forward_backward",
     "graphs_inference": "inference",
     "graphs_shared_pool": "shared_pool",
@@ -41,7 +41,7 @@ def snapshot(path: Path) -> dict[str, Any]:
 
 
 def events(of: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """Action, bytes, and which stream it was, counted in order of appearance."""
+    """Action, bytes, and the stream, numbered by first appearance."""
     streams: dict[int, int] = {}
     return [
         (event["action"], event["size"], streams.setdefault(event["stream"], len(streams)))
@@ -51,7 +51,7 @@ def events(of: dict[str, Any]) -> list[tuple[str, int, int]]:
 
 
 def segments(of: dict[str, Any]) -> Counter[tuple[int, int, tuple[int, int]]]:
-    """Bytes reserved, bytes used and the pool, of each segment at the end."""
+    """Reserved bytes, used bytes and the pool of each segment at the end."""
     return Counter(
         (each["total_size"], each["active_size"], tuple(each["segment_pool_id"]))
         for each in of["segments"]
@@ -65,7 +65,7 @@ def segments(of: dict[str, Any]) -> Counter[tuple[int, int, tuple[int, int]]]:
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES.items()),
     ],
 )
-def test_each_event_is_that_of_the_card(name: str, which: str, tmp_path: Path) -> None:
+def test_each_event_is_the_cards(name: str, which: str, tmp_path: Path) -> None:
     program = ["-m", "graphmem", "run", "--gpu", "h100-80gb", "--torch", "2.11"]
     recorder = ["tools/record_cuda.py", "-o", str(tmp_path / name), SCRIPT, "--which", which]
     command = [sys.executable, *program, *recorder]
@@ -90,10 +90,10 @@ def run_script(tmp_path: Path, run_graphmem: Callable[..., Outcome]) -> Callable
     return run
 
 
-def test_a_pool_gives_its_memory_back_when_it_is_deleted(
+def test_a_deleted_pool_releases_its_memory(
     run_script: Callable[..., Outcome],
 ) -> None:
-    """64 MiB in a segment of its own; free memory of the pool is nobody else's."""
+    """64 MiB in one segment; others cannot use the pool's free memory."""
     done = run_script(
         "pool = torch.cuda.MemPool()\n"
         "with torch.cuda.use_mem_pool(pool):\n"
@@ -115,8 +115,8 @@ def test_a_pool_gives_its_memory_back_when_it_is_deleted(
     ]
 
 
-def test_a_pool_that_may_help_out_does(run_script: Callable[..., Outcome]) -> None:
-    """A T4 of 14.7 GiB: 9 lie free in the pool, which an ordinary request of 9 GiB takes."""
+def test_a_pool_used_on_oom_serves_other_requests(run_script: Callable[..., Outcome]) -> None:
+    """A T4 of 14.7 GiB: 9 GiB are free in the pool, and serve an ordinary request of 9 GiB."""
     text = (
         "pool = torch.cuda.MemPool(use_on_oom={})\n"
         "with torch.cuda.use_mem_pool(pool):\n"
@@ -146,7 +146,7 @@ def test_a_pool_that_may_help_out_does(run_script: Callable[..., Outcome]) -> No
         ),
     ],
 )
-def test_what_a_capture_forbids_is_an_error_at_its_line(
+def test_an_operation_forbidden_in_a_capture_is_an_error_at_its_line(
     run_script: Callable[..., Outcome], capture: str, words: str
 ) -> None:
     done = run_script(
@@ -179,7 +179,7 @@ def test_memory_stats_know_each_pool(run_script: Callable[..., Outcome]) -> None
     }
 
 
-def test_analyze_says_who_follows_graphs(
+def test_analyze_names_the_command_that_follows_graphs(
     tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
     (tmp_path / "model.py").write_text(
@@ -201,9 +201,9 @@ def test_analyze_says_who_follows_graphs(
 def test_compiled_graphs_warm_up_record_and_replay(run_script: Callable[..., Outcome]) -> None:
     """PyTorch checks its own pool at each call; a replay allocates nothing.
 
-    What stays allocated outside of the pool: two weights of 64 x 64 floats, two biases of 64 in
+    What stays allocated outside the pool: two weights of 64 x 64 floats, two biases of 64 in
     blocks of 512 bytes, the input of 32 x 64 floats, and the generator's seed and offset, 512 bytes
-    each: to torch 2.11 one pair, then one for each of three captures, from 2.14 on none here.
+    each: up to torch 2.11 one pair, then one for each of three captures, none since 2.14.
     """
     pytest.importorskip("triton")
     done = run_script(

@@ -1,8 +1,8 @@
-"""Random programs, as an H100 ran them and as they are predicted.
+"""Random programs: H100 recordings compared with predictions.
 
 `fixtures/cuda/random.tar.xz` has 239 recordings; every eighth is compared here. Their release,
-torch 2.11, frees the tensors of a dying graph in another order than later ones: what is allocated,
-in which order, and the peaks are compared on every release.
+torch 2.11, frees the tensors of a dying graph in another order than later ones, so only the
+allocations, their order and the peaks are compared on every release.
 """
 
 from __future__ import annotations

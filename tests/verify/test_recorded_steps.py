@@ -1,7 +1,7 @@
-"""Whole steps take what they took on an H100: every allocation, every free, and both peaks.
+"""Whole steps allocate what they did on an H100: every allocation, every free, and both peaks.
 
-The recordings are in `fixtures/cuda/steps` and say what they were made from; docs/accuracy_h100.md
-has them all, also those that differ, by the release on which they were made.
+The recordings are in `fixtures/cuda/steps` and name their source; docs/accuracy_h100.md lists
+them all, including those that differ, by the release that made them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TECHNIQUES = sorted(path.name.split(".")[0] for path in STEPS.glob("technique_*"
     ],
     ids=lambda names: str(names[0]),
 )
-def test_every_event_and_both_peaks_are_those_of_the_card(
+def test_every_event_and_both_peaks_are_the_cards(
     names: list[str], run_graphmem: Callable[..., Outcome]
 ) -> None:
     files = [str(STEPS / f"{name}.events.json.gz") for name in names]
@@ -56,7 +56,7 @@ def test_the_page_has_every_recorded_step() -> None:
     )
 
 
-def test_what_differs_has_a_cause_and_what_has_one_differs() -> None:
+def test_exactly_the_differing_steps_have_a_cause() -> None:
     differing = [name for name, row in rows_of_the_page().items() if row != ["none", "0", "0"]]
 
     assert sorted(differing) == sorted(known_gaps(STEPS))

@@ -1,7 +1,7 @@
 """Reading recordings, trusted or not, and replaying those of the recordings folder.
 
-The folder lies beside the repository, or where GRAPHMEM_RECORDINGS says. Its index, if there is
-one, tells for each recording what an independent replay of the default allocator found.
+The folder lies beside the repository, or in GRAPHMEM_RECORDINGS. Its index, if there is one,
+lists what an independent replay of the default allocator found for each recording.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def figures(made: Replay) -> Row:
 
 
 def recorded(suffix: str) -> list[Any]:
-    """One test for each file of the folder, or one that is skipped and says why."""
+    """One test for each file of the folder, or one skipped test that says why."""
     files = sorted(FOLDER.glob(f"*{suffix}"))
     if not files:
         reason = f"no *{suffix} in {FOLDER} (set GRAPHMEM_RECORDINGS)"
@@ -96,7 +96,7 @@ def test_snapshots_replay_without_a_miss(path: Path) -> None:
 
 @pytest.mark.parametrize("path", recorded(".events.json"))
 def test_compact_files_replay_without_a_miss(path: Path) -> None:
-    """Those that tell the state before them: an empty device, or a single small segment."""
+    """Those that contain their initial state: an empty device, or a single small segment."""
     recording = read_recording(path)
     row = index()[path.name.removesuffix(".events.json")]
     if row.base and recording.base_reserved != 2 * MIB:
@@ -110,13 +110,13 @@ def test_compact_files_replay_without_a_miss(path: Path) -> None:
 
 
 def test_an_expandable_recording_replays_without_a_miss() -> None:
-    """The one with expandable segments, from a state worked out by hand.
+    """The one with expandable segments, from an initial state derived by hand.
 
     Its 13,635,803,136 bytes are the parameters (13,627,238,400, of which 65 norms of 2560 floats
     are small), one cuBLAS workspace, a batch of 4 x 128 indices, and two RoPE tables of 128 x 40
-    floats. What is not known is where the workspace lies. It was made in the first product, behind
-    some activations of 4 x 128 x 2560 floats; of the holes of 0 to 23 such, all were tried, and
-    only three give no miss (the others at least 288). So the hole is fitted, and the rest is not.
+    floats. Only the workspace's address is unknown. It was allocated in the first product, behind
+    some activations of 4 x 128 x 2560 floats; holes of 0 to 23 of them were tried, and only three
+    give no miss (the others at least 288). So the hole is fitted, and nothing else.
     """
     path = FOLDER / "cs336xl_expandable_cl128.events.json"
     if not path.exists():
@@ -186,7 +186,7 @@ def write(folder: Path, snapshot: object, name: str = "snapshot.pickle") -> Path
 
 
 def small_snapshot() -> dict[str, Any]:
-    """One block that was there before, freed and replaced."""
+    """One block from before the recording, freed and replaced."""
     allocator = CachingAllocator()
     block = allocator.malloc(600)
     at = block.address
@@ -260,7 +260,7 @@ def test_ordinals_at_two_places_are_a_miss() -> None:
     assert made.misses == 2
 
 
-def test_segments_given_back_are_followed(tmp_path: Path) -> None:
+def test_released_segments_are_followed(tmp_path: Path) -> None:
     """The program emptied the cache; then a segment came back at another address."""
     allocator = CachingAllocator()
     old, new = 100 * MIB, 64 * MIB
@@ -307,7 +307,7 @@ def test_segments_given_back_are_followed(tmp_path: Path) -> None:
     assert (made.peak_allocated, made.end_allocated) == (3 * MIB, 3 * MIB)
 
 
-def test_pages_given_back_are_followed(tmp_path: Path) -> None:
+def test_released_pages_are_followed(tmp_path: Path) -> None:
     allocator = CachingAllocator(AllocatorSettings(expandable_segments=True))
     block = allocator.malloc(30 * MIB)
     at = block.address
@@ -342,7 +342,7 @@ def refuse(path: Path) -> str:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_with_a_call_is_rejected(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "evil.pickle"
     path.write_bytes(pickle.dumps({"segments": [Evil()], "device_traces": []}, protocol))
 
@@ -350,20 +350,20 @@ def test_a_pickle_that_calls_something_is_refused(tmp_path: Path, protocol: int)
     assert not Path("/tmp/graphmem-was-here").exists()
 
 
-def test_the_unpickler_itself_names_no_class() -> None:
+def test_the_unpickler_resolves_no_class() -> None:
     with pytest.raises(ForeignPickleError):
         plain_data.NoGlobals(io.BytesIO(pickle.dumps(Evil()))).load()
 
 
-def test_a_deep_nest_is_refused(tmp_path: Path) -> None:
-    """A million tuples in each other, as a key: hashing it would overflow the stack."""
+def test_deep_nesting_is_rejected(tmp_path: Path) -> None:
+    """A million nested tuples as a key: hashing them would overflow the stack."""
     path = tmp_path / "deep.pickle"
     path.write_bytes(b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.")
 
     refuse(path)
 
 
-def test_truncated_files_are_refused(tmp_path: Path) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path) -> None:
     data = pickle.dumps(small_snapshot(), protocol=4)
     path = tmp_path / "cut.pickle"
     for end in range(len(data)):
@@ -375,7 +375,7 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
         refuse(path)
 
 
-def test_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_data, "MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\x80" + bytes(2 << 20)))
@@ -383,7 +383,7 @@ def test_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "larger than 1 MiB" in refuse(path)
 
 
-HANG_SECONDS = 60  # what is worse than linear takes minutes of these files
+HANG_SECONDS = 60  # anything worse than linear takes minutes on these files
 
 _HEAPS = {
     "dictionaries": b"\x80\x04](" + b"}" * 3_000_000 + b"e.",
@@ -393,7 +393,7 @@ _HEAPS = {
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("heap", _HEAPS)
-def test_a_heap_of_empty_containers_is_refused_before_it_is_built(
+def test_masses_of_empty_containers_are_rejected_before_they_are_built(
     heap: str, packed: bool, tmp_path: Path
 ) -> None:
     """10 million dictionaries, packed into 9.8 KB, once took 888 MiB and 24 seconds."""
@@ -407,10 +407,10 @@ def test_a_heap_of_empty_containers_is_refused_before_it_is_built(
     finally:
         tracemalloc.stop()
 
-    assert taken < 40 * MIB  # the file twice over, 6 MB, 16 to read it, and no object for a byte
+    assert taken < 40 * MIB  # the file twice, 6 MB, 16 to read it, and no object per byte
 
 
-def test_what_unpacks_a_thousandfold_is_refused_after_a_few_megabytes(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_rejected_after_a_few_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"\x80\x04(" + b"N" * (64 << 20)))
 
@@ -423,7 +423,7 @@ def test_what_unpacks_a_thousandfold_is_refused_after_a_few_megabytes(tmp_path: 
     assert taken < 64 * MIB
 
 
-def test_what_would_take_more_memory_than_is_allowed_is_refused(
+def test_files_that_need_too_much_memory_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plain_data, "_MEMORY", 1 << 20)
@@ -433,8 +433,8 @@ def test_what_would_take_more_memory_than_is_allowed_is_refused(
     assert "could take more than" in refuse(path)
 
 
-def test_the_lines_of_sites_take_linear_time(tmp_path: Path) -> None:
-    """800 of these took more than a minute."""
+def test_site_lines_are_parsed_in_linear_time(tmp_path: Path) -> None:
+    """800 of them used to take more than a minute."""
     path = tmp_path / "x.events.json"
     path.write_text(json.dumps({"events": [["a", 512, 0, 0]], "sites": ["a:" * 200_000]}))
 
@@ -445,14 +445,14 @@ def test_the_lines_of_sites_take_linear_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("site", [-1, 1, 1 << 70])
-def test_a_site_that_is_not_there_is_refused(site: int, tmp_path: Path) -> None:
+def test_a_missing_site_is_rejected(site: int, tmp_path: Path) -> None:
     path = tmp_path / "x.events.json"
     path.write_text(json.dumps({"events": [["a", 512, 0, site]], "sites": ["a.py:f:1"]}))
 
     assert "is out of range" in refuse(path) or "ValidationError" in refuse(path)
 
 
-def test_a_text_that_is_a_nest_of_shared_lists_is_refused(tmp_path: Path) -> None:
+def test_nested_shared_lists_in_place_of_text_are_rejected(tmp_path: Path) -> None:
     """Sixty lists, each naming the one before twice: written out, 2^60 of them."""
     nest: list[Any] = []
     for _ in range(60):
@@ -463,8 +463,8 @@ def test_a_text_that_is_a_nest_of_shared_lists_is_refused(tmp_path: Path) -> Non
         refuse(path)
 
 
-def test_a_stack_that_many_events_name_is_read_once(tmp_path: Path) -> None:
-    """20,000 events with one stack of 20,000 frames are 400,000,000 if each has its own."""
+def test_a_stack_shared_by_many_events_is_read_once(tmp_path: Path) -> None:
+    """20,000 events with one stack of 20,000 frames would be 400,000,000 frames unshared."""
     frame = {"filename": "a.py", "name": "f", "line": 1}
     stack = [frame] * 20_000
     trace = [{**entry("alloc", 0, 512), "frames": stack} for _ in range(20_000)]
@@ -478,7 +478,7 @@ def test_a_stack_that_many_events_name_is_read_once(tmp_path: Path) -> None:
     assert recording.events[0].frames is recording.events[-1].frames
 
 
-def test_blocks_that_many_segments_name_are_refused(tmp_path: Path) -> None:
+def test_blocks_shared_by_many_segments_are_rejected(tmp_path: Path) -> None:
     block = {"size": 512, "state": "inactive"}
     segment = {"address": 0, "total_size": 0, "stream": 0, "segment_type": "small"}
     blocks = [block] * 3_000
@@ -489,7 +489,7 @@ def test_blocks_that_many_segments_name_are_refused(tmp_path: Path) -> None:
     assert "9,000,000 blocks" in refuse(path)
 
 
-def test_missing_files_are_refused(tmp_path: Path) -> None:
+def test_missing_files_are_rejected(tmp_path: Path) -> None:
     assert "cannot be read" in refuse(tmp_path / "missing.pickle")
     assert "cannot be read" in refuse(tmp_path)
 
@@ -514,7 +514,7 @@ def test_missing_files_are_refused(tmp_path: Path) -> None:
         pickle.dumps({"segments": [], "device_traces": [[entry("alloc", 0, 1 << 50)]]}),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
 
@@ -522,8 +522,8 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
 
 
 @given(st.integers(0, 2000), st.binary(min_size=1, max_size=4))
-def test_a_damaged_snapshot_is_read_or_refused(position: int, damage: bytes) -> None:
-    """Whatever a few wrong bytes lead to, it is a recording, or one line."""
+def test_a_damaged_snapshot_is_read_or_rejected(position: int, damage: bytes) -> None:
+    """A few wrong bytes yield a recording or a one-line error, nothing else."""
     data = bytearray(pickle.dumps(small_snapshot(), protocol=4))
     position %= len(data)
     data[position : position + len(damage)] = damage
@@ -541,7 +541,7 @@ def test_a_damaged_snapshot_is_read_or_refused(position: int, damage: bytes) -> 
 
 @given(st.lists(st.one_of(st.integers(1, 30 * MIB), st.integers(-9, 0)), max_size=40))
 def test_the_models_own_history_replays_without_a_miss(steps: list[int]) -> None:
-    """Positive steps allocate, others free the n-th live block; from an empty device on."""
+    """Positive steps allocate, others free the n-th live block, starting from an empty device."""
     allocator = CachingAllocator()
     live, events = [], []
     for step in steps:

@@ -62,7 +62,7 @@ def index_of_free(rows: list[Row]) -> int:
 
 
 def freed_beside_a_twin(rows: list[Row]) -> tuple[int, int]:
-    """The first free while another allocation of its size is alive, and the ordinal of that."""
+    """The first free while another allocation of its size is alive, and that one's ordinal."""
     live: dict[int, int] = {}
     for i, (action, nbytes, ordinal) in enumerate(rows):
         if action == "a":
@@ -109,7 +109,7 @@ class TestAPredictionAgainstItself:
         assert compared(tmp_path, prediction, rows).first_difference == at
 
     def test_the_free_of_a_twin_is_found(self, tmp_path: Path, loop: Prediction) -> None:
-        """Of two live allocations of one size the wrong one is freed."""
+        """The wrong one of two live allocations of equal size is freed."""
         rows = rows_of(loop)
         at, twin = freed_beside_a_twin(rows)
         rows[at][2] = twin
@@ -125,7 +125,7 @@ class TestAPredictionAgainstItself:
     def test_equal_events_with_other_figures_differ(
         self, tmp_path: Path, prediction: Prediction
     ) -> None:
-        """The same events on top of what was there before: a small segment of its own."""
+        """The same events on a device that already has a small segment."""
         path = written(tmp_path, rows_of(prediction), base_alloc=512, base_res=2 << 20)
 
         comparison = compare(read_recorded(path), prediction, SETUP)
@@ -189,7 +189,7 @@ class TestTheCommand:
             (("x", "--target", TARGET, "--start", "step one"), "not a moment"),
         ],
     )
-    def test_what_makes_no_sense_is_exit_code_2(
+    def test_invalid_input_is_exit_code_2(
         self, arguments: tuple[str, ...], message: str, run_graphmem: Run
     ) -> None:
         outcome = run_graphmem("verify", *arguments)
@@ -210,7 +210,7 @@ class TestStart:
         assert str(parse_start(text)) == text
 
     @pytest.mark.parametrize("text", ["", "step", "step -1", "step 1 sideways", "setup 1"])
-    def test_other_texts_are_refused(self, text: str) -> None:
+    def test_other_texts_are_rejected(self, text: str) -> None:
         with pytest.raises(NotMomentError):
             parse_start(text)
 
@@ -220,7 +220,7 @@ class TestStart:
         assert len(second) == 2 * len(third)
         assert loop.figures(parse_start("step 2")).base_allocated > 2 * 8_519_680
 
-    def test_a_step_that_was_not_traced_is_refused(self, prediction: Prediction) -> None:
+    def test_an_untraced_step_is_rejected(self, prediction: Prediction) -> None:
         with pytest.raises(NoStartError):
             prediction.changes(parse_start("step 1"))
 
@@ -233,7 +233,7 @@ class TestFreesInAnyOrder:
 
         assert [free.allocation for free in follow_order(self.FREES, recorded)] == [2, 0, 1]
 
-    def test_they_stay_where_the_recording_frees_another_one(self) -> None:
+    def test_they_stay_if_the_recording_frees_something_else(self) -> None:
         recorded = [Change(False, 512, i, "") for i in (2, 0, 7)]
 
         assert follow_order(self.FREES, recorded) == list(self.FREES)

@@ -32,7 +32,7 @@ def traced(step: Callable[[], Any]) -> StepGraph:
 
 
 def sizes_of(graph: StepGraph, target: str) -> list[int]:
-    """Bytes of what the operations of a name allocate."""
+    """Bytes allocated by the operations of this name."""
     births = (op.births for op in graph.ops if op.target.startswith(target))
     return [graph.storages[number].nbytes for born in births for number in born]
 
@@ -77,7 +77,7 @@ def test_every_form_of_lengths_makes_the_same_table(
     assert sizes_of(graph, "aten._ctc_loss_backward.") == [STEPS * BATCH * LABELS * FLOAT]
 
 
-def test_lengths_that_nobody_knows_are_taken_at_their_bound_and_said_so() -> None:
+def test_unknown_lengths_are_assumed_at_their_bound_and_reported() -> None:
     def step() -> None:
         scores = torch.randn(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
         long, short = torch.randn(2, BATCH, device="cuda").long()
@@ -90,7 +90,7 @@ def test_lengths_that_nobody_knows_are_taken_at_their_bound_and_said_so() -> Non
     assert told["the lengths of ctc_loss's targets"] == f"{LONGEST} each (the bound)"
 
 
-def test_an_unbatched_loss_is_a_number() -> None:
+def test_an_unbatched_loss_is_a_scalar() -> None:
     seen: list[torch.Size] = []
 
     def step() -> None:
@@ -106,11 +106,11 @@ def test_an_unbatched_loss_is_a_number() -> None:
 
 
 @pytest.mark.parametrize("lengths", [on_device, as_list])
-def test_cudnn_takes_targets_of_32_bits_that_lie_one_after_the_other(
+def test_cudnn_takes_concatenated_32_bit_targets(
     lengths: Callable[[int], Any],
 ) -> None:
     """cudnn/LossCTC.cpp: with lists of lengths the targets are on the host, with tensors the
-    lengths have 32 bits. The gradient is the forward pass's."""
+    lengths have 32 bits. The gradient comes from the forward pass."""
 
     def step() -> None:
         scores = torch.randn(STEPS, BATCH, LABELS, device="cuda", requires_grad=True)
@@ -127,7 +127,7 @@ def test_cudnn_takes_targets_of_32_bits_that_lie_one_after_the_other(
     assert not sizes_of(graph, "aten._ctc_loss.")
 
 
-def test_cudnn_does_not_take_what_its_kernels_cannot() -> None:
+def test_cudnn_is_not_chosen_for_unsupported_inputs() -> None:
     def step() -> None:
         scores = torch.randn(300, 2, LABELS, device="cuda").log_softmax(2)
         labels = torch.ones(2 * 256, dtype=torch.int32, device="cpu")
@@ -166,7 +166,7 @@ class TestScratch:
         table = tensor(BATCH, steps, 2 * LONGEST + 1)
         return _fake_backward(grad, scores, labels, table, zero_infinity)
 
-    def test_a_small_problem_has_lengths_and_a_second_table(self) -> None:
+    def test_a_small_problem_takes_lengths_and_a_second_table(self) -> None:
         """2 * 50 + 24 * 16 // 10 + 2 * 20 // 10 = 142 is not above 450."""
         assert self.loss(zero_infinity=False) == [
             *[self.lengths] * 3, LOG_ALPHA, "out0", -LOG_ALPHA, *[-self.lengths] * 3

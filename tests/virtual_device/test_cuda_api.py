@@ -1,7 +1,7 @@
-"""What a program may ask `torch.cuda` and `torch.accelerator` on the virtual GPU.
+"""The `torch.cuda` and `torch.accelerator` APIs on the virtual GPU.
 
 Sizes follow from c10/cuda/CUDACachingAllocator.cpp: blocks of 512 bytes, segments of 2 MiB for
-requests up to 1 MiB, of 20 MiB up to 10 MiB, of whole MiB in twos from there on.
+requests up to 1 MiB, of 20 MiB below 10 MiB, and of multiples of 2 MiB above.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TestPuttingBack:
     )
 
     def looks(self) -> list[dict[str, Any]]:
-        # a module that is looked at for the first time imports what it names lazily
+        # a module's lazy imports happen at its first inspection
         return [dict(vars(each)) for each in self.TOUCHED]
 
     def test_every_attribute_is_what_it_was(self) -> None:
@@ -143,7 +143,7 @@ class TestStatistics:
         assert set(torch.cuda.memory_stats()) == core | oversize | counters
         assert set(torch.accelerator.memory_stats()) == core | oversize | counters
 
-    def test_peaks_and_counts_begin_anew_where_they_are_reset(self) -> None:
+    def test_peaks_and_counts_can_be_reset(self) -> None:
         kept = on_card(4 * KIB)
         on_card(8 * KIB)
         assert torch.cuda.max_memory_allocated() == 12 * KIB
@@ -173,7 +173,7 @@ class TestStatistics:
         assert stats["num_sync_all_streams"] == 1
         assert kept.numel() == 1 * MIB
 
-    def test_the_driver_tells_of_the_context_as_well(self) -> None:
+    def test_the_driver_reports_the_context_as_well(self) -> None:
         held = on_card(30 * MIB)
         free, total = torch.cuda.mem_get_info()
 
@@ -182,7 +182,7 @@ class TestStatistics:
         assert torch.accelerator.get_memory_info() == (free, total)
         assert torch.cuda.cudart().cudaMemGetInfo(0) == (free, total)
 
-    def test_the_summary_is_pytorch_s(self) -> None:
+    def test_the_summary_is_pytorchs(self) -> None:
         held = on_card(3 * KIB)
         summary = torch.cuda.memory_summary().splitlines()
         line = next(each for each in summary if each.startswith("| Allocated memory"))
@@ -207,7 +207,7 @@ class TestStatistics:
 
 
 class TestRunningOut:
-    def test_the_error_is_pytorch_s(self, gpu: VirtualGpu) -> None:
+    def test_the_error_is_pytorchs(self, gpu: VirtualGpu) -> None:
         told: list[tuple[int, ...]] = []
         observe: Any = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
         observe(lambda *what: told.append(what))
@@ -225,7 +225,7 @@ class TestRunningOut:
 
     @pytest.mark.usefixtures("gpu")
     def test_a_product_without_room_for_its_result_takes_no_workspace(self) -> None:
-        """`mm` takes cuBLAS's handle after its output; 8.125 MiB on an A100."""
+        """`mm` gets its cuBLAS handle after its output; 8.125 MiB on an A100."""
         tall, square = (torch.empty(rows, 2**15, device="cuda") for rows in (3 * 2**17, 2**15))
         held = 4 * (3 * 2**17 + 2**15) * 2**15
         for refused in (lambda: tall @ square, lambda: on_card(60 * GIB), lambda: tall @ square):
@@ -242,7 +242,7 @@ class TestRunningOut:
         assert torch.cuda.memory_allocated() == held + 8_519_680
 
     @pytest.mark.usefixtures("gpu")
-    def test_a_fraction_is_one_of_the_whole_card(self) -> None:
+    def test_a_memory_fraction_is_of_the_whole_card(self) -> None:
         torch.cuda.set_per_process_memory_fraction(0.5)
         assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(0.5)
         half = int(0.5 * CARD.memory_bytes) // (2 * MIB) * (2 * MIB)
@@ -254,7 +254,7 @@ class TestRunningOut:
         assert held.numel() == half
 
     @pytest.mark.usefixtures("gpu")
-    def test_settings_hold_for_what_comes_after(self) -> None:
+    def test_settings_apply_to_later_allocations(self) -> None:
         first = on_card(3 * MIB)
         set_allocator_settings("expandable_segments:True")
         second = on_card(18 * MIB)
@@ -269,12 +269,12 @@ class TestRunningOut:
         ["foo:1", "max_split_size_mb:2", "release_lock_on_cudamalloc:none",
          "pinned_num_register_threads:1024", "pinned_num_register_threads:none"],
     )  # fmt: skip
-    def test_settings_that_pytorch_refuses(self, text: str) -> None:
+    def test_settings_that_pytorch_rejects(self, text: str) -> None:
         """`test_allocator_settings` of PyTorch's test/test_cuda.py."""
         with pytest.raises(RuntimeError):
             set_allocator_settings(text)
 
-    def test_the_environment_is_read_when_memory_is_first_asked_for(
+    def test_the_environment_is_read_at_the_first_allocation(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # so that it is put back
@@ -289,9 +289,7 @@ class TestRunningOut:
             assert torch.cuda.memory_snapshot()[0]["is_expandable"]
             assert held.numel() == 512
 
-    def test_a_script_sets_its_environment_in_its_first_lines(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_script_may_set_its_environment_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # so that it is put back
         with VirtualGpu("a100"):
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":128:8:64:16:32:32"
@@ -307,7 +305,7 @@ class TestHistory:
         entries: list[dict[str, Any]] = torch.cuda.memory._snapshot()["device_traces"][0]
         return entries
 
-    def test_what_happened_and_where(self) -> None:
+    def test_events_and_where_they_happened(self) -> None:
         def give() -> torch.Tensor:
             return on_card(3000)
 
@@ -338,7 +336,7 @@ class TestHistory:
         ("context", "at_alloc", "at_block"),
         [(None, False, False), ("state", False, True), ("alloc", True, True), ("all", True, True)],
     )
-    def test_what_stacks_are_taken_for(
+    def test_which_events_and_blocks_have_stacks(
         self, context: str | None, at_alloc: bool, at_block: bool
     ) -> None:
         torch.cuda.memory._record_memory_history(context=context, stacks="python")
@@ -357,7 +355,7 @@ class TestHistory:
 
         assert [each["size"] for each in self.entries()] == [2048, 2048, 2048]
 
-    def test_running_out_is_an_event(self) -> None:
+    def test_out_of_memory_is_an_event(self) -> None:
         torch.cuda.memory._record_memory_history()
         with pytest.raises(torch.OutOfMemoryError):
             on_card(100 * GIB)
@@ -382,7 +380,7 @@ class TestHistory:
 
 @pytest.mark.usefixtures("gpu")
 class TestStreams:
-    def test_each_stream_has_segments_of_its_own(self) -> None:
+    def test_each_stream_has_its_own_segments(self) -> None:
         side = torch.cuda.Stream()
         first = on_card(512)
         with torch.cuda.stream(side):
@@ -394,7 +392,7 @@ class TestStreams:
         assert sorted(streams) == [0, side.cuda_stream]
         assert first.data_ptr() != second.data_ptr()
 
-    def test_a_recorded_stream_delays_the_reuse_of_a_block(self) -> None:
+    def test_record_stream_delays_the_reuse_of_a_block(self) -> None:
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             torch.cuda._sleep(50_000_000)
@@ -411,7 +409,7 @@ class TestStreams:
         side.synchronize()
         assert on_card(512).data_ptr() == address
 
-    def test_its_own_stream_delays_nothing(self) -> None:
+    def test_recording_its_own_stream_delays_nothing(self) -> None:
         block = on_card(512)
         address = block.data_ptr()
         torch.cuda._sleep(50_000_000)
@@ -444,7 +442,7 @@ class TestStreams:
 
         assert seen == [side]
 
-    def test_each_stream_has_a_workspace_of_cublas(self) -> None:
+    def test_each_stream_has_a_cublas_workspace(self) -> None:
         """`getCurrentCUDABlasHandle`: by handle and stream; 8.125 MiB on an A100."""
         matrix = torch.empty(16, 16, device="cuda")
         matrix @ matrix
@@ -478,7 +476,7 @@ class TestStreams:
 
         assert seen == [0]
 
-    def test_events_wait_for_what_sleeps(self) -> None:
+    def test_events_wait_for_a_sleep(self) -> None:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         assert "uninitialized" in repr(begin)
         begin.record()
@@ -494,7 +492,7 @@ class TestStreams:
             torch.cuda.Event().elapsed_time(end)
 
     def test_data_parallel_copies_in_the_background(self) -> None:
-        """torch/nn/parallel/_functions.py, `Scatter`: a segment of the background stream."""
+        """torch/nn/parallel/_functions.py, `Scatter`: a segment on the background stream."""
         model = torch.nn.DataParallel(torch.nn.Linear(4, 4)).cuda()
         on_device = model(torch.ones(2, 4, device="cuda"))
         assert [each["stream"] for each in torch.cuda.memory_snapshot()] == [0, 0]
@@ -516,7 +514,7 @@ class TestStreams:
 
 @pytest.mark.usefixtures("gpu")
 class TestDevices:
-    def test_there_is_one(self) -> None:
+    def test_there_is_one_device(self) -> None:
         assert torch.cuda.is_available()
         assert (torch.cuda.device_count(), torch.cuda.current_device()) == (1, 0)
         assert torch.accelerator.current_accelerator() == torch.device("cuda")
@@ -538,7 +536,7 @@ class TestDevices:
             lambda: torch.cuda.device(1).__enter__(),
         ],
     )
-    def test_another_is_the_driver_s_error(self, ask: Any) -> None:
+    def test_another_device_is_a_driver_error(self, ask: Any) -> None:
         with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
             ask()
 
@@ -572,20 +570,20 @@ class TestDevices:
         assert torch.distributed.is_nccl_available()
         assert torch.cuda.nccl.version() >= (2, 10)
 
-    def test_what_surrounds_the_driver(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nvtx_profiler_and_debug_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop()) == (0, 0)
         with torch.cuda.profiler.profile():
             torch.cuda.check_error(0)
         with pytest.raises(torch.cuda.CudaError, match="out of memory"):
             torch.cuda.check_error(2)
-        # torch.testing._internal, which other tests import, forbids to set flags like this.
+        # torch.testing._internal, which other tests import, forbids setting flags like this.
         monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
         torch.backends.cudnn.benchmark_limit = 3
         assert torch.backends.cudnn.benchmark_limit == 3
         torch.cuda.set_sync_debug_mode("warn")
         assert torch.cuda.get_sync_debug_mode() == 1
 
-    def test_the_profiler_looks_at_the_host(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_the_profiler_records_the_host(self, capfd: pytest.CaptureFixture[str]) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profiler:
             torch.zeros(2, device="cuda")
@@ -593,7 +591,7 @@ class TestDevices:
         assert "aten::zeros" in profiler.key_averages().table(sort_by="self_cuda_time_total")
         assert "Failed to record CUDA event" not in capfd.readouterr().err
 
-    def test_old_types(self) -> None:
+    def test_legacy_tensor_types(self) -> None:
         made = torch.cuda.FloatTensor([[1, 2]])  # type: ignore[attr-defined]
         sized = torch.cuda.HalfTensor(3, 4)  # type: ignore[attr-defined]
 
@@ -639,7 +637,7 @@ class TestRandomNumbers:
         assert isinstance(torch.default_generator, torch.Generator)
         assert not isinstance(3, torch.Generator)
 
-    def test_the_cpu_draws_what_it_always_draws(self) -> None:
+    def test_the_cpu_generator_draws_as_usual(self) -> None:
         drawn = torch.rand(2, generator=torch.Generator().manual_seed(0))
 
         # PyTorch's documented example of manual_seed(0)
@@ -660,7 +658,7 @@ class TestPinnedMemory:
         with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
             on_card(1).pin_memory()
 
-    def test_statistics_of_the_host(self) -> None:
+    def test_host_memory_statistics(self) -> None:
         """`test_host_memory_stats` of PyTorch's test/test_cuda.py: powers of two, and a cache."""
         first = torch.ones(10 * 1024, pin_memory=True)
         second = torch.ones(20 * 1024, pin_memory=True)
@@ -684,7 +682,7 @@ class TestPinnedMemory:
         assert cudart.cudaHostUnregister(tensor.data_ptr()) == 0
         assert not tensor.is_pinned()
 
-    def test_a_loader_that_pins(self) -> None:
+    def test_a_pinning_data_loader(self) -> None:
         data = torch.utils.data.TensorDataset(torch.arange(8.0))
         loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
 
@@ -699,13 +697,13 @@ class TestTraces:
         [torch.cuda.memory_allocated, torch.cuda.memory_summary, torch.cuda.mem_get_info,
          torch.accelerator.memory_reserved, torch.cuda.memory_snapshot],
     )  # fmt: skip
-    def test_a_trace_cannot_tell_of_memory_and_says_who_can(self, ask: Any) -> None:
+    def test_a_trace_cannot_report_memory_and_names_the_command_that_can(self, ask: Any) -> None:
         with pytest.raises(MemoryInTraceError) as error:
             trace(lambda: TrainingStep(step=ask), gpu=CARD, options=TraceOptions(steps=1))
 
         assert "graphmem run" in (error.value.hint or "")
 
-    def test_a_trace_lets_figures_be_forgotten(self) -> None:
+    def test_a_trace_allows_peaks_to_be_reset(self) -> None:
         def step() -> None:
             torch.cuda.reset_peak_memory_stats()
             torch.accelerator.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""The cache of fake results: what it tells apart, and that what it answers is right."""
+"""The cache of fake results: what it distinguishes, and that its answers are right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.house.test_fixtures import TINY, build
 
 
 def key_of(mode: VirtualFakeMode, *arguments: Any) -> tuple[Any, ...]:
-    """What the cache knows arguments by, as PyTorch asks for it."""
+    """The cache key of arguments, computed as PyTorch does."""
     key: list[Any] = []
     mode._prep_args_for_hash(key, arguments, None, [])
     return tuple(key)
@@ -80,8 +80,8 @@ def test_inference_tensors_are_told_apart(mode: VirtualFakeMode) -> None:
 
 @pytest.mark.parametrize("model", ["gpt2", "resnet", "unet_block", "moe"])
 @pytest.mark.parametrize("gpu", ["A100", None])
-def test_what_the_cache_answers_is_what_the_operation_returns(model: str, gpu: str | None) -> None:
-    """PyTorch's own check runs every operation again whose result came from the cache."""
+def test_a_cached_result_is_what_the_operation_returns(model: str, gpu: str | None) -> None:
+    """PyTorch's own cross-check reruns every operation whose result came from the cache."""
     step = partial(build, model, **TINY[model])
     hits = FakeTensorMode.cache_hits
     with torch._dynamo.config.patch(fake_tensor_cache_crosscheck_enabled=True):
@@ -92,7 +92,7 @@ def test_what_the_cache_answers_is_what_the_operation_returns(model: str, gpu: s
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_fake_tensor_of_the_cache_is_what_the_constructor_makes(
+def test_a_cached_fake_tensor_is_what_the_constructor_makes(
     device: str, requires_grad: bool
 ) -> None:
     mode = VirtualFakeMode()

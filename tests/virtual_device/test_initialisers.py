@@ -1,4 +1,4 @@
-"""Weights need no values: initialisers run without loops over data."""
+"""Weights need no values, so initialisers run without data-dependent loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 300
     "initialise",
     [
         trunc_normal_,
-        lambda weight: trunc_normal_(weight, a=1.5, b=3.0),  # by uniform candidates
+        lambda weight: trunc_normal_(weight, a=1.5, b=3.0),  # with uniform candidates
         orthogonal_,
         nn.init.orthogonal_,
         nn.init.kaiming_normal_,
@@ -46,7 +46,7 @@ def test_a_model_is_initialised(initialise: Callable[..., Any], device: str) -> 
     assert report.model.parameter_bytes == WIDTH * WIDTH * 4
 
 
-def test_a_tensor_that_an_initialiser_does_not_take_is_still_an_error() -> None:
+def test_a_tensor_an_initialiser_rejects_is_still_an_error() -> None:
     def build() -> Any:
         nn.init.orthogonal_(nn.Parameter(torch.ones(3)))
 
@@ -54,8 +54,8 @@ def test_a_tensor_that_an_initialiser_does_not_take_is_still_an_error() -> None:
         graphmem.analyze(build, steps=1)
 
 
-def test_numbers_that_are_never_out_of_bounds_are_drawn_once_and_nothing_is_assumed() -> None:
-    """Two is a hundred deviations away: of 90,000 numbers none is out of bounds."""
+def test_numbers_never_out_of_bounds_are_drawn_once_without_an_assumption() -> None:
+    """Two is a hundred standard deviations away: of 90,000 numbers none is out of bounds."""
 
     def build() -> TrainingStep:
         weight = nn.Linear(WIDTH, WIDTH, device="cuda").weight
@@ -67,8 +67,8 @@ def test_numbers_that_are_never_out_of_bounds_are_drawn_once_and_nothing_is_assu
 
 
 @pytest.mark.parametrize(("a", "b"), [(-2.0, 2.0), (-0.6, 0.6), (1.5, 3.0)])
-def test_truncated_numbers_take_what_they_take_in_a_real_run(a: float, b: float) -> None:
-    """The highest sum of what is alive; how often numbers are drawn again is random."""
+def test_truncated_normals_take_what_a_real_run_takes(a: float, b: float) -> None:
+    """Compares the peak only, since the number of redraws is random."""
 
     def make() -> TrainingStep:
         weight = torch.empty(WIDTH, WIDTH)

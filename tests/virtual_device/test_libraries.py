@@ -1,4 +1,4 @@
-"""Fine-tuning libraries on the virtual card; each test needs its library, and skips without it."""
+"""Fine-tuning libraries on the virtual card; each test is skipped without its library."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_subclass_of_parameter_keeps_class_identity_and_attributes_on_the_card
         assert (moved.device.type, moved.dtype, moved.scale) == ("cuda", torch.int8, 0.5)
         assert isinstance(Rounded(moved.data), Rounded)
         del moved
-        assert gpu.allocated == 64 * 64 + 512  # `absmax` fills one block
+        assert gpu.allocated == 64 * 64 + 512  # `absmax` fits one block
 
     assert type(weight) is Rounded
     assert weight.device.type == "cpu"
@@ -77,8 +77,8 @@ def test_a_subclass_of_parameter_keeps_class_identity_and_attributes_on_the_card
 
 
 @pytest.mark.parametrize("attributes", ["all", "none"])
-def test_a_parameter_made_by_the_type_of_another_is_a_parameter(attributes: str) -> None:
-    """`init_empty_weights` of accelerate gives the attributes along; others give none."""
+def test_a_parameter_made_by_type_of_another_is_a_parameter(attributes: str) -> None:
+    """accelerate's `init_empty_weights` passes the attributes along; others pass none."""
     with graphmem.virtual_gpu("t4"):
         old = torch.nn.Linear(8, 8, device="cuda").weight
         given = vars(old) if attributes == "all" else {}
@@ -89,7 +89,7 @@ def test_a_parameter_made_by_the_type_of_another_is_a_parameter(attributes: str)
 
 
 def reasons_of(module: torch.nn.Module, rows: int = 8) -> set[tuple[str, int]]:
-    """Why what lives at the peak is alive, with the bytes, where a module is called once."""
+    """Why storages at the peak are alive, with their bytes, when a module is called once."""
     with graphmem.virtual_gpu("t4") as gpu:
         module.cuda()
         module(torch.ones(rows, 64, device="cuda"))
@@ -97,13 +97,13 @@ def reasons_of(module: torch.nn.Module, rows: int = 8) -> set[tuple[str, int]]:
 
 
 class Packed(torch.nn.Linear):
-    """A layer whose weight keeps statistics in an object, as bitsandbytes' do."""
+    """A layer whose weight holds an object with statistics, as in bitsandbytes."""
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         return data @ (self.weight * self.weight.statistics.absmax[0])
 
 
-def test_what_a_parameter_keeps_beside_itself_has_a_name() -> None:
+def test_quantisation_statistics_of_a_parameter_have_a_name() -> None:
     class Statistics:
         pass
 
@@ -177,8 +177,8 @@ def test_an_unpack_hook_may_hook_the_node_that_runs() -> None:
     assert ran == ["ExpBackward0"]
 
 
-def test_a_table_of_functions_that_is_filled_on_the_card_is_found_again() -> None:
-    """torchao's tensors look for the function that PyTorch names (`implements_torch_function`)."""
+def test_a_function_table_filled_on_the_card_is_found_again() -> None:
+    """torchao's tensors look up the function PyTorch passes (`implements_torch_function`)."""
 
     class Packed(torch.Tensor):
         @classmethod
@@ -194,7 +194,7 @@ def test_a_table_of_functions_that_is_filled_on_the_card_is_found_again() -> Non
         assert torch.Tensor.to in table
 
 
-def test_tensors_swap_although_something_refers_to_them_weakly() -> None:
+def test_tensors_with_weak_references_can_be_swapped() -> None:
     """torchtune's `FrozenNF4Linear` swaps its weight for the packed one."""
     with graphmem.virtual_gpu("t4") as gpu:
         layer = torch.nn.Linear(256, 256, bias=False, device="cuda")
@@ -208,12 +208,12 @@ def test_tensors_swap_although_something_refers_to_them_weakly() -> None:
 
 
 @needs("bitsandbytes")
-def test_a_weight_of_four_bits_that_is_made_whole_is_named_with_its_statistics() -> None:
-    """NF4, nested: an absmax of one byte a block of 64, whose absmax are floats a block of 256."""
+def test_a_dequantised_4_bit_weight_is_named_with_its_statistics() -> None:
+    """NF4, nested: an absmax byte per block of 64, an absmax float per block of 256 of those."""
     bnb = importlib.import_module("bitsandbytes")
     layer = bnb.nn.Linear4bit(64, 1024, bias=False, quant_type="nf4", compress_statistics=True)
 
-    too_many = 4096  # for the kernel that multiplies packed weights
+    too_many = 4096  # for the kernel that multiplies by packed weights
     assert reasons_of(torch.nn.Sequential(layer), rows=too_many) >= {
         ("the parameter 0.weight, packed by Linear4bit", 1024 * 64 // 2),
         ("quant_state.absmax of the parameter 0.weight", 1024 * 64 // 64),
@@ -222,7 +222,7 @@ def test_a_weight_of_four_bits_that_is_made_whole_is_named_with_its_statistics()
     }
 
 
-def test_a_transposed_tensor_is_made_contiguous_on_its_way_into_pinned_memory() -> None:
+def test_a_transposed_tensor_is_made_contiguous_before_it_is_copied_to_pinned_memory() -> None:
     """`copy_requires_temporaries` (Copy.cu); the recording offload_save_pin shows it."""
     with graphmem.virtual_gpu("t4") as gpu:
         table = torch.ones(64, 128, device="cuda")
@@ -235,7 +235,7 @@ def test_a_transposed_tensor_is_made_contiguous_on_its_way_into_pinned_memory() 
         assert gpu.allocated == torch.cuda.max_memory_allocated() == 64 * 128 * 4
 
 
-def test_types_are_converted_on_the_card_where_a_copy_does_not_block() -> None:
+def test_a_non_blocking_copy_converts_dtypes_on_the_card() -> None:
     """The recording parameter_golf has 131,074 bytes beside 524,296 for tokens of an evaluation."""
     tokens = torch.zeros(65537, dtype=torch.uint16)
     narrow, wide = (blocks(65537 * size) for size in (2, 8))
@@ -250,16 +250,16 @@ def test_types_are_converted_on_the_card_where_a_copy_does_not_block() -> None:
 
 
 def blocks(nbytes: int) -> int:
-    """What an allocation of so many bytes counts: whole blocks of 512."""
+    """The bytes an allocation counts for: whole blocks of 512."""
     return -(-nbytes // 512) * 512
 
 
 @needs("bitsandbytes")
 @pytest.mark.parametrize("kind", ["plain", "paged"])
 def test_bitsandbytes_layers_and_optimizers_take_what_their_formats_say(kind: str) -> None:
-    """NF4: half a byte a weight, a float32 a block of 64, a code of 16; 8-bit Adam: two bytes a
-    weight, two float32 a block of 256, two codes of 256. Paged states are managed memory, which
-    is not PyTorch's."""
+    """NF4: half a byte per weight, a float32 per block of 64, a code of 16; 8-bit Adam: two bytes
+    per weight, two float32 per block of 256, two codes of 256. Paged states are managed memory,
+    which is not PyTorch's."""
     elements = 1024 * 4096
     states = 0 if kind == "paged" else 2 * elements
     statistics = 2 * 4 * elements // 256 + 2 * KIB
@@ -272,9 +272,9 @@ def test_bitsandbytes_layers_and_optimizers_take_what_their_formats_say(kind: st
 
 
 def events_of(recording: dict) -> list[tuple]:
-    """Each allocation by its bytes, each run of frees by what it frees, in no order.
+    """Each allocation by its bytes, each run of frees as an unordered collection.
 
-    Autocast lets go of its copies in the order of their addresses' hashes.
+    Autocast frees its copies in the order of their addresses' hashes.
     """
     made: dict[int, int] = {}
     events = []
@@ -327,8 +327,8 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def test_a_custom_operator_takes_what_its_kernel_in_python_takes() -> None:
-    """The kernel's copy in 32 bits and its squares, 4 MiB each, beside the input of 2 MiB."""
+def test_a_custom_operator_takes_what_its_python_kernel_takes() -> None:
+    """The kernel's 32-bit copy and its squares, 4 MiB each, beside the input of 2 MiB."""
     rows, columns = 1024, 1024
     with graphmem.virtual_gpu("h100") as gpu:
         x = torch.zeros(rows, columns, device="cuda", dtype=torch.bfloat16)

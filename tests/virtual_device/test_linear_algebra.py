@@ -33,10 +33,10 @@ def test_geqrf_makes_what_a_real_one_makes() -> None:
     ("left", "right"),
     [((6, 3), (6, 2)), ((3, 6), (3, 2)), ((4, 4), (4, 2)), ((2, 6, 3), (2, 6, 2))],
 )
-def test_least_squares_keeps_all_rows_of_its_right_side(
+def test_least_squares_keeps_all_rows_of_the_right_hand_side(
     left: tuple[int, ...], right: tuple[int, ...]
 ) -> None:
-    """`gels`, the only driver on a card, compared with the CPU's."""
+    """`gels`, the only CUDA driver, compared with the CPU's."""
     real = torch.linalg.lstsq(torch.randn(left), torch.randn(right), driver="gels")
     seen: list[list[tuple[torch.Size, int]]] = []
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def _product_of(product: Product, *batch: int) -> list[int]:
-    """The bytes that each operation of a product allocates."""
+    """The bytes each operation of a product allocates."""
 
     def step() -> None:
         sums = torch.zeros(*batch, ROWS, COLUMNS, device="cuda")
@@ -47,7 +47,7 @@ def _product_of(product: Product, *batch: int) -> list[int]:
         lambda sums, left, right: torch.addmm(sums, left, right, torch.float32, beta=0.5),
     ],
 )
-def test_a_product_is_made_in_its_dtype(product: Product) -> None:
+def test_a_product_is_computed_in_its_dtype(product: Product) -> None:
     assert _product_of(product) == [ROWS * COLUMNS * 4]
 
 
@@ -58,12 +58,12 @@ def test_a_product_is_made_in_its_dtype(product: Product) -> None:
         lambda sums, left, right: torch.baddbmm(sums, left, right, out_dtype=torch.float32),
     ],
 )
-def test_a_batch_of_products_is_made_in_its_dtype(product: Product) -> None:
+def test_a_batched_product_is_computed_in_its_dtype(product: Product) -> None:
     assert _product_of(product, BATCH) == [BATCH * ROWS * COLUMNS * 4]
 
 
 def test_a_product_into_a_given_tensor_allocates_nothing() -> None:
-    """What TRL 1.16 accumulates gradients with (trl/kernels/chunked_logprob.py, `_addmm_fp32`)."""
+    """As TRL 1.16 accumulates gradients (trl/kernels/chunked_logprob.py, `_addmm_fp32`)."""
     float32 = torch.float32
     assert _product_of(
         lambda sums, left, right: torch.addmm(sums, left, right, out_dtype=float32, out=sums)
@@ -73,6 +73,6 @@ def test_a_product_into_a_given_tensor_allocates_nothing() -> None:
     ) == [0]
 
 
-def test_operands_must_fit() -> None:
+def test_operands_must_match() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         _product_of(lambda _sums, left, _right: torch.mm(left, left, out_dtype=torch.float32))

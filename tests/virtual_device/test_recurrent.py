@@ -36,7 +36,7 @@ def storages_of(graph: StepGraph, target: str) -> list[Storage]:
     ]
 
 
-def test_weights_lie_in_one_buffer() -> None:
+def test_weights_share_one_buffer() -> None:
     """Stonesjtu/pytorch_memlab prints 32.03M for the weights of LSTM(1024, 1024) on a card:
     4 * 1024 * (1024 + 1024) + 2 * 4 * 1024 = 8,396,800 numbers of 4 bytes."""
     kept: list[nn.Module] = []
@@ -49,7 +49,7 @@ def test_weights_lie_in_one_buffer() -> None:
 
 
 def test_weights_in_one_buffer_are_copied_into_another() -> None:
-    """`RNNBase.flatten_parameters` asks only whether each weight has an address of its own.
+    """`RNNBase.flatten_parameters` only checks that no two weights have the same address.
 
     Recording wlm_gru of fixtures/cuda/public: after `torch.load`, which puts the two layers of
     GRU(200, 200) on the card in one storage, 482,400 numbers are allocated and as many freed.
@@ -63,7 +63,7 @@ def test_weights_in_one_buffer_are_copied_into_another() -> None:
     assert [each.death is None for each in buffers] == [False, True]
 
 
-def test_gradients_lie_in_one_buffer_too() -> None:
+def test_gradients_share_one_buffer_too() -> None:
     def build() -> TrainingStep:
         return TrainingStep(
             model=nn.GRU(8, 16, bidirectional=True),
@@ -73,7 +73,7 @@ def test_gradients_lie_in_one_buffer_too() -> None:
         )
 
     graph = trace(build, gpu=find_gpu("t4"), options=TraceOptions(steps=1))
-    # The gradients of the input and of the first state go unused; those of the weights: two
+    # The gradients of the input and the first state are unused; those of the weights: two
     # directions of 3 * 16 * (8 + 16) weights and 2 * 3 * 16 biases.
     of_weights = storages_of(graph, "aten._cudnn_rnn_backward.")[-1]
 
@@ -147,12 +147,12 @@ class TestCopies:
             state, state, 2, 16, 0, 1, batch_first, 0.0, False, False, [], None,
         )  # fmt: skip
 
-    def test_the_batch_first_is_copied_to_time_first(self) -> None:
+    def test_batch_first_is_copied_to_time_first(self) -> None:
         program = self.forward(tensor(3, 5, 8), batch_first=True)
 
         assert (program[0], program[-1]) == (3 * 5 * 8 * FLOAT, -3 * 5 * 8 * FLOAT)
 
-    def test_time_first_is_not(self) -> None:
+    def test_time_first_is_not_copied(self) -> None:
         program = self.forward(tensor(5, 3, 8), batch_first=False)
 
         work = 256 + 32 + (8 << 20) + (15 * 8 + 64 * 24 + (21 * 15 + 8 * 3) * 16) * FLOAT
@@ -164,7 +164,7 @@ class TestCells:
 
     state = 3 * 20 * FLOAT
 
-    def test_a_gru_cell_keeps_five_numbers_for_each_of_a_state(self) -> None:
+    def test_a_gru_cell_keeps_five_numbers_for_each_state_element(self) -> None:
         def step() -> None:
             cell = nn.GRUCell(10, 20).cuda()
             cell(torch.randn(3, 10, device="cuda")).sum().backward()
@@ -179,7 +179,7 @@ class TestCells:
             3 * self.state, 3 * self.state, self.state, bias, bias
         ]  # fmt: skip
 
-    def test_a_gru_cell_without_biases_has_no_gradients_of_them(self) -> None:
+    def test_a_gru_cell_without_biases_has_no_bias_gradients(self) -> None:
         def step() -> None:
             cell = nn.GRUCell(10, 20, bias=False).cuda()
             cell(torch.randn(3, 10, device="cuda")).sum().backward()
@@ -196,7 +196,7 @@ class TestCells:
         forward = storages_of(traced(step), "aten._thnn_fused_lstm_cell.")
         assert sorted(each.nbytes for each in forward) == [self.state, self.state, 4 * self.state]
 
-    def test_what_backward_needs_is_allocated_first(self) -> None:
+    def test_tensors_for_backward_are_allocated_first(self) -> None:
         gates, state = tensor(3, 80), tensor(3, 20)
         biases = tensor(80), tensor(80)
         program = Calls().call(aten._thnn_fused_lstm_cell.default, gates, gates, state, *biases)

@@ -1,4 +1,4 @@
-"""Modules that take the place of compiled packages. Figures are by hand, from the sources cited."""
+"""Stand-ins for compiled packages. Figures are derived by hand from the sources cited."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def extra_peak(before: int) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def test_flash_attention_keeps_and_takes_what_its_source_says() -> None:
+def test_flash_attention_allocates_what_its_source_says() -> None:
     """`mha_fwd` and `mha_bwd` of csrc/flash_attn/flash_api.cpp; 8 heads share 2 of keys."""
     queries, keys = 2 * 256 * 8 * 64, 2 * 256 * 2 * 64
     sums = 2 * 8 * 256 * FLOAT
@@ -52,11 +52,11 @@ def test_flash_attention_keeps_and_takes_what_its_source_says() -> None:
     assert "flash_attn" not in sys.modules
 
 
-def test_flash_attention_3_keeps_and_takes_what_its_source_says() -> None:
+def test_flash_attention_3_allocates_what_its_source_says() -> None:
     """`mha_fwd` and `mha_bwd` of hopper/flash_api.cpp; 8 heads share 2 of keys, tiles of 128."""
     queries, keys = 2 * 256 * 8 * 64, 2 * 256 * 2 * 64
     sums = 2 * 8 * 256 * FLOAT
-    few_numbers = 512  # of the scheduler, and the semaphore: a block each
+    few_numbers = 512  # of the scheduler and the semaphore, a block each
     with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
         attend = importlib.import_module("flash_attn_interface").flash_attn_func
         q, k, v = tensor(2, 256, 8, 64), tensor(2, 256, 2, 64), tensor(2, 256, 2, 64)
@@ -81,7 +81,7 @@ def test_flash_attention_3_pads_each_packed_sequence_to_a_tile() -> None:
     rows, heads, width, sequences = 300, 4, 128, 3
     padded = 512  # 300 rows and 64 for each sequence, up to a multiple of 64
     with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]) as gpu:
-        # As Hugging Face's hub of kernels hands it out.
+        # As Hugging Face's kernel hub provides it.
         kernel = importlib.import_module("kernels").get_kernel("varunneal/flash-attention-3")
         q, k, v = (tensor(rows, heads, width) for _ in range(3))
         starts = torch.tensor([0, 100, 200, 300], dtype=torch.int32, device="cuda")
@@ -113,7 +113,7 @@ def test_flash_attention_3_is_one_operator_of_a_compiled_graph() -> None:
         assert q.grad.shape == q.shape
 
 
-def test_flash_attention_3_refuses_what_it_lacks_by_name() -> None:
+def test_flash_attention_3_rejects_what_it_lacks_by_name() -> None:
     with graphmem.virtual_gpu("h100", stand_in=["flash_attn_3"]):
         module = importlib.import_module("flash_attn_interface")
         with pytest.raises(InputError, match="flash_attn_with_kvcache"):
@@ -135,7 +135,7 @@ def test_flash_attention_splits_few_queries_over_many_keys() -> None:
 
 
 def test_packed_sequences_pad_each_to_a_block() -> None:
-    """`mha_varlen_bwd`: 128 rows more for each of three sequences."""
+    """`mha_varlen_bwd`: 128 more rows for each of three sequences."""
     rows, heads, width = 600, 4, 64
     padded = (rows + 3 * 128) * heads
     with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]) as gpu:
@@ -167,7 +167,7 @@ def test_the_report_names_what_stands_in() -> None:
     assert "flash_attn" in {each.what for each in gpu.report().assumptions}
 
 
-def test_what_a_stand_in_lacks_is_refused_by_name() -> None:
+def test_what_a_stand_in_lacks_is_rejected_by_name() -> None:
     with graphmem.virtual_gpu("a100", stand_in=["flash_attn"]):
         package: Any = importlib.import_module("flash_attn")
         with pytest.raises(NoStandInPartError):
@@ -212,7 +212,7 @@ out.sum().backward()
 """
 
 
-def test_a_stranger_s_package_brings_a_stand_in_by_an_entry_point(tmp_path: Path) -> None:
+def test_a_third_party_package_adds_a_stand_in_by_an_entry_point(tmp_path: Path) -> None:
     metadata = tmp_path / "norms-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: norms\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""Copies and arrays that kernels need where a layout is not theirs; sizes from an H100.
+"""Copies and arrays that kernels need for layouts they cannot read; sizes from an H100.
 
 The recordings are in fixtures/cuda/zoo.tar.xz and random.tar.xz, made with torch 2.11.
 """
@@ -36,7 +36,7 @@ def test_pooling_images_of_either_layout_copies_nothing() -> None:
         assert program == ["out0"]
 
 
-def test_small_triangular_systems_need_pointers_to_each() -> None:
+def test_small_triangular_systems_need_pointer_arrays() -> None:
     """zoo_qwen3_5_text: 12 matrices of 64 x 64, 96 bytes of pointers twice."""
     matrices, sides = tensor(3, 4, 64, 64), tensor(3, 4, 64, 128)
     program = h100().call(aten.linalg_solve_triangular.default, matrices, sides, upper=False)
@@ -44,8 +44,8 @@ def test_small_triangular_systems_need_pointers_to_each() -> None:
     assert program == ["out0", 96, 96, -96, -96]
 
 
-def test_few_or_very_wide_triangular_systems_need_none() -> None:
-    """Up to 8 matrices are solved in turn; MAGMA's arrays are on the host."""
+def test_few_or_very_wide_triangular_systems_need_no_pointer_arrays() -> None:
+    """Up to 8 matrices are solved one by one; MAGMA's arrays are on the host."""
     for shape in ((8, 64, 64), (12, 513, 513)):
         program = h100().call(
             aten.linalg_solve_triangular.default, tensor(*shape), tensor(*shape), upper=False
@@ -54,7 +54,7 @@ def test_few_or_very_wide_triangular_systems_need_none() -> None:
         assert program == ["out0"]
 
 
-def test_the_gradient_of_a_depthwise_convolution_is_copied_for_all_of_it() -> None:
+def test_the_gradient_of_a_depthwise_convolution_is_copied_first() -> None:
     """zoo_nystromformer: the gradient, 61,440 bytes, the input for the weight, then the input's."""
     heads, length, width = 4, 40, 32
     batch = 3

@@ -1,4 +1,4 @@
-"""What kernels other than reductions take besides their outputs; figures derived in each test.
+"""Scratch memory of kernels other than reductions; figures derived in each test.
 
 Figures and recordings are those of docs/sources.md.
 """
@@ -20,7 +20,7 @@ HALF, LONG = torch.bfloat16, torch.int64
 
 
 def most_at_once(program: list[str | int]) -> int:
-    """The most bytes of blocks that a program's scratch holds, outputs left out."""
+    """The peak bytes of a program's scratch blocks, without outputs."""
     steps = (step for step in program if isinstance(step, int))
     blocks = (math.copysign(-(-abs(step) // 512) * 512, step) for step in steps)
     return int(max(accumulate(blocks)))
@@ -53,7 +53,7 @@ class TestCub:
 
 
 class TestInSteps:
-    def test_rolling_two_dimensions_takes_a_tensor_between(self) -> None:
+    def test_rolling_two_dimensions_takes_an_intermediate_tensor(self) -> None:
         """Recording timm_swin_tiny_fp32_mixup: `a 38535168, a 38535168, f 38535168`."""
         image = tensor(32, 56, 56, 96)
 
@@ -81,7 +81,7 @@ class TestIndexing:
 
         assert program == [n, n, -n, n, n, n, storage, -storage, -n, -n, -n, -n]
 
-    def test_indices_of_two_dimensions_are_added_up(self) -> None:
+    def test_indices_of_two_dimensions_are_linearised(self) -> None:
         table, index = tensor(100, 50), tensor(8, dtype=LONG)
         program = Calls().call(
             aten._index_put_impl_.default, table, [index, index], tensor(8), True, True
@@ -111,20 +111,20 @@ class TestIndexing:
 
         assert program[3] == 8 * 50 * 4
 
-    def test_indices_of_the_user_are_checked_first(self) -> None:
+    def test_the_users_indices_are_checked_first(self) -> None:
         """The greatest index and its comparison, the least and its comparison."""
         table, index = tensor(100, 50), tensor(8, dtype=LONG)
         program = Calls().call(aten.index_put_.default, table, [index], tensor(8, 50), True)
 
         assert program[:9] == [8, 1, -1, -8, 8, 1, -1, -8, 64]
 
-    def test_without_accumulation_nothing_is_taken(self) -> None:
+    def test_without_accumulation_no_scratch_is_taken(self) -> None:
         table, index = tensor(100, 50), tensor(8, dtype=LONG)
 
         assert Calls().call(aten.index_put.default, table, [index], tensor(8, 50)) == ["out0"]
 
     def test_indices_on_the_host_are_wrapped_there(self) -> None:
-        """cs336xl_k_ctx128_fullstep, the gradient of picked logits: rows are counted on the CPU,
+        """cs336xl_k_ctx128_fullstep, the gradient of selected logits: rows are counted on the CPU,
         targets lie on the card; the linear index, the targets wrapped and scaled, the sort."""
         logits, targets = tensor(512, 10_000), tensor(512, dtype=LONG)
         rows = torch.arange(512)
@@ -146,7 +146,7 @@ class TestIndexing:
         assert program == [4096, "out0", -4096]
 
     def test_narrow_indices_are_widened(self) -> None:
-        """From the host 8 x 4 bytes, then 8 x 8, for which the first copy goes."""
+        """From the host 8 x 4 bytes, then 8 x 8, after which the first copy is freed."""
         index = torch.zeros(8, dtype=torch.int32)
 
         assert Calls().call(aten.index.Tensor, tensor(9, 50), [index]) == [32, 64, -32, "out0", -64]
@@ -176,7 +176,7 @@ class TestColumns:
         program = Calls().call(aten.im2col.default, image, *self.SAME)
         assert program == [2 * 3 * 8 * 8 * 4, "out0", -2 * 3 * 8 * 8 * 4]
 
-    def test_an_image_that_lies_otherwise_is_copied(self) -> None:
+    def test_an_image_with_other_strides_is_copied(self) -> None:
         columns = tensor(2, 27, 64, stride=(27 * 64, 1, 27))
         program = Calls().call(aten.col2im.default, columns, (8, 8), *self.SAME)
 
@@ -200,7 +200,7 @@ class TestEmbedding:
             ((8, 512), (1024, 2), []),  # one run of every second element
         ],
     )
-    def test_indices_that_are_no_single_run_are_copied(
+    def test_non_contiguous_indices_are_copied(
         self, shape: tuple[int, int], stride: tuple[int, int], copied: list[int]
     ) -> None:
         """Recorded in a BERT-large, batch x sequence 4,096: `a 32768 / a 16777216 / f 32768`."""
@@ -210,7 +210,7 @@ class TestEmbedding:
         assert program == [*copied, "out0", *(-each for each in copied)]
 
     def test_backward_copies_indices_that_are_not_contiguous(self) -> None:
-        """Embedding.cu: the indices, then the gradient, for as long as the call."""
+        """Embedding.cu: the indices, then the gradient, for the duration of the call."""
         indices = tensor(8, 64, dtype=LONG, stride=(0, 1))
         grad = tensor(8, 64, 16, stride=(16, 128, 1))
         program = Calls().call(aten.embedding_dense_backward.default, grad, indices, 2, -1, False)
@@ -218,12 +218,12 @@ class TestEmbedding:
         copies = [8 * 64 * 8, 8 * 64 * 16 * 4]
         assert program == [*copies, "out0", -copies[1], -copies[0]]
 
-    def test_few_tokens_need_nothing(self) -> None:
+    def test_few_tokens_need_no_scratch(self) -> None:
         assert self.gradient(3072, 50_257, 768, HALF) == ["out0"]
 
     def test_the_liger_row(self) -> None:
-        """16,384 tokens, 4,096 rows of 768 floats on an A100: 18,120,704 bytes at the peak, within
-        the table's precision of 1 KiB."""
+        """16,384 tokens, 4,096 rows of 768 floats on an A100: 18,120,704 bytes at the peak, to the
+        table's precision of 1 KiB."""
         assert most_at_once(self.gradient(16_384, 4096, 768, torch.float32)) == 18_120_704
 
     def test_gradients_of_parts_are_kept_in_float32(self) -> None:
@@ -234,7 +234,7 @@ class TestEmbedding:
         assert 147_636_224 in program
 
     def test_the_result_is_allocated_after_the_sort(self) -> None:
-        """By all 64 bits, though 1,000,000 rows take 20: `num_indices, false/*, 0, nbits*/` in
+        """By all 64 bits, though 1,000,000 rows need 20: `num_indices, false/*, 0, nbits*/` in
         Embedding.cu. Sorted, original, range, CUB; the latter two are freed."""
         program = self.gradient(4096, 1_000_000, 8, torch.float32)
         n = 4096 * 8
@@ -271,7 +271,7 @@ class TestSoftmax:
         ]
 
     def test_safe_softmax_looks_for_masked_rows(self) -> None:
-        """The result, a mask of the input, its rows, zero."""
+        """The result, a mask of the input, the mask of its rows, a zero."""
         program = Calls().call(aten._safe_softmax.default, self.LOGITS, 1)
 
         assert program == ["out0", 64_000, 64, 4, -4, -64, -64_000]
@@ -284,7 +284,7 @@ class TestLosses:
 
         assert program == ["out0", 256, -256]
 
-    def test_without_a_reduction_there_is_nothing_beside(self) -> None:
+    def test_without_a_reduction_there_is_no_scratch(self) -> None:
         program = Calls().call(aten.mse_loss.default, tensor(64, 1), tensor(64, 1), 0)
 
         assert program == ["out0"]
@@ -304,8 +304,8 @@ class TestLosses:
 
 class TestNorms:
     def test_layer_norm_of_many_short_rows_is_summed_in_two_steps(self) -> None:
-        """65,537 rows of 1,024: 32 blocks across, so min(32768/32, 65537/32) = 1,024 down. Their
-        sum is the column sum of 1,024 x 1,024 of recording cs336med_train, context 256 (8,388,608
+        """65,537 rows of 1,024: 32 blocks across, so min(32768/32, 65537/32) = 1,024 down. They are
+        summed by the 1,024 x 1,024 column sum of recording cs336med_train, context 256 (8,388,608
         and 32 bytes); each sum replaces a gradient that was allocated first."""
         rows = tensor(65_537, 1024)
         weight, stats = tensor(1024), tensor(65_537, 1)
@@ -330,7 +330,7 @@ class TestNorms:
 
         assert program == ["out0", "out1", "out2", 8192, -8192]
 
-    def test_other_layer_norms_need_nothing(self) -> None:
+    def test_other_layer_norms_need_no_scratch(self) -> None:
         rows, weight, stats = tensor(4096, 1024), tensor(1024), tensor(4096, 1)
         program = Calls().call(
             aten.native_layer_norm_backward.default,
@@ -362,7 +362,7 @@ class TestNorms:
         assert most_at_once(program) == 5 * 512
 
     def test_channels_last_batch_norm_stages_its_sums(self) -> None:
-        """bfloat16 takes PyTorch's own kernel. 2*32*32 rows of 64 channels: blocks of 32 x 16,
+        """bfloat16 runs PyTorch's own kernel. 2*32*32 rows of 64 channels: blocks of 32 x 16,
         2048/(16*16) = 8 rows of blocks and 2 columns: 4 * 64 * 8 floats, 2 semaphores."""
         x = tensor(2, 64, 32, 32, stride=(65_536, 1, 2048, 64), dtype=HALF)
         w = tensor(64, dtype=HALF)
@@ -370,7 +370,7 @@ class TestNorms:
 
         assert program == ["out0", "out1", "out2", 8192, 8, -8, -8192]
 
-    def test_batch_norm_that_cudnn_takes_is_named_as_left_out(self) -> None:
+    def test_cudnn_batch_norm_is_named_as_unmodelled(self) -> None:
         x, w = tensor(2, 64, 32, 32), tensor(64)
         calls = Calls()
         calls.call(aten.native_batch_norm.default, x, w, w, w, w, True, 0.1, 1e-5)
@@ -386,7 +386,7 @@ class TestNorms:
             grad, x, w, w, w, w, w, train, 1e-5, [True, False, False],
         )  # fmt: skip
 
-    def test_cudnn_makes_the_gradients_of_frozen_weights_all_the_same(self) -> None:
+    def test_cudnn_computes_the_gradients_of_frozen_weights_anyway(self) -> None:
         """Recorded 30 times: `a 1048576, a 256, a 256, f 256, f 256` for 64 channels."""
         assert self.frozen_batch_norm(tensor(16, 64, 16, 16)) == ["out0", 256, 256, -256, -256]
 
@@ -417,7 +417,7 @@ class TestAttention:
         )  # fmt: skip
 
     def test_flash_backward_has_row_sums_and_a_float32_gradient(self) -> None:
-        """1,000 queries are 1,024 in blocks of 128; a width of 80 is 96 in tiles of 32."""
+        """1,000 queries round up to 1,024 in blocks of 128; a width of 80 to 96 in tiles of 32."""
         rows = 2 * 4 * 1024 * 4
 
         assert self.flash_backward(64)[3:5] == [rows, rows * 64]
@@ -428,7 +428,7 @@ class TestAttention:
 
         assert self.flash_backward(64, key_heads=2)[5:7] == [expanded, expanded]
 
-    def test_a_gradient_in_the_order_of_heads_is_copied_first(self) -> None:
+    def test_a_gradient_in_head_order_is_copied_first(self) -> None:
         query = self.heads(4, 128, 64, HALF)
         lse, scalar = tensor(2, 4, 128), tensor(2, dtype=torch.uint64)
         program = Calls("a100").call(
@@ -462,7 +462,7 @@ class TestAttention:
 
         assert all(isinstance(step, str) for step in program)
 
-    def test_efficient_backward_copies_a_gradient_in_the_order_of_heads(self) -> None:
+    def test_efficient_backward_copies_a_gradient_in_head_order(self) -> None:
         """32 KiB of float32, as (2, 4, 128, 8)."""
         x, lse, scalar = self.heads(4, 128, 8, torch.float32), tensor(2, 4, 128), tensor(dtype=LONG)
         program = Calls().call(
@@ -503,7 +503,7 @@ class TestAttention:
 
     def test_wide_heads_keep_gradients_of_keys_and_values_in_memory(self) -> None:
         """On an RTX 3090 heads of 128 take tiles of 64 x 64: 2 x 2 tiles of queries, and two
-        splits of 64 x (128 + 128) floats; an A100 holds them in registers with one tile of
+        splits of 64 x (128 + 128) floats; an A100 keeps them in registers with one tile of
         128 x 128."""
         narrow = 8 * (4 * (16 + 64 * 64 * 4) + 2 * 64 * 256 * 4)
         wide = 8 * (16 + 128 * 128 * 4)
@@ -514,7 +514,7 @@ class TestAttention:
     def cudnn(
         self, shape: tuple[int, ...], keys: tuple[int, ...], width: int = 0, causal: bool = False
     ) -> list[str | int]:
-        """What the forward pass takes after seed, offset, output and logsumexp."""
+        """Scratch of the forward pass after seed, offset, output and logsumexp."""
         query, key = tensor(*shape, dtype=HALF), tensor(*keys, dtype=HALF)
         value = tensor(*keys[:3], width or keys[3], dtype=HALF)
         program = Calls("h100", "2.11").call(
@@ -554,7 +554,7 @@ class TestAttention:
             ((2, 32, 1, 64), (2, 1, 2048, 64), 270_464),
         ],
     )
-    def test_cudnn_takes_what_it_took_on_an_h100(
+    def test_cudnn_attention_takes_what_it_took_on_an_h100(
         self, query: tuple[int, ...], key: tuple[int, ...], nbytes: int
     ) -> None:
         """torch 2.11.0, cuDNN 9.19: docs/sources.md, "Attention"."""
@@ -564,7 +564,7 @@ class TestAttention:
         ("keys", "heads", "notes"),
         [(512, 12, 0), (700, 12, 1), (1024, 12, 0), (2048, 20, 1), (2048, 24, 0)],
     )
-    def test_what_was_not_recorded_of_one_query_is_said(
+    def test_unrecorded_sizes_of_a_single_query_are_reported(
         self, keys: int, heads: int, notes: int
     ) -> None:
         """Recorded up to 512 keys and from 1,024 on, up to 48 heads and from 96 on."""
@@ -575,7 +575,7 @@ class TestAttention:
         assert len(calls.assumptions()) == notes
 
     def test_cudnn_does_not_split_the_keys_of_a_causal_query(self) -> None:
-        """On the same card."""
+        """On the same H100."""
         assert self.cudnn((2, 32, 1, 128), (2, 8, 4096, 128), causal=True) == []
 
     @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ class TestAttention:
             ((2, 32, 1, 128), (2, 8, 4096, 128), 128, 134_251_008),
         ],
     )
-    def test_cudnn_backward_takes_what_it_took_on_an_h100(
+    def test_cudnn_attention_backward_takes_what_it_took_on_an_h100(
         self, query: tuple[int, ...], key: tuple[int, ...], width: int, nbytes: int
     ) -> None:
         """torch 2.11.0, cuDNN 9.19: docs/sources.md, "Attention"."""
@@ -611,7 +611,7 @@ class TestOthers:
 
         assert program == [3 * 2 * 4, "out0", "out1", "out2", -3 * 2 * 4]
 
-    def test_another_order_is_one_reduction_after_the_other(self) -> None:
+    def test_another_norm_is_a_sequence_of_reductions(self) -> None:
         program = Calls().call(aten._foreach_norm.Scalar, [tensor(10), tensor(10)], 3)
 
         assert program == ["out0", "out1"]
@@ -647,7 +647,7 @@ class TestOthers:
         ("gpu", "dtype"),
         [("a100", HALF), ("h100", HALF), ("t4", torch.float16), ("v100", torch.float16)],
     )
-    def test_tensor_cores_get_copies_with_channels_last_and_padded(
+    def test_tensor_cores_get_padded_channels_last_copies(
         self, gpu: str, dtype: torch.dtype
     ) -> None:
         calls = self.half_convolution(gpu, dtype)
@@ -674,7 +674,7 @@ class TestOthers:
 
         assert self.program == ["out0"]
 
-    def test_a_weights_gradient_has_partial_sums_besides(self) -> None:
+    def test_a_weight_gradient_takes_partial_sums(self) -> None:
         """Liger's row of length 256 on an RTX 3090: 12.19287109375 MiB were printed, at
         this workspace (fixtures/cases/liger_multi_token_attention.toml)."""
         x, weight = tensor(2, 4, 256, 256, dtype=HALF), tensor(4, 4, 3, 3, dtype=HALF)
@@ -686,7 +686,7 @@ class TestOthers:
 
         assert program == ["out0", copies, -copies, "out1", copies + 1_115_008, -copies - 1_115_008]
 
-    def test_a_convolution_of_each_channel_takes_none(self) -> None:
+    def test_a_depthwise_convolution_takes_no_workspace(self) -> None:
         x, weight = tensor(8, 16, 16, 16, dtype=HALF), tensor(16, 1, 3, 3, dtype=HALF)
         program = Calls("a100").call(
             aten.convolution.default, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 16
@@ -694,7 +694,7 @@ class TestOthers:
 
         assert program == ["out0"]
 
-    def test_half_of_a_transposed_tensor_is_copied_before_it_is_convolved(self) -> None:
+    def test_half_of_a_transposed_tensor_is_copied_before_its_convolution(self) -> None:
         """As recorded on an H100 (tf_mamba, events 38 to 40 and 3,697 to 3,701)."""
         rows = tensor(2, 1024, 128, stride=(2 * 1024 * 128, 1, 2 * 1024))
         results, weight = tensor(2, 1024, 131), tensor(1024, 1, 4)
@@ -725,16 +725,16 @@ class TestOthers:
 
         assert program == ["out0", "out1", 80_000, storage, -storage, -80_000]
 
-    def test_many_long_rows_are_sorted_each(self) -> None:
-        """2,048 rows of 8,192 floats: all positions, then second buffers of keys and positions and
-        255 bytes (Liger's rows of sparsemax need the last 512-byte block)."""
+    def test_many_long_rows_are_sorted_one_by_one(self) -> None:
+        """2,048 rows of 8,192 floats: all positions, then second buffers of keys and positions plus
+        255 bytes (Liger's sparsemax rows need the last 512-byte block)."""
         program = Calls().call(aten.sort.default, tensor(2048, 8192), 1)
         count = 2048 * 8192
 
         positions, storage = count * 8, count * 4 + count * 8 + 255
         assert program == ["out0", "out1", positions, storage, -storage, -positions]
 
-    def test_a_few_long_rows_are_sorted_at_once(self) -> None:
+    def test_a_few_long_rows_are_sorted_together(self) -> None:
         """Ten rows of 10,000 floats: rows and positions twice, keys, and CUB's storage, which has
         ceil(100000 / 3072) = 33 tiles of 256*4 and second buffers of keys and pairs; then the
         pairs by the 4 bits of ten rows: ceil(100000 / 3840) = 27 tiles, a single pass."""
@@ -747,7 +747,7 @@ class TestOthers:
         assert program[4:] == [keys, storage, -storage, -keys, by_row, -by_row, -pairs, -pairs]
 
     def test_columns_are_copied_before_they_are_sorted(self) -> None:
-        """The input, its sorted values and their positions, with a column side by side."""
+        """The input, its sorted values and their positions, in column-major order."""
         program = Calls().call(aten.sort.default, tensor(8192, 2048), 0)
         count = 2048 * 8192
 
@@ -760,15 +760,15 @@ class TestOthers:
         assert Calls().call(aten.cumsum.default, mask, 1) == ["out0", 8000, -8000]
 
     @pytest.mark.parametrize(("rows", "length"), [(4096, 64), (4000, 799), (1, 19_999)])
-    def test_short_rows_of_topk_need_nothing(self, rows: int, length: int) -> None:
+    def test_short_rows_of_topk_need_no_scratch(self, rows: int, length: int) -> None:
         calls = Calls()
 
         assert calls.call(aten.topk.default, tensor(rows, length), 2) == ["out0", "out1"]
         assert not calls.assumptions()
 
     @pytest.mark.parametrize(("rows", "length"), [(4096, 400), (4000, 800), (1, 20_000)])
-    def test_long_rows_of_topk_are_shared_by_blocks(self, rows: int, length: int) -> None:
-        """A least result, two numbers, two digits, then a block's 256 counters of 2 bytes."""
+    def test_long_rows_of_topk_are_split_over_blocks(self, rows: int, length: int) -> None:
+        """A minimal result, two numbers, two digits, then a block's 256 counters of 2 bytes."""
         program = Calls("h100", "2.11").call(aten.topk.default, tensor(rows, length), 2)
         blocks = -(-length // (256 * max(4, -(-rows * length // (132 * 6 * 256))))) * rows
 
@@ -788,7 +788,7 @@ def _sequence_first(heads: int, length: int, width: int) -> tuple[int, ...]:
     return (length * heads * width, width, heads * width, 1)
 
 
-def test_an_operand_without_known_strides_is_named_as_left_out() -> None:
+def test_an_operand_without_known_strides_is_named_as_unmodelled() -> None:
     """A sparse tensor has none."""
     calls = Calls()
     calls.call(aten.sum.default, tensor(100))

@@ -1,4 +1,4 @@
-"""Convolutions as an H100 ran them in whole steps (fixtures/cuda/steps)."""
+"""Convolutions in whole steps recorded on an H100 (fixtures/cuda/steps)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESULT, INPUT, WEIGHT = (
 
 
 def workspace(product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int) -> int:
-    """Of (batch, channels, results, kernel, stride, padding, image before, image after)."""
+    """For (batch, channels, results, kernel, stride, padding, input image, output image)."""
     batch, channels, results, kernel, stride, padding, before, after = sizes
     return ConvolutionPlan(
         (batch, channels, before, before),
@@ -53,7 +53,7 @@ def workspace(product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: i
         (WEIGHT, (32, 256, 256, 3, 1, 1, 14, 14), 4, 22_282_847),
     ],
 )
-def test_a_workspace_is_the_recorded_one(
+def test_a_workspace_is_as_recorded(
     product: ConvolutionProduct, sizes: tuple[int, ...], item_bytes: int, recorded: int
 ) -> None:
     assert workspace(product, sizes, item_bytes) == recorded

@@ -1,6 +1,6 @@
 """Single operators allocate what `tools/record_operators.py` recorded on an H100, event for event.
 
-A family a tuple; calls where both types of numbers were recorded run with those that are named.
+One tuple per family; calls recorded with both number types run with the named ones.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def test_an_operator_allocates_what_a_card_did(label: str) -> None:
 
 
 def test_raw_attention_allocates_what_a_card_did() -> None:
-    """OpInfo's samples of it are those of a card only where the list is imported beside one."""
+    """OpInfo's samples of it match the card's only if the list is imported with a card present."""
     command = ["-m", "tools.verify_operators", str(RECORDING), "--only", "torch.ops.aten._"]
 
     done = subprocess.run(
@@ -189,7 +189,7 @@ def test_raw_attention_allocates_what_a_card_did() -> None:
         ("masked_select bfloat16", 1 << 20, 8),
     ],
 )
-def test_a_selection_agrees_when_it_is_told_how_much_is_selected(
+def test_a_selection_agrees_given_how_much_is_selected(
     label: str, elements: int, bytes_each: int
 ) -> None:
     """The fourth allocation holds the positions: mask, count, storage of CUB, positions."""

@@ -1,4 +1,4 @@
-"""Staging buffers of reductions, against docs/sources.md, "Reductions": table and recordings."""
+"""Staging buffers of reductions, compared with docs/sources.md, "Reductions"."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ class TestLoops:
         assert loop.dims == (Dim(24, 1, 1),)
 
     @given(st.permutations(range(3)), st.sets(st.integers(0, 2)))
-    def test_an_order_of_dimensions_does_not_matter(self, order: list[int], axes: set[int]) -> None:
+    def test_the_order_of_dimensions_does_not_matter(
+        self, order: list[int], axes: set[int]
+    ) -> None:
         """A permuted view reduced over the same dimensions is read in the same order."""
         shape, strides = (4, 6, 10), (60, 10, 1)
         plain = loop_of(TensorOut(shape, "float32", 0, strides), axes, **_PLAIN)
@@ -126,8 +128,7 @@ class TestLoops:
         assert plain.outputs == moved.outputs
 
     def test_more_than_32_bits_are_reduced_in_halves(self) -> None:
-        """2^30 floats are 2^32 bytes: the first and the last byte of each half are less than 2^31
-        apart."""
+        """2^30 floats are 2^32 bytes: within each half, offsets stay below 2^31."""
         loop = loop_of(_out((2**15, 2**15)), [0], keepdim=False, out_dtype="float32")
         parts = list(loop.parts())
 
@@ -150,7 +151,7 @@ class TestOperators:
 
     def test_halves_in_two_parts_keep_what_they_have_in_float32(self) -> None:
         """2^31 elements of two bytes: 4 bytes for the one output, then two parts of 2^30 elements,
-        each shared by so many blocks of 512 threads that a thread adds 256 values."""
+        each divided over enough blocks of 512 threads that a thread adds 256 values."""
         program = Calls().call(aten.sum.default, tensor(2**31, dtype=torch.bfloat16))
         part = [4 * (2**30 // 512 // 256), 4]
 

@@ -77,7 +77,7 @@ class TestCublas:
         with pytest.raises(WrongBlasConfigError):
             calls.call(aten.mm.default, tensor(8, 8), tensor(8, 8))
 
-    def test_an_empty_product_asks_for_no_handle(self) -> None:
+    def test_an_empty_product_requests_no_handle(self) -> None:
         assert Calls().call(aten.mm.default, tensor(8, 0), tensor(0, 8)) == ["out0"]
 
     @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ class TestCublas:
             (aten.baddbmm.default, (tensor(2, 8, 8), tensor(2, 8, 8), tensor(2, 8, 8))),
         ],
     )
-    def test_other_products_take_it_as_well(self, func: object, args: object) -> None:
+    def test_other_products_take_a_workspace_too(self, func: object, args: object) -> None:
         assert Calls().call(func, *args) == ["out0", CUBLAS]  # type: ignore[misc]
 
 
@@ -102,14 +102,14 @@ class TestCublasLt:
         assert linear(calls, 32, 4096, 4096) == ["out0", LT, -LT]
         assert linear(calls, 32, 4096, 10) == ["out0", LT, -LT]
 
-    def test_from_2_9_each_handle_keeps_one_taken_after_that_of_cublas(self) -> None:
+    def test_since_2_9_each_handle_keeps_one_taken_after_that_of_cublas(self) -> None:
         """Recording mha_lm128_infer: one block of 1,048,576 bytes, never freed."""
         calls = Calls(version="2.9")
 
         assert linear(calls, 32, 100, 4096) == ["out0", CUBLAS, LT]
         assert linear(calls, 32, 100, 4096) == ["out0"]
 
-    def test_from_2_12_it_shares_that_of_cublas(self) -> None:
+    def test_since_2_12_it_shares_that_of_cublas(self) -> None:
         assert linear(Calls(version="2.12"), 32, 100, 4096) == ["out0", CUBLAS]
 
     @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ class TestCublasLt:
         assert Calls(version=version, env=env).runtime.cublaslt_workspace is kind
 
     @pytest.mark.parametrize(("kib", "nbytes"), [("0", 0), ("4096", 4096 * 1024)])
-    def test_its_size_is_counted_in_kib(self, kib: str, nbytes: int) -> None:
+    def test_its_size_is_set_in_kib(self, kib: str, nbytes: int) -> None:
         calls = Calls(version="2.6", env={"CUBLASLT_WORKSPACE_SIZE": kib})
 
         assert linear(calls, 32, 100, 4096) == ["out0", nbytes, CUBLAS, -nbytes]
@@ -144,7 +144,7 @@ class TestCublasLt:
         """Recording mlp01: Linear(20, 1)."""
         assert linear(Calls(version="2.3"), 64, 20, 1) == ["out0", CUBLAS]
 
-    def test_one_row_does_without_from_2_10_on(self) -> None:
+    def test_one_row_does_without_since_2_10(self) -> None:
         assert linear(Calls(version="2.9"), 1, 20, 20)[2:] == [LT]
         assert linear(Calls(version="2.10"), 1, 20, 20)[2:] == []
 
@@ -172,14 +172,14 @@ class TestCublasLt:
 
 
 class TestCopiedOperands:
-    def test_an_expanded_gradient_is_copied_before_the_handle_is_asked_for(self) -> None:
+    def test_an_expanded_gradient_is_copied_before_the_handle_is_requested(self) -> None:
         """Recording ckpt09: 32 x 10 elements of stride 0, in the backward pass of sum()."""
         expanded = tensor(32, 10, stride=(0, 0))
         program = Calls().call(aten.mm.default, expanded, tensor(10, 128))
 
         assert program == ["out0", 32 * 10 * 4, CUBLAS, -32 * 10 * 4]
 
-    def test_so_is_an_expanded_batch(self) -> None:
+    def test_an_expanded_batch_is_copied(self) -> None:
         """Recording attn01: (8, 4096, 16) of stride 0."""
         expanded = tensor(8, 4096, 16, stride=(0, 0, 0))
         program = Calls().call(aten.bmm.default, tensor(8, 4096, 4096), expanded)
@@ -191,7 +191,7 @@ class TestCopiedOperands:
         [(8, 1), (1, 8), (20, 1), (1, 20)],
         ids=["rows", "columns", "rows of a larger matrix", "columns of a larger matrix"],
     )
-    def test_rows_and_columns_are_read_as_they_lie(self, stride: tuple[int, int]) -> None:
+    def test_row_and_column_major_operands_are_not_copied(self, stride: tuple[int, int]) -> None:
         calls = Calls()
 
         assert calls.call(aten.mm.default, tensor(8, 8, stride=stride), tensor(8, 8)) == [

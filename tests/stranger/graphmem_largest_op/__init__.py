@@ -1,4 +1,4 @@
-"""A pass from outside of graphmem: the operation that allocates most."""
+"""A third-party pass: the operation that allocates most."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class LargestOp:
     nbytes: int
 
     def report_lines(self) -> Iterator[str]:
-        """The line that the report shows under the name of the annotation."""
+        """The line of the report under the annotation's name."""
         yield f"{self.target} allocates {format_bytes(self.nbytes)}"
 
 
 def find_largest_op(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> LargestOp:
-    """Look at every operation; nothing on the graph changes."""
+    """Find the largest operation without changing the graph."""
     nbytes, target = max(
         (sum(graph.storages[born].nbytes for born in op.births), op.target) for op in graph.ops
     )
