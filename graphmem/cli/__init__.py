@@ -32,13 +32,14 @@ from graphmem.cli.run import CONTEXT_SETTINGS as RUN_SETTINGS
 from graphmem.cli.run import run
 from graphmem.cli.signals import orderly_termination
 from graphmem.cli.verify import verify
+from graphmem.cli.watch import watch
 from graphmem.cli.whatif import whatif
 from graphmem.version import __version__
 
 COMMANDS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "Start here": (run, analyze, fit),
     "Understand a step": (explain, render, graph, diff),
-    "Change it": (whatif,),
+    "Change it": (whatif, watch),
     "Split it over many GPUs": (plan,),
     "Guard it in CI": (init, check),
     "Trust it": (verify, gpus, published, closed_form),

@@ -99,24 +99,24 @@ def _report(error: BaseException, settings: Settings) -> int:
         traceback.print_exception(error)
     if isinstance(error, SystemExit):
         # graphmem itself stops with typer.Exit. The code 0 or 1 would pass for a verdict.
-        _print_message(f"the code under analysis called sys.exit({error.code!r})", None, None)
+        print_error(f"the code under analysis called sys.exit({error.code!r})", None, None)
         return InputError.exit_code
     if isinstance(error, GraphmemError):
-        _print_message(str(error), error.user_traceback, error.hint)
+        print_error(str(error), error.user_traceback, error.hint)
         return error.exit_code
     if isinstance(error, typer.TyperException):
         # Only a usage error knows the command that it arose in.
         context: typer.Context | None = getattr(error, "ctx", None)
         command = context.command_path if context else "graphmem"
         message = " ".join(error.format_message().split())
-        _print_message(message, None, f"see `{command} --help`")
+        print_error(message, None, f"see `{command} --help`")
         return error.exit_code
     if isinstance(error, OSError) and error.errno in _FULL:
         _discard_stdout()
-        _print_message(f"cannot write the result: {error.strerror}", None, None)
+        print_error(f"cannot write the result: {error.strerror}", None, None)
         return InputError.exit_code
     summary, *_ = str(error).splitlines() or [""]
-    _print_message(
+    print_error(
         f"graphmem itself failed: {type(error).__name__}: {summary}",
         None,
         "run with --debug for the traceback",
@@ -124,7 +124,8 @@ def _report(error: BaseException, settings: Settings) -> int:
     return InternalError.exit_code
 
 
-def _print_message(message: str, user_traceback: str | None, hint: str | None) -> None:
+def print_error(message: str, user_traceback: str | None, hint: str | None) -> None:
+    """Print an error with its hint to stderr."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error: ", "bold red"), message))
     if user_traceback:

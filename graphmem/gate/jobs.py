@@ -55,7 +55,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A report with the files that it depends on, or a failure."""
+    """A report or a failure, with the digests of the files that it depends on."""
 
     report: Report | None
     sources: dict[str, str] = {}
@@ -73,15 +73,16 @@ def perform(job: Job, timeout: float | None = None) -> Outcome:
 
     options = {each: getattr(job.request, each) for each in Request.__dataclass_fields__}
     with undisturbed(), contextlib.chdir(job.root), contextlib.redirect_stdout(sys.stderr):
-        try:
-            with time_limit(timeout), recording_files_read() as sources:
-                report = analyze(job.target, **options)
-                digests = sources.digests(job.root)
-        except GraphmemError as error:
-            return failed(error)
-        except Exception as error:  # noqa: BLE001 - one target's error must not stop the others
-            return failed(InternalError(f"graphmem itself failed: {type(error).__name__}: {error}"))
-    return Outcome(report, digests)
+        with recording_files_read() as sources:
+            try:
+                with time_limit(timeout):
+                    outcome = Outcome(analyze(job.target, **options))
+            except GraphmemError as error:
+                outcome = failed(error)
+            except Exception as error:  # noqa: BLE001 - one target's error must not stop the others
+                text = f"graphmem itself failed: {type(error).__name__}: {error}"
+                outcome = failed(InternalError(text))
+        return msgspec.structs.replace(outcome, sources=sources.digests(job.root))
 
 
 @contextmanager
