@@ -66,6 +66,12 @@ COMPILER_NAMES = (
     ),
     Names("torch._inductor.compile_fx", "_compile_fx_inner", "Inductor's operations", _COMPILED),
     Names(
+        "torch.fx.experimental.proxy_tensor",
+        "unset_fake_temporarily",
+        "constants of one element, which the tracer computes on the card",
+        _COMPILED,
+    ),
+    Names(
         "torch._inductor.graph.GraphLowering",
         "compile_to_module",
         "the reasons of compiled code's memory",

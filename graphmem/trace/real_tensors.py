@@ -16,6 +16,8 @@ from graphmem.values.limits import INTEGERS
 
 aten = torch.ops.aten
 
+_DEVICE_PUT = torch.ops.prims.device_put.default
+
 REAL_CPU_ELEMENTS = 1 << 16
 """The largest number of elements of a real CPU tensor, if the traced device is not the CPU."""
 
@@ -40,7 +42,7 @@ def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: f
     """
     if args and isinstance(args[0], FakeTensor):
         return False
-    device = kwargs.get("device")
+    device = args[1] if func is _DEVICE_PUT else kwargs.get("device")
     if device is not None and device.type != "cpu":
         return False
     reads_real = False

@@ -45,12 +45,14 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
     import torch._inductor.compile_fx as compile_fx
     from torch._dynamo import device_interface
     from torch._functorch._aot_autograd import utils as aot_utils
+    from torch.fx.experimental import proxy_tensor
 
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
         (frames, "_compile", unwatched.running(_telling_breaks(frames._compile, unknowns))),
         # A backward pass may not be compiled until it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
+        (proxy_tensor, "unset_fake_temporarily", unwatched.recorded),
         (device_interface, "get_cuda_stream", stream_of),
         (device_interface.CudaInterface, "get_raw_stream", staticmethod(stream_of)),
         (FakeTensorMode, "avoid_device_init", property(lambda mode: True)),

@@ -122,10 +122,9 @@ class _OnHost(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        device = kwargs.get("device")
-        if device is not None and torch.device(device).type == "cuda":
-            kwargs = {**kwargs, "device": torch.device("cpu")}
+        args, kwargs = torch.utils._pytree.tree_map_only(
+            torch.device, lambda device: torch.device("cpu"), (args, kwargs or {})
+        )
         return func(*args, **kwargs)
 
 
