@@ -1,8 +1,8 @@
-"""Makes the screens of the documentation: `python -m tools.screens [CASE…]`.
+"""Makes the screens and drawings of the documentation: `python -m tools.screens [NAME…]`.
 
 docs/screens.md gets the terminal's first lines of each case, docs/images/ the page's first screen
-of each, 1400 and 400 pixels wide, light and dark. Needs chromium, chromium-driver and, for QLoRA,
-bitsandbytes and peft.
+of each, 1400 and 400 pixels wide, light and dark, and the pictures of docs/pictures.md. Needs
+chromium, chromium-driver, graphviz, matplotlib and, for QLoRA, bitsandbytes and peft.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ CASES = (
         "gpt2",
         "A step that fits",
         "analyze fixtures/recorded_nanogpt.py:build --gpu a100-80gb",
-        (("made-of-gpt2", "made-of-title"), ("kept-alive-gpt2", "keepers-title")),
+        (
+            ("made-of-gpt2", "made-of-title"),
+            ("kept-alive-gpt2", "keepers-title"),
+            ("lines-gpt2", "source-title"),
+        ),
     ),
     Case("t4", "A card that is too small", "analyze fixtures/gpt2.py:build --gpu t4"),
     Case("qlora", "A QLoRA step", "run --gpu t4 fixtures/finetune/qlora_bnb.py"),
@@ -64,6 +68,14 @@ CASES = (
     ),
     Case("resnet", "A ResNet", "analyze fixtures/resnet.py:build --gpu t4"),
 )
+COMPARED = "compared-gpt2"
+BEFORE = "fixtures/gpt2.py:build"
+AFTER = (BEFORE, "--checkpoint", "h.*")
+DRAWINGS = {
+    "liveness-gpt2": "fixtures/gpt2.py:build",
+    "around-peak-gpt2": "fixtures/gpt2.py:build --around peak",
+    "timeline-gpt2": "fixtures/gpt2.py:build --plot timeline",
+}
 _BEGIN = """\
 # Screens
 
@@ -72,7 +84,7 @@ The first lines and the first screen of the page, as `python -m tools.screens` m
 
 
 def main(names: Sequence[str]) -> None:
-    """Make the screens of these cases, or of all."""
+    """Make the screens of these names, or all."""
     texts = [_BEGIN]
     with browser() as driver, tempfile.TemporaryDirectory() as folder:
         for case in CASES:
@@ -81,6 +93,12 @@ def main(names: Sequence[str]) -> None:
             html = Path(folder) / f"{case.name}.html"
             texts.append(_text(case, html))
             _shoot(driver, case, html)
+        if not names or COMPARED in names:
+            _compare(driver, Path(folder))
+    for name, arguments in DRAWINGS.items():
+        if not names or name in names:
+            _call("render", "-o", IMAGES / f"{name}.png", *shlex.split(arguments))
+            _fewer_colours(IMAGES / f"{name}.png")
     if not names:
         PAGE.write_text("\n".join(texts), encoding="utf-8")
 
@@ -88,11 +106,7 @@ def main(names: Sequence[str]) -> None:
 def _text(case: Case, html: Path) -> str:
     """The beginning of what the command prints; the page is written on the way."""
     command, *arguments = shlex.split(case.command)
-    done = subprocess.run(
-        [GRAPHMEM, command, "--html", html, *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
+    lines = _call(command, "--html", html, *arguments).splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(("fits on", "does NOT fit")))
     shown = "\n".join(lines[first : first + LINES])
     images = "\n".join(
@@ -100,6 +114,15 @@ def _text(case: Case, html: Path) -> str:
         for width, theme in ((1400, "light"), (400, "dark"))
     )
     return f"## {case.title}\n\n```\n$ graphmem {case.command}\n{shown}\n…\n```\n\n{images}\n"
+
+
+def _call(*arguments: str | Path) -> str:
+    """Call graphmem; some of the cases fail on purpose."""
+    done = subprocess.run(
+        [GRAPHMEM, *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout
 
 
 @contextmanager
@@ -123,12 +146,30 @@ def _shoot(driver: webdriver.Chrome, case: Case, html: Path) -> None:
             driver.get(html.as_uri())
             time.sleep(SETTLE_SECONDS)
             _save(driver.get_screenshot_as_png(), f"page-{case.name}-{width}-{theme}")
+    for name, heading in case.sections:
+        _shoot_section(driver, html, name, heading)
+
+
+def _compare(driver: webdriver.Chrome, folder: Path) -> None:
+    """GPT-2 beside itself without checkpointing; only the timelines and the first table."""
+    html, before, after = (folder / name for name in ("both.html", "a.graphmem", "b.graphmem"))
+    _call("analyze", BEFORE, "--save", before)
+    _call("analyze", *AFTER, "--save", after)
+    _call("render", after, "--compare", before, "-o", html)
+    hidden = "document.querySelectorAll('.compared ~ .compared').forEach((each) => each.remove())"
+    _shoot_section(driver, html, COMPARED, "comparison-title", hidden)
+
+
+def _shoot_section(
+    driver: webdriver.Chrome, html: Path, name: str, heading: str, script: str = ""
+) -> None:
     _resize(driver, 1400, "light")
     driver.get(html.as_uri())
     time.sleep(SETTLE_SECONDS)
-    for name, heading in case.sections:
-        section = driver.find_element(By.XPATH, f"//section[@aria-labelledby='{heading}']")
-        _save(section.screenshot_as_png, name)
+    driver.execute_script(script)
+    section = driver.find_element(By.XPATH, f"//section[@aria-labelledby='{heading}']")
+    driver.execute_script("arguments[0].scrollIntoView()", section)
+    _save(section.screenshot_as_png, name)
 
 
 def _resize(driver: webdriver.Chrome, width: int, theme: str) -> None:
@@ -139,9 +180,13 @@ def _resize(driver: webdriver.Chrome, width: int, theme: str) -> None:
 
 
 def _save(png: bytes, name: str) -> None:
-    """With 256 colours: a third of the bytes, and nobody sees it."""
     file = IMAGES / f"{name}.png"
     file.write_bytes(png)
+    _fewer_colours(file)
+
+
+def _fewer_colours(file: Path) -> None:
+    """Keep 256: a third of the bytes, and nobody sees it."""
     with Image.open(file) as image:
         image.convert("RGB").quantize(256).save(file, optimize=True)
 

@@ -33,6 +33,7 @@ def analyze(
     output_format: options.Format = "text",
     output: options.Output = None,
     html: options.Html = None,
+    no_source: options.NoSource = False,
     save: options.Save = None,
     verbose: options.Verbose = False,
     brief: options.Brief = False,
@@ -64,7 +65,7 @@ def analyze(
     with progress() as report_progress:
         if wants.first_aid(analysis.report, target):
             analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
-        keep(analysis, html, save, report_progress)
+        keep(analysis, html, save, report_progress, with_source=not no_source)
     put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
     if isinstance(request.gpu, options.AssumedCard):
         hint_at_cards(analysis.report.runtime.title)

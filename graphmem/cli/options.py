@@ -228,6 +228,9 @@ Html = Annotated[
         callback=writable,
     ),
 ]
+NoSource = Annotated[
+    bool, typer.Option("--no-source", help="Page: leave out the lines of your source files.")
+]
 Format = Annotated[
     Literal["text", "json"],
     typer.Option("--format", help="Output format."),

@@ -61,14 +61,19 @@ def put_result(
 
 
 def keep(
-    analysis: Analysis, html: Path | None, record: Path | None, tell: Callable[[str], None]
+    analysis: Analysis,
+    html: Path | None,
+    record: Path | None,
+    tell: Callable[[str], None],
+    *,
+    with_source: bool,
 ) -> None:
     """Write the page and the saved step of an analysis, if requested."""
     if html is not None:
         from graphmem.render.page import page
 
         tell(f"drawing {html}")
-        write_text(html, page(analysis))
+        write_text(html, page(analysis, with_source=with_source))
     if record is not None:
         from graphmem.record import save
 

@@ -13,7 +13,7 @@ from graphmem.cli.request import takes_request
 from graphmem.gate.messages import CannotReadError, NotReportError
 
 if TYPE_CHECKING:
-    from graphmem.analysis import Request
+    from graphmem.analysis import Analysis, Progress, Request
     from graphmem.report import Report
 
 Output = Annotated[
@@ -50,8 +50,12 @@ Around = Annotated[
     typer.Option("--around", metavar="peak|OP|MODULE", help="Drawing: the neighbourhood of this."),
 ]
 Compare = Annotated[
-    Path | None,
-    typer.Option("--compare", metavar="REPORT.json", help="Page: compare with this report."),
+    str | None,
+    typer.Option(
+        "--compare",
+        metavar="TARGET",
+        help="Page: show this run beside the target's: a saved step, code, or a report (.json).",
+    ),
 ]
 Table = Annotated[
     Literal["timeline", "holders"], typer.Option("--table", help="Table: which to write.")
@@ -71,6 +75,7 @@ def render(
     around: Around = None,
     compare: Compare = None,
     table: Table = "timeline",
+    no_source: options.NoSource = False,
 ) -> None:
     """Draw a training step's memory, without a GPU.
 
@@ -82,13 +87,24 @@ def render(
     from graphmem.render.liveness import View
 
     view = View(depth, tuple(expand or ()), PhaseName(phase) if phase else None, around)
-    other = _report(compare) if compare else None
-    draw = renderer_for(output.name, PictureOptions(plot, table, view, other))
     with progress() as report_progress:
+        other = _other(compare, request, report_progress) if compare else None
+        choices = PictureOptions(plot, table, view, other, with_source=not no_source)
+        draw = renderer_for(output.name, choices)
         analysis = run_analysis(target, request, report_progress)
         report_progress("drawing")
         content = draw(analysis)
     write_bytes(output, content)
+
+
+def _other(target: str, request: Request, tell: Progress) -> Analysis | Report:
+    """The run to compare with; a saved step has its own card and options."""
+    from graphmem.analysis import Request, run_analysis
+    from graphmem.targets import is_record
+
+    if target.endswith(".json"):
+        return _report(Path(target))
+    return run_analysis(target, Request() if is_record(target) else request, tell)
 
 
 def _report(path: Path) -> Report:

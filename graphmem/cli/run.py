@@ -97,6 +97,7 @@ def run(
     output_format: options.Format = "text",
     output: options.Output = None,
     html: options.Html = None,
+    no_source: options.NoSource = False,
     save: options.Save = None,
     verbose: options.Verbose = False,
     brief: options.Brief = False,
@@ -152,7 +153,7 @@ def run(
         ending = run_program(UserProgram(script, is_module, arguments or ()), device, timeout)
     _tell_ending(ending, script, arguments or (), tell)
     analysis = device.analysis()
-    keep(analysis, html, save, tell)
+    keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
     if isinstance(gpu, options.AssumedCard):
         hint_at_cards(device.runtime.gpu.title)

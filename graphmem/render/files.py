@@ -27,13 +27,15 @@ class PictureOptions:
         plot: what a drawing shows.
         table: which table to write.
         view: the detail of the liveness graph.
-        other: the report that a page is compared with.
+        other: the run that a page has beside its own, or a report of one.
+        with_source: whether a page contains the user's source files.
     """
 
     plot: Literal["liveness", "timeline"] = "liveness"
     table: tables.TableName = "timeline"
     view: View = field(default_factory=View)
-    other: Report | None = None
+    other: Analysis | Report | None = None
+    with_source: bool = True
 
 
 def renderer_for(name: str, choices: PictureOptions) -> Draw:
@@ -43,7 +45,7 @@ def renderer_for(name: str, choices: PictureOptions) -> Draw:
         InputError: no format has this extension, or its program is missing.
     """
     renderers: dict[str, Draw] = {
-        ".html": lambda analysis: page(analysis, choices.other).encode(),
+        ".html": lambda analysis: _page(analysis, choices).encode(),
         ".dot": _source(choices),
         ".pickle": snapshot_bytes,
         ".json.gz": trace_bytes,
@@ -58,6 +60,10 @@ def renderer_for(name: str, choices: PictureOptions) -> Draw:
             return _drawing(file_format, choices)
     known = ", ".join((*renderers, *(f".{each}" for each in drawing.FORMATS)))
     raise UnknownEndingError(name, known)
+
+
+def _page(analysis: Analysis, choices: PictureOptions) -> str:
+    return page(analysis, choices.other, with_source=choices.with_source)
 
 
 def _drawing(file_format: str, choices: PictureOptions) -> Draw:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from graphmem.analysis import Analysis
 from graphmem.render.page_data import columns, packed, summary
+from graphmem.render.source_files import source_files
 from graphmem.report import answer
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.schema import Report
@@ -22,6 +23,7 @@ SCRIPTS = (
     "colours.js",
     "data.js",
     "stack.js",
+    "layers.js",
     "timeline.js",
     "overview.js",
     "gestures.js",
@@ -29,19 +31,30 @@ SCRIPTS = (
     "modules.js",
     "keepers.js",
     "holders.js",
+    "source.js",
     "comparison.js",
     "main.js",
 )
 
 
-def page(analysis: Analysis, other: Report | None = None) -> str:
-    """Render an analysis as a page, compared with another report if one is given."""
+def page(
+    analysis: Analysis, other: Analysis | Report | None = None, *, with_source: bool = True
+) -> str:
+    """Render an analysis as a page, beside another run or its report if one is given.
+
+    The page contains the user's source files, unless `with_source` is off.
+    """
     content = columns(analysis)
-    if other is not None:
-        content["other"] = summary(other)
+    if with_source:
+        content["files"] = source_files(analysis.graph)
+    if isinstance(other, Analysis):
+        content["other"] = columns(other)
+    elif other is not None:
+        content["other"] = {"report": summary(other)}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.from_string(_asset("page.html.j2")).render(
         report=analysis.report,
+        compared=other is not None,
         verdict=answer.verdict_in_words(analysis.report),
         largest_batch=answer.largest_batch_in_words(analysis.report),
         then=answer.then,

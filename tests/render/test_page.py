@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from selenium import webdriver
@@ -20,17 +15,38 @@ from selenium.webdriver.common.keys import Keys
 
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.cli import main
+from graphmem.record import save
 from graphmem.render.page import page
+from graphmem.report.categories import CATEGORY_COLOURS
 from graphmem.units import format_bytes
+from tests.support.browser import Open
 from tests.support.places import ROOT
 from tests.support.rendered import HOSTILE_NAMES, hostile_analysis, small_analysis
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--window-size=1440,1000"
-).split()
-LEFT, TOP = 74, 40  # MARGIN of timeline.js
+LEFT, TOP, BOTTOM = 74, 40, 46  # MARGIN of timeline.js
+
+# How high above the axis the dot of the peak is, in pixels; its radius is 4.
+PEAK_HEIGHT = f"""
+const [canvas] = arguments;
+const {{ width, height }} = canvas;
+const {{ data }} = canvas.getContext("2d").getImageData(0, 0, width, height);
+const accent = getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
+const wanted = parseInt(accent.slice(1), 16);
+const isAccent = (at) => (data[at] << 16 | data[at + 1] << 8 | data[at + 2]) === wanted;
+for (let at = data.length - 4; at >= 0; at -= 4) {{
+  if (isAccent(at)) return height - {BOTTOM} - (Math.floor(at / 4 / width) + 1 - 4);
+}}
+"""
+
+# The colours of the picture.
+COLOURS = """
+const [canvas] = arguments;
+const { width, height } = canvas;
+const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+const found = new Set();
+for (let at = 0; at < data.length; at += 4) found.add(data.slice(at, at + 3).join());
+return [...found];
+"""
 
 # WCAG 2.2, 1.4.3: 4.5 to 1, large text 3 to 1; text on a picture counts as on white.
 CONTRASTS = """
@@ -71,63 +87,25 @@ while (texts.nextNode()) {
     found.push([texts.currentNode.data.trim().slice(0, 40), ratio.toFixed(2)]);
   }
 }
+// What the canvas writes and draws: text, and lines, which need 3 to 1 (1.4.11).
+const root = getComputedStyle(document.documentElement);
+const variable = (name) => {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = root.getPropertyValue(`--${name}`);
+  const colour = parts(getComputedStyle(probe).color);
+  probe.remove();
+  return colour;
+};
+for (const band of ["band", "band-other"]) {
+  const back = over(variable(band), variable("surface"));
+  for (const name of ["text", "muted", "accent", "more"]) {
+    const [a, b] = [variable(name), back].map(light);
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push([`${name} on ${band}`, ratio.toFixed(2)]);
+  }
+}
 return found;
 """
-
-Open = Callable[[str], webdriver.Chrome]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        if "CI" in os.environ:
-            pytest.fail("CI needs a browser: apt-get install chromium chromium-driver")
-        pytest.skip("no browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
-
-
-@pytest.fixture
-def open_page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
-    """Open a page from disk; afterwards check for console errors and network requests."""
-    file = tmp_path / "page.html"
-
-    def load(html: str) -> webdriver.Chrome:
-        file.write_text(html, encoding="utf-8")
-        browser.get_log("performance")
-        browser.get(file.as_uri())
-        wait_until(lambda: browser.execute_script("return document.documentElement.dataset.ready"))
-        return browser
-
-    yield load
-
-    assert browser.get_log("browser") == []
-    assert [url for url in requests_of(browser) if url.startswith(("http", "ws"))] == []
-
-
-def wait_until(is_done: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_done():
-        assert time.monotonic() < deadline, "the page did not get there"
-        time.sleep(0.02)
-
-
-def requests_of(browser: webdriver.Chrome) -> set[str]:
-    messages = [
-        msgspec.json.decode(e["message"])["message"] for e in browser.get_log("performance")
-    ]
-    return {
-        message["params"]["request"]["url"]
-        for message in messages
-        if message["method"] == "Network.requestWillBeSent"
-    }
 
 
 def text_of(browser: webdriver.Chrome, element: str) -> str:
@@ -291,6 +269,13 @@ def test_the_picture_shows_where_the_card_ends(open_page: Open) -> None:
     assert red - blue <= 5
 
 
+def is_like(pixel: str, colour: str) -> bool:
+    """Whether a pixel has a shade of this colour that fills: edges are darker."""
+    found, wanted = [int(each) for each in pixel.split(",")], bytes.fromhex(colour[1:])
+    shares = [part / whole for part, whole in zip(found, wanted, strict=True)]
+    return max(shares) - min(shares) < 0.02 and 0.7 < min(shares) <= 1
+
+
 def pixel_at_the_top(browser: webdriver.Chrome) -> list[int]:
     """At the right edge of the picture."""
     found: list[int] = browser.execute_script(
@@ -299,6 +284,16 @@ def pixel_at_the_top(browser: webdriver.Chrome) -> list[int]:
         f"return [...context.getImageData(canvas.width - 30, {TOP + 6}, 1, 1).data]"
     )
     return found
+
+
+def test_neighbours_of_one_category_differ_in_colour(open_page: Open) -> None:
+    """The four layers' saved activations have four fills."""
+    browser = open_page(page(refused_analysis()))
+
+    colours = browser.execute_script(COLOURS, browser.find_element(By.ID, "timeline"))
+
+    purple = [each for each in colours if is_like(each, CATEGORY_COLOURS["activation"])]
+    assert len(purple) >= 4
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -333,6 +328,43 @@ def test_two_reports_are_compared(open_page: Open) -> None:
 
     change = analysis.report.peak.allocated - other.peak.allocated
     assert row.get_attribute("data-change") == str(change)
+
+
+def test_two_runs_stand_side_by_side_on_one_scale(open_page: Open, tmp_path: Path) -> None:
+    """Saved steps: both pictures have the height of the larger one, and the differences add up."""
+    smaller, larger = small_analysis(), refused_analysis()
+    files = [str(tmp_path / name) for name in ("smaller.graphmem", "larger.graphmem")]
+    for analysis, file in zip((smaller, larger), files, strict=True):
+        save(analysis.step, Path(file))
+    html = tmp_path / "both.html"
+
+    assert main(["render", files[0], "--compare", files[1], "-o", str(html)]) == 0
+    browser = open_page(html.read_text(encoding="utf-8"))
+
+    pictures = browser.find_elements(By.CSS_SELECTOR, "#runs canvas")
+    peaks = [format_bytes(each.report.peak.allocated) for each in (larger, smaller)]
+    labels = [each.get_attribute("aria-label") or "" for each in pictures]
+    assert [label.split(": ")[1] for label in labels] == [
+        f"{peak} allocated at the peak" for peak in peaks
+    ]
+    heights = [browser.execute_script(PEAK_HEIGHT, picture) for picture in pictures]
+    expected = smaller.report.peak.allocated / larger.report.peak.allocated
+    assert heights[1] / heights[0] == pytest.approx(expected, abs=0.01)
+    rows = browser.find_elements(By.CSS_SELECTOR, ".compared:last-child tbody tr")
+    changes = [int(row.get_attribute("data-change") or 0) for row in rows]
+    assert sum(changes) == smaller.report.peak.allocated - larger.report.peak.allocated
+
+
+def test_each_picture_and_table_is_one_tab_stop(open_page: Open) -> None:
+    browser = open_page(page(small_analysis()))
+
+    for group in ("icicle", "keepers", "holders-body"):
+        buttons = browser.find_elements(By.CSS_SELECTOR, f"#{group} :is(button, [role=button])")
+        stops = [each for each in buttons if each.get_attribute("tabindex") == "0"]
+        assert len(buttons) > 1
+        assert len(stops) == 1
+        stops[0].send_keys(Keys.ARROW_RIGHT)
+        assert browser.switch_to.active_element == buttons[1]
 
 
 def test_names_that_look_like_markup_stay_text(open_page: Open) -> None:

@@ -1,4 +1,4 @@
-/* This report compared with another: what grew, what shrank. */
+/* This run beside another: both timelines on one scale of bytes, what grew, what shrank. */
 
 const MODULES_COMPARED = 25;
 
@@ -6,15 +6,18 @@ async function compareWithFile(page, file) {
   try {
     const other = JSON.parse(await file.text());
     if (!String(other.schema).startsWith("graphmem.report/")) throw new Error("not a graphmem report");
-    showComparison(page, other);
+    showComparison(page, { report: other });
   } catch (error) {
     const message = `${file.name}: ${error.message}`;
     replaceChildren("comparison", element("p", { class: "error" }, message));
   }
 }
 
-function showComparison(page, other) {
+/* The other run is a report alone, or has everything that this page has. */
+function showComparison(page, content) {
   const { report } = page.data;
+  const other = content.report;
+  const otherData = content.moments ? new StepData(content) : null;
   const byPhase = (each) => Object.fromEntries(each.steps.flatMap(
     (step) => step.phases.map((phase) => [`step ${step.step} ${phase.name}`, phase.peak])));
   const named = (sums) => Object.fromEntries(
@@ -24,16 +27,58 @@ function showComparison(page, other) {
     "requested at the peak": peak.requested,
     "reserved at the peak": peak.reserved,
   });
+  const byKeeper = otherData
+    ? [differences("what keeps it alive at the peak", ...[page.data, otherData].map(keeperSums), false)]
+    : [];
   replaceChildren(
     "comparison",
     element("p", {}, `This page: ${report.target} on ${report.runtime.title}. `
-      + `The other report: ${other.target} on ${other.runtime.title}.`),
+      + `The other run: ${other.target} on ${other.runtime.title}.`),
+    element("div", { id: "runs", class: "runs" }),
     differences("peak", peakOf(report), peakOf(other), true),
     differences("peak of each phase", byPhase(report), byPhase(other), true),
     differences("category at the peak",
       named(report.at_peak.by_category), named(other.at_peak.by_category), false),
-    differences("module at the peak", report.at_peak.by_module, other.at_peak.by_module, false),
+    differences("module at the peak",
+      ...[report, other].map((each) => withoutLayers(each.at_peak.by_module)), false),
+    ...byKeeper,
   );
+  page.compared = otherData ? showRuns([otherData, page.data]) : [];
+}
+
+/* The step of the peak of each run, the other one first. */
+function showRuns(runs) {
+  const canvases = runs.map(({ report, moments, peak }) => element("canvas", {
+    role: "img",
+    "aria-label": `${report.target}: ${formatBytes(moments.allocated[peak])} allocated at the peak`,
+  }));
+  replaceChildren("runs", ...runs.map(({ report, moments, peak }, i) => element("figure", {},
+    element("figcaption", {}, element("b", {}, i ? "this run" : "other run"),
+      ` ${report.target}, ${formatBytes(moments.allocated[peak])}`),
+    canvases[i])));
+  const timelines = runs.map((data, i) =>
+    new Timeline({ data, state: { moment: data.peak, storage: -1, found: null } }, canvases[i]));
+  for (const timeline of timelines) timeline.viewPeakStep();
+  const top = Math.max(...timelines.map((timeline) => timeline.highestWithCard()));
+  for (const timeline of timelines) timeline.least = top;
+  return timelines;
+}
+
+function keeperSums(data) {
+  const sums = {};
+  for (const group of keeperGroups(data, data.peak)) {
+    const name = `${group.module}, ${group.keeper}`;
+    sums[name] = (sums[name] || 0) + group.bytes;
+  }
+  return sums;
+}
+
+function withoutLayers(byModule) {
+  const sums = {};
+  for (const [name, bytes] of Object.entries(byModule)) {
+    sums[folded(name)] = (sums[folded(name)] || 0) + bytes;
+  }
+  return sums;
 }
 
 function differences(title, here, there, everything) {
@@ -60,7 +105,7 @@ function differences(title, here, there, everything) {
       element("td", { class: "wide" }, bar),
     );
   });
-  const head = headings([title, "other report", "this page", "change", ""], [1, 2, 3]);
+  const head = headings([title, "other run", "this run", "change", ""], [1, 2, 3]);
   return element(
     "table",
     { class: "compared" },

@@ -21,6 +21,7 @@ class StepData {
     this.capacity = (memory ? memory.on_card : ran)?.capacity;
     this.phases = content.phases;
     this.texts = content.texts;
+    this.files = content.files ?? {};
     this.ops = content.ops;
     this.moments = {
       allocated: summed(content.moments.allocated, Float64Array),
@@ -95,8 +96,11 @@ class StepData {
   categoryAt(i, moment) {
     const category = this.text("category", i);
     if (category !== "activation" && category !== "temporary") return category;
-    const saved = this.ownersAt(i, moment).some((owner) => owner.kind === "saved_tensor");
-    return saved ? "activation" : "temporary";
+    return this.isSaved(i, moment) ? "activation" : "temporary";
+  }
+
+  isSaved(i, moment) {
+    return this.ownersAt(i, moment).some((owner) => owner.kind === "saved_tensor");
   }
 
   phaseAt(moment) {
@@ -114,14 +118,16 @@ class StepData {
   }
 
   matches(query) {
-    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    // `model.py:4` is line 4, and not the beginning of line 44.
+    const words = query.toLowerCase().split(/\s+/).filter(Boolean)
+      .map((word) => (/:\d+$/.test(word) ? `${word} ` : word));
     if (!words.length) return null;
     const found = new Uint8Array(this.count);
     for (let i = 0; i < this.count; i++) {
       const names = this.ownersOf[i].map((owner) => `${owner.name} ${owner.source}`).join(" ");
       const fields = ["module", "dtype", "shape", "reason"].map((name) => this.text(name, i));
       const made = `${this.opText("target", i)} ${this.opText("source", i)}`;
-      const text = `${fields.join(" ")} ${made} ${names}`.toLowerCase();
+      const text = `${fields.join(" ")} ${made} ${names} `.toLowerCase();
       found[i] = words.every((word) => text.includes(word)) ? 1 : 0;
     }
     return found;

@@ -21,7 +21,7 @@ function showHolders(page) {
   const rows = state.groupBy === "storage"
     ? storageRows(page, alive) : groupRows(page, alive, GROUPINGS[state.groupBy]);
   const shown = rows.slice(0, state.rows).map((row) => row());
-  replaceChildren("holders-body", ...shown);
+  fill(document.getElementById("holders-body"), ...shown);
   const more = document.getElementById("more-rows");
   more.hidden = rows.length <= state.rows;
   more.textContent = `Show more of ${rows.length.toLocaleString("en-US")} rows`;

@@ -51,7 +51,7 @@ function showKeepers(page) {
   const rest = all.slice(KEEPER_ROWS).reduce((sum, group) => sum + group.bytes, 0);
   const note = rest
     ? `${formatBytes(rest)} in ${all.length - KEEPER_ROWS} smaller groups are not drawn.` : "";
-  replaceChildren("keepers", picture);
+  fill(document.getElementById("keepers"), picture);
   replaceChildren("keepers-note", note);
 }
 
@@ -114,7 +114,6 @@ function storageBox(page, group, y) {
   const times = group.storages.length > 1 ? ` in ${group.storages.length} storages` : "";
   const lines = [`${formatBytes(group.bytes)}${times}`, `${group.tensor}  ${group.module}`];
   const box = keeperBox(1, y, lines, CATEGORY_COLOURS[group.category]);
-  box.setAttribute("tabindex", 0);
   box.setAttribute("role", "button");
   box.setAttribute("class", "storage-node");
   const select = () => page.select(group.storages[0]);

@@ -9,13 +9,15 @@ class Page {
     };
     this.timeline = new Timeline(this, document.getElementById("timeline"));
     this.overview = new Overview(this, document.getElementById("overview"));
+    this.compared = [];
+    this.source = new SourceView(this);
     const paint = this.timeline.paint.bind(this.timeline);
     this.timeline.paint = () => {
       paint();
       this.overview.draw();
     };
     this.showLegend();
-    this.showPeakStep();
+    this.timeline.viewPeakStep();
     this.refresh();
   }
 
@@ -62,7 +64,15 @@ class Page {
     showCategories(this);
     showModules(this);
     showKeepers(this);
+    this.source.show();
     showHolders(this);
+  }
+
+  /* Put a query into the search box, and show what it finds. */
+  searchFor(query) {
+    document.getElementById("search").value = query;
+    this.search(query);
+    document.getElementById("holders-title").scrollIntoView();
   }
 
   search(query) {
@@ -90,17 +100,13 @@ class Page {
     replaceChildren("legend", ...items);
   }
 
-  /* Begin with the iteration of the peak. */
-  showPeakStep() {
-    const { data, timeline } = this;
-    const peakPhase = data.phaseAt(data.peak);
-    const phases = data.phases.filter((phase) => peakPhase && phase.step === peakPhase.step);
-    if (phases.length) timeline.view(phases[0].first, phases[phases.length - 1].last);
-  }
-
   setTheme(theme) {
     document.documentElement.dataset.theme = theme;
-    this.timeline.draw();
+    this.redraw();
+  }
+
+  redraw() {
+    for (const timeline of [this.timeline, ...this.compared]) timeline.draw();
   }
 }
 
@@ -116,7 +122,7 @@ function listenToControls(page) {
   on("zoom-in", "click", () => timeline.zoom(0.6, timeline.xOf(page.state.moment)));
   on("zoom-out", "click", () => timeline.zoom(1 / 0.6, timeline.xOf(page.state.moment)));
   on("whole", "click", () => timeline.view(0, page.data.momentCount));
-  on("peak-step", "click", () => page.showPeakStep());
+  on("peak-step", "click", () => timeline.viewPeakStep());
   on("to-peak", "click", () => page.goToPeak());
   on("theme", "click", () => {
     const { theme } = document.documentElement.dataset;
@@ -136,7 +142,7 @@ function listenToControls(page) {
     const [file] = event.target.files;
     if (file) compareWithFile(page, file);
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => timeline.draw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.redraw());
 }
 
 async function start() {

@@ -51,7 +51,7 @@ function showModules(page) {
   if (focus.bytes) place(focus, 0, 1, 0);
   const deepest = Math.max(0, ...boxes.map((box) => Number(box.dataset.row)));
   holder.style.height = `${(deepest + 1) * 34}px`;
-  holder.replaceChildren(...boxes);
+  fill(holder, ...boxes);
   showModulePath(page, focus);
 }
 

@@ -53,6 +53,39 @@ function replaceChildren(id, ...children) {
   document.getElementById(id).replaceChildren(...children);
 }
 
+/* Fill a container whose buttons are one tab stop; the one in focus stays there. */
+function fill(container, ...children) {
+  const focused = buttonsIn(container).indexOf(document.activeElement);
+  container.replaceChildren(...children);
+  oneTabStop(container, Math.max(0, focused));
+  if (focused >= 0) buttonsIn(container)[focused]?.focus({ preventScroll: true });
+}
+
+function oneTabStop(container, reached = 0) {
+  const buttons = buttonsIn(container);
+  const stop = Math.min(reached, buttons.length - 1);
+  buttons.forEach((button, i) => (button.tabIndex = i === stop ? 0 : -1));
+  container.onkeydown = moveFocus;
+}
+
+function buttonsIn(container) {
+  return [...container.querySelectorAll("button, [role=button]")];
+}
+
+/* Arrow keys, Home and End go to another button of a container. */
+function moveFocus(event) {
+  const buttons = buttonsIn(event.currentTarget);
+  const at = buttons.indexOf(event.target);
+  const last = buttons.length - 1;
+  const next = {
+    ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: last,
+  }[event.key];
+  if (at < 0 || next === undefined || next < 0 || next > last) return;
+  event.preventDefault();
+  oneTabStop(event.currentTarget, next);
+  buttons[next].focus();
+}
+
 function folded(module) {
   return module.replace(/(^|\.)\d+(?=\.|$)/g, "$1*");
 }

@@ -2,6 +2,7 @@
 
 const MARGIN = { left: 74, right: 14, top: 40, bottom: 46 };
 const LEAST_MOMENTS = 12;
+const SHADES = [1, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72];
 
 class Timeline {
   constructor(page, canvas) {
@@ -9,6 +10,7 @@ class Timeline {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.pixels = document.createElement("canvas");
+    this.least = 0; // bytes that the picture must have room for
     this.from = 0;
     this.to = page.data.momentCount;
     this.setGrouping("category");
@@ -19,14 +21,15 @@ class Timeline {
     const { data } = this.page;
     this.grouping = groupsOf(data, mode);
     this.stack = new Stack(data, this.grouping);
-    // Neighbours in a stack have two shades, so that they can be told apart.
-    const packed = [1, 0.87].map((shade) => this.grouping.groups.map((group) => ({
+    // Steps of the golden ratio give storages that come to lie together different shades.
+    const packed = SHADES.map((shade) => this.grouping.groups.map((group) => ({
       fill: packedColour(group.colour, shade),
-      edge: packedColour(group.colour, 0.7),
+      edge: packedColour(group.colour, 0.62),
       dim: (packedColour(group.colour) & 0x00ffffff) | (0x2e << 24),
     })));
+    const shadeOf = (i) => packed[Math.floor(((i * 0.618034) % 1) * SHADES.length)];
     const seen = this.grouping.groups.map(() => 0);
-    this.colours = Array.from(this.grouping.groupOf, (group) => packed[seen[group]++ % 2][group]);
+    this.colours = Array.from(this.grouping.groupOf, (group) => shadeOf(seen[group]++)[group]);
     this.draw();
   }
 
@@ -74,6 +77,14 @@ class Timeline {
     this.draw();
   }
 
+  /* The iteration of the peak. */
+  viewPeakStep() {
+    const { data } = this.page;
+    const peakPhase = data.phaseAt(data.peak);
+    const phases = data.phases.filter((phase) => peakPhase && phase.step === peakPhase.step);
+    if (phases.length) this.view(phases[0].first, phases.at(-1).last);
+  }
+
   zoom(factor, x = MARGIN.left + this.plotWidth / 2) {
     const share = Math.min(1, Math.max(0, (x - MARGIN.left) / this.plotWidth));
     const centre = this.from + share * (this.to - this.from);
@@ -104,7 +115,7 @@ class Timeline {
     this.canvas.width = clientWidth * scale;
     this.canvas.height = clientHeight * scale;
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
-    this.top = this.highestWithCard() * 1.04 || 1;
+    this.top = Math.max(this.least, this.highestWithCard()) * 1.04 || 1;
     this.style = getComputedStyle(document.documentElement);
     this.paintPhases();
     this.paintStack();
@@ -282,14 +293,13 @@ class Timeline {
       context.fillText(axisLabel(bytes, step), MARGIN.left - 8, y);
     }
     context.textAlign = "center";
-    const { data } = this.page;
-    const { op } = data.moments;
+    const { op } = this.page.data.moments;
     for (let x = MARGIN.left + 50; x < MARGIN.left + this.plotWidth - 30; x += 140) {
       const index = Math.max(0, op[this.momentAt(x)]);
       const below = MARGIN.top + this.plotHeight;
-      context.fillText(shortened(data.texts[data.ops.module[index]] || "", 18), x, below + 14);
-      context.fillText(`operation ${index.toLocaleString("en-US")}`, x, below + 31);
+      context.fillText(`operation ${index.toLocaleString("en-US")}`, x, below + 33);
     }
+    paintLayers(this);
   }
 
   paintReserved() {
