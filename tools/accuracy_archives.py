@@ -1,10 +1,10 @@
-"""Write docs/accuracy_models.md: many small programs on an H100, beside their predictions.
+"""Write docs/accuracy_models.md: many small programs on an H100, with their predictions.
 
     python -m tools.accuracy_archives [--jobs 2] [ARCHIVE …]
 
 The archives are those of fixtures/cuda: model types of transformers, eager and compiled, and random
 programs. Run it with the release of the recordings, torch 2.11, and transformers 5.17. Each program
-is predicted in a process of its own, forked from one that has imported the libraries.
+is predicted in a separate process, forked from one that has imported the libraries.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ PREFACE = """# Many small programs on an H100
 
 This page is written by `python -m tools.accuracy_archives`.
 
-Programs that nobody chose, recorded on one NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130, transformers
-5.17, Python 3.12) by `tools/record_cuda.py`, and predicted without it on the same release
-(Python 3.11). Errors are predicted less recorded, in bytes.
+Programs that were not hand-picked, recorded on one NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130,
+transformers 5.17, Python 3.12) by `tools/record_cuda.py`, and predicted without a card on the same
+release (Python 3.11). Errors are predicted minus recorded, in bytes.
 """
 _WIDTH = 80
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def section(name: str, rows: Sequence[Row]) -> Iterator[str]:
-    """What is equal, and a table of what is not."""
+    """How many are equal, and a table of the others."""
     events = sum(row.has_events for row in rows)
     peaks = sum(row.has_peak for row in rows)
     yield f"## {name}: {ARCHIVES[name]}\n"
@@ -85,14 +85,14 @@ def section(name: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def rows_of(paths: Sequence[Path], jobs: int) -> list[Row]:
-    """Predict each in a process of its own."""
+    """Predict each in a separate process."""
     preload()
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
         return pool.map(row_of, paths, chunksize=1)
 
 
 def row_of(path: Path) -> Row:
-    """One line of the table; a program that is refused says why."""
+    """One line of the table; a rejected program says why."""
     name = path.name.removesuffix(".events.json")
     print(name, file=sys.stderr)
     try:

@@ -1,9 +1,9 @@
-"""Write docs/accuracy_h100.md: the project's own recordings of an H100 beside their predictions.
+"""Write docs/accuracy_h100.md: the project's own H100 recordings with their predictions.
 
     python -m tools.accuracy_h100 [--part 0/2 -o ROWS | --rows ROWS ROWS]
 
-Run it with the release of the recordings, torch 2.11, and transformers 5.17; what another one
-traces may differ. With `--part` the rows of that part alone are written, for `--rows` to join.
+Run it with the release of the recordings, torch 2.11, and transformers 5.17; another release may
+trace something else. `--part` writes the rows of that part only, for `--rows` to join.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tools.accuracy_table import table
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ROOT / "fixtures" / "cuda" / "steps"
 PAGE = ROOT / "docs" / "accuracy_h100.md"
-MACHINE = 2  # the first columns, which are alike in all rows
+MACHINE = 2  # the leading text columns
 PREFACE = """# Accuracy on an H100
 
 This page is written by `python -m tools.accuracy_h100`.
 
 Every fixture of the repository, and 25 model types of transformers 5.17, ran three steps on one
 NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130, cuDNN 9.19, driver 580.159.04) under
-`tools/record_cuda.py`; `tools/recordings.txt` says with which settings. `graphmem verify
-fixtures/cuda/steps/NAME.events.json.gz` repeats a line.
+`tools/record_cuda.py`; `tools/recordings.txt` has the settings. `graphmem verify
+fixtures/cuda/steps/NAME.events.json.gz` reproduces a line.
 
 *First mismatch* is the index of the first allocation or free that differs; *none* means that all
-are equal, in order. Errors are predicted less recorded, in bytes: the peaks are those that
-PyTorch's own allocator counted.
+are equal, in order. Errors are predicted minus recorded, in bytes; the peaks are those counted by
+PyTorch's allocator.
 """
 Row = list[str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or the rows of a part; the exit code is 0."""
-    parser = argparse.ArgumentParser(description="Write the page of our own recordings.")
+    parser = argparse.ArgumentParser(description="Write the page of the project's own recordings.")
     parser.add_argument("--part", default="0/1", help="which of how many parts, such as 0/2")
     parser.add_argument("--rows", type=Path, nargs="*", default=[], help="parts written before")
     parser.add_argument("-o", "--output", type=Path, help=f"default: {PAGE.name}, of all parts")
@@ -80,7 +80,7 @@ def page(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def row_of(path: Path) -> Row:
-    """One line of the table; a step that is refused says why in place of figures."""
+    """One line of the table; a rejected step says why in place of figures."""
     name = path.name.removesuffix(ENDING)
     print(name, file=sys.stderr)
     try:

@@ -1,8 +1,8 @@
-"""Write docs/accuracy.md: every case of the suite beside the run that judges it.
+"""Write docs/accuracy.md: every case of the suite beside the run it is compared with.
 
     python tools/accuracy_table.py [--recordings DIR] [-o FILE]
 
-Nothing in the page is written by hand, so that it cannot differ from what the suite says.
+Nothing in the page is written by hand, so it cannot contradict the suite.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ This page is written by `python tools/accuracy_table.py`.
 
 ## Recorded runs
 
-Recorded CUDA runs of others are the judge: every allocation and every free of a run, in order.
-A case file in `fixtures/cases/` says which target, card, version and environment reproduce a
-recording, and from which moment on; `graphmem verify --suite` compares the two event by event
-(allocations by requested bytes, frees by the allocation that they end) and then their figures.
+Predictions are compared with CUDA runs that others recorded: every allocation and free, in order.
+A case file in `fixtures/cases/` names the target, card, version and environment that reproduce a
+recording, and where it starts; `graphmem verify --suite` compares the two event by event
+(allocations by requested bytes, frees by the allocation they end) and then their figures.
 
-*First mismatch* is the index of the first event that differs; *none* means that there is no event
-more, less or other. Figures are bytes as `torch.cuda.memory_stats` counts them, `error` is
-predicted less recorded, and "?" is what a recording does not tell. Most recordings do not name
-their card: the case file says which one was taken, and by what.
+*First mismatch* is the index of the first event that differs; *none* means that no event is
+missing, extra or different. Figures are bytes as counted by `torch.cuda.memory_stats`, `error` is
+predicted minus recorded, and "?" marks what a recording does not contain. Most recordings do not
+name their card: the case file says which one was assumed, and why.
 """
 PRINTED_PREFACE = """
 ## Printed figures
 
-Of some runs no events were recorded, but figures were printed. A case file says what was measured
-when, and what came out. A prediction is equal if it would have been printed alike: with as many
-digits, or as the same float32 where the numbers went through one. `error` is predicted less
-printed, in bytes; the suite fails if it is another one than the case file says, larger or smaller.
+Some runs printed figures but recorded no events. A case file says what was measured when, and the
+result. A prediction is equal if it would have been printed the same: to as many digits, or as the
+same float32 if the numbers went through one. `error` is predicted minus printed, in bytes; the
+suite fails if it differs from the error stated in the case file, whether larger or smaller.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suite and write the page; the exit code is that of graphmem's errors, or 0."""
+    """Run the suite and write the page; return the exit code of a graphmem error, or 0."""
     parser = argparse.ArgumentParser(description="Write the table of the suite's cases.")
     parser.add_argument("--recordings", type=Path, default=default_folder(), metavar="DIR")
     parser.add_argument("-o", "--output", type=Path, default=PAGE, metavar="FILE")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def progress(message: str) -> None:
-    """Say on stderr which case is run."""
+    """Print the running case to stderr."""
     print(message, file=sys.stderr)
 
 
@@ -103,7 +103,7 @@ def page(suite: Suite, recordings: Sequence[str]) -> Iterator[str]:
 
 
 def printed_section(rows: Sequence[PrintedRow]) -> Iterator[str]:
-    """What was printed, what differs, and where it was published."""
+    """The printed figures, the differences, and where the figures were published."""
     yield PRINTED_PREFACE
     yield from table(PRINTED_COLUMNS, 4, ((row.case.name, *printed_cells(row)) for row in rows))
     yield f"\n{sum(not row.error for row in rows)} of {len(rows)} figures are equal."
@@ -120,7 +120,7 @@ def printed_section(rows: Sequence[PrintedRow]) -> Iterator[str]:
 
 
 def table(columns: Sequence[str], texts: int, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Rows as a table, of which the first `texts` columns stand on the left."""
+    """Rows as a table whose first `texts` columns are left-aligned."""
     headings = ("case", *columns)
     yield f"| {' | '.join(headings)} |"
     yield "|" + " --- |" * texts + " ---: |" * (len(headings) - texts)

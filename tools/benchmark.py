@@ -1,14 +1,13 @@
-"""graphmem's own speed: trace and simulate, beside the same step on bare fake tensors.
+"""graphmem's speed: trace and simulate, compared with the same step on bare fake tensors.
 
     python tools/benchmark.py [--repeat N] [--json FILE]
 
-The bare run is the floor: the same `build()` and the same training loop, for as many iterations, in
-the fake mode that the trace uses too, on the CPU with PyTorch's own autograd engine, and nothing
-recorded. `values` is the share of the trace that following known values takes: the trace as it is,
-beside one that follows none. All run in this process with warm caches and without the cycle
-collector (which would make the bare run slower, and the ratio better), by turns; each figure is the
-least of N, in seconds of CPU time: what else the machine does is not counted, and no run uses a
-second thread.
+The bare run is the floor: the same `build()` and training loop, for as many iterations, in the fake
+mode of the trace, on the CPU with PyTorch's own autograd engine, recording nothing. `values` is how
+much tracking known values adds to the trace, compared with a trace that tracks none. All runs take
+turns in this process with warm caches and without the cycle collector (which would slow down the
+bare run and flatter the ratio); each figure is the minimum of N, in seconds of CPU time, so that
+the machine's other work is not counted, and no run uses a second thread.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float:
-        """How many times as long as bare execution."""
+        """Duration relative to bare execution."""
         return self.seconds / self.bare_seconds
 
     @property
@@ -88,12 +87,12 @@ class Measurement:
 
     @property
     def operations_per_second(self) -> float:
-        """How fast a step is read."""
+        """Traced operations per second."""
         return self.operations / self.seconds
 
     @property
     def microseconds_per_operation(self) -> float:
-        """The same figure the other way up, to compare models by size."""
+        """The inverse, to compare models by size."""
         return 1e6 * self.seconds / self.operations
 
 
@@ -106,8 +105,8 @@ def gpt2() -> TrainingStep:
 def decoder(layers: int) -> TrainingStep:
     """A narrow decoder: width costs nothing on fake tensors, layers do.
 
-    Both runs execute the same operations: AdamW is told to take its foreach path, which it takes by
-    itself on CUDA but not on the CPU, and the norm is written out, which only CUDA has as a kernel.
+    Both runs execute the same operations: AdamW's foreach path, the default on CUDA but not on the
+    CPU, is requested, and the norm is written out because only CUDA has a kernel for it.
     """
     step: TrainingStep = _fixture("llama").build(layers=layers, **DECODER)
     step.optimizer = partial(torch.optim.AdamW, lr=3e-4, foreach=True)
@@ -126,7 +125,7 @@ def run_traced(build: Build) -> StepGraph:
 
 
 def run_valueless(build: Build) -> StepGraph:
-    """The same trace, if it knew no values; these models read none."""
+    """The same trace without known values, which these models never read."""
     follow = KnownValues.follow
     KnownValues.follow = lambda *args: None  # type: ignore[method-assign]
     try:
@@ -136,7 +135,7 @@ def run_valueless(build: Build) -> StepGraph:
 
 
 def run_bare(build: Build, watch: AbstractContextManager[Any] | None = None) -> None:
-    """The same iterations on fake tensors alone.
+    """The same iterations on fake tensors only.
 
     `fake_cpu` lets `model.to` work on fake parameters, and does nothing to operations.
     """
@@ -156,7 +155,7 @@ def run_bare(build: Build, watch: AbstractContextManager[Any] | None = None) -> 
 
 
 class _Counter(TorchDispatchMode):
-    """Counts operations that pass by."""
+    """Counts dispatched operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -168,7 +167,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count_bare_operations(build: Build) -> int:
-    """How many operations the bare run executes, the accessor `Tensor.device` not counted."""
+    """The number of operations of the bare run, not counting the accessor `Tensor.device`."""
     counter = _Counter()
     run_bare(build, counter)
     return counter.count
@@ -236,7 +235,7 @@ def row(measured: Measurement) -> tuple[str, ...]:
 
 
 def print_row(cells: tuple[str, ...]) -> None:
-    """The model's name to the left, figures to the right."""
+    """Left-align the model's name, right-align the figures."""
     print(f"{cells[0]:<22}" + "".join(f"{cell:>11}" for cell in cells[1:]), flush=True)
 
 
@@ -251,13 +250,13 @@ def watch_seconds(repeat: int) -> float:
 def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    parser.add_argument("--repeat", type=int, default=5, help="take the least of N runs")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--repeat", type=int, default=5, help="take the minimum of N runs")
     parser.add_argument(
         "--layers", type=int, nargs="*", default=DECODER_LAYERS, help="of the decoders"
     )
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # values are computed on the CPU, and threads that wait take its time
+    torch.set_num_threads(1)  # values are computed on the CPU, where waiting threads take time
     builds: list[tuple[str, Build]] = [
         ("gpt2 small", gpt2),
         *((f"decoder, {layers} layers", partial(decoder, layers)) for layers in arguments.layers),

@@ -1,12 +1,12 @@
-"""How many of the models that people train graphmem takes, and whether it is right about them.
+"""How many popular models graphmem can analyse, and whether its predictions are right.
 
     python -m tools.breadth run [FAMILY | FAMILY/NAME …] [--out FILE] [--testers FOLDER] [--again]
     python -m tools.breadth table FILE … > docs/models.md
 
-`run` writes a line of JSON for each case and goes on where it was stopped. A case is (1) a real
-training step on the CPU, (2) `graphmem.analyze` of it for an A100, (3) the oracle: allocations and
-frees of the real run beside those of a trace on fake CPU tensors, and what is saved, gradients and
-optimizer state beside each other. Each runs in a process of its own, which is ended after a while.
+`run` writes a line of JSON for each case and resumes where it was stopped. A case is (1) a real
+training step on the CPU, (2) `graphmem.analyze` of it for an A100, (3) the oracle: it compares the
+real run's allocations, frees, saved tensors, gradients and optimizer state with those of a trace on
+fake CPU tensors. Each runs in a separate process with a time limit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 
 DEFAULT_OUT = Path("/tmp/breadth/results.jsonl")
 LIMIT_SECONDS = 240  # of CPU time
-_WAITING = 10  # times as long by the clock, for a case that only waits
+_WAITING = 10  # times as long by wall clock, for a case that only waits
 
 
 def main() -> None:
-    """Run cases, or make the table of what was found."""
+    """Run cases, or print the table of results."""
     options = _parsed()
     if options.command == "table":
         from tools.model_zoo.table import table
@@ -57,7 +57,7 @@ def _parsed() -> argparse.Namespace:
     run.add_argument("cases", nargs="*", help="families, or FAMILY/NAME; none: all")
     run.add_argument("--out", type=Path, default=DEFAULT_OUT)
     run.add_argument("--testers", type=Path, help="a copy of the library's tests/models")
-    run.add_argument("--again", action="store_true", help="also what the file has already")
+    run.add_argument("--again", action="store_true", help="rerun cases that the file already has")
     run.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="CPU seconds for each case")
     table = commands.add_parser("table")
     table.add_argument("files", type=Path, nargs="+")
@@ -72,7 +72,7 @@ def _chosen(wanted: list[str], testers: Path | None) -> Iterator[Any]:
 
 
 def all_cases(testers: Path | None = None) -> Iterator[Any]:
-    """Every case that there is."""
+    """Every case."""
     from tools.model_zoo import constructs, libraries, transformers_models
 
     yield from transformers_models.cases(testers)
@@ -81,7 +81,7 @@ def all_cases(testers: Path | None = None) -> Iterator[Any]:
 
 
 def _warm_up() -> None:
-    """Import once what all processes share; they are forked from this one."""
+    """Import what all processes share; they are forked from this one."""
     import torch
 
     from tools.model_zoo import measuring  # noqa: F401
@@ -90,7 +90,7 @@ def _warm_up() -> None:
 
 
 def _in_a_process(case: Any, limit: float) -> dict[str, Any]:
-    """Run a case in a child, and have what it told when it ended or was ended."""
+    """Run a case in a child; return what it reported before it ended or was killed."""
     context = multiprocessing.get_context("fork")
     ours, its = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(case, its, limit), daemon=True)

@@ -1,9 +1,9 @@
-"""What a cold command costs: its CPU seconds beside those of `import torch`, in pairs.
+"""The cost of a cold command: its CPU seconds paired with those of `import torch`.
 
     python -m tools.command_times [--repeat N] [--json FILE] [NAME…]
 
-Each run is a process of its own, and all processes that it starts count. The ratio is what compares
-machines; of each the least, the median and the most of N pairs are printed.
+Each run is a separate process, and its child processes count. The ratio is comparable between
+machines; the minimum, median and maximum of N pairs are printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 
 @dataclass(frozen=True)
 class Times:
-    """CPU seconds of one command, and of `import torch` just before, pair by pair."""
+    """CPU seconds of a command, and of `import torch` just before, pair by pair."""
 
     name: str
     seconds: list[float]
@@ -42,13 +42,13 @@ class Times:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times `import torch` it took, in order of size."""
+        """The command's time as multiples of `import torch`, sorted."""
         pairs = zip(self.seconds, self.torch_seconds, strict=True)
         return sorted(command / torch for command, torch in pairs)
 
 
 def cpu_seconds(command: Sequence[str]) -> float:
-    """Of a command and of all processes that it leaves behind."""
+    """CPU seconds of a command and all processes it starts."""
     before = os.times()
     with Path(os.devnull).open("wb") as nowhere:
         subprocess.run(command, check=False, cwd=ROOT, stdout=nowhere, stderr=nowhere)
@@ -62,7 +62,7 @@ def cpu_seconds(command: Sequence[str]) -> float:
 
 
 def measure(name: str, repeat: int) -> Times:
-    """A command, by its name in `COMMANDS`."""
+    """Time a command, by its name in `COMMANDS`."""
     found = Times(name, [], [])
     for _ in range(repeat):
         found.torch_seconds.append(cpu_seconds((sys.executable, "-c", "import torch")))
@@ -75,9 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(COMMANDS), metavar="NAME")
     parser.add_argument("--repeat", type=int, default=5, help="pairs of each")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # forks of forks count
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that forks of forks count
     machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"{machine}; CPU seconds, and how many times `import torch`: least, median, most")
     found = []

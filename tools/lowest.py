@@ -1,6 +1,6 @@
 """Print the lowest version of every dependency, as constraints: `make test RESOLUTION=lowest`.
 
-torch is left out, which `make test TORCH=2.9.1` chooses, and so are the tools of the tests.
+It omits torch, which `make test TORCH=2.9.1` chooses, and the test tools.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every message to users: `python -m tools.messages` writes docs/messages.md.
 
-Read off the sources: each call that makes an `InputError` or one of its kinds, with the text of its
-message and of its hint. What is put into a text stands in braces.
+Collected from the sources: each call that makes an `InputError` or a subclass, with the texts of
+its message and hint. Inserted values stand in braces.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ PAGE = ROOT / "docs" / "messages.md"
 _HEAD = """\
 # Messages
 
-What graphmem says where an input cannot be used (exit code 2), by the file that says it. Hints are
-in italics; what is put into a message stands in `{braces}`. A message with a name is a class of its
-own, which callers of `graphmem.analyze` can catch and tests can name. `python -m tools.messages`
-writes this page from the sources.
+graphmem's messages about unusable input (exit code 2), by source file. Hints are in italics;
+inserted values stand in `{braces}`. A message with a name is an exception class, which callers of
+`graphmem.analyze` can catch and tests can name. `python -m tools.messages` writes this page from
+the sources.
 """
 
 
@@ -63,7 +63,7 @@ def _is_super(call: ast.Call) -> bool:
 
 
 def _text(node: ast.expr, around: ast.AST) -> str:
-    """A text as it will be read; "" where it is made elsewhere."""
+    """A text as users read it; "" if it is made elsewhere."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -84,7 +84,7 @@ def _text(node: ast.expr, around: ast.AST) -> str:
 
 
 def _text_of(name: str, around: ast.AST) -> str:
-    """The text that a name was given nearby."""
+    """The text assigned to a name nearby."""
     for node in ast.walk(around):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return "" if isinstance(node.value, ast.Name) else _text(node.value, around)

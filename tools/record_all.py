@@ -3,8 +3,8 @@
     python tools/record_all.py tools/recordings.txt -o OUT [--jobs 8]
 
 A line is `NAME [KEY=VALUE ...] [ranks=N] TARGET ARGS...`; the rest goes to `tools/record_cuda.py`.
-Several ranks share the card: each gets a host name of its own, for NCCL refuses two of one host.
-What each printed is in OUT/NAME.log; failures are listed at the end.
+Several ranks share the card: each gets its own host name, because NCCL rejects two of one host.
+Their output is in OUT/NAME.log; failures are listed at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOOL = Path(__file__).with_name("record_cuda.py")
 
 
 def main() -> int:
-    """Run the plan; the exit code is 1 where a line failed."""
+    """Run the plan; the exit code is 1 if a line failed."""
     parser = argparse.ArgumentParser(description="Record every line of a plan on one GPU.")
     parser.add_argument("plan", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True)
@@ -50,10 +50,10 @@ def main() -> int:
 
 
 def record(number: int, line: str, output: Path, limit: float, end: float) -> bool:
-    """One line of the plan; whether it worked."""
+    """Record one line of the plan; return whether it succeeded."""
     name, *words = shlex.split(line)
     if time.monotonic() > end:
-        (output / f"{name}.log").write_text("not begun: the time is over\n")
+        (output / f"{name}.log").write_text("not started: out of time\n")
         return False
     environment = dict(os.environ)
     ranks = 0
@@ -88,7 +88,7 @@ def record(number: int, line: str, output: Path, limit: float, end: float) -> bo
 
 
 def rank_environment(rank: int, ranks: int, number: int) -> dict[str, str]:
-    """What `torchrun` sets, and what lets NCCL share a card."""
+    """The variables `torchrun` sets, and those that let NCCL share a card."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),

@@ -1,9 +1,9 @@
-"""Measure what a process takes on a GPU outside PyTorch's allocator: context, libraries, NCCL.
+"""Measure a process's GPU memory outside PyTorch's allocator: context, libraries, NCCL.
 
     python tools/record_contexts.py -o contexts.json
 
-Each program of `PROGRAMS` runs alone; after each of its stages the memory in use on the whole card
-is read through NVML, less what was in use before and less what the allocator has reserved.
+Each program of `PROGRAMS` runs alone; after each of its stages NVML reads the memory in use on the
+whole card, minus what was in use before and minus what the allocator has reserved.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ dist.destroy_process_group(); meet("destroyed")
 
 
 def main() -> int:
-    """Run every program; the exit code is 0 though one fails: its error is in the result."""
+    """Run every program; the exit code is 0 even if one fails: its error is in the result."""
     parser = argparse.ArgumentParser(description="Measure contexts outside PyTorch's allocator.")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
@@ -139,11 +139,11 @@ def main() -> int:
 
 
 def run(texts: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """The stages of one program, run by as many processes as there are texts."""
+    """The stages of one program, run by one process per text."""
     processes = []
     for rank, text in enumerate(texts):
         own = {"RANK": str(rank), "WORLD_SIZE": str(len(texts)), "LOCAL_RANK": "0"}
-        if len(texts) > 1:  # NCCL refuses two ranks of one host on one card
+        if len(texts) > 1:  # NCCL rejects two ranks of one host on one card
             own |= {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN"}
         processes.append(
             subprocess.Popen(

@@ -3,16 +3,16 @@
     python tools/record_cuda.py fixtures/gpt2.py:build --set batch=4 --steps 3 -o recordings/gpt2
     python tools/record_cuda.py -o recordings/train train.py --epochs 1
 
-It needs torch and a GPU, and no graphmem: where that is not installed, fixtures find a stand-in
-for `graphmem.TrainingStep`. Recording starts from an empty device, before `build()` is called, or
-before the first line of a script. Three files are written, beside each other (with RANK set, a
-script's have `.rankR` in their names):
+It needs torch and a GPU but not graphmem: if that is not installed, fixtures get a stand-in for
+`graphmem.TrainingStep`. Recording starts on an empty device, before `build()` is called or before
+the first line of a script. It writes three files side by side (with RANK set, a script's have
+`.rankR` in their names):
 
     NAME.pickle.gz      the snapshot of torch.cuda.memory, gzipped
     NAME.events.json    the same events, compact, as `graphmem verify` reads them
     NAME.json           GPU, driver, torch, environment, settings, figures, and the phase marks
 
-A mark tells how many allocations and frees came before it, so that each event has its phase.
+A mark counts the allocations and frees before it, so that each event has its phase.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ INSTALLED = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen ")
 
 @dataclass
 class StandIn:
-    """What fixtures return where graphmem is not installed; graphmem/training_step.py explains."""
+    """What fixtures return without graphmem installed; see graphmem/training_step.py."""
 
     model: Any = None
     inputs: Any = None
@@ -74,7 +74,7 @@ class StandIn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record one target; the exit code is 2 where there is no GPU."""
+    """Record one target; the exit code is 2 without a GPU."""
     options = parse(arguments)
     import torch
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_script(options: argparse.Namespace) -> None:
-    """Run a script as `python script.py ARGS` does; what its module holds is alive at the end."""
+    """Run a script as `python script.py ARGS` does; its globals stay alive to the end."""
     script = Path(options.target)
     rank = os.environ.get("RANK")
     if rank is not None:
@@ -130,9 +130,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--grads", choices=("keep", "none"), default="none")
     parser.add_argument("--inference", action="store_true", help="forward passes only")
     parser.add_argument("--compile", metavar="MODE", help="torch.compile the model, in this mode")
-    parser.add_argument("--benchmark", action="store_true", help="let cuDNN choose by trying")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="NAME", help="path without an ending"
+        "--benchmark", action="store_true", help="let cuDNN benchmark its algorithms"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="NAME", help="path without an extension"
     )
     given = list(sys.argv[1:] if arguments is None else arguments)
     script = next((i for i, text in enumerate(given) if text.endswith(".py")), len(given))
@@ -161,7 +163,7 @@ def load(target: str, texts: Sequence[str]) -> tuple[Callable[..., Any], dict[st
 
 
 def stand_in() -> None:
-    """Let fixtures find a `graphmem.TrainingStep` where graphmem is not installed."""
+    """Provide fixtures with a `graphmem.TrainingStep` if graphmem is not installed."""
     if importlib.util.find_spec("graphmem") is None:
         module = types.ModuleType("graphmem")
         vars(module)["TrainingStep"] = StandIn
@@ -187,7 +189,7 @@ def setting_reader(build: Callable[..., Any]) -> Callable[[str], tuple[str, Any]
 
 
 def iterate(step: Any, options: argparse.Namespace, device: str) -> Iterator[tuple[str, int]]:
-    """Run the iterations as graphmem/trace/loop.py traces them; yields the end of each phase."""
+    """Run the iterations as graphmem/trace/loop.py traces them; yield the end of each phase."""
     run = step.step or Loop(step, options, device)
     for number in range(options.steps):
         if isinstance(run, Loop):
@@ -199,7 +201,7 @@ def iterate(step: Any, options: argparse.Namespace, device: str) -> Iterator[tup
 
 
 class Loop:
-    """A training loop told by its parts."""
+    """A training loop that reports its phases."""
 
     def __init__(self, step: Any, options: argparse.Namespace, device: str) -> None:
         import torch
@@ -301,7 +303,7 @@ def moved(value: Any, device: Any) -> Any:
 
 
 def default_loss(output: Any) -> Any:
-    """The output's own loss, a scalar output itself, else the sum of it."""
+    """The output's `loss`, a scalar output itself, else its sum."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if loss is not None:
         return loss
@@ -313,7 +315,7 @@ def default_loss(output: Any) -> Any:
 
 
 def counters() -> dict[str, int]:
-    """Bytes held, and how many allocations and frees there were."""
+    """Bytes held, and the number of allocations and frees."""
     import torch
 
     stats = torch.cuda.memory_stats()
@@ -374,7 +376,7 @@ def metadata(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def installed() -> dict[str, str]:
-    """The versions of libraries whose code a step may run."""
+    """The versions of libraries that a step may use."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
@@ -423,7 +425,7 @@ def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[st
         if action is None:
             continue
         if not any(left.values()):
-            break  # what the recorder itself lets go
+            break  # freed by the recorder itself
         if action in left:
             left[action] -= 1
         key = (action in "af", entry["addr"])
@@ -445,7 +447,7 @@ def compact(snapshot: Any, about: Mapping[str, Any], device: int = 0) -> dict[st
 
 
 def site(frames: Sequence[Any]) -> str:
-    """`train.py:main:16<linear.py:forward:125`: the user's line, and the innermost of a library."""
+    """`train.py:main:16<linear.py:forward:125`: the user's line and the innermost library line."""
     lines = [frame for frame in frames if frame["filename"].endswith(".py")]
     if not lines:
         return "engine"
@@ -457,7 +459,7 @@ def site(frames: Sequence[Any]) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file belongs to no installed package; nor is it this one."""
+    """Whether a file belongs to no installed package and is not this one."""
     path = filename.replace("\\", "/")
     return path != __file__ and not any(part in path for part in INSTALLED)
 

@@ -2,9 +2,9 @@
 
     python tools/record_operators.py -o operators.jsonl [--part 0/4] [--opinfo SAMPLES]
 
-The calls are those of `fixtures/recorded_operators.py`. It needs torch and a GPU, and no graphmem.
-A line of the result is one call in one dtype: its events of two steps as rows [action, bytes,
-ordinal, site], as `tools/record_cuda.py` has them, how many of them the first step has, or the
+The calls are those of `fixtures/recorded_operators.py`. It needs torch and a GPU but not graphmem.
+A line of the result is one call in one dtype: the events of two steps as rows [action, bytes,
+ordinal, site] as in `tools/record_cuda.py`, and how many of them belong to the first step; or the
 error that the call raised.
 """
 
@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def main() -> int:
-    """Record every call of this part; the exit code is 2 where there is no GPU."""
+    """Record every call of this part; the exit code is 2 without a GPU."""
     parser = argparse.ArgumentParser(description="Record what each operator allocates.")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--part", default="0/1", help="which of how many parts (default: 0/1)")
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def wanted(fixture: Any, options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Every call, dtype and number of a sample."""
+    """Every call, dtype and sample number."""
     for name in fixture.CALLS:
         for dtype in DTYPES:
             if options.only in name:
@@ -87,7 +87,7 @@ def record(fixture: Any, name: str, dtype: str, sample: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         events = events_now()
         history(enabled=None)
-    except Exception as error:  # noqa: BLE001 - the next call is recorded whatever this one did
+    except Exception as error:  # noqa: BLE001 - whatever this call raises, the next one is recorded
         torch.cuda.memory._record_memory_history(enabled=None)
         text = "".join(traceback.format_exception_only(error)).strip()
         return {"error": text[:500]}

@@ -2,13 +2,13 @@
 
     python tools/run_test_cuda.py path/to/test_cuda.py [--gpu NAME] [--all] [-k TEXT]
 
-The file is PyTorch's and not part of graphmem. Get the one of the installed version from
-https://github.com/pytorch/pytorch (test/test_cuda.py of the tag v2.13.0), or of another version
-from any source archive of PyTorch; `torch.testing`, which it needs, is installed with torch.
+The file is PyTorch's, not part of graphmem. Get that of the installed version from
+https://github.com/pytorch/pytorch (test/test_cuda.py of the tag v2.13.0), or that of another
+version from any PyTorch source archive; `torch.testing`, which it needs, comes with torch.
 
-Without `--all`, the tests that ask about memory run: those whose names have a word of MEMORY_WORDS.
-Each test has a virtual GPU of its own, and its own environment variables. What is printed is one
-line a test, and how many passed; docs/cuda_api.md says why the others do not.
+Without `--all`, only tests about memory run: those whose names have a word of MEMORY_WORDS. Each
+test has its own virtual GPU and environment variables. It prints one line per test and how many
+passed; docs/cuda_api.md says why the others do not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WHERE = "https://github.com/pytorch/pytorch/blob/v2.13.0/test/test_cuda.py"
 
 
 class _TooLongError(Exception):
-    """A test does not come to an end."""
+    """A test did not finish in time."""
 
 
 def main(
@@ -80,7 +80,7 @@ def _asks_about_memory(name: str) -> bool:
 
 
 def _imported(file: Path, gpu: str) -> ModuleType:
-    """The tests ask for CUDA when they are imported."""
+    """Import the tests, which look for CUDA at import."""
     from graphmem.live.gpu import VirtualGpu
 
     sys.argv = [str(file)]

@@ -1,8 +1,8 @@
-"""Makes the screens and drawings of the documentation: `python -m tools.screens [NAME…]`.
+"""Make the screens and drawings of the documentation: `python -m tools.screens [NAME…]`.
 
-docs/screens.md gets the terminal's first lines of each case, docs/images/ the page's first screen
-of each, 1400 and 400 pixels wide, light and dark, and the pictures of docs/pictures.md. Needs
-chromium, chromium-driver, graphviz, matplotlib and, for QLoRA, bitsandbytes and peft.
+docs/screens.md gets the first terminal lines of each case, docs/images/ the first screen of its page,
+1400 and 400 pixels wide, light and dark, and the pictures of docs/pictures.md. Needs chromium,
+chromium-driver, graphviz, matplotlib and, for QLoRA, bitsandbytes and peft.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Case:
     """One story.
 
     Attributes:
-        name: of its images.
+        name: prefix of its images.
         title: its heading.
         command: arguments of graphmem.
-        sections: parts of the page that have an image of their own, by the id of their headings.
+        sections: parts of the page with a separate image, by the id of their headings.
     """
 
     name: str
@@ -79,7 +79,7 @@ DRAWINGS = {
 _BEGIN = """\
 # Screens
 
-The first lines and the first screen of the page, as `python -m tools.screens` makes them.
+The first lines of the output and the first screen of the page, made by `python -m tools.screens`.
 """
 
 
@@ -104,7 +104,7 @@ def main(names: Sequence[str]) -> None:
 
 
 def _text(case: Case, html: Path) -> str:
-    """The beginning of what the command prints; the page is written on the way."""
+    """The beginning of the command's output; writes the page too."""
     command, *arguments = shlex.split(case.command)
     lines = _call(command, "--html", html, *arguments).splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(("fits on", "does NOT fit")))
@@ -127,7 +127,7 @@ def _call(*arguments: str | Path) -> str:
 
 @contextmanager
 def browser() -> Iterator[webdriver.Chrome]:
-    """A browser without a window."""
+    """A headless browser."""
     options = webdriver.ChromeOptions()
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)

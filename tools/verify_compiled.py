@@ -1,12 +1,12 @@
-"""Hold compiled steps and scripts against recordings: `python -m tools.verify_compiled NAME…`.
+"""Compare compiled steps and scripts with recordings: `python -m tools.verify_compiled NAME…`.
 
 It runs what `tools/recordings.txt` and `tools/recordings_scripts.txt` recorded on an H100, under
-`graphmem run` and in the same recorder, on the installed torch: that should be the recordings' own,
-2.11, with its Triton. Prints rows of the table in docs/compile.md.
+`graphmem run` and in the same recorder, on the installed torch: that should be the recordings'
+release, 2.11, with its Triton. Prints rows of the table in docs/compile.md.
 
-A card repeats the calls of a benchmark as often as its clock allows, and makes constants of
-Inductor's patterns that a prediction leaves out, both in the first step. So a prediction is equal
-where its peak is that of the recording and its events come in the recording in their order.
+In the first step a card repeats the calls of a benchmark as often as its clock allows, and creates
+constants of Inductor's patterns that a prediction omits. So a prediction counts as equal if its
+peak is the recording's and its events occur in the recording in order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Event = tuple[str, int]
 
 
 def main(names: Sequence[str]) -> int:
-    """Print one row for each name; the exit code is 1 where one is not equal."""
+    """Print one row for each name; the exit code is 1 if one is not equal."""
     rows = [row(name) for name in names]
     return int(not all(rows))
 
 
 def row(name: str) -> bool:
-    """Run what was recorded, print its row, and say whether it is equal."""
+    """Run the recorded program, print its row, and return whether it is equal."""
     recorded = _events(_recording(name))
     predicted = _events(_predicted(name))
     peak, expected = _peak(predicted), _peak(recorded)
@@ -69,7 +69,7 @@ def _predicted(name: str) -> dict[str, Any]:
 
 
 def _events(content: dict[str, Any]) -> list[Event]:
-    """Allocations and frees up to the last mark: what comes later is the end of the process."""
+    """Allocations and frees up to the last mark; later ones belong to the exit of the process."""
     events = [(each[0], each[1]) for each in content["events"] if each[0] in "af"]
     marks = content.get("marks") or []
     return events[: marks[-1]["allocations"] + marks[-1]["frees"]] if marks else events
@@ -84,7 +84,7 @@ def _peak(events: Iterable[Event]) -> int:
 
 
 def _in_order(predicted: Sequence[Event], recorded: Iterable[Event]) -> int:
-    """How many of the predicted events, from the first on, come in the recording in their order."""
+    """How many of the first predicted events occur in the recording in order."""
     found = 0
     for event in recorded:
         if found < len(predicted) and event == predicted[found]:

@@ -1,9 +1,9 @@
-"""Hold predictions of single operators against what `tools/record_operators.py` recorded.
+"""Compare predictions of single operators with recordings of `tools/record_operators.py`.
 
     python -m tools.verify_operators fixtures/cuda/operators.jsonl.gz [--only TEXT] [--part 0/2]
 
-A line for each call that differs, with the first event that does; then how many are equal. The
-release in use should be the one of the recording: torch 2.11.
+Prints a line for each call that differs, with its first different event; then how many are equal.
+The installed release should be that of the recording, torch 2.11.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TORCH = "2.11"
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call as it ran on a card, and its allocations and frees in two steps."""
+    """A call recorded on a card: its allocations and frees in two steps."""
 
     name: str
     dtype: str
@@ -49,7 +49,7 @@ class Recorded:
 
 
 def read(path: Path) -> Iterator[Recorded]:
-    """The calls that ran."""
+    """The recorded calls that succeeded."""
     with gzip.open(path, "rt") as file:
         for line in file:
             row = json.loads(line)
@@ -59,7 +59,7 @@ def read(path: Path) -> Iterator[Recorded]:
 
 
 def changes_of(events: list[list[Any]]) -> Iterator[Change]:
-    """Rows of a recording; an address may be used again, so allocations are counted here."""
+    """Rows of a recording, with allocations numbered because addresses are reused."""
     numbers: dict[int, int] = {}
     count = 0
     for action, nbytes, address, *site in events:
@@ -72,7 +72,7 @@ def changes_of(events: list[list[Any]]) -> Iterator[Change]:
 
 
 def predicted(call: Recorded, assume: Sequence[str] = ()) -> list[Change]:
-    """The events of both steps; `assume` says what only data decide."""
+    """The events of both steps; `assume` supplies data-dependent values."""
     settings = {"call": call.name, "dtype": call.dtype, "sample": str(call.sample)}
     request = Request(gpu=GPU, torch=TORCH, steps=2, settings=settings, assume=tuple(assume))
     changes = predict(f"{FIXTURE}:build", request).changes(parse_start("step 0"))
@@ -80,7 +80,7 @@ def predicted(call: Recorded, assume: Sequence[str] = ()) -> list[Change]:
 
 
 def difference(call: Recorded, changes: list[Change]) -> str | None:
-    """The first event that differs, told; None where all are equal."""
+    """A description of the first event that differs; None if all are equal."""
     for index, (one, other) in enumerate(zip_longest(call.changes, changes)):
         if one is None or other is None or not one.is_like(other):
             return f"event {index}: recorded {one}; predicted {other}"
@@ -88,12 +88,12 @@ def difference(call: Recorded, changes: list[Change]) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare every call; the exit code is 1 where one differs."""
+    """Compare every call; the exit code is 1 if one differs."""
     parser = argparse.ArgumentParser(description="Verify single operators.")
     parser.add_argument("recording", type=Path)
     parser.add_argument("--only", default="", help="calls whose name contains this text")
     parser.add_argument("--part", default="0/1", help="which of how many parts")
-    parser.add_argument("--whole", action="store_true", help="print both sides whole")
+    parser.add_argument("--whole", action="store_true", help="print both sides in full")
     options = parser.parse_args(arguments)
     number, parts = map(int, options.part.split("/"))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

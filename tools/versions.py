@@ -2,8 +2,8 @@
 
     make test TORCH=2.15.0
 
-A row says how many tests passed and failed, and whether GPT-2's peak is the one that an A100
-printed.
+A row says how many tests passed and failed, and whether GPT-2's peak is the one printed on an
+A100.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/versions.md"
-GPT2_PEAK = 23_513_265_152  # README.md; fixtures/recorded_nanogpt.py says whose figure it is
+GPT2_PEAK = 23_513_265_152  # README.md; fixtures/recorded_nanogpt.py names its source
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 _ROW = re.compile(r"\| (\d+\.\d+\.\d+) \|")
 
 
 def main() -> int:
-    """Run pytest with the arguments of the command line; its exit code is returned."""
+    """Run pytest with the command line's arguments; return its exit code."""
     tests, exit_code = _tests(sys.argv[1:])
     version, _, build = torch.__version__.partition("+")
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def with_row(page: str, row: str) -> str:
-    """The page with a row in place of the one of the same version, rows in order of versions."""
+    """The page with the row of this version replaced, rows sorted by version."""
     lines = page.splitlines()
     found = {_version(line): i for i, line in enumerate(lines) if _ROW.match(line)}
     version = _version(row)

@@ -1,1 +1,1 @@
-"""Models that people train, each with tiny sizes and the inputs that its own tests would give."""
+"""Popular models, each with tiny sizes and the inputs its own tests would use."""

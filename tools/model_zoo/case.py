@@ -1,4 +1,4 @@
-"""What `tools/breadth.py` tries: a named training step, made with the same numbers each time."""
+"""A case of `tools/breadth.py`: a named training step with reproducible random numbers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Case:
 
     Attributes:
         family: where it comes from, such as "transformers".
-        name: what it is called there.
+        name: its name there.
         build: makes the training step; it draws the same random numbers at each call.
-        amend: told why the real step failed; whether `build` makes another one now.
+        amend: given the error of the real step; returns whether `build` makes another step now.
     """
 
     family: str
@@ -35,7 +35,7 @@ class Case:
 def seeded(build: Callable[[], Any]) -> Callable[[], TrainingStep]:
     """A `build` whose random numbers do not change from call to call, without dropout.
 
-    The CPU keeps what it drops as floats and CUDA as booleans, so that dropout cannot be compared.
+    Dropout cannot be compared: the CPU keeps its mask as floats and CUDA as booleans.
     """
 
     def make() -> TrainingStep:

@@ -1,4 +1,4 @@
-"""Constructs of training scripts that no model of a library stands for."""
+"""Constructs of training scripts that no library model covers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def a_scalar_that_is_printed() -> Any:
     return _calling(run, _linear()), _rows()
 
 
-# ---- values that the program reads ---------------------------------------------------------------
+# ---- values the program reads --------------------------------------------------------------------
 
 
 @_construct

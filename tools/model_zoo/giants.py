@@ -1,11 +1,11 @@
-"""Large models from the configurations that their makers published, analysed without a card.
+"""Large models from their published configurations, analysed without a card.
 
-    python -m tools.model_zoo.giants [NAME …]     each in a process of its own
+    python -m tools.model_zoo.giants [NAME …]     each in a separate process
 
 Rows go into `giants.json` beside this file, from which `tools.breadth table` reads them.
 
-One step of AdamW on one sequence, in bf16. Nothing is downloaded: the tables below hold what the
-published `config.json` of each says where the library's defaults say otherwise.
+One step of AdamW on one sequence, in bf16. Nothing is downloaded: the tables below hold the values
+of each published `config.json` that differ from the library's defaults.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ UNET: Row = {  # stabilityai/stable-diffusion-xl-base-1.0, unet/config.json
 
 
 def language_model(name: str, sequence: int = SEQUENCE) -> TrainingStep:
-    """A causal language model, its mask and its labels."""
+    """A causal language model with its mask and labels."""
     import transformers
 
     prefix, values = LANGUAGE[name]
@@ -178,7 +178,7 @@ GIANTS: dict[str, Callable[[], TrainingStep]] = {
 
 
 def in_bf16(make: Callable[[], TrainingStep]) -> Callable[[], TrainingStep]:
-    """A step made on the card, with weights and inputs in bf16."""
+    """A step created on the card, with weights and inputs in bf16."""
 
     def build() -> TrainingStep:
         before = torch.get_default_dtype()
@@ -195,7 +195,7 @@ def in_bf16(make: Callable[[], TrainingStep]) -> Callable[[], TrainingStep]:
 
 
 def measure(name: str) -> Row:
-    """What the analysis says, how long it took, and the most memory that the process had."""
+    """The analysis's figures, its duration, and the process's peak resident memory."""
     begun, cpu = time.monotonic(), time.process_time()
     report = analyze(in_bf16(GIANTS[name]), gpu=GPU, steps=1, worst_routing=False)
     model = report.model
@@ -234,7 +234,7 @@ Real configurations, one step in bf16 with AdamW on a {GPU.upper()}; language mo
 
 
 def known() -> list[Row]:
-    """The rows that have been made, in the order of `GIANTS`."""
+    """The existing rows, in the order of `GIANTS`."""
     rows: dict[str, Row] = json.loads(ROWS.read_text()) if ROWS.exists() else {}
     return [rows[name] for name in GIANTS if name in rows]
 
@@ -245,7 +245,7 @@ def _keep(row: Row) -> None:
 
 
 def main() -> None:
-    """Measure the models that are named, or all."""
+    """Measure the named models, or all."""
     for name in sys.argv[1:] or GIANTS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             row = pool.apply(measure, (name,))

@@ -66,7 +66,7 @@ def _timm(name: str) -> Any:
 
 
 def _classified(labels: torch.Tensor, output: Any) -> torch.Tensor:
-    """The loss of a classifier, whose labels the caller holds on the host."""
+    """The loss of a classifier, with labels held on the host by the caller."""
     logits = output[0] if isinstance(output, (tuple, list)) else output
     while logits.dim() > 2:
         logits = logits.flatten(2).mean(-1)

@@ -1,4 +1,4 @@
-"""One case: a real training step on the CPU, the analysis, and the two held against each other."""
+"""One case: a real training step on the CPU, the analysis, and their comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Result = dict[str, Any]
 
 
 def measure(case: Case) -> Iterator[Result]:
-    """What becomes known, bit by bit: whoever runs out of time keeps what came before."""
+    """Yield results as they become known, so that a case that times out keeps the earlier ones."""
     build = case.build
     while True:
         real = RealStep(build)
@@ -88,9 +88,9 @@ class RealStep:
     """A real training step, eager on the CPU.
 
     Attributes:
-        recording: what its storages did; None where it failed.
-        saved: bytes that autograd holds when the loss is there, each storage once, without
-            parameters; None for a step that runs itself.
+        recording: the events of its storages; None if it failed.
+        saved: bytes that autograd holds once the loss exists, each storage once, without
+        parameters; None for a step that runs itself.
         gradients: bytes of the parameters' gradients.
         states: bytes of the optimizer's tensors.
     """
@@ -104,10 +104,10 @@ class RealStep:
         self.gradients = self.states = 0
 
     def run(self, assumed: AssumedValues | None = None) -> None:
-        """Run one iteration, and the forward pass of another one.
+        """Run one iteration, and another forward pass.
 
         Args:
-            assumed: what a trace assumed of values, to go by.
+            assumed: the values a trace assumed, to follow.
         """
         recording = oracle.run(self._watched, OPTIONS, assumed)
         if self._model is not None:
@@ -157,7 +157,7 @@ def _saved_by(step: TrainingStep) -> int | None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = call(step.model, step.inputs)  # what nobody uses of it keeps its graph
+        output = call(step.model, step.inputs)  # unused outputs keep its graph
         loss = (step.loss or default_loss)(output)
     held = {s._cdata: s.nbytes() for ref in packed if (s := ref()) is not None}
     for parameter in step.model.parameters():
@@ -187,7 +187,7 @@ def _compared(real: RealStep, graph: StepGraph) -> Result:
 
 
 def _assert_agree_but_for_order(real: oracle.Recording, traced: list[oracle.Event]) -> None:
-    """The same, where frees that follow each other may come in any order."""
+    """The same, except that consecutive frees may come in any order."""
     oracle.assert_equal(_with_sorted_frees(real.events), _with_sorted_frees(traced))
 
 

@@ -1,4 +1,4 @@
-"""docs/models.md, made from what `tools/breadth.py run` found."""
+"""docs/models.md, made from the results of `tools/breadth.py run`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def table(rows: Iterable[Row]) -> str:
 _HEAD = """# Models that people train
 
 Tiny models, each trained for one real step on the CPU, then analysed for an A100, then traced on
-fake CPU tensors and held against the real step: every allocation and free, what is saved for the
+fake CPU tensors and compared with the real step: every allocation and free, tensors saved for the
 backward pass, gradients and optimizer state. Masks and labels are among the inputs, dropout is off.
 Made by
 
@@ -33,10 +33,10 @@ Made by
     python -m tools.breadth table /tmp/breadth/results.jsonl > docs/models.md
 
 (torch 2.13.0, transformers 4.57.6, two cores, hours). `tests/house/test_breadth.py` runs a
-cross-section. A model is left out of the counts where no real step could be made, which is said
-beside it; `rag` and `rwkv` were stopped, and models that are not listed have not been run. What
-disagrees or is refused is named in [exactness.md](exactness.md#models-that-differ). "saved" is
-empty where the real step was told what the trace assumed, as for the routing of experts
+cross-section. Models without a real step are not counted but listed with the reason; `rag` and
+`rwkv` were stopped, and models that are not listed have not been run. Models that disagree or are
+refused are discussed in [exactness.md](exactness.md#models-that-differ). "saved" is empty if the
+real step was given the trace's assumptions, as for the routing of experts
 ([how](exactness.md)).
 """
 

@@ -1,8 +1,8 @@
-"""Configurations of `transformers` with sizes as small as its own tests have them.
+"""Configurations of `transformers` with sizes as small as in its own tests.
 
-A configuration class has defaults for a model that somebody published. What it calls its sizes
-differs, so names are looked up by what they say: `hidden_size`, `n_embd` and `d_model` are widths.
-Configurations inside of configurations (text, vision, decoder) are shrunk alike.
+A configuration class has the defaults of some published model. The names of sizes differ between
+classes, so they are classified by meaning: `hidden_size`, `n_embd` and `d_model` are widths.
+Nested configurations (text, vision, decoder) are shrunk too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 WIDTH, HEADS, LAYERS, VOCABULARY, IMAGE, PATCH = 32, 4, 2, 99, 32, 8
 _HEAD = WIDTH // HEADS
 
-_WIDTHS: tuple[tuple[str, int], ...] = (  # first of all, and multiplied by `scale`
+_WIDTHS: tuple[tuple[str, int], ...] = (  # set first, and multiplied by `scale`
     (r"(rotary_dim|qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)$", _HEAD),
     (r"(head_dim|d_kv|attention_head_size|key_size|kv_channels|qkv_dim|head_size)$", _HEAD),
     (r"\w*(intermediate_size|ffn_dim|d_ff|d_inner|n_inner|feedforward_dim|ffn_hidden_size)$", 64),
@@ -125,7 +125,7 @@ def _settle(config: Any) -> None:
 
 
 def _first_of_each(kinds: list[Any], count: int) -> list[Any]:
-    """As many entries as layers, with every kind that there is among them where they fit."""
+    """As many entries as layers, including every kind if there is room."""
     chosen = list(dict.fromkeys(kinds))[:count]
     return chosen + [chosen[-1]] * (count - len(chosen))
 
@@ -134,4 +134,4 @@ def _set(config: Any, name: str, value: Any) -> None:
     try:
         setattr(config, name, value)
     except (AttributeError, NotImplementedError, TypeError, ValueError):
-        return  # a property without a setter, made of others
+        return  # a property without a setter, computed from others

@@ -1,9 +1,9 @@
-"""Every model type of `transformers`: a tiny one with the head that is most often trained.
+"""Every model type of `transformers`: a tiny one with its most commonly trained head.
 
-With `--testers FOLDER`, the library's own `ModelTester` makes configuration and inputs where that
+With `--testers FOLDER`, the library's own `ModelTester` makes configuration and inputs if that
 folder has `test_modeling_NAME.py` (tests/models of the library's repository, which is not in the
-wheel; put its `tests` under another name, so that it is not taken for graphmem's own). Else the
-configuration is a shrunk one, and the inputs are those that `forward` names.
+wheel; rename its `tests`, so that it is not mistaken for graphmem's). Otherwise the configuration
+is shrunk, and the inputs are those named by `forward`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a tiny model and its inputs.
+    """Sizes of a tiny model and its inputs.
 
     Attributes:
         batch: examples.
@@ -60,7 +60,7 @@ def cases(testers: Path | None) -> Iterator[Case]:
 
 
 class Placeholders:
-    """How many tokens of a text stand for images, which only the model knows: its error tells."""
+    """The number of image tokens in a text, which only the model knows: its error states it."""
 
     _TOLD = re.compile(r"tokens: \D*\d+\D*features \D*(\d+)")
 
@@ -70,7 +70,7 @@ class Placeholders:
         self._tried = 0
 
     def learn(self, message: str) -> bool:
-        """Whether a message says how many features there are, for all texts or for one of them."""
+        """Whether a message states the number of features, for all texts or for one."""
         told = self._TOLD.search(message)
         self._tried += 1
         if told is None or self._tried > 2:
@@ -100,7 +100,7 @@ def _build(model_type: str, testers: Path | None, placeholders: Placeholders) ->
 def preload() -> None:
     """Import every model, for processes that are forked from this one."""
     for model_type in configuration_auto.CONFIG_MAPPING_NAMES:
-        with suppress(Exception):  # what needs a library that is not here
+        with suppress(Exception):  # needs a library that is not installed
             model_class(configuration_auto.CONFIG_MAPPING[model_type])
 
 
@@ -119,7 +119,7 @@ def model_class(config_class: type) -> Any:
 
 
 class Inputs:
-    """What a model's `forward` is called with.
+    """The arguments of a model's `forward`.
 
     Args:
         model: names its inputs by the parameters of `forward`.
@@ -135,7 +135,7 @@ class Inputs:
         self._class = type(model).__name__
 
     def all(self) -> dict[str, torch.Tensor]:
-        """The inputs that it needs and has, with a mask and with labels."""
+        """The inputs it requires, with a mask and labels."""
         made: dict[str, torch.Tensor] = {}
         for name, make in self._makers().items():
             if name in self._names:
@@ -175,7 +175,7 @@ class Inputs:
         return int(getattr(text, "vocab_size", VOCABULARY))
 
     def _mask(self) -> torch.Tensor:
-        """Ones, as a tokenizer makes of sentences of one length."""
+        """Ones, as a tokenizer returns for sentences of equal length."""
         return torch.ones(
             self._sizes.batch, self._sizes.length + self._placeholders.each, dtype=torch.int64
         )
@@ -228,7 +228,7 @@ class Inputs:
 
 
 def tiny(model_type: str, sizes: Sizes) -> TrainingStep:
-    """A training step of a model type that needs no word from the model about its images."""
+    """A training step of a model type whose number of image tokens is known in advance."""
     return seeded(partial(_build, model_type, None, Placeholders(sizes)))()
 
 
@@ -236,7 +236,7 @@ def tiny(model_type: str, sizes: Sizes) -> TrainingStep:
 
 
 def _usable_tester(model_type: str, folder: Path) -> Any:
-    """The class with the tests, unless it wants what is not installed."""
+    """The class with the tests, unless it needs something that is not installed."""
     try:
         return _tester(model_type, folder)
     except (ImportError, NameError, TypeError):
@@ -244,7 +244,7 @@ def _usable_tester(model_type: str, folder: Path) -> Any:
 
 
 def _tester(model_type: str, folder: Path) -> Any:
-    """The class with the tests, where the folder has one."""
+    """The class with the tests, if the folder has one."""
     module_name = configuration_auto.model_type_to_module_name(model_type)
     found = sorted(folder.rglob(f"test_modeling_{module_name}.py"))
     if not found:
@@ -268,7 +268,7 @@ def _tester(model_type: str, folder: Path) -> Any:
 
 
 def _has_models_of(test_class: Any, config_class: type) -> bool:
-    """Whether a class tests this configuration's models, and not those of its parts."""
+    """Whether a class tests this configuration's models, not those of its parts."""
     return any(kind.config_class is config_class for kind in test_class.all_model_classes)
 
 
@@ -298,7 +298,7 @@ def _best_ranked(config_class: type) -> str:
 
 
 def _seed_its_random_numbers() -> None:
-    """The testers draw token ids and masks from a generator of their own."""
+    """The testers draw token ids and masks from their own generator."""
     for name, module in list(sys.modules.items()):
         if name.endswith("test_modeling_common"):
             module.global_rng.seed(SEED)
