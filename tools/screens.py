@@ -1,8 +1,8 @@
 """Make the screens and drawings of the documentation: `python -m tools.screens [NAME…]`.
 
-docs/screens.md gets the first terminal lines of each case, docs/images/ the first screen of its page,
-1400 and 400 pixels wide, light and dark, and the pictures of docs/pictures.md. Needs chromium,
-chromium-driver, graphviz, matplotlib and, for QLoRA, bitsandbytes and peft.
+docs/screens.md gets the first terminal lines of each case, docs/images/ the first screen of its
+page, 1400 and 400 pixels wide, light and dark, and the pictures of docs/pictures.md. Needs
+chromium, chromium-driver, graphviz, matplotlib and, for QLoRA, bitsandbytes and peft.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _save(png: bytes, name: str) -> None:
 
 
 def _fewer_colours(file: Path) -> None:
-    """Keep 256: a third of the bytes, and nobody sees it."""
+    """Keep 256: a third of the bytes, with no visible difference."""
     with Image.open(file) as image:
         image.convert("RGB").quantize(256).save(file, optimize=True)
 

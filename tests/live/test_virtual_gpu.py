@@ -16,6 +16,7 @@ from graphmem.graph import OwnerKind, PhaseName, StepGraph
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.training_step import TrainingStep
+from tests.support.traced_step import targets
 
 
 def traced(build: Callable[[], TrainingStep], gpu: str = "a100", **options: Any) -> StepGraph:
@@ -24,10 +25,6 @@ def traced(build: Callable[[], TrainingStep], gpu: str = "a100", **options: Any)
 
 def stepping(step: Callable[[], Any]) -> Callable[[], TrainingStep]:
     return lambda: TrainingStep(step=step)
-
-
-def targets(graph: StepGraph) -> list[str]:
-    return [op.target for op in graph.ops]
 
 
 class TestTheCard:

@@ -17,6 +17,7 @@ from graphmem.passes.autocast import AUTOCAST, AutocastFindings
 from graphmem.passes.autocast_policies import Policy, policies
 from graphmem.runtime import Runtime
 from graphmem.trace import TraceOptions, trace
+from tests.support.traced_step import traced as graph_of
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
 NOT_TRACED = {
@@ -49,9 +50,7 @@ def cases() -> list[Any]:
 
 
 def traced(step: Callable[[], Any]) -> tuple[StepGraph, AutocastFindings]:
-    graph = trace(
-        lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1)
-    )
+    graph = graph_of(step, gpu="a100")
     findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
     return graph, findings
 

@@ -20,6 +20,7 @@ from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.real_tensors import REAL_CPU_ELEMENTS
 from graphmem.values.choices import NotShareError
 from graphmem.values.limits import INTEGERS
+from tests.support.traced_step import targets
 
 Iterate = Callable[[], Any]
 
@@ -43,10 +44,6 @@ def on_gpu(*shape: int, **options: Any) -> torch.Tensor:
 def unknown(*shape: int) -> torch.Tensor:
     """Unbounded numbers, known only to a card."""
     return torch.randn(shape, device="cuda")
-
-
-def targets(graph: StepGraph) -> list[str]:
-    return [op.target for op in graph.ops]
 
 
 def ops_called(graph: StepGraph, target: str) -> list[Op]:

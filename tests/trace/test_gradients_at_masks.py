@@ -5,17 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from graphmem import TrainingStep
-from graphmem.gpus import find_gpu
-from graphmem.graph import StepGraph
-from graphmem.trace import TraceOptions, trace
-
-
-def _traced(step: object) -> StepGraph:
-    def build() -> TrainingStep:
-        return TrainingStep(step=step)  # type: ignore[arg-type]
-
-    return trace(build, gpu=find_gpu("h100"), options=TraceOptions(steps=1))
+from tests.support.traced_step import traced
 
 
 def test_the_gradient_of_masked_scatter_is_a_selection() -> None:
@@ -28,7 +18,7 @@ def test_the_gradient_of_masked_scatter_is_a_selection() -> None:
         assert given.grad is not None
         assert given.grad.shape == (3,)
 
-    targets = [op.target for op in _traced(step).ops]
+    targets = [op.target for op in traced(step, gpu="h100").ops]
     assert "aten.masked_select.default" in targets
     assert "aten.masked_scatter_backward.default" not in targets
 
@@ -39,7 +29,7 @@ def test_the_gradient_at_a_mask_finds_the_positions_itself() -> None:
         rows = torch.randn(2, 2, 8, device="cuda", requires_grad=True)
         rows[mask].sum().backward()
 
-    ops = _traced(step).ops
+    ops = traced(step, gpu="h100").ops
     assert [op.target for op in ops].count("aten.nonzero.default") == 1  # of the forward pass
     assert any("index_put" in op.target for op in ops)
 
@@ -52,7 +42,7 @@ def test_a_mask_dies_once_it_is_padded() -> None:
         seen = torch.ones(2, 1, 13, 13, dtype=torch.bool, device="cuda")
         functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=seen)
 
-    graph = _traced(step)
+    graph = traced(step, gpu="h100")
     attention = next(op for op in graph.ops if "efficient_attention" in op.target)
     [made] = [each for each in graph.storages if each.nbytes == 2 * 13 * 13 * 4]
     assert made.death is not None

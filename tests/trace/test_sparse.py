@@ -11,6 +11,7 @@ from torch import nn
 
 from graphmem.live.gpu import VirtualGpu
 from graphmem.trace.messages import SparseOperatorError
+from tests.support.traced_step import in_blocks
 
 NODES, FEATURES, HIDDEN, CLASSES = 300, 40, 16, 8
 EDGES = 900
@@ -41,11 +42,6 @@ class GraphNetwork(nn.Module):
         return torch.sparse.mm(neighbours, self.second(hidden))
 
 
-def block(nbytes: int) -> int:
-    """The caching allocator rounds to 512 bytes."""
-    return -(-nbytes // 512) * 512
-
-
 def test_a_copy_on_the_card_has_indices_and_values(virtual_gpu: Virtual) -> None:
     gpu = virtual_gpu("t4")
     matrix = ring().to("cuda")
@@ -58,12 +54,12 @@ def test_a_copy_on_the_card_has_indices_and_values(virtual_gpu: Virtual) -> None
     assert matrix.coalesce() is matrix
     shown = "device='cuda:0', size=(300, 300), nnz=900, layout=torch.sparse_coo)"
     assert repr(matrix).endswith(shown)
-    assert gpu.allocated == block(INDICES) + block(VALUES)
+    assert gpu.allocated == in_blocks(INDICES) + in_blocks(VALUES)
 
     shared = matrix.detach()
-    assert gpu.allocated == block(INDICES) + block(VALUES)
+    assert gpu.allocated == in_blocks(INDICES) + in_blocks(VALUES)
     del matrix
-    assert gpu.allocated == block(INDICES) + block(VALUES)
+    assert gpu.allocated == in_blocks(INDICES) + in_blocks(VALUES)
     del shared
     assert gpu.allocated == 0
 
@@ -74,7 +70,7 @@ def test_a_dense_copy(virtual_gpu: Virtual) -> None:
     dense = matrix.to_dense()
     del matrix
     assert dense.shape == (NODES, NODES)
-    assert gpu.allocated == block(NODES * NODES * 4)
+    assert gpu.allocated == in_blocks(NODES * NODES * 4)
 
 
 def test_a_transpose_is_a_copy_that_is_not_coalesced(virtual_gpu: Virtual) -> None:
@@ -83,7 +79,7 @@ def test_a_transpose_is_a_copy_that_is_not_coalesced(virtual_gpu: Virtual) -> No
     turned = host.to("cuda").t()
     assert turned.is_coalesced() == host.t().is_coalesced()
     assert host.t()._is_view()  # so that it holds the matrix, although they share no storage
-    assert gpu.allocated == 2 * (block(INDICES) + block(VALUES))
+    assert gpu.allocated == 2 * (in_blocks(INDICES) + in_blocks(VALUES))
 
 
 def train(steps: int) -> nn.Module:
@@ -102,7 +98,7 @@ def train(steps: int) -> nn.Module:
 def test_a_graph_network_trains_and_leaks_nothing(virtual_gpu: Virtual) -> None:
     gpu = virtual_gpu("t4")
     net = train(2)
-    weights = block(FEATURES * HIDDEN * 4) + block(HIDDEN * CLASSES * 4)
+    weights = in_blocks(FEATURES * HIDDEN * 4) + in_blocks(HIDDEN * CLASSES * 4)
     workspaces = 2 * 8_519_680  # cuBLAS: two threads have run dense products
     gc.collect()
     assert gpu.allocated == weights + workspaces
@@ -116,8 +112,8 @@ def test_backward_multiplies_by_the_transpose(virtual_gpu: Virtual) -> None:
     support = torch.randn(NODES, HIDDEN).cuda().requires_grad_()
     output = torch.spmm(neighbours, support)
     del neighbours
-    saved = block(INDICES) + block(VALUES)  # by autograd alone
-    rows = block(NODES * HIDDEN * 4)
+    saved = in_blocks(INDICES) + in_blocks(VALUES)  # by autograd alone
+    rows = in_blocks(NODES * HIDDEN * 4)
     assert gpu.allocated == saved + 2 * rows
 
     output.sum().backward()
@@ -134,8 +130,8 @@ def test_the_scratch_of_a_sparse_product(virtual_gpu: Virtual) -> None:
     before = gpu.allocated
     torch.cuda.reset_peak_memory_stats()
     product = torch.spmm(neighbours, support)
-    rows = block(NODES * HIDDEN * 4)
-    pointers, numbers = block((NODES + 1) * 4), block(EDGES * 4)
+    rows = in_blocks(NODES * HIDDEN * 4)
+    pointers, numbers = in_blocks((NODES + 1) * 4), in_blocks(EDGES * 4)
 
     assert product.shape == (NODES, HIDDEN)
     assert gpu.allocated == before + rows
@@ -151,9 +147,9 @@ def test_a_transpose_is_coalesced_for_a_product(virtual_gpu: Virtual) -> None:
     before = gpu.allocated
     torch.cuda.reset_peak_memory_stats()
     torch.addmm(support, turned, support)
-    result, row = block(NODES * CLASSES * 4), block(EDGES * 8)
+    result, row = in_blocks(NODES * CLASSES * 4), in_blocks(EDGES * 8)
 
-    coalesced = block(INDICES) + block(VALUES)
+    coalesced = in_blocks(INDICES) + in_blocks(VALUES)
     sorting = 3 * row + coalesced
     assert torch.cuda.max_memory_allocated() == before + result + sorting
 
@@ -182,8 +178,8 @@ def test_a_sparse_gradient(virtual_gpu: Virtual, *, is_expanded: bool) -> None:
 
     assert table.weight.grad is not None
     assert table.weight.grad.is_sparse
-    indices = block(200 * 8) if is_expanded else 0
-    assert gpu.allocated == before + block(200 * 64 * 4) + indices
+    indices = in_blocks(200 * 8) if is_expanded else 0
+    assert gpu.allocated == before + in_blocks(200 * 64 * 4) + indices
     table.weight.grad = None
     assert gpu.allocated == before
 
@@ -209,7 +205,7 @@ def test_sgd_adds_the_rows_of_a_sparse_gradient_in_place(virtual_gpu: Virtual) -
 
     assert torch.cuda.max_memory_allocated() == gpu.allocated == before
     optimizer.zero_grad()
-    assert gpu.allocated == block(1000 * 64 * 4)
+    assert gpu.allocated == in_blocks(1000 * 64 * 4)
 
 
 def a_gradient_of_200_rows_150_of_them_distinct() -> tuple[nn.Embedding, torch.Tensor]:
@@ -232,8 +228,8 @@ def test_coalescing_leaves_as_many_rows_as_distinct_tokens(virtual_gpu: Virtual)
     coalesced = gradient.coalesce()
 
     assert (coalesced._nnz(), coalesced.is_coalesced()) == (150, True)
-    assert gpu.allocated == before + block(200 * 8) + block(150 * 64 * 4)
-    assert torch.cuda.max_memory_allocated() == gpu.allocated + 2 * block(200 * 8)
+    assert gpu.allocated == before + in_blocks(200 * 8) + in_blocks(150 * 64 * 4)
+    assert torch.cuda.max_memory_allocated() == gpu.allocated + 2 * in_blocks(200 * 8)
 
 
 def test_unknown_rows_are_assumed_distinct(virtual_gpu: Virtual) -> None:
@@ -255,10 +251,10 @@ def test_sparse_adam_selects_its_moments_by_row(virtual_gpu: Virtual) -> None:
     torch.cuda.reset_peak_memory_stats()
     picked = moments.sparse_mask(mask)
 
-    rows = block(150 * 64 * 4)
+    rows = in_blocks(150 * 64 * 4)
     assert picked._nnz() == 150
-    assert gpu.allocated == before + block(150 * 8) + rows
-    assert torch.cuda.max_memory_allocated() == gpu.allocated + block(4) + rows
+    assert gpu.allocated == before + in_blocks(150 * 8) + rows
+    assert torch.cuda.max_memory_allocated() == gpu.allocated + in_blocks(4) + rows
 
 
 @pytest.mark.parametrize(("kind", "moments"), [("SparseAdam", 2), ("Adagrad", 1)])
@@ -272,4 +268,4 @@ def test_optimizers_of_sparse_gradients_keep_dense_moments(
     optimizer.zero_grad()
     gc.collect()
 
-    assert gpu.allocated == (1 + moments) * block(1000 * 64 * 4)
+    assert gpu.allocated == (1 + moments) * in_blocks(1000 * 64 * 4)

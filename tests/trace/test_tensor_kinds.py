@@ -10,15 +10,11 @@ from torch.nn.attention.bias import causal_lower_right
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
-from graphmem.graph import StepGraph
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
 from tests.support import oracle
-
-
-def traced(step: Any) -> StepGraph:
-    return trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=TraceOptions(steps=1))
+from tests.support.traced_step import traced
 
 
 def test_a_square_causal_bias_equals_is_causal() -> None:

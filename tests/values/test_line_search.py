@@ -9,14 +9,8 @@ import torch
 from torch import nn
 
 from graphmem import TrainingStep, analyze
-from graphmem.gpus import find_gpu
-from graphmem.graph import StepGraph
-from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import ClosureNeededError
-
-
-def traced(step: Any) -> StepGraph:
-    return trace(lambda: TrainingStep(step=step), gpu=find_gpu("t4"), options=TraceOptions(steps=1))
+from tests.support.traced_step import traced
 
 
 class Search:

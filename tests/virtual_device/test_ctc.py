@@ -11,24 +11,17 @@ from torch import nn
 from torch.nn import functional
 
 from graphmem import TrainingStep, analyze
-from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
-from graphmem.trace import TraceOptions, trace
+from graphmem.trace import TraceOptions
 from tests.support.kernel_calls import Calls, aten, tensor
 from tests.support.oracle import assert_agree, run, traced_events
+from tests.support.traced_step import traced
 
 STEPS, BATCH, LABELS = 50, 16, 20
 LONGEST = 30
 FLOAT, INT64 = 4, 8
 LOG_ALPHA = BATCH * STEPS * (2 * LONGEST + 1) * FLOAT
 """cuda/LossCTC.cu: a row for each sequence and step, a column for each label and blank."""
-
-
-def traced(step: Callable[[], Any]) -> StepGraph:
-    def build() -> TrainingStep:
-        return TrainingStep(step=step)
-
-    return trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
 
 
 def sizes_of(graph: StepGraph, target: str) -> list[int]:
@@ -70,7 +63,7 @@ def test_every_form_of_lengths_makes_the_same_table(
         )
         lost.sum().backward()
 
-    graph = traced(step)
+    graph = traced(step, gpu="a100")
 
     table = BATCH * STEPS * (2 * LONGEST + 1) * FLOAT
     assert sorted(sizes_of(graph, "aten._ctc_loss.")) == [BATCH * FLOAT, table]
@@ -101,7 +94,7 @@ def test_an_unbatched_loss_is_a_scalar() -> None:
         seen.append(lost.shape)
         lost.backward()
 
-    traced(step)
+    traced(step, gpu="a100")
     assert seen == [torch.Size([])]
 
 
@@ -120,7 +113,7 @@ def test_cudnn_takes_concatenated_32_bit_targets(
         labels = torch.ones(BATCH * 3, dtype=torch.int32, device="cpu")
         functional.ctc_loss(scores.log_softmax(2), labels, many, few, reduction="sum").backward()
 
-    graph = traced(step)
+    graph = traced(step, gpu="a100")
 
     gradient = STEPS * BATCH * LABELS * FLOAT
     assert sorted(sizes_of(graph, "aten._cudnn_ctc_loss.")) == [BATCH * FLOAT, gradient]
@@ -133,7 +126,7 @@ def test_cudnn_is_not_chosen_for_unsupported_inputs() -> None:
         labels = torch.ones(2 * 256, dtype=torch.int32, device="cpu")
         functional.ctc_loss(scores, labels, [300, 300], [256, 256])
 
-    graph = traced(step)
+    graph = traced(step, gpu="a100")
     assert sizes_of(graph, "aten._ctc_loss.")
     assert not sizes_of(graph, "aten._cudnn_ctc_loss.")
 

@@ -17,6 +17,7 @@ import torch
 
 import graphmem
 from tests.support.places import ROOT, SCRIPTS
+from tests.support.traced_step import in_blocks
 
 RECORDED = ROOT / "fixtures" / "cuda" / "scripts"
 KIB = 1024
@@ -238,7 +239,7 @@ def test_a_transposed_tensor_is_made_contiguous_before_it_is_copied_to_pinned_me
 def test_a_non_blocking_copy_converts_dtypes_on_the_card() -> None:
     """The recording parameter_golf has 131,074 bytes beside 524,296 for tokens of an evaluation."""
     tokens = torch.zeros(65537, dtype=torch.uint16)
-    narrow, wide = (blocks(65537 * size) for size in (2, 8))
+    narrow, wide = (in_blocks(65537 * size) for size in (2, 8))
     with graphmem.virtual_gpu("h100-80gb") as gpu:
         first = tokens.to("cuda", torch.int64, non_blocking=True)
         assert torch.cuda.max_memory_allocated() == wide + narrow
@@ -247,11 +248,6 @@ def test_a_non_blocking_copy_converts_dtypes_on_the_card() -> None:
         first.to("cpu", torch.uint16, non_blocking=True)
         assert torch.cuda.max_memory_allocated() == 2 * wide + narrow
         del second
-
-
-def blocks(nbytes: int) -> int:
-    """The bytes an allocation counts for: whole blocks of 512."""
-    return -(-nbytes // 512) * 512
 
 
 @needs("bitsandbytes")

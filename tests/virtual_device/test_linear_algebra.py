@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from graphmem import TrainingStep
-from graphmem.gpus import find_gpu
-from graphmem.trace import TraceOptions, trace
+from graphmem.trace import TraceOptions
 from tests.support.oracle import assert_agree, run, traced_events
+from tests.support.traced_step import traced
 
 FLOAT = 4
 
@@ -23,7 +23,7 @@ def test_geqrf_makes_what_a_real_one_makes() -> None:
         factors = torch.geqrf(torch.randn(2, 5, 3, device="cuda"))
         seen.append([(each.shape, each.stride()) for each in factors])
 
-    trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1))
+    traced(step, gpu="a100")
 
     real = torch.geqrf(torch.randn(2, 5, 3))
     assert seen == [[(each.shape, each.stride()) for each in real]]
@@ -44,7 +44,7 @@ def test_least_squares_keeps_all_rows_of_the_right_hand_side(
         made = torch.linalg.lstsq(torch.randn(left).cuda(), torch.randn(right).cuda())
         seen.append([(each.shape, each.untyped_storage().nbytes()) for each in made])
 
-    trace(lambda: TrainingStep(step=step), gpu=find_gpu("a100"), options=TraceOptions(steps=1))
+    traced(step, gpu="a100")
     assert seen == [[(each.shape, each.untyped_storage().nbytes()) for each in real]]
 
 

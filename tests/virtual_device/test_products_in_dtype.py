@@ -7,9 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from graphmem import TrainingStep
-from graphmem.gpus import find_gpu
-from graphmem.trace import TraceOptions, trace
+from tests.support.traced_step import traced
 
 ROWS, INNER, COLUMNS, BATCH = 64, 32, 48, 4
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -30,8 +28,7 @@ def _product_of(product: Product, *batch: int) -> list[int]:
         assert made.dtype == torch.float32
         assert made.shape == sums.shape
 
-    options = TraceOptions(steps=1)
-    graph = trace(lambda: TrainingStep(step=step), gpu=find_gpu("h100"), options=options)
+    graph = traced(step, gpu="h100")
     return [
         sum(graph.storages[born].nbytes for born in op.births)
         for op in graph.ops

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -16,15 +13,9 @@ from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph, Storage
 from graphmem.trace import TraceOptions, trace
 from tests.support.kernel_calls import Calls, aten, tensor
+from tests.support.traced_step import traced
 
 FLOAT = 4
-
-
-def traced(step: Callable[[], Any]) -> StepGraph:
-    def build() -> TrainingStep:
-        return TrainingStep(step=step)
-
-    return trace(build, gpu=find_gpu("t4"), options=TraceOptions(steps=1))
 
 
 def storages_of(graph: StepGraph, target: str) -> list[Storage]:
