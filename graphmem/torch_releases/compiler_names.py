@@ -97,6 +97,12 @@ COMPILER_NAMES = (
     ),
     Names("torch._inductor.async_compile.AsyncCompile", "triton", "Triton kernels", _COMPILED),
     Names(
+        "torch._inductor.runtime.compile_tasks",
+        "_reload_python_module",
+        "executing the source of a Triton kernel",
+        _COMPILED,
+    ),
+    Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
         "precompile copy_args_to_cpu_if_needed",
         "Triton kernels",

@@ -178,3 +178,44 @@ def test_max_autotune_reports_what_only_a_card_knows() -> None:
     report = graphmem.analyze(lambda: TrainingStep(step=step), gpu="h100-80gb", steps=1)
 
     assert "which kernels max-autotune chooses" in {each.what for each in report.assumptions}
+
+
+def test_constants_that_the_compiler_computes_on_the_card() -> None:
+    """`proxy_call` (torch/fx/experimental/proxy_tensor.py) computes those of up to one element.
+
+    The first is that of an empty cache of transformers.
+    """
+
+    class Net(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            nothing = torch.tensor([], dtype=x.dtype, device=x.device)
+            factor = torch.tensor(2.0, device=x.device)
+            return (torch.cat([nothing, super().forward(x)], dim=-2) * factor).sum()
+
+    report = graphmem.analyze(lambda: (Net(8, 8), torch.randn(4, 8)), steps=2, compile=True)
+
+    assert not [each for each in report.assumptions if "break" in each.what]
+    assert report.peak.allocated > 0
+
+
+def test_code_that_is_compiled_again_is_not_tuned_again() -> None:
+    """The autotuner keeps what it chose beside the kernel's source (runtime/autotune_cache.py).
+
+    A benchmark flushes the card's cache with 50 MiB. Recordings of CLIP and ConvNeXt, which are
+    compiled again in their second step, have such buffers in the first step alone.
+    """
+
+    class Net(torch.nn.Linear):
+        mode: str | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.mode is None:  # a guard, which fails in the second step
+                self.mode = "again"
+            return super().forward(x).softmax(-1).square().sum()
+
+    report = graphmem.analyze(
+        lambda: (Net(64, 4096), torch.randn(64, 64)), gpu="h100-80gb", steps=3, compile=True
+    )
+
+    first, second, third = (max(phase.peak for phase in step.phases) for step in report.steps)
+    assert first > second == third

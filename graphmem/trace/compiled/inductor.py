@@ -21,7 +21,6 @@ from graphmem.virtual_device.patching import Replacement, replaced
 
 SETTINGS = {
     "compile_threads": 1,  # there is nothing to compile
-    "autotune_local_cache": False,  # a first run is predicted, with an empty cache
 }
 
 
@@ -117,15 +116,16 @@ def _on_host(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OnHost(TorchDispatchMode):
-    """Factories make their tensors on the host."""
+    """Factories and copies between devices make their tensors on the host."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = torch.utils._pytree.tree_map_only(
-            torch.device, lambda device: torch.device("cpu"), (args, kwargs or {})
-        )
-        return func(*args, **kwargs)
+        return func(*map(_host, args), **{name: _host(it) for name, it in (kwargs or {}).items()})
+
+
+def _host(argument: Any) -> Any:
+    return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
 def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,10 +144,16 @@ def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> Any:
-    """`AsyncCompile.triton`: a kernel with the configurations among which Inductor chooses."""
-    from torch._inductor.codecache import PyCodeCache
+    """`AsyncCompile.triton`: a kernel with the configurations among which Inductor chooses.
 
-    kernel = getattr(PyCodeCache.load(source), name)
+    A worker process executes the source anew each time (`PyCodeCache.load_by_key_path`, unless
+    `in_toplevel_process`), and then finds the configuration that an earlier call has chosen.
+    """
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime.compile_tasks import _reload_python_module
+
+    key, path = PyCodeCache.write(source)
+    kernel = getattr(_reload_python_module(key, path, set_sys_modules=False), name)
     kernel.precompile()
     return kernel
 
