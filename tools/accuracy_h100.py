@@ -43,8 +43,8 @@ Row = list[str]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or the rows of a part; the exit code is 0."""
     parser = argparse.ArgumentParser(description="Write the page of the project's own recordings.")
-    parser.add_argument("--part", default="0/1", help="which of how many parts, such as 0/2")
-    parser.add_argument("--rows", type=Path, nargs="*", default=[], help="parts written before")
+    parser.add_argument("--part", default="0/1", help="a part, such as 0/2 (the first of two)")
+    parser.add_argument("--rows", type=Path, nargs="*", default=[], help="parts written earlier")
     parser.add_argument("-o", "--output", type=Path, help=f"default: {PAGE.name}, of all parts")
     options = parser.parse_args(arguments)
     if options.rows:

@@ -253,7 +253,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--repeat", type=int, default=5, help="take the minimum of N runs")
     parser.add_argument(
-        "--layers", type=int, nargs="*", default=DECODER_LAYERS, help="of the decoders"
+        "--layers",
+        type=int,
+        nargs="*",
+        default=DECODER_LAYERS,
+        help="numbers of layers of the decoders",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # values are computed on the CPU, where waiting threads take time
@@ -272,7 +276,7 @@ def main() -> None:
     if decoders:
         spread = max(decoders) / min(decoders)
         layers = ", ".join(map(str, arguments.layers))
-        print(f"cost of an operation, {layers} layers: the dearest {spread:.2f} x the cheapest")
+        print(f"time per operation, {layers} layers: the slowest {spread:.2f} x the fastest")
     seconds = watch_seconds(arguments.repeat)
     print(f"graphmem watch, gpt2 small, from a save to the answer: {seconds:.2f} s")
     if arguments.json:

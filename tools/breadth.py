@@ -100,7 +100,7 @@ def _in_a_process(case: Any, limit: float) -> dict[str, Any]:
     end = time.monotonic() + _WAITING * limit
     while True:
         if not ours.poll(max(end - time.monotonic(), 0)):
-            row["ended"] = f"no end after {_WAITING * limit:g} s"
+            row["ended"] = f"timed out after {_WAITING * limit:g} s"
             child.kill()
             break
         try:
@@ -109,7 +109,7 @@ def _in_a_process(case: Any, limit: float) -> dict[str, Any]:
             break
     child.join()
     if child.exitcode == -signal.SIGXCPU:
-        row["ended"] = f"no end after {limit:g} s of CPU time"
+        row["ended"] = f"timed out after {limit:g} s of CPU time"
     elif child.exitcode and "ended" not in row:
         row["ended"] = f"exit {child.exitcode}"
     return row

@@ -74,12 +74,12 @@ def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(COMMANDS), metavar="NAME")
-    parser.add_argument("--repeat", type=int, default=5, help="pairs of each")
+    parser.add_argument("--repeat", type=int, default=5, help="number of pairs")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # so that forks of forks count
     machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-    print(f"{machine}; CPU seconds, and how many times `import torch`: least, median, most")
+    print(f"{machine}; CPU seconds, and multiples of `import torch`: minimum, median, maximum")
     found = []
     for name in arguments.names:
         times = measure(name, arguments.repeat)

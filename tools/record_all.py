@@ -27,8 +27,8 @@ def main() -> int:
     parser.add_argument("plan", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--limit", type=float, default=150, help="seconds for a line")
-    parser.add_argument("--until", type=float, default=1e9, help="seconds for all of them")
+    parser.add_argument("--limit", type=float, default=150, help="time limit of a line, in seconds")
+    parser.add_argument("--until", type=float, default=1e9, help="total time limit, in seconds")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     lines = [

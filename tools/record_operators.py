@@ -26,9 +26,9 @@ DTYPES = ("float32", "bfloat16")
 
 def main() -> int:
     """Record every call of this part; the exit code is 2 without a GPU."""
-    parser = argparse.ArgumentParser(description="Record what each operator allocates.")
+    parser = argparse.ArgumentParser(description="Record the allocations of each operator.")
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--part", default="0/1", help="which of how many parts (default: 0/1)")
+    parser.add_argument("--part", default="0/1", help="a part, such as 0/4 (default: 0/1)")
     parser.add_argument("--opinfo", type=int, default=0, help="samples of each OpInfo (default: 0)")
     parser.add_argument("--only", default="", help="calls whose name contains this text")
     options = parser.parse_args()

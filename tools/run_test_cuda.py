@@ -56,9 +56,9 @@ class _TooLongError(Exception):
 
 def main(
     file: Annotated[Path, typer.Argument(help="PyTorch's test/test_cuda.py.")],
-    gpu: Annotated[str, typer.Option(help="The card to stand in for.")] = "a100-80gb",
+    gpu: Annotated[str, typer.Option(help="The card to simulate.")] = "a100-80gb",
     every: Annotated[bool, typer.Option("--all", help="Run all tests of the file.")] = False,
-    text: Annotated[str, typer.Option("-k", help="Only tests with this in their names.")] = "",
+    text: Annotated[str, typer.Option("-k", help="Only tests whose names contain this.")] = "",
 ) -> None:
     """Run the tests, one line each, and count."""
     if not file.exists():

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Verify single operators.")
     parser.add_argument("recording", type=Path)
     parser.add_argument("--only", default="", help="calls whose name contains this text")
-    parser.add_argument("--part", default="0/1", help="which of how many parts")
+    parser.add_argument("--part", default="0/1", help="a part, such as 0/2 (the first of two)")
     parser.add_argument("--whole", action="store_true", help="print both sides in full")
     options = parser.parse_args(arguments)
     number, parts = map(int, options.part.split("/"))

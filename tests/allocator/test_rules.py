@@ -524,7 +524,7 @@ def test_invalid_settings_are_rejected_in_one_sentence(text: str) -> None:
 
 
 @pytest.mark.skipif(
-    installed_release() < (2, 11), reason="the parser is another, or only in CUDA builds"
+    installed_release() < (2, 11), reason="the parser differs, or is only in CUDA builds"
 )
 def test_pytorch_accepts_and_rejects_the_same_settings() -> None:
     """Every build has the parser, so the installed torch can be compared."""

@@ -119,7 +119,7 @@ def test_standard_output_is_written_as_a_stream_even_if_it_is_a_file(
 
 def test_a_file_keeps_its_owner(tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root gives files away")
+        pytest.skip("only root can change a file's owner")
     path = tmp_path / "theirs.txt"
     path.write_text("old")
     os.chown(path, 12345, 12346)

@@ -180,7 +180,7 @@ def test_a_world_writable_cache_entry_is_not_trusted(project: Project) -> None:
     assert not cached(project)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change a file's owner")
 @pytest.mark.slow
 def test_a_cache_entry_of_another_user_is_not_trusted(project: Project) -> None:
     project.graphmem("check")

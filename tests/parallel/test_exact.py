@@ -43,7 +43,7 @@ GPT2: dict[str, Any] = {
     "heads": 4,
 }
 SCALAR_BLOCK = 512
-"""What the allocator gives for a scalar."""
+"""The block of a scalar."""
 
 
 @cache

@@ -96,7 +96,7 @@ def conv_net(checkpointed: bool) -> TrainingStep:
 
 
 BATCH_MIB = 2 * 3 * 224 * 224 * 4 / MIB
-"""The test keeps its batch on the device all along; a step of graphmem moves it in each forward."""
+"""The test keeps its batch on the device throughout; a graphmem step moves it in each forward."""
 
 
 @pytest.mark.parametrize(("checkpointed", "after_forward"), [(False, 340), (True, 51)])

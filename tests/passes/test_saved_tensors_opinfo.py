@@ -49,14 +49,14 @@ EXCLUDED = {
     "tensor_split": f"{_DATA} (with a tensor of indices)",
     "to_sparse": _NO_META,
 }
-"""Operators of which some or all samples cannot be traced; the others are compared."""
+"""Operators with samples that cannot be traced; the other samples are compared."""
 
 OTHERWISE = {
     # docs/exactness.md: traced for the CPU, `ctc_loss` keeps lengths that are tensors as tensors
     # (`areAnyTensorSubclassLike`, native/LossCTC.cpp); on a card they are lists, as in a run.
     "nn_functional_ctc_loss",
 }
-"""Operators that a trace for the CPU differentiates by another node; none of them on a card."""
+"""Operators that only a trace for the CPU, not for a card, differentiates by another node."""
 
 
 def dtype_of(operator: Any) -> torch.dtype | None:

@@ -30,7 +30,7 @@ LAUNCHED = (
 
 ONLY_2_11 = pytest.mark.skipif(
     not torch.__version__.startswith("2.11"),
-    reason="later stages of pipelines exchange other objects, and send each tensor by itself",
+    reason="later releases' pipeline stages exchange other objects, and send tensors separately",
 )
 
 

@@ -34,8 +34,8 @@ NORMALISATIONS = (
     aten.native_batch_norm.default,
     aten.native_group_norm.default,
 )
-"""The CPU's kernels keep mean and deviation of a bf16 input in the dtype of the weight; CUDA's keep
-them in fp32, always."""
+"""The CPU's kernels keep mean and deviation of a bf16 input in the weight's dtype; CUDA's always
+keep them in fp32."""
 
 _clear_autocast_cache = torch.clear_autocast_cache
 Build = Callable[[], TrainingStep]

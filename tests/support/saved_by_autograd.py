@@ -17,7 +17,7 @@ from graphmem.trace import TraceOptions, trace
 
 RUNTIME = Runtime(find_gpu("a100"), "2.13.0")
 Holds = list[tuple[str, str, tuple[int, ...], str, int | None]]
-"""Node, field, shape, dtype, and a number that tensors in the same storage have in common."""
+"""Node, field, shape, dtype, and a number shared by tensors in the same storage."""
 
 
 def loss_of(operator: Callable[..., Any], sample: Any) -> torch.Tensor:

@@ -132,9 +132,7 @@ def test_an_older_torch_is_rejected_in_one_line_before_anything_is_patched(
     assert before == {name: getattr(torch.Tensor, name) for name in before}
 
 
-@pytest.mark.skipif(
-    installed_release() < (2, 13), reason="names that later releases have are missing"
-)
+@pytest.mark.skipif(installed_release() < (2, 13), reason="lacks names of later releases")
 def test_a_newer_torch_runs_and_the_report_says_so(pretending: Any) -> None:
     pretending("3.0.0")
 

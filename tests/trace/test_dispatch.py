@@ -25,7 +25,7 @@ from tests.support.traced_step import targets
 Iterate = Callable[[], Any]
 
 DETACH_TIMES = 1 if installed_release() >= (2, 10) else 2
-"""How often `detach` is dispatched: up to 2.9 twice, by its kernel for autograd as well."""
+"""How often `detach` is dispatched: twice up to 2.9, once more by its autograd kernel."""
 
 
 def traced(iterate: Iterate, *, steps: int = 1, **parts: Any) -> StepGraph:

@@ -23,8 +23,8 @@ from tests.support.assumed_values import AssumedValues
 from tests.support.autograd_programs import PROGRAMS, rows, training_step
 
 MIXED_GROUP_NORM = ("unet_block", {"autocast": "bf16"})
-"""The CPU normalises bf16 groups with fp32 weights in one kernel, whose meta kernel errs. CUDA's
-autocast hands fp32 to it."""
+"""The CPU normalises bf16 groups with fp32 weights in one kernel, whose meta kernel is wrong.
+CUDA's autocast passes fp32 to it."""
 
 
 def compare(make: Callable[[], TrainingStep], *, steps: int = 2, **options: Any) -> None:

@@ -253,7 +253,7 @@ QUICK_CASES = [
     for case in read_cases(default_cases())
     if isinstance(case, RecordedCase) and not case.name.startswith("cs336")
 ]
-"""The others trace half a minute each; `graphmem verify --suite` runs them."""
+"""The others take half a minute each to trace; `graphmem verify --suite` runs them."""
 
 
 class TestSuite:

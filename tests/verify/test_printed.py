@@ -37,7 +37,7 @@ torch = "1.12"
 env = {{ CUBLAS_WORKSPACE_CONFIG = ":0:0", CUBLASLT_WORKSPACE_SIZE = "0" }}
 printed = [{{ value = "98816" }}, {{ value = "96.5 KiB", settings = {{ variant = "plain" }} }}]
 """
-"""98,816 bytes are what fairscale's test asserts, 96.5 KiB."""
+"""fairscale's test asserts 98,816 bytes, 96.5 KiB."""
 
 
 FULL_CASE = f"""
@@ -178,7 +178,7 @@ def run_case(run_graphmem: Run, folder: Path, text: str, *arguments: str) -> Out
 
 
 SLOW = {"decoder_xl": 2, "t4_preflight": 4}
-"""How many figures of such a case are tested here; `graphmem verify --suite` runs them all."""
+"""How many figures of a slow case are tested here; `graphmem verify --suite` runs them all."""
 
 
 def marked(case: PrintedCase) -> Any:

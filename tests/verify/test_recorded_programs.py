@@ -20,7 +20,7 @@ from tests.support.places import FIXTURES
 ARCHIVE = FIXTURES / "cuda" / "random.tar.xz"
 SAMPLE = 8
 CHOSEN_BY_CUDNN = ("convolution", "cudnn")
-"""Operators whose workspace is assumed, which their reports say: those of `conv1d` and of a GRU."""
+"""Operators whose workspace is assumed, as their reports say: those of `conv1d` and of a GRU."""
 
 
 @pytest.fixture(scope="module")

@@ -102,7 +102,7 @@ def test_compact_files_replay_without_a_miss(path: Path) -> None:
     if row.base and recording.base_reserved != 2 * MIB:
         with pytest.raises(NoInitialStateError):
             replay(recording)
-        pytest.skip("a compact file without the segments that were there before it")
+        pytest.skip("a compact file without its initial segments")
 
     made = replay(recording)
     assert made.first_miss is None
