@@ -1,4 +1,4 @@
-"""A target that is analysed again when its files are saved."""
+"""A target that is reanalysed when its files are saved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = "def width():\n    return {}\n"
 
 @pytest.fixture
 def watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watcher:
-    """Watches a model that takes its width from a module in another folder of the project."""
+    """Watches a model whose width comes from a module in another folder of the project."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "lib" / "sizes.py").write_text(SIZES.format(64))
@@ -44,7 +44,7 @@ def parameters(outcome: Outcome) -> int:
     return outcome.report.at_peak.by_category["parameter"]
 
 
-def test_a_module_elsewhere_in_the_project_is_read_anew(watcher: Watcher, tmp_path: Path) -> None:
+def test_a_module_elsewhere_in_the_project_is_reloaded(watcher: Watcher, tmp_path: Path) -> None:
     before = parameters(watcher.analyse())
     (tmp_path / "lib" / "sizes.py").write_text(SIZES.format(128))
 
@@ -52,7 +52,7 @@ def test_a_module_elsewhere_in_the_project_is_read_anew(watcher: Watcher, tmp_pa
     assert parameters(watcher.analyse()) - before == 64 * 64 * 4
 
 
-def test_what_is_saved_during_an_analysis_is_not_missed(watcher: Watcher, tmp_path: Path) -> None:
+def test_a_save_during_an_analysis_is_not_missed(watcher: Watcher, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         f"import pathlib\npathlib.Path({str(tmp_path / 'lib' / 'sizes.py')!r})"
         f".write_text({SIZES.format(32)!r})\n{MODEL}"
@@ -62,7 +62,7 @@ def test_what_is_saved_during_an_analysis_is_not_missed(watcher: Watcher, tmp_pa
     assert watcher.wait() == ["lib/sizes.py"]
 
 
-def test_a_failure_is_watched_until_it_is_mended(watcher: Watcher, tmp_path: Path) -> None:
+def test_a_failing_target_is_watched_until_it_is_fixed(watcher: Watcher, tmp_path: Path) -> None:
     (tmp_path / "lib" / "sizes.py").write_text("def width() return 64\n")
     failed = watcher.analyse()
     (tmp_path / "lib" / "sizes.py").write_text(SIZES.format(64))
@@ -99,7 +99,7 @@ def test_a_save_prints_what_changed(tmp_path: Path) -> None:
     ("arguments", "message"),
     [(["missing.py"], "no such file"), ([os.devnull, "--gpu", "h1000"], "unknown GPU")],
 )
-def test_what_no_save_can_mend_ends_the_command(
+def test_an_error_that_no_save_can_fix_ends_the_command(
     run_graphmem: Callable[..., Run], arguments: list[str], message: str
 ) -> None:
     run = run_graphmem("watch", *arguments)

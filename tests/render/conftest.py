@@ -1,4 +1,4 @@
-"""A browser that opens pages from disk, without a network."""
+"""A browser that opens pages from disk without a network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 @pytest.fixture
 def open_page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
-    """Open a page from disk; afterwards, no error in the console and no request to a network."""
+    """Open a page from disk; afterwards check for console errors and network requests."""
     file = tmp_path / "page.html"
 
     def load(html: str) -> webdriver.Chrome:

@@ -1,4 +1,4 @@
-"""The user's own lines in the page, with the bytes of each."""
+"""The user's source lines in the page, each with its bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphmem.render.lifetimes import lifetimes
 from graphmem.render.source_files import source_files
 from tests.support.browser import Open
 
-# Its last line looks like the end of a script, and is no UTF-8.
+# Its last line looks like the end of a script, and is not UTF-8.
 MODEL = """\
 # -*- coding: latin-1 -*-
 import torch
@@ -55,7 +55,7 @@ def rendered(*arguments: str) -> str:
 
 
 def bytes_by_line(analysis: Analysis) -> dict[int, tuple[int, int]]:
-    """Of each line of net.py, what is alive at the peak, and what of that autograd saved."""
+    """For each line of net.py, the bytes alive at the peak, and those saved by autograd."""
     peak, _ = analysis.timeline.peak()
     found: dict[int, tuple[int, int]] = {}
     for life in lifetimes(analysis):
@@ -83,7 +83,7 @@ def shown_lines(browser: webdriver.Chrome) -> dict[int, tuple[str, str]]:
     }
 
 
-def test_each_line_has_the_bytes_that_it_allocated(open_page: Open, target: str) -> None:
+def test_each_line_has_the_bytes_it_allocated(open_page: Open, target: str) -> None:
     expected = bytes_by_line(run_analysis(target, Request()))
 
     shown = shown_lines(open_page(rendered(target)))
@@ -119,7 +119,7 @@ def test_the_bytes_of_a_line_lead_to_its_storages(open_page: Open, target: str) 
     assert {place.text for place in places} == {f"net.py:{line}"}
 
 
-def test_a_page_without_source_has_no_line_of_it(open_page: Open, target: str) -> None:
+def test_a_page_without_source_shows_no_line(open_page: Open, target: str) -> None:
     browser = open_page(rendered(target, "--no-source"))
 
     assert not browser.find_element(By.ID, "source").is_displayed()
@@ -148,7 +148,7 @@ def test_another_version_of_a_file_is_not_shown(target: str, now: str | None, wh
     assert source_files(analysis.graph) == {}, why
 
 
-def test_a_saved_step_shows_its_lines_as_well(target: str) -> None:
+def test_a_saved_step_shows_its_lines_too(target: str) -> None:
     analysis = run_analysis(target, Request())
     save(analysis.step, Path("net.graphmem"))
 

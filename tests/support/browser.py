@@ -1,4 +1,4 @@
-"""What tests of the page ask of a browser."""
+"""Helpers for tests of the page in a browser."""
 
 from __future__ import annotations
 
