@@ -155,7 +155,7 @@ class TestTheCard:
         assert done.stderr.startswith("error: graphmem.toml:2: ")
 
 
-class TestWhatHelps:
+class TestAdvice:
     """If a step does not fit: changes that would help, measured, each with its command."""
 
     LARGE = ("--gpu", "t4", "--steps", "1", "--set", "layers=16", "--set", "batch=8")

@@ -347,7 +347,7 @@ class TestFindings:
         assert report_of(output)["peak"]["allocated"] == 19 * (4 << 30)
 
 
-class TestMeaningOfEnds:
+class TestExitCodes:
     """A script exits as it does under python."""
 
     @pytest.mark.parametrize(

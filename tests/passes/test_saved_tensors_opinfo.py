@@ -28,7 +28,7 @@ with warnings.catch_warnings():
 _ASKED = os.environ.get("GRAPHMEM_OPINFO_SAMPLES", "1")
 SAMPLES = None if _ASKED == "all" else int(_ASKED)
 
-_DATA = "PyTorch's meta kernel, or its own code, asks for the data of an input"
+_DATA = "PyTorch's meta kernel, or its own code, reads the data of an input"
 _NO_META = "PyTorch has no meta kernel for it or for its derivative"
 _SPARSE = "its inputs are sparse: they have no strides to copy"
 EXCLUDED = {

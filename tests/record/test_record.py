@@ -151,7 +151,7 @@ class TestScripts:
         assert run_graphmem("explain", str(ran)).exit_code == 0
 
 
-class TestWhatASavedStepIsNot:
+class TestInvalidFiles:
     @pytest.mark.parametrize(
         "arguments",
         [

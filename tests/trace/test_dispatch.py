@@ -203,7 +203,7 @@ class TestWhatIsRecorded:
         assert formula == ["aten.silu_backward.default"]
 
 
-class TestValuesThatOnlyARunKnows:
+class TestValuesOnlyARunKnows:
     def test_an_item_is_assumed_one_or_zero_and_listed_once_with_its_line(self) -> None:
         seen: list[Any] = []
 

@@ -47,7 +47,7 @@ def on_card(nbytes: int) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
 
 
-class TestPuttingBack:
+class TestRestoring:
     TOUCHED: tuple[ModuleType | type, ...] = (
         torch,
         torch._C,
@@ -206,7 +206,7 @@ class TestStatistics:
             torch.cuda.memory_allocated(1)
 
 
-class TestRunningOut:
+class TestOutOfMemory:
     def test_the_error_is_pytorchs(self, gpu: VirtualGpu) -> None:
         told: list[tuple[int, ...]] = []
         observe: Any = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]

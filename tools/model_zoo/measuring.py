@@ -199,7 +199,7 @@ def _with_sorted_frees(events: list[oracle.Event]) -> list[oracle.Event]:
 
 _CHECKS = {
     "in every event": oracle.assert_agree,
-    "but for the order of frees": _assert_agree_but_for_order,
+    "except for the order of frees": _assert_agree_but_for_order,
 }
 
 

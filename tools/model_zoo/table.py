@@ -43,14 +43,14 @@ real step was given the trace's assumptions, as for the routing of experts
 
 def _summary(rows: list[Row], families: list[str]) -> str:
     lines = [
-        "| | train on a CPU | analysed | agree with the real step | but for the order of frees |",
+        "| | train on CPU | analysed | agree with the real step | except for the order of frees |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for family in families:
         real = [row for row in rows if row["family"] == family and row.get("cpu") == "ok"]
         analysed = sum(row.get("analysis") == "ok" for row in real)
         agreed = Counter(row.get("agrees") for row in real)
-        exact, nearly = agreed["in every event"], agreed["but for the order of frees"]
+        exact, nearly = agreed["in every event"], agreed["except for the order of frees"]
         lines.append(f"| {family} | {len(real)} | {analysed} | {exact} | {nearly} |")
     return "\n".join(lines) + "\n"
 
