@@ -11,8 +11,7 @@ from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage, TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Take
 from graphmem.report.reasons import reason_for
 from graphmem.simulate import simulate
-
-MIB = 2**20
+from tests.support.sizes import MIB
 
 
 def graph_of(*storages: Storage) -> StepGraph:

@@ -14,8 +14,7 @@ import graphmem
 from graphmem import TrainingStep
 from graphmem.allocator import CachingAllocator, Device
 from graphmem.allocator.addresses import Driver, address_space
-
-MIB = 1 << 20
+from tests.support.sizes import MIB
 
 
 def placed(driver: Driver, sizes_mib: list[int], first: int) -> list[int]:

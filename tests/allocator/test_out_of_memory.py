@@ -7,8 +7,7 @@ import pytest
 from graphmem.allocator import CachingAllocator, Device, MemoryState, OutOfMemory
 from graphmem.gpus import find_gpu
 from graphmem.runtime import Runtime
-
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from tests.support.sizes import GIB, MIB
 
 OLD_GUIDE = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
 NEW_GUIDE = (

@@ -16,8 +16,7 @@ from graphmem.allocator import (
     parse_settings,
     restore,
 )
-
-MIB = 1 << 20
+from tests.support.sizes import MIB
 
 SIZES = st.one_of(
     st.integers(1, 5000),

@@ -19,9 +19,8 @@ from graphmem.allocator import (
 from graphmem.allocator.out_of_memory import format_size
 from graphmem.errors import InputError
 from graphmem.torch_releases import installed_release
+from tests.support.sizes import KIB, MIB
 
-KIB = 1024
-MIB = 1024 * KIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
 

@@ -14,8 +14,6 @@ import pytest
 from graphmem.advice.first_aid import first_aid
 from graphmem.analysis import Request, run_analysis
 
-GIB = 2**30
-
 LAYERS = """
 import torch
 from torch import nn

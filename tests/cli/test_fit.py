@@ -20,10 +20,10 @@ from graphmem import Report, TrainingStep, fitting
 from graphmem.analysis import Request
 from graphmem.fitting import CardFit, NothingToTryError
 from tests.conftest import Outcome
+from tests.support.sizes import MIB
 
 Run = Callable[..., Outcome]
 
-MIB = 2**20
 T4_BYTES = 15_637_086_208 - 198 * MIB  # without the context
 
 # A row of 256 MiB, and its ReLU, under inference mode: 512 MiB for each. The T4 has room for 28.

@@ -23,8 +23,7 @@ from graphmem.gate.lock import entry_of
 from graphmem.report import Report
 from graphmem.report.schema import AtPeak, Holder, OnCard, OwnerInfo
 from tests.support.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
-
-MIB = 2**20
+from tests.support.sizes import MIB
 
 
 def holder(

@@ -21,8 +21,8 @@ from graphmem.gpus.nccl import nccl_of
 from graphmem.torch_releases.release import NotReleaseError
 from tests.support.kernel_calls import Calls, aten, tensor
 from tests.support.places import ROOT
+from tests.support.sizes import GIB, MIB
 
-MIB, GIB = 2**20, 2**30
 SMALL_WORKSPACE = 8_519_680
 LARGE_WORKSPACE = 33_554_432
 

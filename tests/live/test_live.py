@@ -29,8 +29,7 @@ from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.choices import Choices
 from tests.support.places import FIXTURES
-
-MIB = 1 << 20
+from tests.support.sizes import MIB
 
 
 def train_with_everything() -> None:

@@ -18,9 +18,9 @@ from graphmem.record import load
 from graphmem.report.text import report_as_text
 from tests.conftest import Outcome
 from tests.support.places import ROOT, SCRIPTS
+from tests.support.sizes import MIB
 
 SEEDS = Path(os.environ.get("GRAPHMEM_SEED_SCRIPTS", ROOT.parent / "shared" / "seeds" / "scripts"))
-MIB = 1 << 20
 FORWARD = "Memory consumed after forward pass (activations stored, depends on batch size)"
 BACKWARD = "After backward pass (activations released, grad stored)"
 

@@ -21,8 +21,8 @@ from graphmem.parallel.planner import Planner
 from graphmem.parallel.sharding.buckets import first_buckets, rebuilt_buckets
 from graphmem.parallel.sharding.fsdp import share_rows
 from graphmem.parallel.tracing import planner_for
+from tests.support.sizes import MIB
 
-MIB = 2**20
 NO_WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}
 
 

@@ -23,8 +23,7 @@ from graphmem.report.memory import fragmentation_of, pools_of
 from graphmem.report.schema import Fragmentation, PoolInfo
 from graphmem.report.text import report_as_text
 from graphmem.runtime import Runtime
-
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from tests.support.sizes import GIB, MIB
 
 CONTEXT = 198 * MIB  # compute capability 7.5
 CAPACITY = 600 * MIB

@@ -19,8 +19,3 @@ def traced(step: Callable[[], Any], gpu: str = "t4") -> StepGraph:
 def targets(graph: StepGraph) -> list[str]:
     """The operations of a graph, in order."""
     return [op.target for op in graph.ops]
-
-
-def in_blocks(nbytes: int) -> int:
-    """Allocated bytes of a request: the caching allocator rounds up to 512."""
-    return -(-nbytes // 512) * 512

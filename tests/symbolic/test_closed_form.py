@@ -19,10 +19,10 @@ from graphmem.graph import Category
 from graphmem.symbolic import ClosedForm, closed_form
 from graphmem.symbolic.messages import NotPolynomialError
 from tests.support.places import FIXTURES
+from tests.support.sizes import CUBLAS_WORKSPACE
 
 GPT2 = f"{FIXTURES / 'gpt2'}.py:build"
 FLOAT, HALF = 4, 2
-CUBLAS_WORKSPACE = 8_519_680
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

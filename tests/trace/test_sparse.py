@@ -11,7 +11,7 @@ from torch import nn
 
 from graphmem.live.gpu import VirtualGpu
 from graphmem.trace.messages import SparseOperatorError
-from tests.support.traced_step import in_blocks
+from tests.support.sizes import CUBLAS_WORKSPACE, in_blocks
 
 NODES, FEATURES, HIDDEN, CLASSES = 300, 40, 16, 8
 EDGES = 900
@@ -99,7 +99,7 @@ def test_a_graph_network_trains_and_leaks_nothing(virtual_gpu: Virtual) -> None:
     gpu = virtual_gpu("t4")
     net = train(2)
     weights = in_blocks(FEATURES * HIDDEN * 4) + in_blocks(HIDDEN * CLASSES * 4)
-    workspaces = 2 * 8_519_680  # cuBLAS: two threads have run dense products
+    workspaces = 2 * CUBLAS_WORKSPACE  # cuBLAS: two threads have run dense products
     gc.collect()
     assert gpu.allocated == weights + workspaces
     del net

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from graphmem.verify.figures import Figures
 from graphmem.verify.messages import GapMismatchError, NoCasesError, NotCaseError, NotMomentError
 from graphmem.verify.recording_files import default_folder, find_recording, read_recorded
 from tests.conftest import Outcome
+from tests.support.hostile_pickle import RunsSomething
 from tests.support.places import FIXTURES
 
 FOLDER = default_folder()
@@ -31,13 +31,6 @@ NEEDS_RECORDINGS = pytest.mark.skipif(
 )
 
 Run = Callable[..., Outcome]
-
-
-class RunsSomething:
-    """A hostile pickle's payload."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, ("touch /tmp/graphmem-was-here",))
 
 
 def compact(events: list[list[Any]], **replay: int) -> bytes:

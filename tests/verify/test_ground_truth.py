@@ -10,9 +10,9 @@ import graphmem
 from graphmem import Report
 from graphmem.analysis import Request, run_analysis
 from tests.support.places import FIXTURES
+from tests.support.sizes import CUBLAS_WORKSPACE
 
 SCALAR_BLOCK = 512
-CUBLAS_WORKSPACE = 8_519_680
 
 
 @cache

@@ -14,9 +14,9 @@ import pytest
 
 from graphmem.verify.recording_files import read_recorded
 from tests.support.places import ROOT
+from tests.support.sizes import MIB
 
 TOOL = ROOT / "tools" / "record_cuda.py"
-MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")

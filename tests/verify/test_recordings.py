@@ -28,11 +28,12 @@ from graphmem.errors import InputError
 from graphmem.plain_data import ForeignPickleError
 from graphmem.recordings import Event, Frame, Recording, read_recording
 from graphmem.verify.messages import NoInitialStateError
+from graphmem.verify.recording_files import default_folder
 from graphmem.verify.replay import Replay, replay
-from tests.support.places import ROOT
+from tests.support.hostile_pickle import TRACE, RunsSomething
+from tests.support.sizes import MIB
 
-MIB = 1 << 20
-FOLDER = Path(os.environ.get("GRAPHMEM_RECORDINGS", ROOT.parent / "shared" / "recordings"))
+FOLDER = default_folder()
 
 
 class Row(NamedTuple):
@@ -328,11 +329,6 @@ def test_released_pages_are_followed(tmp_path: Path) -> None:
     assert (made.base_reserved, made.peak_reserved, made.end_reserved) == (0, 40 * MIB, 20 * MIB)
 
 
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, ("touch /tmp/graphmem-was-here",))
-
-
 def refuse(path: Path) -> str:
     with pytest.raises(InputError) as caught:
         read_recording(path)
@@ -344,15 +340,15 @@ def refuse(path: Path) -> str:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_with_a_call_is_rejected(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "evil.pickle"
-    path.write_bytes(pickle.dumps({"segments": [Evil()], "device_traces": []}, protocol))
+    path.write_bytes(pickle.dumps({"segments": [RunsSomething()], "device_traces": []}, protocol))
 
     refuse(path)
-    assert not Path("/tmp/graphmem-was-here").exists()
+    assert not TRACE.exists()
 
 
 def test_the_unpickler_resolves_no_class() -> None:
     with pytest.raises(ForeignPickleError):
-        plain_data.NoGlobals(io.BytesIO(pickle.dumps(Evil()))).load()
+        plain_data.NoGlobals(io.BytesIO(pickle.dumps(RunsSomething()))).load()
 
 
 def test_deep_nesting_is_rejected(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from graphmem.live.gpu import VirtualGpu
 from graphmem.trace import TraceOptions, trace
 from graphmem.training_step import TrainingStep
 from graphmem.virtual_device.messages import MemoryInTraceError
+from tests.support.sizes import CUBLAS_WORKSPACE, GIB, KIB, MIB
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SMALL_SEGMENT, LARGE_SEGMENT = 2 * MIB, 20 * MIB
 CARD = find_gpu("a100-80gb")
 
@@ -239,7 +239,7 @@ class TestOutOfMemory:
             on_card(60 * GIB)
         square[:1] @ square
 
-        assert torch.cuda.memory_allocated() == held + 8_519_680
+        assert torch.cuda.memory_allocated() == held + CUBLAS_WORKSPACE
 
     @pytest.mark.usefixtures("gpu")
     def test_a_memory_fraction_is_of_the_whole_card(self) -> None:
@@ -450,7 +450,7 @@ class TestStreams:
             matrix @ matrix
             matrix @ matrix
 
-        assert torch.cuda.memory_allocated() == 1024 + 2 * 8_519_680
+        assert torch.cuda.memory_allocated() == 1024 + 2 * CUBLAS_WORKSPACE
 
     def test_numbers_and_priorities(self) -> None:
         """`makeStreamId` of c10/cuda/CUDAStream.cpp."""

@@ -17,10 +17,9 @@ import torch
 
 import graphmem
 from tests.support.places import ROOT, SCRIPTS
-from tests.support.traced_step import in_blocks
+from tests.support.sizes import KIB, in_blocks
 
 RECORDED = ROOT / "fixtures" / "cuda" / "scripts"
-KIB = 1024
 
 
 def needs(*names: str) -> pytest.MarkDecorator:

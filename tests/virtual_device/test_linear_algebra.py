@@ -13,8 +13,6 @@ from graphmem.trace import TraceOptions
 from tests.support.oracle import assert_agree, run, traced_events
 from tests.support.traced_step import traced
 
-FLOAT = 4
-
 
 def test_geqrf_makes_what_a_real_one_makes() -> None:
     seen: list[list[tuple[torch.Size, tuple[int, ...]]]] = []

@@ -1,0 +1,13 @@
+"""Sizes in bytes that several tests derive their figures from."""
+
+from __future__ import annotations
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+CUBLAS_WORKSPACE = 4096 * 2 * 1024 + 16 * 8 * 1024
+"""Of cards other than Hopper and Blackwell; docs/sources.md, "cuBLAS workspaces"."""
+
+
+def in_blocks(nbytes: int) -> int:
+    """Allocated bytes of a request: the caching allocator rounds up to 512."""
+    return -(-nbytes // 512) * 512
