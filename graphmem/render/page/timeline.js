@@ -273,7 +273,12 @@ class Timeline {
     context.stroke();
     context.font = "600 12px system-ui, sans-serif";
     context.textAlign = "left";
-    context.fillText(`card capacity: ${formatBytes(capacity)}`, MARGIN.left + 8, y - 9);
+    const label = `card capacity: ${formatBytes(capacity)}`;
+    const colour = context.fillStyle;
+    context.fillStyle = this.colour("surface");
+    context.fillRect(MARGIN.left + 4, y - 18, context.measureText(label).width + 8, 16);
+    context.fillStyle = colour;
+    context.fillText(label, MARGIN.left + 8, y - 9);
   }
 
   paintAxes() {
