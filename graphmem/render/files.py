@@ -14,7 +14,9 @@ from graphmem.render.page import page
 from graphmem.render.plot import timeline_plot
 from graphmem.render.snapshot import snapshot_bytes
 from graphmem.render.trace_events import trace_bytes
+from graphmem.report import answer
 from graphmem.report.schema import Report
+from graphmem.units import format_bytes
 
 Draw = Callable[[Analysis], bytes]
 
@@ -82,8 +84,11 @@ def _source(choices: PictureOptions) -> Draw:
     return draw
 
 
-def _liveness(analysis: Analysis, choices: PictureOptions) -> tuple[Liveness, str]:
-    return liveness(analysis, choices.view), analysis.report.target
+def _liveness(analysis: Analysis, choices: PictureOptions) -> tuple[Liveness, list[str]]:
+    report = analysis.report
+    verdict = answer.verdict_in_words(report)[:1] or [report.runtime.title]
+    peak = f"peak {format_bytes(report.peak.allocated)} in the {report.peak.phase} phase"
+    return liveness(analysis, choices.view), [report.target, f"{peak}; {verdict[0]}"]
 
 
 def _rows(analysis: Analysis, choices: PictureOptions) -> tables.Rows:

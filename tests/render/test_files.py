@@ -219,7 +219,7 @@ def test_every_storage_at_the_peak_is_filled_and_every_owner_is_an_edge() -> Non
         group = node.group
         assert found.graph.out_degree(group) == len(group.ends)
         assert group.is_at_peak or group.ends
-    source = drawing.dot_source(found, "small")
+    source = drawing.dot_source(found, ["small"])
     assert source.count(" -> ") == found.graph.number_of_edges()
 
 
