@@ -9,7 +9,7 @@ from torch.fx import Node
 from graphmem.kernel_program import Output, Scratch, Step
 
 from .call import Call, Rule, during
-from .layout import accumulate_bytes, is_contiguous, item_bytes
+from .layout import accumulate_bytes, is_contiguous, item_bytes, nbytes, numel
 from .reduction import contiguous_copy, reduced
 
 _NUMBER_BYTES = 8
@@ -33,6 +33,19 @@ def _pow(call: Call) -> Iterator[Step]:
         return
     size = _COMPLEX_NUMBER_BYTES if isinstance(base, complex) else _NUMBER_BYTES
     yield from during([Scratch("the base as a tensor", size)])
+
+
+def _clamp(call: Call) -> Iterator[Step]:
+    """The meta functions of `clamp`, `clamp_min` and `clamp_max` (native/TensorCompare.cpp).
+
+    By a number, of a result of another dtype than `self`, they copy `self` to it: of integers and
+    `min=1.0`, for example. By tensors, the kernel casts what it reads.
+    """
+    tensor, result = call.tensor("self"), call.op.outputs[0]
+    by_tensors = "Tensor" in str(call.op.node.target)
+    is_cast = not by_tensors and tensor.dtype != result.dtype and numel(tensor)
+    casts = [Scratch("self in the result's dtype", nbytes(result))] if is_cast else []
+    yield from during(casts, call.outputs())
 
 
 def _renorm(call: Call) -> Iterator[Step]:
@@ -62,6 +75,9 @@ def _grid_sample(call: Call) -> Iterator[Step]:
 RULES: Mapping[str, Rule] = {
     "aten.native_dropout": _dropout,
     "aten.pow": _pow,
+    "aten.clamp": _clamp,
+    "aten.clamp_min": _clamp,
+    "aten.clamp_max": _clamp,
     "aten.renorm": _renorm,
     "aten.cudnn_grid_sampler": _grid_sample,
     "aten.cudnn_grid_sampler_backward": _grid_sample,

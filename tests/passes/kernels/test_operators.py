@@ -69,6 +69,14 @@ class TestInSteps:
         assert program == ["out0", 1, 1, -1, -1]
 
 
+    def test_clamping_integers_by_a_fraction_casts_them_first(self) -> None:
+        """Recording grpo_lora_fp32, `num_items_in_batch.clamp(min=1.0)`: `a 4, a 4, f 4`."""
+        program = Calls().call(aten.clamp.default, tensor(1, dtype=LONG), 1.0)
+        assert program == [4, "out0", -4]
+        assert Calls().call(aten.clamp.default, tensor(1), 1.0) == ["out0"]
+        assert Calls().call(aten.clamp.Tensor, tensor(1, dtype=LONG), tensor(1)) == ["out0"]
+
+
 class TestIndexing:
     @pytest.mark.parametrize(("count", "storage"), [(4096, 72_191), (1000, 1)])
     def test_writing_rows_with_accumulation(self, count: int, storage: int) -> None:
