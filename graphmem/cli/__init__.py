@@ -6,6 +6,7 @@ To add a command, write a function with typer's annotations in a module of its o
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,9 @@ Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU.
 graphmem --help lists every command, graphmem COMMAND --help explains one.
 """
 
+_COMPLETION = "_GRAPHMEM_COMPLETE"
+"""Set by the shell that asks for completions, as typer's scripts do."""
+
 _RENAMED = {"formula": "closed-form", "formulas": "published"}
 """Former names of commands, which work until 0.2."""
 
@@ -81,19 +85,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], settings: Settings) -> None:
-    if not arguments:
-        typer.echo(_START, nl=False)
-        return
-    program = _build_program()
-    with program.make_context("graphmem", arguments, obj=settings) as context:
+    program = build_program()
+    try:
+        if _COMPLETION in os.environ:
+            program.main(arguments, "graphmem")
+        if not arguments:
+            typer.echo(_START, nl=False)
+            return
+        context = program.make_context("graphmem", arguments, obj=settings)
+    except SystemExit as stop:  # typer ends the process once it has dealt with completion
+        raise typer.Exit(int(stop.code or 0)) from stop
+    with context:
         program.invoke(context)
 
 
-def _build_program() -> typer.core.TyperGroup:
+def build_program() -> typer.core.TyperGroup:
+    """Make the program with all its commands and options."""
     app = typer.Typer(
         cls=_Program,
         help="Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU.",
-        add_completion=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -102,7 +112,8 @@ def _build_program() -> typer.core.TyperGroup:
         for command in commands:
             of_run = {"context_settings": RUN_SETTINGS} if command is run else {"cls": Command}
             app.command(rich_help_panel=panel, **of_run)(command)
-    program = typer.main.get_group(app)
+    program = typer.main.get_command(app)
+    assert isinstance(program, typer.core.TyperGroup)
     # `graphmem gpus --debug` means the same as `graphmem --debug gpus`.
     debug = next(option for option in program.params if option.name == "debug")
     for subprogram in program.commands.values():

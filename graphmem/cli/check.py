@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from graphmem.cli import options
 from graphmem.cli.messages import PartialUpdateError, TimeoutOnClusterError
 from graphmem.cli.output import console, write_text
+from graphmem.errors import InputError
 from graphmem.plain_text import Console, visible
 
 if TYPE_CHECKING:
@@ -21,10 +22,24 @@ if TYPE_CHECKING:
     from graphmem.gate.lock import Lock
 
 
+def _target_names() -> list[str]:
+    """The names that a shell offers: those of the configuration, if there is a valid one."""
+    from graphmem.gate.config import find_config, load_config
+
+    try:
+        return list(load_config(find_config(Path.cwd())).targets)
+    except InputError:
+        return []
+
+
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]…", help="Targets by name; default: all of them."),
+        typer.Argument(
+            metavar="[NAME]…",
+            help="Targets by name; default: all of them.",
+            autocompletion=_target_names,
+        ),
     ] = None,
     config: Annotated[
         Path | None,

@@ -32,6 +32,7 @@ def fit(
             help="The card; repeatable. `graphmem gpus` lists them.  "
             f"[default: that of graphmem.toml, else {options.DEFAULT_GPU_NAME}]",
             show_default=False,
+            autocompletion=options.card_names,
         ),
     ] = None,
     vary: Annotated[

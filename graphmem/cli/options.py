@@ -11,7 +11,7 @@ import typer
 from graphmem.cli.messages import NotKeyValueError, WrongRecordNameError
 from graphmem.errors import InputError
 from graphmem.files import check_place
-from graphmem.gpus import DEFAULT_GPU
+from graphmem.gpus import DEFAULT_GPU, GPUS
 from graphmem.targets import RECORD
 
 Target = Annotated[
@@ -27,6 +27,11 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A keyword argument of build(); repeatable."),
 ]
+
+
+def card_names() -> list[str]:
+    """The names that a shell offers for `--gpu`."""
+    return [gpu.name for gpu in GPUS]
 
 
 class AssumedCard(str):
@@ -76,6 +81,7 @@ GpuName = Annotated[
         f"[default: that of graphmem.toml, else {DEFAULT_GPU}]",
         show_default=False,
         callback=card,
+        autocompletion=card_names,
     ),
 ]
 TorchVersion = Annotated[

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from graphmem.version import __version__
 from tests.support.places import ROOT
 
 
@@ -26,9 +27,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for folder in ("graphmem", "passes"):
         shutil.copytree(ROOT / folder, source / folder)
-    for file in ("pyproject.toml", "LICENSE", "README.md"):
-        if (ROOT / file).exists():
-            shutil.copy(ROOT / file, source)
+    for file in ("pyproject.toml", "LICENSE", "README.md", "docs/graphmem.1"):
+        (source / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, source / file)
     target = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", target, source], check=True)
@@ -67,13 +68,14 @@ def test_every_package_says_so() -> None:
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
 
 
-def test_the_wheel_has_every_module_and_nothing_beside_graphmem(wheel: Path) -> None:
+def test_the_wheel_has_every_module_the_man_page_and_nothing_else(wheel: Path) -> None:
     modules = {_installed(file).as_posix() for file in _python_files()}
     page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "graphmem/render/page").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
 
-    assert files == modules | page | {"graphmem/py.typed"}
+    man = f"graphmem-{__version__}.data/data/share/man/man1/graphmem.1"
+    assert files == modules | page | {"graphmem/py.typed", man}
 
 
 def test_the_wheel_carries_licence_and_entry_points(wheel: Path, project: dict[str, Any]) -> None:
