@@ -61,6 +61,7 @@ reports of earlier checks
 def program() -> tuple[Any, Any]:
     """The program, with whole sentences in its list of commands."""
     made = build_program()
+    made.commands = {name: each for name, each in made.commands.items() if not each.hidden}
     for command in made.commands.values():
         command.short_help = " ".join(str(command.help).partition("\n\n")[0].split())
     return made, made.make_context("graphmem", ["gpus"], resilient_parsing=True)

@@ -25,6 +25,7 @@ from graphmem.cli.fit import fit
 from graphmem.cli.gpus import gpus
 from graphmem.cli.graph import graph
 from graphmem.cli.init import init
+from graphmem.cli.merge_lock import merge_lock
 from graphmem.cli.plan import plan
 from graphmem.cli.published import published
 from graphmem.cli.recorded import Command
@@ -46,6 +47,9 @@ COMMANDS: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "Trust it": (verify, gpus, published, closed_form),
 }
 """The commands by purpose, in the order of the help."""
+
+_FOR_PROGRAMS = (merge_lock,)
+"""Commands that other programs call, which the help leaves out."""
 
 _START = """\
 Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU. Start here:
@@ -112,6 +116,8 @@ def build_program() -> typer.core.TyperGroup:
         for command in commands:
             of_run = {"context_settings": RUN_SETTINGS} if command is run else {"cls": Command}
             app.command(rich_help_panel=panel, **of_run)(command)
+    for command in _FOR_PROGRAMS:
+        app.command(hidden=True, cls=Command)(command)
     program = typer.main.get_command(app)
     assert isinstance(program, typer.core.TyperGroup)
     # `graphmem gpus --debug` means the same as `graphmem --debug gpus`.

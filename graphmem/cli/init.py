@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -10,14 +11,28 @@ from graphmem.cli.messages import AlreadyConfiguredError
 from graphmem.cli.output import write_text
 
 
-def init() -> None:
+def init(
+    merge_driver: Annotated[
+        bool,
+        typer.Option(
+            "--merge-driver",
+            help="Instead have git merge graphmem.lock by targets: a line in .gitattributes, to be "
+            "committed, and the configuration of this clone.",
+        ),
+    ] = False,
+) -> None:
     """Write graphmem.toml for the project in this folder, with every key explained.
 
     Its targets are the Python files that have a function build().
     """
     from graphmem.gate.config import FILE, load_config
+    from graphmem.gate.merge import install_driver
     from graphmem.gate.scaffold import scaffold
 
+    if merge_driver:
+        install_driver(Path.cwd())
+        typer.echo("git now merges graphmem.lock by targets; commit .gitattributes")
+        return
     path = Path.cwd() / FILE
     if path.exists():
         raise AlreadyConfiguredError(FILE)

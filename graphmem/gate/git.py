@@ -45,6 +45,15 @@ def tracked_below(root: Path, folder: str) -> frozenset[str] | None:
     return frozenset(filter(None, listed.lower().split("\0")))
 
 
+def set_up_merge_driver(root: Path, name: str, command: str) -> None:
+    """Define a merge driver in the configuration of this clone.
+
+    Raises:
+        InputError: the folder is not in a repository.
+    """
+    _git(root, "config", "--local", f"merge.{name}.driver", command)
+
+
 @contextmanager
 def worktree(root: Path, revision: str) -> Iterator[Path]:
     """Check out the folder at a revision in a temporary worktree.

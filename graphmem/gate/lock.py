@@ -143,6 +143,11 @@ def read_lock(path: Path) -> Lock:
     return Lock(targets={name: _unfolded(entry) for name, entry in lock.targets.items()})
 
 
+def has_conflict(text: str) -> bool:
+    """Whether the text of a baseline contains conflict markers."""
+    return _CONFLICT.search(text) is not None
+
+
 class LockConflictError(InputError):
     """The baseline contains git's conflict markers."""
 

@@ -34,15 +34,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 def shell(project: Project, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script as CI does, with graphmem on the path."""
-    folder = project.root.parent / "bin"
-    folder.mkdir(exist_ok=True)
-    program = folder / "graphmem"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m graphmem "$@"\n')
-    program.chmod(0o755)
     return subprocess.run(
         ["bash", "-e", "-c", script],
         cwd=project.root,
-        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **environment},
+        env={**project.environment, **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -94,12 +94,23 @@ class Project:
             project.write(name.replace("__", "."), text)
         return project
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of a shell in which `graphmem` is a command."""
+        folder = self.root.parent / "bin"
+        folder.mkdir(exist_ok=True)
+        program = folder / "graphmem"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m graphmem "$@"\n')
+        program.chmod(0o755)
+        return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
     def git(self, *arguments: str, check: bool = True) -> str:
         identity = ("-c", "user.name=test", "-c", "user.email=test@example.com")
         return subprocess.run(
             ["git", *identity, *arguments],
             cwd=self.root,
             check=check,
+            env=self.environment,
             capture_output=True,
             text=True,
         ).stdout
