@@ -7,7 +7,7 @@ traced like any other and its figures are just as exact. The model's code is not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -58,9 +58,9 @@ def changed(step: TrainingStep, changes: Changes) -> TrainingStep:
     for pattern in changes.checkpoint:
         checkpoint_modules(_model_of(step, "--checkpoint"), pattern)
     if changes.batch is not None:
-        step = replace(step, inputs=scale_batch(step, changes.batch))
+        step = scale_batch(step, changes.batch)
     if changes.batch_size is not None:
-        step = replace(step, inputs=resize_batch(step, changes.batch_size))
+        step = resize_batch(step, changes.batch_size)
     if changes.dtype is not None:
         step = in_precision(step, changes.dtype)
     if changes.activations:

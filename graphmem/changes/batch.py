@@ -1,8 +1,11 @@
-"""Scale the batch of a training step: the first dimension of its inputs."""
+"""Scale the batch of a training step: the first dimension of its inputs and labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -15,30 +18,33 @@ from graphmem.changes.messages import (
 )
 from graphmem.training_step import TrainingStep
 
+Resize = Callable[[torch.Tensor], torch.Tensor]
 
-def scale_batch(step: TrainingStep, factor: float) -> Any:
-    """The inputs of a step, with the batch scaled.
 
-    The batch is the first dimension of the first tensor; every tensor whose first dimension has the
-    same size is repeated or cut to the scaled size.
+def scale_batch(step: TrainingStep, factor: float) -> TrainingStep:
+    """A step with its batch scaled.
+
+    The batch is the first dimension of the first input; every input whose first dimension has the
+    same size is repeated or cut to the scaled size, and so is every tensor that the loss closes
+    over, such as labels.
 
     Raises:
         InputError: the step makes its own inputs, or the scaled batch is empty.
     """
     if step.step is not None:
         raise BatchOutOfReachError()
-    return _with_batch(step.inputs, lambda old: _times(old, factor))
+    return _with_batch(step, lambda old: _times(old, factor))
 
 
-def resize_batch(step: TrainingStep, size: int) -> Any:
-    """The inputs of a step with a batch of that size, as defined in `scale_batch`.
+def resize_batch(step: TrainingStep, size: int) -> TrainingStep:
+    """A step with a batch of that size, as defined in `scale_batch`.
 
     Raises:
         InputError: the step makes its own inputs.
     """
     if step.step is not None:
         raise VariedBatchOutOfReachError()
-    return _with_batch(step.inputs, lambda old: size)
+    return _with_batch(step, lambda old: size)
 
 
 def batch_of(step: TrainingStep) -> int | None:
@@ -58,21 +64,45 @@ def _times(old: int, factor: float) -> int:
     return new
 
 
-def _with_batch(inputs: Any, new_size: Callable[[int], int]) -> Any:
-    if callable(inputs):
-        return lambda: _resized_all(inputs(), new_size)
-    return _resized_all(inputs, new_size)
+def _with_batch(step: TrainingStep, new_size: Callable[[int], int]) -> TrainingStep:
+    make = step.inputs
+    if callable(make):
+        return replace(step, inputs=lambda: mapped(inputs := make(), _resizer(inputs, new_size)))
+    resize = _resizer(make, new_size)
+    return replace(step, inputs=mapped(make, resize), loss=_with_labels(step.loss, resize))
 
 
-def _resized_all(inputs: Any, new_size: Callable[[int], int]) -> Any:
+def _resizer(inputs: Any, new_size: Callable[[int], int]) -> Resize:
     from graphmem.trace.loop import tensors_in
 
     first = next((tensor for tensor in tensors_in(inputs) if tensor.dim()), None)
     if first is None:
         raise BatchOfNoTensorsError()
     old = first.shape[0]
-    new = new_size(old)
-    return mapped(inputs, lambda tensor: _resized(tensor, old, new))
+    return partial(_resized, old=old, new=new_size(old))
+
+
+def _with_labels(loss: Any, resize: Resize) -> Any:
+    """A copy of a loss that closes over resized tensors; the original keeps its own."""
+    if isinstance(loss, partial):
+        function = _with_labels(loss.func, resize)
+        return partial(function, *mapped(loss.args, resize), **mapped(loss.keywords, resize))
+    if not isinstance(loss, FunctionType):
+        return loss
+    cells = tuple(_with_label(cell, resize) for cell in loss.__closure__ or ())
+    defaults = mapped(loss.__defaults__, resize)
+    copied = FunctionType(loss.__code__, loss.__globals__, loss.__name__, defaults, cells)
+    copied.__kwdefaults__ = loss.__kwdefaults__
+    return copied
+
+
+def _with_label(cell: CellType, resize: Resize) -> CellType:
+    """A new cell for a tensor; other variables stay the function's own."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # not assigned yet
+        return cell
+    return CellType(resize(value)) if isinstance(value, torch.Tensor) else cell
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
