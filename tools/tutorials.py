@@ -19,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,14 @@ class Shown:
         return re.fullmatch("(?:.*\n)*".join(parts), self.output) is not None
 
 
-def follow(page: str) -> Iterator[Shown]:
-    """Follow a page in the working directory."""
+def follow(page: str, output_of: Callable[[str], str] | None = None) -> Iterator[Shown]:
+    """Follow a page in the working directory.
+
+    Args:
+        page: its text.
+        output_of: runs a command; by default as the module's docstring says.
+    """
+    output_of = output_of or _output
     names: dict[str, Any] = {"__name__": "tutorial"}
     for block in _BLOCK.finditer(page):
         if block["title"]:
@@ -65,24 +71,33 @@ def follow(page: str) -> Iterator[Shown]:
             exec(compile(block["text"], "tutorial", "exec"), names)
         elif block["language"] == "console":
             for each in _COMMAND.finditer(page, block.start("text"), block.end("text")):
-                yield Shown(each["command"], each["output"], _output(each["command"]), each.span())
+                yield Shown(
+                    each["command"], each["output"], output_of(each["command"]), each.span()
+                )
 
 
 def _output(command: str) -> str:
-    """What a command prints to a terminal, without blanks at the ends of lines."""
     name, *arguments = shlex.split(command)
-    if name == "graphmem" and not {"|", ">", "&&"}.intersection(arguments):
-        text = io.StringIO()
-        with redirect_stdout(text), redirect_stderr(text):
-            graphmem(arguments)
-        output = text.getvalue()
-    else:
-        run = subprocess.run(
-            ["bash", "-c", command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        output = run.stdout
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+    if name != "graphmem":
+        return in_shell(command)
+    text = io.StringIO()
+    with redirect_stdout(text), redirect_stderr(text):
+        graphmem(arguments)
+    return _lines(text.getvalue())
+
+
+def in_shell(command: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a command prints in bash."""
+    run = subprocess.run(
+        ["bash", "-c", command],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    return _lines(run.stdout)
+
+
+def _lines(text: str) -> str:
+    """Output without blanks at the ends of lines."""
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
 def updated(page: str) -> str:

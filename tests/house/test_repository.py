@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from graphmem.version import __version__
+from tests.support.packaging import copied_sources
 from tests.support.places import ROOT
 
 
@@ -24,12 +25,7 @@ def project() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy so that the work tree stays clean."""
-    source = tmp_path_factory.mktemp("source")
-    for folder in ("graphmem", "passes"):
-        shutil.copytree(ROOT / folder, source / folder)
-    for file in ("pyproject.toml", "LICENSE", "README.md", "docs/graphmem.1"):
-        (source / file).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / file, source / file)
+    source = copied_sources(tmp_path_factory.mktemp("source"))
     target = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", target, source], check=True)
@@ -151,3 +147,14 @@ def test_make_test_installs_torch_alone_and_first() -> None:
         "triton==$(or $(TRITON),3.7.1)",
         "$(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]'",
     ]
+
+
+def test_every_action_is_pinned_to_a_commit() -> None:
+    files = [ROOT / "action.yml", *(ROOT / ".github" / "workflows").glob("*.yml")]
+    used = [each for file in files for each in re.findall(r"uses: (\S+)", file.read_text())]
+
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)] == []
+
+
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
