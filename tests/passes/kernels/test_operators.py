@@ -68,7 +68,6 @@ class TestInSteps:
         program = Calls().call(aten.isin.Tensor_Tensor, token, tensor(1, dtype=LONG))
         assert program == ["out0", 1, 1, -1, -1]
 
-
     def test_clamping_integers_by_a_fraction_casts_them_first(self) -> None:
         """Recording grpo_lora_fp32, `num_items_in_batch.clamp(min=1.0)`: `a 4, a 4, f 4`."""
         program = Calls().call(aten.clamp.default, tensor(1, dtype=LONG), 1.0)
