@@ -120,6 +120,11 @@ PACKED_TENSORS_CAN_BE_READ = Difference(
     "a node's `_raw_saved_FIELD` has `data`, the pack hook's result",
     "torch/csrc/autograd/init.cpp, class `SavedTensor`",
 )
+TRUNCATED_NORMALS_ARE_REDRAWN = Difference(
+    (2, 12),
+    "`trunc_normal_` draws again what is out of bounds; before, it maps uniform numbers, in place",
+    "torch/nn/init.py, `_no_grad_trunc_normal_`",
+)
 OOM_REJECTIONS_ARE_COUNTED = Difference(
     (2, 12),
     "`memory_stats` has `num_oom_rejections`",

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import init
 
+from graphmem.torch_releases import TRUNCATED_NORMALS_ARE_REDRAWN, installed_release
 from graphmem.trace.location import Location
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
@@ -54,10 +55,10 @@ def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
     def trunc_normal(
         tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
     ) -> torch.Tensor:
-        if not isinstance(tensor, FakeTensor) or std <= 0:
-            return original(tensor, mean, std, a, b, generator)
-        if is_on_host(tensor):
+        if is_on_host(tensor) and std > 0:
             return tensor
+        if not isinstance(tensor, FakeTensor) or std <= 0 or not is_redrawn:
+            return original(tensor, mean, std, a, b, generator)
         draws = _Truncated(tensor, mean, std, a, b)
         if 0 < draws.inside < 1:
             recorder.assume(
@@ -70,6 +71,7 @@ def replacements(recorder: Recorder, location: Location) -> list[Replacement]:
             draws.fill()
         return tensor
 
+    is_redrawn = TRUNCATED_NORMALS_ARE_REDRAWN.holds_in(installed_release())
     original: Callable[..., torch.Tensor] = init._no_grad_trunc_normal_
     return [
         (init, "_no_grad_trunc_normal_", trunc_normal),
