@@ -54,6 +54,7 @@ clean:
 
 # torch comes first and alone: `pip install torch` beside other packages may choose a newer build,
 # with gigabytes of CUDA libraries that graphmem has no use for. A CUDA build brings its own Triton.
+# The tests' figures, and docs/models.md, are of transformers 4; graphmem itself runs with 5 as well.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "graphmem needs Python 3.11 or later: make PYTHON=python3.11 ...")'
@@ -61,5 +62,5 @@ $(INSTALLED): pyproject.toml
 	$(VENV)/bin/pip install torch==$(or $(TORCH),2.13.0)
 	$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(VENV)/bin/pip install triton==$(or $(TRITON),3.7.1)
 	$(if $(RESOLUTION),$(PYTHON) tools/lowest.py > $(VENV)/constraints.txt)
-	$(VENV)/bin/pip install $(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]'
+	$(VENV)/bin/pip install $(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]' 'transformers<5'
 	touch $@
