@@ -56,7 +56,12 @@ def format_bytes(count: int) -> str:
 
 def format_exact(count: int) -> str:
     """Return every digit of `count` bytes, such as "18,976,121,856 bytes"."""
-    return f"{count:,} byte" if abs(count) == 1 else f"{count:,} bytes"
+    return counted(count, "byte")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as "1 target" and "1,024 bytes"."""
+    return f"{count:,} {noun}{'' if abs(count) == 1 else 's'}"
 
 
 def parse_bytes(quantity: str | int) -> int:

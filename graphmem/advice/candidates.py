@@ -200,8 +200,9 @@ def _frozen(request: Request, graph: StepGraph) -> Iterator[Candidate]:
     if not half:
         return
     patterns = tuple(f"{prefix}.{number}".lstrip(".") for number in half)
+    frozen = patterns[0] if len(patterns) == 1 else f"{patterns[0]} to {patterns[-1]}"
     yield Candidate(
-        f"freeze {patterns[0]} to {patterns[-1]}",
+        f"freeze {frozen}",
         " ".join(f"--freeze {pattern}" for pattern in patterns),
         "these layers do not train",
         "module.requires_grad_(False) before the optimizer is made",

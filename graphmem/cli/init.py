@@ -9,6 +9,7 @@ import typer
 
 from graphmem.cli.messages import AlreadyConfiguredError
 from graphmem.cli.output import write_text
+from graphmem.units import counted
 
 
 def init(
@@ -39,5 +40,6 @@ def init(
     text, targets = scaffold(Path.cwd())
     write_text(path, text)
     load_config(path)
-    typer.echo(f"wrote {FILE} with {len(targets)} targets: {', '.join(targets) or 'none found'}")
+    named = ", ".join(targets) or "none found"
+    typer.echo(f"wrote {FILE} with {counted(len(targets), 'target')}: {named}")
     typer.echo("next: `graphmem check --update` writes the baseline; commit both files")

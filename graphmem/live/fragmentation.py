@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from graphmem.allocator import SegmentInfo
 from graphmem.graph import StepGraph, Storage
 from graphmem.live.holders import Retention
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import counted, format_bytes, format_exact
 
 LEAST_BYTES = 2 * (20 << 20)
 """Smaller amounts are not reported: blocks of up to 10 MiB share segments of 20 MiB, of which every
@@ -104,7 +104,7 @@ class FragmentationWatch:
 
 def _line(what: str, pins: list[Pin]) -> str:
     free_bytes = sum(pin.free_bytes for pin in pins)
-    segments = "1 segment" if len(pins) == 1 else f"{len(pins)} segments"
+    segments = counted(len(pins), "segment")
     return f"  {free_bytes:,} bytes of {segments}, where the largest in use is {what}"
 
 

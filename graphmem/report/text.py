@@ -17,7 +17,7 @@ from graphmem.report.answer import indented
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.holders import HolderGroup, groups_of
 from graphmem.report.schema import AssumptionInfo, Report, StepInfo
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import counted, format_bytes, format_exact
 
 LARGEST = 5
 MOST_STEPS = 8
@@ -116,7 +116,7 @@ def _timeline(report: Report) -> Iterator[RenderableType]:
     blocks = "".join(_BLOCKS[-(-nbytes * top // highest)] for nbytes in report.timeline)
     if report.steps:
         count = len(report.steps)
-        yield Text(f"allocated over {count} step{'s' if count > 1 else ''}", style="bold")
+        yield Text(f"allocated over {counted(count, 'step')}", style="bold")
     yield indented(Text(blocks, style="cyan", no_wrap=True, overflow="crop"))
     yield Text()
 

@@ -8,7 +8,7 @@ from graphmem.gate.lock import Entry
 from graphmem.graph import Category
 from graphmem.report.answer import where
 from graphmem.report.schema import OnCard
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import counted, format_bytes, format_exact
 
 
 def summary(check: Check) -> str:
@@ -17,9 +17,8 @@ def summary(check: Check) -> str:
     for result in check.results:
         counts[result.status] = counts.get(result.status, 0) + 1
     parts = ", ".join(f"{count} {status}" for status, count in counts.items())
-    total = len(check.results)
     cached = sum(result.is_cached for result in check.results)
-    targets = "1 target" if total == 1 else f"{total} targets"
+    targets = counted(len(check.results), "target")
     written = "; this is the baseline now" if check.is_update else ""
     return f"{targets}: {parts or 'none'}; {check.analysed} measured, {cached} cached{written}"
 
