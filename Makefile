@@ -27,19 +27,22 @@ ENGINE := allocator gpus house/test_architecture.py passes/test_frozen_layers.py
     trace/test_tensor_kinds.py values/test_line_search.py virtual_device/test_linear_algebra.py \
     virtual_device/test_recurrent.py
 
+# A worker takes whole files, so that what their tests share is made once; long files stay early.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: analyze quick test test-all lint benchmark clean
 
 analyze: $(INSTALLED)
 	$(VENV)/bin/graphmem analyze fixtures/gpt2.py:build
 
 quick: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -n 2 $(ENGINE:%=tests/%) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(ENGINE:%=tests/%) $(PYTEST_ARGS)
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest -n 2 -m "not slow") $(PYTEST_ARGS)
+	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest $(PARALLEL) -m "not slow") $(PYTEST_ARGS)
 
 test-all: $(INSTALLED)
-	GRAPHMEM_OPINFO_SAMPLES=3 $(VENV)/bin/python -m pytest -n 2 $(PYTEST_ARGS)
+	GRAPHMEM_OPINFO_SAMPLES=3 $(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -84,7 +84,14 @@ def test_other_cards_start_where_the_first_ended() -> None:
         assert [probe.fits for probe in card.probes] == [True, False]
 
 
-@pytest.mark.parametrize("build", [attending, perceptron, pixels])
+@pytest.mark.parametrize(
+    "build",
+    [
+        attending,
+        pytest.param(perceptron, marks=pytest.mark.slow),
+        pytest.param(pixels, marks=pytest.mark.slow),
+    ],
+)
 def test_predicted_probes_match_traced_ones(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer and every probe match those of a search without predictions."""
     found = graphmem.fit(build, gpus=["t4"], steps=2).cards[0]

@@ -541,7 +541,14 @@ assert model.weight.grad is late.weight.grad is None
 """
 
 
-@pytest.mark.parametrize("between", ["", "gc.freeze()", "gc.unfreeze()"])
+@pytest.mark.parametrize(
+    "between",
+    [
+        "gc.freeze()",
+        pytest.param("", marks=pytest.mark.slow),
+        pytest.param("gc.unfreeze()", marks=pytest.mark.slow),
+    ],
+)
 def test_objects_from_before_a_freeze_are_put_back_too(between: str) -> None:
     """Whatever the program itself freezes or unfreezes in the garbage collector."""
     program = AFTER_A_FREEZE.format(between=between)

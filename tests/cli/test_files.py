@@ -157,7 +157,13 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "out.html" else pytest.param(name, marks=pytest.mark.slow)
+        for name in WRITERS
+    ],
+)
 def test_a_full_disk_is_a_one_line_error_and_leaves_the_old_file(
     name: str, report: Path, tmp_path: Path
 ) -> None:

@@ -172,6 +172,7 @@ def test_a_cache_entry_tracked_by_git_is_not_trusted(project: Project) -> None:
     assert not cached(project)
 
 
+@pytest.mark.slow
 def test_a_world_writable_cache_entry_is_not_trusted(project: Project) -> None:
     project.graphmem("check")
     for entry in (project.root / ".graphmem_cache").rglob("*.json"):

@@ -81,6 +81,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_a_report_is_the_same_bytes_in_a_warm_process(tmp_path: Path) -> None:
     """One worker for two targets is forked from a process that has analysed; one each is not."""
     reports = []
@@ -258,6 +259,7 @@ def test_entries_unused_for_a_month_are_dropped(project: Project) -> None:
     assert not entry.exists()
 
 
+@pytest.mark.slow
 def test_the_same_baseline_comes_from_a_cluster_of_two_workers(project: Project) -> None:
     distributed = pytest.importorskip("distributed")
     project.graphmem("check", "--update")

@@ -14,6 +14,8 @@ from markdown_it import MarkdownIt
 from tests.support.gate_project import KEEPING, MODEL, Project, Run
 from tests.support.gate_schemas import ANNOTATION, JUNIT, SARIF, assert_junit
 
+pytestmark = pytest.mark.slow  # sixteen checks of GPT-2; test_pull_request.py tells a shorter story
+
 FORMATS = ("text", "json", "markdown", "github", "junit", "sarif")
 
 
