@@ -42,7 +42,7 @@ def stays_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], most: f
     """
     if args and isinstance(args[0], FakeTensor):
         return False
-    device = args[1] if func is _DEVICE_PUT else kwargs.get("device")
+    device = args[1] if func is _DEVICE_PUT and len(args) > 1 else kwargs.get("device")
     if device is not None and device.type != "cpu":
         return False
     reads_real = False
