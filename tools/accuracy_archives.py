@@ -42,6 +42,20 @@ This page is written by `python -m tools.accuracy_archives`.
 Programs that were not hand-picked, recorded on one NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130,
 transformers 5.17, Python 3.12) by `tools/record_cuda.py`, and predicted without a card on the same
 release (Python 3.11). Errors are predicted minus recorded, in bytes.
+
+What differs, differs for one of these causes:
+
+- *Convolutions*: which kernel cuDNN chooses, and so what its workspace takes ([kernel
+  memory](kernel_memory.md)).
+- *Order of a set*: Gemma 3 and 4, ModernBERT, OLMo 3 and MiMo loop over `set(config.layer_types)`. The
+  order of a set of strings is another in every process, unless `PYTHONHASHSEED` is set.
+- *Routing*: Aria and JetMoE run an expert on the tokens that its weights choose; predictions
+  route evenly. I-BERT branches on a value of its weights, and is refused.
+- *Python 3.12* runs a comprehension in the function that has it, which then holds its variables
+  (PEP 709): ProphetNet frees one tensor later.
+- *Padding*, in compiled code: a benchmark on the card decides ([compile](compile.md)).
+- *cuDNN's recurrent layers and 1-d convolutions*, in random programs, and two orders of nodes under
+  `create_graph` ([exactness](exactness.md)).
 """
 _WIDTH = 80
 _CASE = re.compile(r"^\| (\w\S*) \|", re.MULTILINE)
