@@ -47,8 +47,8 @@ What differs, differs for one of these causes:
 
 - *Convolutions*: which kernel cuDNN chooses, and so what its workspace takes ([kernel
   memory](kernel_memory.md)).
-- *Order of a set*: Gemma 3 and 4, ModernBERT, OLMo 3 and MiMo loop over `set(config.layer_types)`. The
-  order of a set of strings is another in every process, unless `PYTHONHASHSEED` is set.
+- *Order of a set*: Gemma 3 and 4, ModernBERT, OLMo 3 and MiMo loop over
+  `set(config.layer_types)`, whose order depends on `PYTHONHASHSEED`, which is random by default.
 - *Routing*: Aria and JetMoE run an expert on the tokens that its weights choose; predictions
   route evenly. I-BERT branches on a value of its weights, and is refused.
 - *Python 3.12* runs a comprehension in the function that has it, which then holds its variables
