@@ -71,24 +71,24 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page; the exit code is 0."""
+    """Write the sections of the archives that are named; the exit code is 0."""
     parser = argparse.ArgumentParser(description="Write the page of the archives.")
     parser.add_argument("archives", nargs="*", default=list(ARCHIVES), metavar="ARCHIVE")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--again", action="store_true", help="only what differs on the page; the rest stays equal"
     )
-    parser.add_argument("-o", "--output", type=Path, default=PAGE)
     options = parser.parse_args(arguments)
-    listed = set(_CASE.findall(PAGE.read_text())) if options.again else None
-    lines = [PREFACE]
+    sections = {text.split(":")[0]: text for text in PAGE.read_text().split("\n## ")[1:]}
     for name in options.archives:
         with tempfile.TemporaryDirectory() as folder:
             with tarfile.open(FOLDER / f"{name}.tar.xz") as archive:
                 archive.extractall(folder, filter="data")
-            lines += section(name, rows_of(sorted(Path(folder).iterdir()), options.jobs, listed))
-    options.output.write_text("\n".join(lines) + "\n")
-    print(options.output)
+            listed = set(_CASE.findall(sections[name])) if options.again else None
+            rows = rows_of(sorted(Path(folder).iterdir()), options.jobs, listed)
+        sections[name] = "\n".join(section(name, rows))
+    whole = [f"## {sections[name].rstrip()}\n" for name in ARCHIVES if name in sections]
+    PAGE.write_text("\n".join([PREFACE, *whole]))
     return 0
 
 
@@ -96,7 +96,7 @@ def section(name: str, rows: Sequence[Row]) -> Iterator[str]:
     """How many are equal, and a table of the others."""
     events = sum(row.has_events for row in rows)
     peaks = sum(row.has_peak for row in rows)
-    yield f"## {name}: {ARCHIVES[name]}\n"
+    yield f"{name}: {ARCHIVES[name]}\n"
     yield f"Of {len(rows)}, {events} are equal event by event, and {peaks} in the peak.\n"
     different = [list(row.cells) for row in rows if not (row.has_events and row.has_peak)]
     if different:
