@@ -104,6 +104,7 @@ import torch
 
 from graphmem import TrainingStep
 
+GIB = 2**30
 
 
 def build(at_once: bool = False):

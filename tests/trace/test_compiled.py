@@ -52,6 +52,7 @@ def test_a_compiled_step_takes_what_it_took_on_the_card(
 CHAIN = """
 import torch
 
+MIB = 1 << 20
 
 @torch.compile
 def chain(x):
