@@ -44,6 +44,7 @@ def project(tmp_path: Path) -> Project:
     )
 
 
+@pytest.mark.slow
 def test_the_baseline_is_the_same_text_whatever_made_it(project: Project) -> None:
     locks = []
     for jobs, seed in (("1", "1"), ("2", "2")):

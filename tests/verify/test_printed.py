@@ -182,9 +182,9 @@ SLOW = {"decoder_xl": 2, "t4_preflight": 4}
 
 
 def marked(case: PrintedCase) -> Any:
-    """Most of Liger's modules, and one of three sweeps, are slow tests."""
+    """Most of Liger's modules, and two of three sweeps, are slow tests."""
     is_slow = case.name.startswith("liger_") and case.name not in QUICK
-    is_slow |= case.name == "attention_sweep_written_out"
+    is_slow |= case.name in ("attention_sweep_written_out", "attention_sweep_softmax")
     return pytest.param(case, marks=[pytest.mark.slow] * is_slow, id=case.name)
 
 
