@@ -17,7 +17,7 @@ from graphmem.render.columns import Box, Group, goes_up, placed
 from graphmem.render.liveness import Liveness, OpGroup, OpNode, StorageGroup, StorageNode
 from graphmem.render.messages import NoGraphvizError
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
-from graphmem.units import format_bytes
+from graphmem.units import counted, format_bytes
 
 FORMATS = ("svg", "png", "pdf")
 _LONGEST = 44
@@ -69,7 +69,8 @@ def _digraph(liveness: Liveness, title: Sequence[str]) -> graphviz.Digraph:
     )  # everything has its place already
     picture.attr("node", fontname=_FONT, fontsize="11", shape="box", fixedsize="true")
     picture.attr("edge", arrowsize="0.7")
-    largest = max((node.nbytes for node in liveness.storages), default=1)
+    nbytes = {node.group: node.nbytes for node in liveness.storages}
+    largest = max(nbytes.values(), default=1)
     lines: dict[Group, list[str]] = {group: _op_lines(node) for group, node in liveness.ops.items()}
     sizes = {group: _size(each) for group, each in lines.items()}
     for node in liveness.storages:
@@ -83,10 +84,10 @@ def _digraph(liveness: Liveness, title: Sequence[str]) -> graphviz.Digraph:
         _add_box(picture, names[group], box, lines[group], _look(group))
     for source, target, label in liveness.graph.edges(data="label", default=""):
         storage = source if isinstance(source, StorageGroup) else target
-        share = sum(node.nbytes for node in liveness.storages if node.group == storage) / largest
+        width = 1 + 4 * nbytes[storage] / largest
         picture.edge(
             names[source], names[target], pos=_curve(boxes[source], boxes[target]),
-            color=CATEGORY_COLOURS[storage.category], penwidth=f"{1 + 4 * share:.1f}",
+            color=CATEGORY_COLOURS[storage.category], penwidth=f"{width:.1f}",
             edgetooltip=_text(label or "allocates"),
         )  # fmt: skip
     _add_title(picture, boxes, [*title, _note(liveness)])
@@ -99,8 +100,7 @@ def _op_lines(node: OpNode) -> list[str]:
         [target] = node.targets
         return [node.group.module, f"{target}, operation {node.group.op:,}"]
     common = ", ".join(target for target, _ in node.targets.most_common(3))
-    noun = "operation" if node.count == 1 else "operations"
-    return [node.group.module, f"{node.count:,} {noun}: {common}".removesuffix(": ")]
+    return [node.group.module, f"{counted(node.count, 'operation')}: {common}".removesuffix(": ")]
 
 
 def _storage_lines(node: StorageNode) -> list[str]:
