@@ -89,13 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], settings: Settings) -> None:
+    completes = _COMPLETION in os.environ
+    if not arguments and not completes:
+        typer.echo(_START, nl=False)
+        return
     program = build_program()
     try:
-        if _COMPLETION in os.environ:
+        if completes:
             program.main(arguments, "graphmem")
-        if not arguments:
-            typer.echo(_START, nl=False)
-            return
         context = program.make_context("graphmem", arguments, obj=settings)
     except SystemExit as stop:  # typer ends the process once it has dealt with completion
         raise typer.Exit(int(stop.code or 0)) from stop
