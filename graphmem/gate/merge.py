@@ -30,11 +30,9 @@ def merge_locks(base: Path, ours: Path, theirs: Path) -> str:
     before, mine, other = (read_lock(path).targets for path in (base, ours, theirs))
     names = sorted({*before, *mine, *other})
     sides = {name: (before.get(name), mine.get(name), other.get(name)) for name in names}
-    if not any(map(_is_conflict, sides.values())):
-        merged = {name: _chosen(each) for name, each in sides.items()}
-        return Lock(targets={name: each for name, each in merged.items() if each}).to_toml()
-    header = Lock().to_toml().partition("\n\n")[0]
-    return "\n\n".join([header, *_sections(sides)]) + "\n"
+    header, _, no_targets = Lock().to_toml().partition("\n\n")
+    sections = list(_sections(sides)) or [no_targets.rstrip("\n")]
+    return "\n\n".join([header, *sections]) + "\n"
 
 
 def _is_conflict(sides: _Sides) -> bool:
