@@ -42,7 +42,7 @@ def _clamp(call: Call) -> Iterator[Step]:
     `min=1.0`, for example. By tensors, the kernel casts what it reads.
     """
     tensor, result = call.tensor("self"), call.op.outputs[0]
-    by_tensors = "Tensor" in str(call.op.node.target)
+    by_tensors = any(isinstance(call.value(bound), Node) for bound in ("min", "max"))
     is_cast = not by_tensors and tensor.dtype != result.dtype and numel(tensor)
     casts = [Scratch("self in the result's dtype", nbytes(result))] if is_cast else []
     yield from during(casts, call.outputs())
