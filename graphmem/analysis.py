@@ -69,6 +69,7 @@ class Request:
         strict: raise an error instead of assuming anything.
         compile: True compiles the model; False makes `torch.compile` do nothing.
         worst_routing: if sizes depend on routing, also report the peak under the worst one.
+        offload: keep what the forward pass saves for the backward pass on the host.
         settings: keyword arguments of `build`, as text.
         changes: changes to the step that `build` made.
     """
@@ -85,6 +86,7 @@ class Request:
     strict: bool = False
     compile: bool | None = None
     worst_routing: bool = False
+    offload: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
 
@@ -103,6 +105,7 @@ class Options(TypedDict, total=False):
     strict: bool
     compile: bool | None
     worst_routing: bool
+    offload: bool
     settings: Mapping[str, str]
     changes: Changes
 
@@ -297,6 +300,7 @@ def _traced(
         assume=request.assume,
         strict=request.strict,
         compile=request.compile is not False,
+        offload=request.offload,
         within=within,
     )
     batches: list[int | None] = []
@@ -351,6 +355,9 @@ def overridden(step: TrainingStep, request: Request) -> TrainingStep:
         ("--autocast", request.autocast),
         ("--optimizer", request.optimizer),
         ("--compile", compile_),
+        ("--quantise", request.changes.quantise),
+        ("--lora", request.changes.lora),
+        ("--offload", request.offload or None),
     ):
         if wanted is not None and step.step is not None:
             raise StepRunsItselfError(option)

@@ -32,6 +32,7 @@ def _options(request: Request) -> Iterator[str]:
         ("--inference", request.inference),
         ("--compile", request.compile is True),
         ("--no-compile", request.compile is False),
+        ("--offload", request.offload),
     ):
         if is_set:
             yield option
@@ -44,6 +45,9 @@ def _changes(request: Request) -> Iterator[str]:
         for pattern in patterns:
             yield from (option, pattern)
     yield from _pairs("--activation", changes.activations)
+    for option, adaptation in (("--quantise", changes.quantise), ("--lora", changes.lora)):
+        if adaptation is not None:
+            yield from (option, str(adaptation))
     if changes.batch is not None:
         yield from ("--batch", f"{changes.batch:g}x")
     if changes.batch_size is not None:

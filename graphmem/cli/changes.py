@@ -29,6 +29,31 @@ Batch = Annotated[
         "--batch", metavar="FACTORx|SIZE", help="Scale the inputs, as 2x or 0.5x, or to a size."
     ),
 ]
+Quantise = Annotated[
+    str | None,
+    typer.Option(
+        "--quantise",
+        "--quantize",
+        metavar="KIND",
+        help="Quantise linear layers as bitsandbytes does: nf4, fp4 or int8; nf4,double quantises "
+        "their statistics as well.",
+    ),
+]
+Lora = Annotated[
+    str | None,
+    typer.Option(
+        "--lora",
+        metavar="r=N,…",
+        help="Train adapters alone, as PEFT's LoRA does: r=16, with alpha=, dropout= and "
+        "targets=q_proj+v_proj or all-linear.",
+    ),
+]
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload", help="Keep what is saved for the backward pass on the host (save_on_cpu)."
+    ),
+]
 
 
 def changes_of(
@@ -37,6 +62,8 @@ def changes_of(
     activation: Sequence[str] | None,
     batch: str | None,
     dtype: str | None = None,
+    quantise: str | None = None,
+    lora: str | None = None,
 ) -> Changes:
     """The changes that the options ask for.
 
@@ -44,6 +71,8 @@ def changes_of(
         InputError: one of them is malformed.
     """
     from graphmem.changes import Changes
+    from graphmem.changes.lora import Lora
+    from graphmem.changes.quantise import Quantisation
 
     return Changes(
         freeze=tuple(freeze or ()),
@@ -52,6 +81,8 @@ def changes_of(
         batch=None if batch is None or batch.isdigit() else factor_of(batch),
         batch_size=size_of(batch) if batch is not None and batch.isdigit() else None,
         dtype=dtype,
+        quantise=None if quantise is None else Quantisation.parse(quantise),
+        lora=None if lora is None else Lora.parse(lora),
     )
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from graphmem.fitting import CardFit, Fit, Probe
 
 
-@takes_request("settings torch env assume autocast optimizer grads steps inference freeze")
+@takes_request(
+    "settings torch env assume autocast optimizer grads steps inference freeze checkpoint "
+    "quantise lora offload"
+)
 def fit(
     target: options.Target,
     gpus: Annotated[

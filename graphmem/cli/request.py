@@ -29,6 +29,9 @@ _OPTIONS: Mapping[str, tuple[Any, Any]] = {
     "checkpoint": (changes.Checkpoint, None),
     "activation": (changes.Activation, None),
     "batch": (changes.Batch, None),
+    "quantise": (changes.Quantise, None),
+    "lora": (changes.Lora, None),
+    "offload": (changes.Offload, False),
 }
 """Type and default of each option."""
 
@@ -83,6 +86,8 @@ def request_of(
     checkpoint: list[str] | None = None,
     activation: list[str] | None = None,
     batch: str | None = None,
+    quantise: str | None = None,
+    lora: str | None = None,
     **others: Any,
 ) -> Request:
     """The request that the options describe.
@@ -96,6 +101,8 @@ def request_of(
         settings=options.pairs(settings, "--set"),
         env=options.pairs(env, "--env"),
         assume=tuple(assume or ()),
-        changes=changes.changes_of(freeze, checkpoint, activation, batch),
+        changes=changes.changes_of(
+            freeze, checkpoint, activation, batch, quantise=quantise, lora=lora
+        ),
         **others,
     )

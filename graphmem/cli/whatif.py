@@ -31,6 +31,9 @@ def whatif(
     checkpoint: changes.Checkpoint = None,
     activation: changes.Activation = None,
     batch: changes.Batch = None,
+    quantise: changes.Quantise = None,
+    lora: changes.Lora = None,
+    offload: changes.Offload = False,
     dtype: Annotated[
         Literal["fp16", "bf16"] | None,
         typer.Option(
@@ -55,7 +58,10 @@ def whatif(
         autocast=autocast,
         optimizer=optimizer,
         compile=compile,
-        changes=changes.changes_of(freeze, checkpoint, activation, batch, dtype),
+        offload=offload,
+        changes=changes.changes_of(
+            freeze, checkpoint, activation, batch, dtype, quantise=quantise, lora=lora
+        ),
     )
     if after == request:
         raise NoChangeError()

@@ -78,6 +78,7 @@ class TrainingLoop:
         *,
         keep_grads: bool,
         inference: bool,
+        offload: bool = False,
         notice: Callable[[str, str, str, Source | None], object] = lambda *told: None,
     ) -> None:
         if step.model is None:
@@ -89,6 +90,7 @@ class TrainingLoop:
         self._on_input = on_input
         self._keep_grads = keep_grads
         self._inference = inference
+        self._offload = offload
         self._notice = notice
         self._moves_inputs = False
         self._closed_over = ClosedOver(None, device)
@@ -163,7 +165,7 @@ class TrainingLoop:
     def _forward_with_loss(self) -> None:
         loss_of = self._step.loss or default_loss
         inputs = [self._next_inputs()]  # popped, so that no variable of this loop keeps them
-        with self._closed_over.moved(self._to_device), self._autocast():
+        with self._closed_over.moved(self._to_device), self._offloading(), self._autocast():
             if self._step.keep_output:
                 self.output = call(self._model, inputs.pop())
                 loss = loss_of(self.output)
@@ -194,6 +196,12 @@ class TrainingLoop:
         self._mark("optimizer.step")
         self.optimizer.zero_grad(set_to_none=not self._keep_grads)
         self._mark("optimizer.zero_grad")
+
+    def _offloading(self) -> Any:
+        """`save_on_cpu` of forward and loss, as PyTorch recommends for copies of pinned memory."""
+        if not self._offload:
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
 
     def _autocast(self) -> Any:
         if self._step.autocast is None:

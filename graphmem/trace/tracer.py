@@ -41,6 +41,7 @@ class TraceOptions:
             `--assume`.
         strict: raise an error instead of assuming anything.
         compile: whether `torch.compile` compiles, or returns a function that runs eagerly.
+        offload: keep what the forward pass saves for the backward pass on the host.
         within: the running target, in words, for messages about package lines.
         subclass_like: see `GradientRules`; True only to compare with an observed CPU run.
     """
@@ -52,6 +53,7 @@ class TraceOptions:
     assume: tuple[str, ...] = ()
     strict: bool = False
     compile: bool = True
+    offload: bool = False
     within: str = ""
     subclass_like: bool = False
 
@@ -153,6 +155,7 @@ class _Tracer:
             self._identify_input,
             keep_grads=self._options.keep_grads,
             inference=self._options.inference,
+            offload=self._options.offload,
             notice=self._recorder.assume,
         )
         loop.prepare()

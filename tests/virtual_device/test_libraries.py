@@ -343,3 +343,21 @@ def test_a_custom_operator_whose_kernel_needs_the_card_is_listed() -> None:
     [listed] = [each for each in gpu.report().assumptions if "scratch" in each.what]
     assert listed.what == "scratch memory of graphmem_test.compiled_norms"
     assert listed.value == "none"
+
+
+@needs("bitsandbytes")
+def test_each_card_has_the_kernels_of_its_own_kind() -> None:
+    """bitsandbytes caches its choice: for 1,024 rows, an H100 unpacks the weight and a T4 does not."""
+    import bitsandbytes as bnb
+
+    def build() -> tuple[torch.nn.Module, torch.Tensor]:
+        half = torch.float16
+        packed = bnb.nn.Linear4bit(1024, 1024, False, compute_dtype=half, quant_type="nf4")
+        model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, dtype=half), packed)
+        return model, torch.ones(1024, 1024, dtype=half)
+
+    def forward(gpu: str) -> int:
+        return graphmem.analyze(build, gpu=gpu, inference=True, steps=1).peak.requested
+
+    assert forward("t4") < forward("h100-80gb") - 1024 * 1024
+    assert forward("t4") < forward("h100-80gb") - 1024 * 1024

@@ -8,11 +8,16 @@ all those functions, and they do nothing, with two exceptions:
     moves between host and card as it is used, outside PyTorch's allocator. Here it is host memory
     that is never touched, so it takes addresses but no bytes.
 (2) CPU functions, which share the library, are the real ones of the CPU library.
+
+bitsandbytes remembers tables that it made on a card (`name2qmap` of bitsandbytes/functional.py) and
+kernels that it chose for one (`functools.cache` in bitsandbytes/backends/cuda/ops.py). Each virtual
+card begins without them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import logging
 import mmap
@@ -36,7 +41,7 @@ _CONTEXT = 1  # any address but null
 @contextmanager
 def standing_in() -> Iterator[None]:
     """Give bitsandbytes a CUDA library, whether it is imported already or later."""
-    with ExitStack() as stack:
+    with _on_a_new_card(), ExitStack() as stack:
         loader = sys.modules.get(_LOADER)
         if loader is None:
             stack.enter_context(executed_by(_LOADER, _execute))
@@ -46,6 +51,32 @@ def standing_in() -> Iterator[None]:
         _LIBRARY.is_on = True
         stack.callback(setattr, _LIBRARY, "is_on", False)
         yield
+
+
+@contextmanager
+def _on_a_new_card() -> Iterator[None]:
+    """Let bitsandbytes forget the last card, and remember it again when the context closes."""
+    before = dict(_tables())
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+        _tables().update(before)
+
+
+def _tables() -> dict[str, Any]:
+    found: dict[str, Any] = getattr(sys.modules.get("bitsandbytes.functional"), "name2qmap", {})
+    return found
+
+
+def _forget() -> None:
+    _tables().clear()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("bitsandbytes."):
+            for value in list(vars(module).values()):
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
 
 
 def _in_imported(loader: ModuleType) -> list[tuple[Any, str, Any]]:
