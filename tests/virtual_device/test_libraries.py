@@ -347,7 +347,7 @@ def test_a_custom_operator_whose_kernel_needs_the_card_is_listed() -> None:
 
 @needs("bitsandbytes")
 def test_each_card_has_the_kernels_of_its_own_kind() -> None:
-    """bitsandbytes caches its choice: for 1,024 rows, an H100 unpacks the weight and a T4 does not."""
+    """bitsandbytes caches its choice: for 1,024 rows an H100 unpacks the weight, a T4 does not."""
     import bitsandbytes as bnb
 
     def build() -> tuple[torch.nn.Module, torch.Tensor]:
