@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch.fx
 
+    from graphmem.host_bytes import HostBytes
+
 
 class OwnerKind(enum.StrEnum):
     """A reason for a storage to be alive."""
@@ -338,6 +340,7 @@ class StepGraph:
         parameters: whether each parameter requires a gradient, by its qualified name.
         tied: additional names of parameters that several modules share, each with the first name.
         is_routed: whether sizes depend on the routing of tokens, which is assumed.
+        host: the host's memory; None if the device is the CPU.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
     """
 
@@ -354,6 +357,7 @@ class StepGraph:
     tied: dict[str, str] = field(default_factory=dict)
     emptied: list[int] = field(default_factory=list)
     is_routed: bool = False
+    host: HostBytes | None = None
     end: int = 0
 
     @property

@@ -132,6 +132,7 @@ class VirtualGpu:
                 session.fake_mode,
                 memory=self.memory,
                 before=belongings.tensors,
+                pinned=session.recorder.host.pinned,
             )
             stack.enter_context(standing_in(self._stand_ins, self.runtime.gpu))
             stack.enter_context(replaced(self._replacements()))
@@ -201,6 +202,7 @@ class VirtualGpu:
         """The step captured so far; `graphmem.record.save` writes it."""
         graph = self._session.recorder.graph
         graph.end = graph.phases[-1].end = self._session.recorder.tick
+        graph.host = self._session.recorder.host.peaks()
         observed = Observed(
             self._simulator.timeline(), self._session.observer.sections(), self._verdict()
         )

@@ -73,6 +73,7 @@ class LiveMode(DataDependentMode):
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._spare(func, args, kwargs)
         result = func(*args, **kwargs)
+        self._recorder.host.note(result)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result
 

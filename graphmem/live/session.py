@@ -99,6 +99,7 @@ class LiveSession(Session):
         super()._called(module)
         if self._depth:  # a recomputation, or a hook
             return
+        self.recorder.host.begin_steps()
         self._count_forward()
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
@@ -124,6 +125,7 @@ class LiveSession(Session):
     def _begin_iteration(self) -> None:
         """Begin the next iteration."""
         number = self.recorder.phases.step + 1
+        self.recorder.host.begin_steps()
         self.name_what_lives()
         self.saved.forget_released()
         self.observer.begin_iteration(number)

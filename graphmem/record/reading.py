@@ -82,6 +82,7 @@ class _Reader:
             parameters=tables.parameters,
             tied=tables.tied,
             emptied=tables.emptied,
+            host=tables.host,
             is_routed=tables.is_routed,
             end=tables.end,
         )
@@ -215,5 +216,8 @@ def _check(graph: StepGraph) -> None:
     owners = chain.from_iterable(storage.owners for storage in graph.storages)
     if any(owner.end is not None and owner.end < owner.start for owner in owners):
         raise ValueError("an owner that ends before it starts")
+    host = graph.host
+    if host is not None and min(host.pinned, host.pinned_requested, host.tensors) < 0:
+        raise ValueError("fewer than 0 bytes on the host")
     if any(phase.step >= len(graph.phases) for phase in graph.phases):
         raise ValueError("an iteration without phases")

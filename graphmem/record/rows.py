@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from graphmem.host_bytes import HostBytes
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 1)  # 1.1 added `on_card` to a run's observations
+VERSION = (1, 2)  # 1.1 added `on_card` to a run's observations, 1.2 `host`
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -233,3 +234,4 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     tied: dict[str, str]
     emptied: list[int]
     observed: ObservedTable | None = None
+    host: HostBytes | None = None

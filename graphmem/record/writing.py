@@ -93,6 +93,7 @@ class _Writer:
             parameters=graph.parameters,
             tied=graph.tied,
             emptied=graph.emptied,
+            host=graph.host,
             observed=None
             if step.observed is None
             else observed_table(step.observed, self._storage),

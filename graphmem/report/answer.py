@@ -12,6 +12,7 @@ from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal,
 from graphmem.units import format_bytes, format_exact
 
 INDENT = 2
+_LEAST_PINNED, _LEAST_ON_HOST = 1 << 20, 16 << 20
 
 
 def indented(line: str | Text, by: int = INDENT) -> Padding:
@@ -144,7 +145,22 @@ def peak(report: Report) -> Iterator[Text | Padding]:
             f"with tokens spread over experts as assumed below; {format_bytes(worst)} "
             f"({format_exact(worst)}) if all go to the same experts, bar one for each of the others"
         )
+    yield from map(indented, host_in_words(report))
     yield Text()
+
+
+def host_in_words(report: Report) -> list[str]:
+    """The line on the host's memory, if the step pins memory there or keeps large tensors."""
+    host = report.host
+    if host is None:
+        return []
+    parts = []
+    if host.pinned_requested >= _LEAST_PINNED:
+        parts.append(f"{format_bytes(host.pinned)} pinned ({format_exact(host.pinned)})")
+    if parts or host.tensors >= _LEAST_ON_HOST:
+        exact = format_exact(host.tensors)
+        parts.append(f"peak of tensors on the CPU {format_bytes(host.tensors)} ({exact})")
+    return ["host: " + ", ".join(parts)] if parts else []
 
 
 def advice(report: Report) -> Iterator[Text | Padding]:

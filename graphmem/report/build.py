@@ -92,6 +92,7 @@ def build_report(
         memory=memory,
         ran=ran.on_card if ran is not None else None,
         timeline=_highest_of_parts(timeline),
+        host=graph.host,
         assumptions=[
             AssumptionInfo(
                 each.what,

@@ -51,8 +51,10 @@ def _peak(report: Report) -> Iterator[str]:
     peak = report.peak
     yield (
         f"<p><strong>peak {format_bytes(peak.allocated)} allocated</strong> "
-        f"({format_exact(peak.allocated)})<br>{escape(answer.where(peak))}</p>"
+        f"({format_exact(peak.allocated)})<br>{escape(answer.where(peak))}"
     )
+    yield "".join(f"<br>{escape(line)}" for line in answer.host_in_words(report))
+    yield "</p>"
 
 
 def _timeline(report: Report) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from graphmem.host_bytes import HostBytes
 from graphmem.json_text import json_text
 
 if TYPE_CHECKING:
@@ -305,6 +306,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
         ran: for a program that `graphmem run` ran, the verdict; `memory` is None then.
         advice: present if requested, or if the step does not fit.
+        host: the host's memory; None in reports of older versions.
     """
 
     schema: str = SCHEMA
@@ -324,6 +326,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     worst_routing_peak: int | None = None
     ran: OnCard | None = None
     advice: AdviceInfo | None = None
+    host: HostBytes | None = None
 
     @property
     def on_card(self) -> OnCard | None:
@@ -341,10 +344,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return report_as_text(self, verbose=verbose)
 
     def to_html(self) -> str:
-        """An HTML document with the answer, the timeline and the largest holders.
-
-        The interactive page with every storage needs the step itself: `graphmem analyze --html`.
-        """
+        """An HTML document; the page with every storage is that of `graphmem analyze --html`."""
         from graphmem.report.html import report_as_document
 
         return report_as_document(self)

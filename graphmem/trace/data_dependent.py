@@ -56,6 +56,8 @@ class DataDependentMode(SizesByDataMode):
         tensor = args[0]
         if not isinstance(tensor, FakeTensor):
             return func(*args, **kwargs)
+        if tensor.fake_device.type != "cpu":
+            self._recorder.host.pinned.lend(tensor.element_size())
         return self.reads.scalar(tensor)
 
     def _run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -65,10 +67,38 @@ class DataDependentMode(SizesByDataMode):
             if func in _WRITES and self._is_gradient_at_mask(*args):
                 return self._record_made(func, args, kwargs, args[0])
             args = self._at_positions(args)
+        if kwargs.get("pin_memory"):
+            return self._run_pinned(func, types, args, kwargs)
         result = super()._run(func, types, args, kwargs)
-        if func is aten._to_copy.default and isinstance(result, FakeTensor):
-            is_read = result.fake_device.type == "cpu" and self._is_answered(args[0], result)
-            return self._on_host(result, args[0]) if is_read else result
+        if func is not aten._to_copy.default or not isinstance(result, FakeTensor):
+            return result
+        if result.fake_device.type != "cpu" or self.is_host_counted:
+            return result
+        return self._copied_to_host(args[0], result, kwargs)
+
+    def _run_pinned(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a tensor in page-locked memory, for which a CPU build has no allocator."""
+        result = self._run(func, types, args, {**kwargs, "pin_memory": None})
+        self._recorder.host.pinned.hold(result)
+        return result
+
+    def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super()._run_real(func, args, kwargs)
+        if not self.is_host_counted:
+            self._recorder.host.note(result)
+        return result
+
+    def _copied_to_host(self, source: torch.Tensor, copy: FakeTensor, kwargs: Any) -> torch.Tensor:
+        """A copy on the host: real if its values are answered, and pinned if nobody waits for it.
+
+        `_to_copy` (aten/src/ATen/native/TensorConversions.cpp) pins what it copies off a card with
+        `non_blocking`.
+        """
+        is_read = self._is_answered(source, copy)
+        result = self._on_host(copy, source) if is_read else copy
+        self._recorder.host.note(result)
+        if kwargs.get("non_blocking") and source.device.type != "cpu":
+            self._recorder.host.pinned.hold(result)
         return result
 
     def _is_answered(self, source: torch.Tensor, copy: FakeTensor) -> bool:

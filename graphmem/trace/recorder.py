@@ -28,6 +28,7 @@ from graphmem.trace.fx_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper
+from graphmem.virtual_device.host_memory import HostMemory
 from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_device.sparse import parts_of
 
@@ -54,6 +55,7 @@ class Recorder:
         phases: the phases of the iterations.
         addresses: addresses of storages that own no memory, by id.
         weak: storages, by the addresses of weak references to their fake memory.
+        host: follows the tensors on the CPU, unless that is the counted device.
         newest_node: the number of the newest autograd node when the last operation ran.
     """
 
@@ -74,6 +76,7 @@ class Recorder:
         self._dying: list[int] | None = None
         self._nodes = NodeWriter(self.graph.fx, self._describe)
         self.phases = Phases(self.graph, self.next_tick)
+        self.host = HostMemory()
 
     def next_tick(self) -> int:
         """The next tick."""
@@ -363,12 +366,13 @@ class Recorder:
     def _record_output(self, op: Op, tensor: torch.Tensor, node: Any) -> None:
         self._nodes.remember(tensor, node)
         storage = None
-        if self.is_on_device(tensor):
-            if tensor.layout is torch.strided:
-                storage = self._record_storage(op, tensor)
-            elif tensor.layout is torch.sparse_coo:
-                for part in parts_of(tensor):
-                    self._record_storage(op, part)
+        if not self.is_on_device(tensor):
+            self.host.note_output(op, tensor)
+        elif tensor.layout is torch.strided:
+            storage = self._record_storage(op, tensor)
+        elif tensor.layout is torch.sparse_coo:
+            for part in parts_of(tensor):
+                self._record_storage(op, part)
         op.outputs.append(described(tensor, storage))
 
     def _record_storage(self, op: Op, tensor: torch.Tensor) -> Storage | None:
@@ -392,6 +396,4 @@ class Recorder:
         return described(tensor, storage if is_counted else None)
 
 
-@functools.cache
-def _name_of(func: torch._ops.OpOverload) -> str:
-    return str(func)
+_name_of = functools.cache(str)

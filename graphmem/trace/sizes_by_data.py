@@ -107,6 +107,8 @@ class SizesByDataMode(SparseMode):
         shape = self._count_true(tensor), tensor.dim()
         found = self._new_empty(shape, tensor, torch.int64)
         self._record_made(func, args, kwargs, found)
+        if not self.is_host_counted:
+            self._recorder.host.pinned.lend()
         self._assume_selected(found, tensor.shape, shape[0])
         return found
 
@@ -221,6 +223,7 @@ class SizesByDataMode(SparseMode):
         found = self._new_empty((mask.dim(), count), like, torch.int64)
         if isinstance(mask, FakeTensor) and mask.fake_device.type != "cpu":
             self._record_made(aten.nonzero.default, (mask,), {}, found)
+            self._recorder.host.pinned.lend()
         made = list(found.unbind(0))
         computed = self.reads.known.compute(aten.nonzero.default, (mask,), {})
         if computed is not None:

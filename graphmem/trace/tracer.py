@@ -112,10 +112,13 @@ class _Tracer:
             self._session.reads.choose(Choices.of(step.assume))
             self._session.reads.choose(Choices.parse(self._options.assume))
             iterate = self._prepare(step)
+            self._recorder.host.begin_steps()
             for number in range(self._options.steps):
                 self._progress(f"tracing step {number + 1} of {self._options.steps}")
                 self._iterate(number, iterate)
             self._recorder.graph.is_routed = self._session.reads.is_routed
+            if self._gpu is not None:
+                self._recorder.graph.host = self._recorder.host.peaks()
             return self._recorder.finish()
 
     def _device_context(self, belongings: Belongings) -> AbstractContextManager[None]:
@@ -131,8 +134,9 @@ class _Tracer:
             of_tensors(self._recorder, _far_from_others),
         ]
         release, fake_mode = self._options.torch_release, self._session.fake_mode
+        pinned = self._recorder.host.pinned
         with (
-            virtual_cuda(gpu, release, fake_mode, before=belongings.tensors),
+            virtual_cuda(gpu, release, fake_mode, before=belongings.tensors, pinned=pinned),
             replaced(replacements),
         ):
             yield

@@ -22,6 +22,7 @@ from graphmem.virtual_device.libraries import libraries
 from graphmem.virtual_device.one_hot import scattered_one_hot
 from graphmem.virtual_device.operators import card_composites
 from graphmem.virtual_device.patching import replaced
+from graphmem.virtual_device.pinned_memory import PinnedMemory
 from graphmem.virtual_device.recurrent import flatten_parameters, recurrent_layers
 
 _CONVOLUTION_LAYOUT = "_conv_determine_backend_memory_format"
@@ -35,6 +36,7 @@ def virtual_cuda(
     *,
     memory: DeviceMemory | None = None,
     before: Tensors | None = None,
+    pinned: PinnedMemory | None = None,
 ) -> Iterator[None]:
     """Make torch treat fake CUDA tensors as tensors on `gpu`, and undo it on exit.
 
@@ -45,6 +47,7 @@ def virtual_cuda(
         memory: answers memory queries while the program runs, and CPU tensors are real. Without
             it, parameters are fake on every device and memory queries are not answered.
         before: tensors that already existed; notified of what happens to them.
+        pinned: counts page-locked memory.
     """
     ensure_cuda_device_guard()
     of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
@@ -52,7 +55,7 @@ def virtual_cuda(
     with (
         replaced(
             [
-                *cuda_api.replacements(gpu, memory, torch_release),
+                *cuda_api.replacements(gpu, memory, torch_release, pinned),
                 *parameters.moved_by_data(before or Tensors(())),
                 *of_parameters,
                 *deep_copies(),

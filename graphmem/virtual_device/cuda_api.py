@@ -53,6 +53,7 @@ def replacements(
     gpu: Gpu,
     memory: DeviceMemory | None = None,
     torch_release: tuple[int, int] | None = None,
+    pinned: PinnedMemory | None = None,
 ) -> list[Replacement]:
     """List the attributes to replace so that code written for a card sees one.
 
@@ -60,6 +61,7 @@ def replacements(
         gpu: the card.
         memory: answers memory queries; None makes them errors.
         torch_release: the version of torch to simulate; default: the installed one.
+        pinned: counts page-locked memory.
     """
     # `with torch.device(…)` recognizes factories by identity, and caches them on first use.
     _device_constructors()
@@ -75,14 +77,14 @@ def replacements(
             *graph_replacements(memory, handles, release),
             *pool_replacements(memory, handles),
         ]
-    pinned = PinnedMemory()
+    pinned = pinned or PinnedMemory()
     return [
         *device_replacements(gpu, release, memory.devices),
         *((torch._C, name, function) for name, function in bindings.items()),
         *stream_replacements(memory),
         *pools,
         *random_replacements(memory.devices),
-        *pinned.replacements(),
+        *pinned.replacements(release),
         *library_replacements(memory, bindings["_accelerator_getMemoryInfo"], pinned),
         *nccl_replacements(release),
         *legacy_type_replacements(),
