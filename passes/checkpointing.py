@@ -7,7 +7,8 @@ forward pass:
       for operations of the module;
   (2) an input of the module is *newly kept* when nothing held it;
   (3) the module *saves* the dropped bytes minus the newly kept ones;
-  (4) it *recomputes* all its operations, and allocates their bytes again.
+  (4) it *recomputes* all its operations, and allocates their bytes again;
+  (5) lists and dictionaries of modules are left out: they are never called.
 
 Not covered: the peak itself, which may move into the recomputation: `graphmem whatif --checkpoint`
 measures that by tracing with checkpointing on.
@@ -29,6 +30,8 @@ from graphmem.runtime import Runtime
 from graphmem.units import format_bytes
 
 from .saved_tensors import SavedTensors
+
+_NEVER_CALLED = frozenset({"ModuleList", "ModuleDict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,8 @@ def find_checkpointing(
     for op in graph.ops:
         if op.phase == forwards[-1]:
             for module in _with_ancestors(op.module):
-                inside[module].append(op)
+                if graph.modules.get(module) not in _NEVER_CALLED:
+                    inside[module].append(op)
     tick = graph.phases[forwards[-1]].end
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
     found = (_checkpointed(module, ops, graph, saved, tick) for module, ops in inside.items())

@@ -70,3 +70,12 @@ def test_recomputed_operations_are_the_extra_ones_of_a_trace() -> None:
 def test_a_pattern_that_matches_no_module_is_an_error() -> None:
     with pytest.raises(NoModuleError):
         analyzed("mlp", "blocks")
+
+
+def test_a_list_of_modules_is_not_advised_as_it_is_never_called() -> None:
+    """GPT-2's blocks are the ModuleList `h`."""
+    advised = {
+        each.module for each in analyzed("gpt2", **SMALL_GPT2).annotations["checkpointing"].modules
+    }
+    assert "h.3" in advised
+    assert "h" not in advised
