@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostBytes:
-    """The most bytes in the host's memory, each figure at its own moment.
+    """The host's memory: the most bytes of each kind, each at its own moment, and what was copied.
 
     Attributes:
         pinned: page-locked by PyTorch, in blocks of powers of two that it keeps.
         pinned_requested: what pinned tensors need.
         tensors: tensors on the CPU, pinned ones included, from the first iteration on.
+        copied: all that was copied there from the card.
     """
 
     pinned: int
     pinned_requested: int
     tensors: int
+    copied: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import astuple
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
@@ -217,7 +218,7 @@ def _check(graph: StepGraph) -> None:
     if any(owner.end is not None and owner.end < owner.start for owner in owners):
         raise ValueError("an owner that ends before it starts")
     host = graph.host
-    if host is not None and min(host.pinned, host.pinned_requested, host.tensors) < 0:
+    if host is not None and min(astuple(host)) < 0:
         raise ValueError("fewer than 0 bytes on the host")
     if any(phase.step >= len(graph.phases) for phase in graph.phases):
         raise ValueError("an iteration without phases")

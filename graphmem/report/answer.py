@@ -12,7 +12,8 @@ from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal,
 from graphmem.units import format_bytes, format_exact
 
 INDENT = 2
-_LEAST_PINNED, _LEAST_ON_HOST = 1 << 20, 16 << 20
+_LEAST_PINNED = _LEAST_COPIED = 1 << 20
+_LEAST_ON_HOST, _MUCH_ON_HOST = 16 << 20, 1 << 30
 
 
 def indented(line: str | Text, by: int = INDENT) -> Padding:
@@ -150,14 +151,15 @@ def peak(report: Report) -> Iterator[Text | Padding]:
 
 
 def host_in_words(report: Report) -> list[str]:
-    """The line on the host's memory, if the step pins memory there or keeps large tensors."""
+    """The line on the host's memory, if the step pins or offloads, or keeps much there."""
     host = report.host
     if host is None:
         return []
     parts = []
     if host.pinned_requested >= _LEAST_PINNED:
         parts.append(f"{format_bytes(host.pinned)} pinned ({format_exact(host.pinned)})")
-    if parts or host.tensors >= _LEAST_ON_HOST:
+    is_offloading = host.copied >= _LEAST_COPIED and host.tensors >= _LEAST_ON_HOST
+    if parts or is_offloading or host.tensors >= _MUCH_ON_HOST:
         exact = format_exact(host.tensors)
         parts.append(f"peak of tensors on the CPU {format_bytes(host.tensors)} ({exact})")
     return ["host: " + ", ".join(parts)] if parts else []

@@ -96,9 +96,13 @@ class DataDependentMode(SizesByDataMode):
         """
         is_read = self._is_answered(source, copy)
         result = self._on_host(copy, source) if is_read else copy
-        self._recorder.host.note(result)
-        if kwargs.get("non_blocking") and source.device.type != "cpu":
-            self._recorder.host.pinned.hold(result)
+        host = self._recorder.host
+        host.note(result)
+        if source.device.type == "cpu":
+            return result
+        host.copied(result)
+        if kwargs.get("non_blocking"):
+            host.pinned.hold(result)
         return result
 
     def _is_answered(self, source: torch.Tensor, copy: FakeTensor) -> bool:
@@ -119,9 +123,11 @@ class DataDependentMode(SizesByDataMode):
     def _copy(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """`copy_`; a copy into a real host tensor is a read."""
         target, source = args[:2]
-        if isinstance(target, FakeTensor) or not isinstance(source, FakeTensor):
+        if not isinstance(source, FakeTensor) or self.is_host_counted:
             return self._run(func, types, args, kwargs)
-        if self.is_host_counted:
+        if target.device.type == "cpu" and source.fake_device.type != "cpu":
+            self._recorder.host.copied(target)
+        if isinstance(target, FakeTensor):
             return self._run(func, types, args, kwargs)
         like: Any = self._fake_mode.dispatch(aten.empty_like.default, types, (target,), {})
         assumed = self.reads.on_host(like, source)

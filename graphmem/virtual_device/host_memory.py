@@ -51,6 +51,7 @@ class HostMemory:
         self._held: dict[int, _Held] = {}
         self._current = 0
         self._peak = 0
+        self._copied = 0
         self._is_in_steps = False
 
     def note(self, result: Any) -> None:
@@ -90,6 +91,11 @@ class HostMemory:
             self._is_in_steps = True
             self._peak = self._current
 
+    def copied(self, result: torch.Tensor) -> None:
+        """Count a tensor that was copied from the card."""
+        self._copied += result.numel() * result.element_size()
+
     def peaks(self) -> HostBytes:
-        """The highest bytes so far."""
-        return HostBytes(self.pinned.peak, self.pinned.requested.peak, self._peak)
+        """The figures so far."""
+        pinned = self.pinned
+        return HostBytes(pinned.peak, pinned.requested.peak, self._peak, self._copied)
