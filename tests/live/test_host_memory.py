@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -48,13 +48,15 @@ BLOCKS = 4 * 16 * MIB  # of 12 MiB: the next power of two
 
 @pytest.fixture
 def host_of(run_graphmem: Run, tmp_path: Path) -> Callable[..., tuple[dict, Outcome]]:
-    """The report's `host` after `graphmem run` of a program, and what the command printed."""
+    """The report's `host` after `graphmem run` of a program, and the text that it printed."""
 
     def call(program: str) -> tuple[dict, Outcome]:
-        script, report = tmp_path / "program.py", tmp_path / "report.json"
+        script, saved = tmp_path / "program.py", tmp_path / "step.graphmem"
         script.write_text(program)
-        outcome = run_graphmem("run", "--format", "json", "-o", str(report), str(script))
-        return json.loads(report.read_text())["host"], outcome
+        outcome = run_graphmem("run", "--save", str(saved), str(script))
+        host = graphmem.analyze(str(saved)).host
+        assert host is not None
+        return asdict(host), outcome
 
     return call
 
@@ -72,7 +74,7 @@ class TestOffloading:
             "tensors": SAVED,
             "copied": COPIED,
         }
-        stats = dict(line.split() for line in outcome.stdout.splitlines() if line.count(" ") == 1)
+        stats = dict(line.split() for line in outcome.stderr.splitlines() if line.count(" ") == 1)
         assert int(stats["allocated_bytes.current"]) == BLOCKS
         assert int(stats["active_bytes.peak"]) == BLOCKS
         assert int(stats["active_bytes.current"]) == 0
@@ -84,7 +86,7 @@ class TestOffloading:
     ) -> None:
         host, outcome = host_of(OFFLOADING.replace("PIN", "False") + AS_SCRIPT)
         assert host == {**NOTHING, "tensors": SAVED, "copied": COPIED}
-        assert "host: peak of tensors on the CPU 48.0 MiB (50,331,648 bytes)" in outcome.stdout
+        assert "host: peak of tensors on the CPU 48.0 MiB (50,331,648 bytes)" in outcome.stderr
 
     def test_a_trace_knows_the_same_and_keeps_it(self, run_graphmem: Run, tmp_path: Path) -> None:
         model, saved = tmp_path / "model.py", tmp_path / "step.graphmem"
@@ -138,7 +140,7 @@ class TestOffloading:
         batch = 100 * 1000 * 4
         assert host["pinned_requested"] == 2 * batch
         assert host["pinned"] == 2 * 512 * KIB
-        assert "host:" not in outcome.stdout  # less than the report shows
+        assert "host:" not in outcome.stderr  # less than the report shows
 
 
 class TestTensorsOnTheCpu:
@@ -200,12 +202,12 @@ print("peak", peak)
             "torch.nn.Linear(8, 8, device='cuda')(torch.ones(8, device='cuda')).sum().backward()\n"
         )
         assert host == {**NOTHING, "tensors": 20 * MIB}
-        assert "host:" not in outcome.stdout  # nothing was offloaded
+        assert "host:" not in outcome.stderr  # nothing was offloaded
 
     def test_meta_tensors_take_nothing(self, host_of: Callable[..., tuple[dict, Outcome]]) -> None:
         host, outcome = host_of("import torch\nkept = torch.ones(100 << 18, device='meta')\n")
         assert host == NOTHING
-        assert "host:" not in outcome.stdout
+        assert "host:" not in outcome.stderr
 
 
 class TestPinning:
