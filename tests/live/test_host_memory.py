@@ -74,7 +74,7 @@ class TestOffloading:
             "tensors": SAVED,
             "copied": COPIED,
         }
-        stats = dict(line.split() for line in outcome.stderr.splitlines() if line.count(" ") == 1)
+        stats = dict(line.split() for line in outcome.stdout.splitlines() if line.count(" ") == 1)
         assert int(stats["allocated_bytes.current"]) == BLOCKS
         assert int(stats["active_bytes.peak"]) == BLOCKS
         assert int(stats["active_bytes.current"]) == 0
