@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.plain_text import Console
+from graphmem.torch_releases import installed_release, parse_release
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison
@@ -125,6 +126,18 @@ def suite_table(suite: Suite) -> Iterator[Text | Table]:
         yield table
         for printed in suite.printed:
             yield from _printed_remarks(printed)
+    yield Text(_releases(suite))
+
+
+def _releases(suite: Suite) -> str:
+    """Which release traced the cases; their own one decides the rules of the card."""
+    rows: list[SuiteRow | PrintedRow] = [*suite.recorded, *suite.printed]
+    cases = {row.case.name: row.case.request.torch for row in rows}
+    installed = installed_release()
+    own = sum(torch is None or parse_release(torch) == installed for torch in cases.values())
+    major, minor = installed
+    text = f"traced by torch {major}.{minor}, the release of {own} of {len(cases)} cases"
+    return text if own == len(cases) else f"{text}; the others have the card's rules of theirs"
 
 
 def suite_cells(row: SuiteRow) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from graphmem.errors import InputError
 from graphmem.verify import PrintedCase, read_case, read_cases, run_printed
@@ -134,6 +135,19 @@ class TestTheSuite:
             *("case", "v100-16gb", "1.12", "max", "allocated", "in", "step", "0"),
             *("98,816", "98816", "0"),
         ]
+
+    def test_the_release_that_traced_is_named(self, tmp_path: Path, run_graphmem: Run) -> None:
+        installed = ".".join(torch.__version__.split(".")[:2])
+        of_another = run_case(run_graphmem, tmp_path, CASE)
+        of_this = run_case(run_graphmem, tmp_path, CASE.replace('"1.12"', f'"{installed}"'))
+
+        assert of_another.stdout.splitlines()[-1] == (
+            f"traced by torch {installed}, the release of 0 of 1 cases; "
+            "the others have the card's rules of theirs"
+        )
+        assert of_this.stdout.splitlines()[-1] == (
+            f"traced by torch {installed}, the release of 1 of 1 cases"
+        )
 
     @pytest.mark.parametrize("error", [512, 1024])
     def test_a_known_error_must_occur(self, error: int, tmp_path: Path, run_graphmem: Run) -> None:
