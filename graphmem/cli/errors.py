@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -105,11 +106,7 @@ def _report(error: BaseException, settings: Settings) -> int:
         print_error(str(error), error.user_traceback, error.hint)
         return error.exit_code
     if isinstance(error, typer.TyperException):
-        # Only a usage error knows the command that it arose in.
-        context: typer.Context | None = getattr(error, "ctx", None)
-        command = context.command_path if context else "graphmem"
-        message = " ".join(error.format_message().split())
-        print_error(message, None, f"see `{command} --help`")
+        print_error(" ".join(error.format_message().split()), None, _usage_hint(error))
         return error.exit_code
     if isinstance(error, OSError) and error.errno in _FULL:
         _discard_stdout()
@@ -122,6 +119,23 @@ def _report(error: BaseException, settings: Settings) -> int:
         "run with --debug for the traceback",
     )
     return InternalError.exit_code
+
+
+def _usage_hint(error: typer.TyperException) -> str:
+    """Where to read on, and for an option of other commands, which take it."""
+    # Only a usage error knows the command that it arose in.
+    context: Any = getattr(error, "ctx", None)
+    if context is None:
+        return "see `graphmem --help`"
+    option = getattr(error, "option_name", None)
+    commands = getattr(context.find_root().command, "commands", {})
+    takers = [
+        f"`graphmem {name}`"
+        for name, command in commands.items()
+        if not command.hidden and any(option in each.opts for each in command.params)
+    ]
+    of_others = f"{option} is an option of {' and '.join(takers)}; " if takers else ""
+    return f"{of_others}see `{context.command_path} --help`"
 
 
 def print_error(message: str, user_traceback: str | None, hint: str | None) -> None:

@@ -109,6 +109,11 @@ def test_the_exit_code_reaches_the_shell() -> None:
             "see `graphmem gpus --help`",
         ),
         (
+            ("gpus", "--vary", "batch"),
+            "No such option: --vary",
+            "--vary is an option of `graphmem fit`; see `graphmem gpus --help`",
+        ),
+        (
             ("--debgu", "gpus"),
             "No such option: --debgu (Possible options: --debug)",
             "see `graphmem --help`",
