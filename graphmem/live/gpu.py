@@ -160,7 +160,7 @@ class VirtualGpu:
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
-            *resized_storages.replacements(session.recorder),
+            *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(session.recorder, session.fake_mode, self.memory),
             *surroundings.replacements(session.recorder, session.reads.known, self.memory.devices),
             *torchscript.replacements(session.reads.scripted),

@@ -1,7 +1,11 @@
-"""Names for the memory of `fully_shard`: gathered parameters, reduced gradients, buffers.
+"""`fully_shard`: names for its memory, and shards that are padded once.
 
 It gathers and reduces all parameters of a module together, each time through one flat tensor
 (`foreach_all_gather`, `foreach_reduce`, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+
+The first forward pass pads uneven shards again if somebody has replaced them, which it finds out by
+their addresses, but only of tensors of the type `torch.Tensor` (`FSDPParam.reset_sharded_param`,
+_fsdp_param.py). Fake tensors are of another. Before pytorch/pytorch#163130 it always padded.
 """
 
 from __future__ import annotations
@@ -52,10 +56,30 @@ def replacements(recorder: Recorder) -> list[Replacement]:
                 recorder.identify(gathered, OwnerKind.PARAMETER, name)
 
     return [
+        (FSDPParam, "reset_sharded_param", _resetting_once(recorder)),
         (_fsdp_param_group, "foreach_all_gather", gather_and_name),
         (_fsdp_param_group, "foreach_reduce", reduce_and_name),
         (FSDPParam, "to_unsharded", unshard_and_name),
     ]
+
+
+def _resetting_once(recorder: Recorder) -> Call:
+    """`reset_sharded_param`, which leaves a shard alone that is part of the padded one."""
+    reset: Call = FSDPParam.reset_sharded_param
+    looks = "data_ptr" in FSDPParam.reset_sharded_param.__code__.co_names
+
+    def reset_if_replaced(parameter: Any) -> None:
+        module = parameter._module_info
+        shard = getattr(module.module, module.param_name)._local_tensor
+        padded, size = parameter._sharded_param_data, parameter.padded_sharded_param_size
+        if not looks or recorder.storage_of(shard) is not recorder.storage_of(padded):
+            reset(parameter)
+            return
+        parameter.padded_sharded_param_size = shard.size()
+        reset(parameter)
+        parameter._sharded_param_data, parameter.padded_sharded_param_size = padded, size
+
+    return reset_if_replaced
 
 
 def _names_of(parameters: Sequence[Any]) -> list[str]:

@@ -127,6 +127,7 @@ class Reducer:
         )
         sent = []
         for count in (len(order) + 1, len(found)):
+            sent.append(torch.empty(count, dtype=torch.int32))  # written on the host
             sent.append(self._new_ints(count))
             self._group.broadcast(sent[-1:]).wait()
         while sent:  # last to first, as C++ scopes do

@@ -259,8 +259,8 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
-        "to_unsharded",
-        "naming the memory of fully_shard",
+        "reset_sharded_param to_unsharded",
+        "the memory of fully_shard, and its names",
         _RANKS,
     ),
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),

@@ -26,6 +26,7 @@ from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
 from graphmem.trace.python_functions import is_argument
 from graphmem.trace.recorder import Recorder
+from graphmem.trace.replaced_storages import ReplacedStorages
 from graphmem.trace.saved_fields import SavedFields
 from graphmem.trace.saved_token import Hook, SavedToken
 from graphmem.trace.saved_variables import note_saved, note_unpacked
@@ -51,7 +52,11 @@ class _OfThread(threading.local):
 
 
 class SavedTensorHooks:
-    """Packs and unpacks saved tensors, and releases them node by node."""
+    """Packs and unpacks saved tensors, and releases them node by node.
+
+    Attributes:
+        replaced: storages that others have replaced since tensors in them were saved.
+    """
 
     def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode, known: KnownValues) -> None:
         """Nothing is saved yet.
@@ -61,6 +66,7 @@ class SavedTensorHooks:
             fake_mode: the mode of the tensors.
             known: the values that go with what is saved.
         """
+        self.replaced = ReplacedStorages()
         self._known = known
         self._recorder = recorder
         self._fake_mode = fake_mode
@@ -249,7 +255,8 @@ class SavedTensorHooks:
                 memory = view(memory)
         alias = FakeTensor(self._fake_mode, memory, device)
         if saved.storage is not None:
-            self._recorder.stand_for(alias.untyped_storage(), saved.storage)
+            storage = self.replaced.newest(saved.storage)
+            self._recorder.stand_for(alias.untyped_storage(), storage)
         if saved.values is not None:
             self._known.share(alias, saved.values)
         return alias

@@ -280,6 +280,28 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "cuda:0 16 64\n")
 
+    def test_uneven_shards_are_padded_once(self, run: Run, tmp_path: Path) -> None:
+        """7 rows are shards of 4 and 3, and the rank with the padded one allocates no more often.
+
+        tests/ranks/test_gloo.py compares both with real ones.
+        """
+        script = self.script(
+            tmp_path,
+            "from torch.distributed.fsdp import fully_shard",
+            "dist.init_process_group()",
+            "torch.cuda.set_device(dist.get_rank())",
+            "model = fully_shard(torch.nn.Linear(24, 7, bias=False))",
+            "count = lambda: torch.cuda.memory_stats()['allocation.all.allocated']",
+            "rows = torch.zeros(2, 24, device='cuda')",
+            "before = count()",
+            "model(rows)",
+            "print(count() - before)",
+        )
+
+        whole, padded = (run("--nproc-per-node", "2", "--rank", rank, script) for rank in "01")
+
+        assert int(padded.stdout) == int(whole.stdout) > 0
+
     def test_a_random_tensor_in_shards_has_the_memory_of_its_shard(
         self, run: Run, tmp_path: Path
     ) -> None:
