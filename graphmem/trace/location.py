@@ -56,8 +56,8 @@ class Location:
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
         self._roots: list[weakref.ref[torch.nn.Module]] = []
-        self._is_user_code: dict[CodeType, bool] = {}
-        self._sources: dict[tuple[CodeType, int], Source] = {}
+        self._is_user_file: dict[str, bool] = {}
+        self._sources: dict[tuple[str, str, int], Source] = {}
 
     @property
     def module(self) -> str:
@@ -128,10 +128,10 @@ class Location:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._outermost:
             code = frame.f_code
-            is_user_code = self._is_user_code.get(code)
-            if is_user_code is None:
-                is_user_code = self._is_user_code[code] = is_program(code.co_filename)
-            if is_user_code:
+            is_user_file = self._is_user_file.get(code.co_filename)
+            if is_user_file is None:
+                is_user_file = self._is_user_file[code.co_filename] = is_program(code.co_filename)
+            if is_user_file:
                 return self._source(code, frame.f_lineno)
             frame = frame.f_back
         return None
@@ -154,7 +154,7 @@ class Location:
         return replace(source, called_from=source_of(caller))
 
     def _source(self, code: CodeType, line: int) -> Source:
-        key = (code, line)
+        key = (code.co_filename, code.co_name, line)  # Dynamo's code may have unhashable constants
         source = self._sources.get(key)
         if source is None:
             source = Source(short_path(code.co_filename), line, code.co_name)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import dis
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 _COMPARES = frozenset({"COMPARE_OP", "CONTAINS_OP", "IS_OP"})
 _ASKS = frozenset({"CALL", "CALL_FUNCTION_EX", "CALL_KW", "LOAD_ATTR", "LOAD_METHOD"})
@@ -46,7 +48,21 @@ class Tests:
         return self.sized.union(*(self.set_by.get(flag, frozenset()) for flag in flags))
 
 
-@functools.cache
+def _cached_by_code(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Cache by the identity of the code: Dynamo's may have constants that cannot be hashed."""
+    found: dict[tuple[int, ...], tuple[CodeType, _Result]] = {}
+
+    @functools.wraps(function)
+    def call(code: CodeType, *instructions: int) -> _Result:
+        key = (id(code), *instructions)
+        if key not in found:
+            found[key] = code, function(code, *instructions)
+        return found[key][1]
+
+    return call
+
+
+@_cached_by_code
 def tests_of(code: CodeType, first: int, last: int) -> Tests:
     """The tests of the loop between two instructions."""
     lines: dict[int | None, list[dis.Instruction]] = {}
@@ -102,7 +118,7 @@ def while_loop_around(code: CodeType, offset: int) -> tuple[int, int] | None:
     return None if is_for else (first, last)
 
 
-@functools.cache
+@_cached_by_code
 def _loops_of(code: CodeType) -> tuple[tuple[int, int, bool], ...]:
     """First and last instruction of each loop, and whether it is a `for` loop."""
     names: dict[int, str] = {}

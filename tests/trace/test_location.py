@@ -97,6 +97,16 @@ class TestSource:
 
         assert ask() is ask()
 
+    def test_code_may_have_constants_that_cannot_be_hashed(self, location: Location) -> None:
+        """As Dynamo's functions that resume a program after a graph break have."""
+
+        def ask() -> Source | None:
+            return location.source()
+
+        ask.__code__ = ask.__code__.replace(co_consts=(*ask.__code__.co_consts, {}))
+
+        assert ask() == Source(HERE, line_after(ask, 1), "ask")
+
     def test_the_users_frames_come_innermost_first(self, location: Location) -> None:
         def inner() -> list[str]:
             frames = list(location.user_frames())
