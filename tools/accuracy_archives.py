@@ -125,8 +125,9 @@ def row_of(path: Path) -> Row:
     try:
         compared = run_suite([own_case(path)], path.parent).recorded[0].comparison
     except (InputError, InternalError) as error:
-        refused = f"refused: {str(error).splitlines()[0]}"
-        return Row((name, "", refused, "", "", ""), has_events=False, has_peak=False)
+        return _unpredicted(name, f"refused: {str(error).splitlines()[0]}")
+    except Exception as error:  # noqa: BLE001 - one that breaks graphmem must not cost the others
+        return _unpredicted(name, f"graphmem failed: {type(error).__name__}: {error}")
     assert compared is not None
     recorded = compared.recorded_figures
     assert recorded is not None
@@ -136,6 +137,10 @@ def row_of(path: Path) -> Row:
     events = f"{len(compared.recorded):,}"
     cells = (name, events, at, *sides(compared), f"{peak:,}")
     return Row(cells, has_events=first is None, has_peak=peak == 0)
+
+
+def _unpredicted(name: str, why: str) -> Row:
+    return Row((name, "", why, "", "", ""), has_events=False, has_peak=False)
 
 
 def sides(compared: Comparison) -> tuple[str, str]:
