@@ -90,15 +90,16 @@ def test_an_endless_program_is_stopped_at_its_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A module of the name `model` may be another test's."""
     monkeypatch.chdir(tmp_path)
-    Path("model.py").write_text(MODEL)
-    Path("train.py").write_text("import model\nmodel.build('loops')\n")
+    Path("endless.py").write_text(MODEL)
+    Path("train.py").write_text("import endless\nendless.build('loops')\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert main(["analyze", "model.py", "--steps", "1"]) == 0  # imports are done
+    assert main(["analyze", "endless.py", "--steps", "1"]) == 0  # imports are done
 
-    target = ["model.py", "--set", "what=loops"] if command == "analyze" else ["train.py"]
+    target = ["endless.py", "--set", "what=loops"] if command == "analyze" else ["train.py"]
     exit_code = main([command, "--timeout", "2", *target])
 
     said = capsys.readouterr().err
     assert exit_code == 2
-    assert any(f"error: not done after 2 s, at model.py:{line}\n" in said for line in LOOP)
+    assert any(f"error: not done after 2 s, at endless.py:{line}\n" in said for line in LOOP)
