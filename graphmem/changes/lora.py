@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from graphmem.changes.linear_layers import is_linear
 from graphmem.changes.messages import (
     AdaptedAlreadyError,
     NoLoraRankError,
@@ -19,6 +17,9 @@ from graphmem.changes.messages import (
     WrongLoraValueError,
 )
 from graphmem.changes.packages import import_package
+
+if TYPE_CHECKING:
+    import torch
 
 ALL_LINEAR = "all-linear"
 
@@ -138,10 +139,5 @@ def _check_targets(model: torch.nn.Module, targets: tuple[str, ...]) -> None:
 
 def _leaves(model: torch.nn.Module) -> list[str]:
     """The last parts of the names of linear layers, each once."""
-    return list(dict.fromkeys(_names_of_linear_layers(model)))
-
-
-def _names_of_linear_layers(model: torch.nn.Module) -> Iterator[str]:
-    for name, module in model.named_modules():
-        if name and (isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"):
-            yield name.rpartition(".")[2]
+    named = [name for name, module in model.named_modules() if name and is_linear(module)]
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in named))

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from graphmem.changes.linear_layers import is_conv1d, is_linear
 from graphmem.changes.lora import is_adapted
 from graphmem.changes.messages import (
     NoDoubleQuantisationError,
@@ -27,6 +26,9 @@ from graphmem.changes.messages import (
     UnknownQuantisationError,
 )
 from graphmem.changes.packages import import_package
+
+if TYPE_CHECKING:
+    import torch
 
 _FOUR_BITS = ("nf4", "fp4")
 _EIGHT_BITS = "int8"
@@ -80,7 +82,7 @@ def quantise(model: torch.nn.Module, how: Quantisation, autocast: torch.dtype | 
     found = [
         (name, module)
         for name, module in model.named_modules()
-        if name and _is_linear(module) and module not in kept
+        if name and is_linear(module) and not _is_quantised(module) and module not in kept
     ]
     if not found:
         raise NothingToQuantiseError(type(model).__name__)
@@ -116,16 +118,6 @@ def _is_quantised(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("bitsandbytes.")
 
 
-def _is_linear(module: torch.nn.Module) -> bool:
-    is_linear = isinstance(module, torch.nn.Linear) or _is_conv1d(module)
-    return is_linear and not _is_quantised(module)
-
-
-def _is_conv1d(module: torch.nn.Module) -> bool:
-    kind = type(module)
-    return (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
-
-
 def _kept(model: Any) -> set[torch.nn.Module]:
     """The layers that stay, by clause (2)."""
     named = list(model.named_parameters(remove_duplicate=False))
@@ -148,7 +140,7 @@ def _replacement(
 ) -> torch.nn.Module:
     """The frozen layer of bitsandbytes with a layer's weight and bias, not yet quantised."""
     weight: Any = layer.weight.data.cpu()
-    weight = weight.T if _is_conv1d(layer) else weight
+    weight = weight.T if is_conv1d(layer) else weight
     sizes = (weight.shape[1], weight.shape[0], layer.bias is not None)
     if how.kind == _EIGHT_BITS:
         made = bnb.nn.Linear8bitLt(

@@ -45,8 +45,8 @@ def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("gpus", "--help"), ("gpus",), ("--version",)])
-def test_what_needs_no_torch_does_not_import_it(arguments: tuple[str, ...]) -> None:
+def run_without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run graphmem in a process of its own, which fails if it imports torch or numpy."""
     script = f"""
 import sys
 from graphmem.cli import main
@@ -55,9 +55,22 @@ assert "torch" not in sys.modules
 assert "numpy" not in sys.modules
 sys.exit(exit_code)
 """
-    finished = run_process("-c", script)
+    return run_process("-c", script)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("gpus", "--help"), ("gpus",), ("--version",)])
+def test_what_needs_no_torch_does_not_import_it(arguments: tuple[str, ...]) -> None:
+    finished = run_without_torch(*arguments)
 
     assert (finished.returncode, finished.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("option", [("--batch", "x"), ("--lora", "r=0"), ("--quantise", "nf5")])
+def test_a_malformed_change_is_rejected_without_torch(option: tuple[str, str]) -> None:
+    finished = run_without_torch("whatif", "fixtures/gpt2.py:build", *option)
+
+    assert finished.returncode == 2
+    assert "AssertionError" not in finished.stderr
 
 
 def test_without_arguments_three_first_commands_are_suggested(run_graphmem: Run) -> None:
