@@ -120,6 +120,12 @@ PACKED_TENSORS_CAN_BE_READ = Difference(
     "a node's `_raw_saved_FIELD` has `data`, the pack hook's result",
     "torch/csrc/autograd/init.cpp, class `SavedTensor`",
 )
+HOST_STATISTICS_ARE_RENAMED = Difference(
+    (2, 10),
+    "`host_memory_stats` calls blocks `allocations` and those in use `active_requests`; before, "
+    "`segment` and `allocation`",
+    "torch/csrc/cuda/Module.cpp, `hostMemoryStats`; the names in libtorch_python.so of each wheel",
+)
 TRUNCATED_NORMALS_ARE_REDRAWN = Difference(
     (2, 12),
     "`trunc_normal_` draws again what is out of bounds; before, it maps uniform numbers, in place",

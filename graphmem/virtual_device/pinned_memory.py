@@ -29,11 +29,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.allocator import Stat
+from graphmem.torch_releases.differences import HOST_STATISTICS_ARE_RENAMED
 from graphmem.virtual_device.patching import Replacement
 
 _TIMES = ("host_alloc_time", "host_free_time")
-_SINCE_2_10 = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
-_BEFORE = ("segment", "reserved_bytes", "allocation", "allocated_bytes")
+_NAMES = ("allocations", "allocated_bytes", "active_requests", "active_bytes")
+_FORMER_NAMES = ("segment", "reserved_bytes", "allocation", "allocated_bytes")
 _INT_BYTES = 4
 _NOT_ON_HOST = "Only dense CPU tensors can be pinned"  # aten/src/ATen/cuda/EmptyTensor.cpp
 
@@ -141,7 +142,7 @@ class PinnedMemory:
                 self._bytes.decrease(size * count)
         self._cached.clear()
 
-    def stats(self, names: tuple[str, ...] = _SINCE_2_10) -> dict[str, Any]:
+    def stats(self, names: tuple[str, ...]) -> dict[str, Any]:
         """`_cuda_hostMemoryStats`; nothing takes time."""
         times = {name: dict.fromkeys(("total", "max", "min", "count", "avg"), 0) for name in _TIMES}
         parts = [(size, stat.as_dict()) for size, stat in self._active.items()]
@@ -175,7 +176,8 @@ class PinnedMemory:
         Args:
             release: the version of torch, which names the statistics.
         """
-        names = _SINCE_2_10 if release >= (2, 10) else _BEFORE
+        is_renamed = HOST_STATISTICS_ARE_RENAMED.holds_in(release)
+        names = _NAMES if is_renamed else _FORMER_NAMES
         functions: dict[str, Callable[..., Any]] = {
             "_cuda_hostMemoryStats": lambda: self.stats(names),
             "_cuda_resetPeakHostMemoryStats": self.reset_peak,
