@@ -18,6 +18,7 @@ from tests.support.places import ROOT
 from tests.support.sizes import KIB, MIB
 
 Run = Callable[..., Outcome]
+HostOf = Callable[..., tuple[dict, Outcome]]
 
 OFFLOADING = """
 import torch
@@ -47,7 +48,7 @@ BLOCKS = 4 * 16 * MIB  # of 12 MiB: the next power of two
 
 
 @pytest.fixture
-def host_of(run_graphmem: Run, tmp_path: Path) -> Callable[..., tuple[dict, Outcome]]:
+def host_of(run_graphmem: Run, tmp_path: Path) -> HostOf:
     """The report's `host` after `graphmem run` of a program, and the text that it printed."""
 
     def call(program: str) -> tuple[dict, Outcome]:
@@ -62,9 +63,7 @@ def host_of(run_graphmem: Run, tmp_path: Path) -> Callable[..., tuple[dict, Outc
 
 
 class TestOffloading:
-    def test_pinned_blocks_are_powers_of_two_and_used_again(
-        self, host_of: Callable[..., tuple[dict, Outcome]]
-    ) -> None:
+    def test_pinned_blocks_are_powers_of_two_and_used_again(self, host_of: HostOf) -> None:
         """The second step gets the blocks of the first."""
         host, outcome = host_of(OFFLOADING.replace("PIN", "True") + AS_SCRIPT)
 
@@ -81,9 +80,7 @@ class TestOffloading:
         assert (int(stats["num_host_alloc"]), int(stats["num_host_free"])) == (4, 0)
         assert int(stats["active_requests.allocated"]) == 2 * 4
 
-    def test_pageable_copies_are_not_rounded(
-        self, host_of: Callable[..., tuple[dict, Outcome]]
-    ) -> None:
+    def test_pageable_copies_are_not_rounded(self, host_of: HostOf) -> None:
         host, outcome = host_of(OFFLOADING.replace("PIN", "False") + AS_SCRIPT)
         assert host == {**NOTHING, "tensors": SAVED, "copied": COPIED}
         assert "host: peak of tensors on the CPU 48.0 MiB (50,331,648 bytes)" in outcome.stderr
@@ -106,9 +103,7 @@ class TestOffloading:
         assert line in report.to_text()
         assert line in report.to_html()
 
-    def test_sharded_parameters_and_gradients(
-        self, host_of: Callable[..., tuple[dict, Outcome]]
-    ) -> None:
+    def test_sharded_parameters_and_gradients(self, host_of: HostOf) -> None:
         """FSDP pins each shard, and the gradient by a copy with `non_blocking`."""
         host, _ = host_of(
             "import torch, torch.distributed as dist\n"
@@ -127,9 +122,7 @@ class TestOffloading:
         assert host["pinned_requested"] == 2 * weight
         assert host["pinned"] == 2 * 8 * MIB  # 6 MiB each
 
-    def test_batches_of_a_pinning_loader(
-        self, host_of: Callable[..., tuple[dict, Outcome]]
-    ) -> None:
+    def test_batches_of_a_pinning_loader(self, host_of: HostOf) -> None:
         """The next batch is pinned while the variable still holds the last one."""
         host, outcome = host_of(
             "import torch\n"
@@ -192,9 +185,7 @@ print("peak", peak)
         assert 0 <= observed - host.tensors < 1 * KIB
         assert host.tensors > 8 * MIB
 
-    def test_those_of_the_set_up_count_if_they_live_on(
-        self, host_of: Callable[..., tuple[dict, Outcome]]
-    ) -> None:
+    def test_those_of_the_set_up_count_if_they_live_on(self, host_of: HostOf) -> None:
         host, outcome = host_of(
             "import torch\n"
             "kept, dropped = torch.ones(20 << 18), torch.ones(100 << 18)\n"
@@ -204,7 +195,7 @@ print("peak", peak)
         assert host == {**NOTHING, "tensors": 20 * MIB}
         assert "host:" not in outcome.stderr  # nothing was offloaded
 
-    def test_meta_tensors_take_nothing(self, host_of: Callable[..., tuple[dict, Outcome]]) -> None:
+    def test_meta_tensors_take_nothing(self, host_of: HostOf) -> None:
         host, outcome = host_of("import torch\nkept = torch.ones(100 << 18, device='meta')\n")
         assert host == NOTHING
         assert "host:" not in outcome.stderr
