@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,6 +86,16 @@ def verify(
             help="A folder of case files, or one of them.  [default: fixtures/cases]",
         ),
     ] = None,
+    environments: Annotated[
+        Path | None,
+        typer.Option(
+            "--environments",
+            metavar="DIR",
+            help="Where `make test TORCH=X.Y.Z` made environments: a case recorded on such a "
+            "release is traced by it.  [default: the repository]",
+            show_default=False,
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -109,7 +120,7 @@ def verify(
     if allocator:
         return _verify_allocator(files or [], writer)
     if suite:
-        return _verify_suite(cases, recordings, jobs, writer)
+        return _verify_suite(cases, recordings, environments, jobs, writer)
     if target is None:
         if (start, request) != ("setup", Request()):
             raise RecordingHasOptionsError()
@@ -193,18 +204,28 @@ def _verify_own(files: list[Path], writer: _Writer) -> None:
 
 
 def _verify_suite(
-    cases: Path | None, recordings: Path | None, jobs: int | None, writer: _Writer
+    cases: Path | None,
+    recordings: Path | None,
+    environments: Path | None,
+    jobs: int | None,
+    writer: _Writer,
 ) -> None:
     from graphmem.gate.processes import warm_processes
     from graphmem.verify import read_cases, run_suite
-    from graphmem.verify.cases import default_cases
+    from graphmem.verify.cases import REPOSITORY, default_cases
+    from graphmem.verify.environments import find_environments
     from graphmem.verify.recording_files import default_folder
 
     found = list(read_cases(cases or default_cases()))
-    folder = recordings or default_folder()
+    run = partial(
+        run_suite,
+        found,
+        recordings or default_folder(),
+        environments=find_environments(environments or REPOSITORY),
+    )
     processes = min(jobs or len(os.sched_getaffinity(0)), len(found))
     with warm_processes(processes) if processes > 1 else nullcontext() as executor:
-        _write_suite(lambda progress: run_suite(found, folder, progress, executor), writer)
+        _write_suite(lambda progress: run(progress, executor), writer)
 
 
 def _write_suite(run: Callable[[Callable[[str], None]], Suite], writer: _Writer) -> None:

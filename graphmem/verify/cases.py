@@ -27,7 +27,7 @@ from graphmem.verify.messages import (
 from graphmem.verify.printed import PrintedFigure, parse_figure, parse_quantity
 from graphmem.verify.window import Start, parse_start
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 _Settings = dict[str, str | int | float | bool]
 
 
@@ -153,7 +153,7 @@ class PrintedCase(Case):
 
 def default_cases() -> Path:
     """The folder of the repository's case files."""
-    folder = _REPOSITORY / "fixtures" / "cases"
+    folder = REPOSITORY / "fixtures" / "cases"
     if not folder.is_dir():
         raise NoSuiteError()
     return folder

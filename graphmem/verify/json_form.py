@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from graphmem.torch_releases.manifest import written
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison
@@ -89,6 +90,7 @@ def _row(row: SuiteRow) -> dict[str, Any]:
         "case": row.case.name,
         "gpu": row.gpu.name,
         "torch": request.torch,
+        "traced_by": written(row.traced_by),
         "expect": "gap" if row.case.gap else "exact",
         "gap": row.case.gap or None,
         "failed": row.has_failed,
@@ -101,6 +103,7 @@ def _printed_row(row: PrintedRow) -> dict[str, Any]:
         "case": row.case.name,
         "gpu": row.gpu.name,
         "torch": row.case.request.torch,
+        "traced_by": written(row.traced_by),
         "source": row.case.source,
         "figure": str(row.figure.figure),
         "settings": dict(row.figure.settings),

@@ -28,6 +28,17 @@ class NoSuiteError(InputError):
         )
 
 
+class EnvironmentFailedError(InputError):
+    """The environment of another release could not trace a case."""
+
+    def __init__(self, case: str, python: Path, reason: str = "no output") -> None:
+        super().__init__(
+            f"case {case}: {python} failed: {reason}",
+            hint="`make test TORCH=X.Y.Z` makes such an environment; --environments DIR names "
+            "another folder, which may have none",
+        )
+
+
 class NoCasesError(InputError):
     """A folder has no case files."""
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu, find_gpu
+from graphmem.torch_releases import Release, installed_release, parse_release
 from graphmem.verify.cases import Case, PrintedCase, RecordedCase
 from graphmem.verify.comparison import Comparison, compare
+from graphmem.verify.environments import rows_by
 from graphmem.verify.messages import NoRecordingsError
 from graphmem.verify.prediction import predict
 from graphmem.verify.printed import PrintedFigure
@@ -22,10 +25,17 @@ from graphmem.verify.recording_files import find_recording, read_recorded
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """One case and its result; `comparison` is None if the recording was not found."""
+    """One case and its result.
+
+    Attributes:
+        case: what was to be equal.
+        comparison: None if the recording was not found.
+        traced_by: the release of torch that traced the case.
+    """
 
     case: RecordedCase
     comparison: Comparison | None
+    traced_by: Release = field(default_factory=installed_release)
 
     @property
     def has_failed(self) -> bool:
@@ -40,11 +50,19 @@ class SuiteRow:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """One figure that a run printed, and the predicted bytes."""
+    """One figure that a run printed, and the predicted bytes.
+
+    Attributes:
+        case: where the figure is from.
+        figure: what the run printed.
+        predicted: bytes.
+        traced_by: the release of torch that traced the case.
+    """
 
     case: PrintedCase
     figure: PrintedFigure
     predicted: int
+    traced_by: Release = field(default_factory=installed_release)
 
     @property
     def error(self) -> int:
@@ -81,6 +99,7 @@ def run_suite(
     recordings: Path,
     progress: Callable[[str], None] = lambda message: None,
     executor: Executor | None = None,
+    environments: Mapping[Release, Path] = MappingProxyType({}),
 ) -> Suite:
     """Compare each case with its recording, or with its printed figures.
 
@@ -89,13 +108,15 @@ def run_suite(
         recordings: the folder of the recordings.
         progress: called with a description of each step.
         executor: runs several cases at a time; default: one after the other, in this process.
+        environments: the interpreters that trace cases of their releases; the installed torch
+            traces the others.
 
     Raises:
         InputError: there are no printed figures and no recording was found, or a case cannot be
             predicted.
     """
     cases = list(cases)
-    run = partial(rows_of, recordings=recordings)
+    run = partial(rows_of, recordings=recordings, environments=environments)
     results = map(run, cases) if executor is None else executor.map(run, cases)
     found: list[SuiteRow | PrintedRow] = []
     for number, case in enumerate(cases, 1):
@@ -108,8 +129,13 @@ def run_suite(
     return Suite(recorded, printed)
 
 
-def rows_of(case: Case, recordings: Path) -> list[SuiteRow | PrintedRow]:
-    """The rows of one case."""
+def rows_of(
+    case: Case, recordings: Path, environments: Mapping[Release, Path] = MappingProxyType({})
+) -> list[SuiteRow | PrintedRow]:
+    """The rows of one case, traced by its own release if there is an environment of it."""
+    release = parse_release(case.request.torch) if case.request.torch else installed_release()
+    if release != installed_release() and release in environments:
+        return rows_by(environments[release], case, recordings)
     if isinstance(case, PrintedCase):
         return list(run_printed(case))
     if not isinstance(case, RecordedCase):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from graphmem.plain_text import Console
-from graphmem.torch_releases import installed_release, parse_release
+from graphmem.torch_releases import parse_release
+from graphmem.torch_releases.manifest import written
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison
@@ -24,6 +26,7 @@ SUITE_COLUMNS = (
     *("peak reserved, predicted", "recorded", "error"),
 )
 PRINTED_COLUMNS = ("GPU", "torch", "what", "predicted", "printed", "error")
+_TRACED_BY = "traced by"
 _FIGURES = (
     ("base_allocated", "allocated before"),
     ("peak_allocated", "peak allocated"),
@@ -113,16 +116,17 @@ def _figures(comparison: Comparison) -> Table:
 def suite_table(suite: Suite) -> Iterator[Text | Table]:
     """The accuracy tables, then the causes of known gaps and the first events that differ."""
     if suite.recorded:
-        table = _table("case", *SUITE_COLUMNS)
+        table = _table("case", *SUITE_COLUMNS, _TRACED_BY)
         for row in suite.recorded:
-            table.add_row(row.case.name, *suite_cells(row))
+            table.add_row(row.case.name, *suite_cells(row), written(row.traced_by))
         yield table
         for row in suite.recorded:
             yield from _remarks(row)
     if suite.printed:
-        table = _table("case", *PRINTED_COLUMNS)
+        table = _table("case", *PRINTED_COLUMNS, _TRACED_BY)
         for printed in suite.printed:
-            table.add_row(printed.case.name, *printed_cells(printed))
+            cells = printed_cells(printed)
+            table.add_row(printed.case.name, *cells, written(printed.traced_by))
         yield table
         for printed in suite.printed:
             yield from _printed_remarks(printed)
@@ -130,13 +134,16 @@ def suite_table(suite: Suite) -> Iterator[Text | Table]:
 
 
 def _releases(suite: Suite) -> str:
-    """Which release traced the cases; their own one decides the rules of the card."""
+    """Which releases traced the cases; their own one decides the rules of the card."""
     rows: list[SuiteRow | PrintedRow] = [*suite.recorded, *suite.printed]
-    cases = {row.case.name: row.case.request.torch for row in rows}
-    installed = installed_release()
-    own = sum(torch is None or parse_release(torch) == installed for torch in cases.values())
-    major, minor = installed
-    text = f"traced by torch {major}.{minor}, the release of {own} of {len(cases)} cases"
+    cases = {row.case.name: (row.case.request.torch, row.traced_by) for row in rows}
+    own = sum(torch is None or parse_release(torch) == used for torch, used in cases.values())
+    counts = Counter(used for _, used in cases.values())
+    if len(counts) == 1:
+        text = f"traced by torch {written(*counts)}, the release of {own} of {len(cases)} cases"
+    else:
+        each = ", ".join(f"{written(used)} ({counts[used]})" for used in sorted(counts))
+        text = f"traced by torch {each}; {own} of {len(cases)} cases by their own release"
     return text if own == len(cases) else f"{text}; the others have the card's rules of theirs"
 
 
