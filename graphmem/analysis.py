@@ -15,6 +15,7 @@ from graphmem.annotations import KERNEL_MEMORY
 from graphmem.changes import Changes, changed
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
+from graphmem.graph import PADDING
 from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
 
@@ -68,7 +69,8 @@ class Request:
             `--assume`.
         strict: raise an error instead of assuming anything.
         compile: True compiles the model; False makes `torch.compile` do nothing.
-        worst_routing: if sizes depend on routing, also report the peak under the worst one.
+        bounds: also report the peak if tokens are routed in the worst way, or unaligned products
+            padded, where the step depends on that.
         offload: keep what the forward pass saves for the backward pass on the host.
         settings: keyword arguments of `build`, as text.
         changes: changes to the step that `build` made.
@@ -85,7 +87,7 @@ class Request:
     assume: tuple[str, ...] = ()
     strict: bool = False
     compile: bool | None = None
-    worst_routing: bool = False
+    bounds: bool = False
     offload: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
@@ -104,7 +106,7 @@ class Options(TypedDict, total=False):
     assume: tuple[str, ...]
     strict: bool
     compile: bool | None
-    worst_routing: bool
+    bounds: bool
     offload: bool
     settings: Mapping[str, str]
     changes: Changes
@@ -159,7 +161,7 @@ def analyze(
 
     check_names("analyze", dict(options), Request, "inputs", "loss", "advice", "progress")
     found = target_of(target, inputs, loss)
-    request = replace(Request(gpu=gpu, worst_routing=True), **options)
+    request = replace(Request(gpu=gpu, bounds=True), **options)
     analysis = run_analysis(found, request, progress)
     if not advice:
         return analysis.report
@@ -182,8 +184,8 @@ def run_analysis(
     step = traced_step(target, request, progress)
     progress("simulating the allocator")
     analysis = analysis_of(step)
-    if request.worst_routing and step.graph.is_routed and not is_record(target):
-        report = _with_worst_routing(analysis.report, target, request, progress)
+    if request.bounds and not is_record(target):
+        report = _with_bounds(analysis.report, step.graph, target, request, progress)
         analysis = replace(analysis, report=report)
     return analysis
 
@@ -215,19 +217,29 @@ def analysis_of(step: TracedStep) -> Analysis:
     return Analysis(report, step, annotations, timeline)
 
 
-def _with_worst_routing(
+def _with_bounds(
     report: Report,
+    graph: StepGraph,
     target: str | Callable[[], Any],
     request: Request,
     progress: Progress,
 ) -> Report:
-    """Add the peak for the case that all tokens go to the same experts to a report."""
+    """Add to a report the peaks of what it assumes not to happen."""
     import msgspec
 
-    progress("tracing the worst routing")
-    assume = (*request.assume, "routing=1")
-    worst = run_analysis(target, replace(request, assume=assume, worst_routing=False), progress)
-    return msgspec.structs.replace(report, worst_routing_peak=worst.report.peak.allocated)
+    def peak_if(assumption: str, stage: str) -> int:
+        progress(stage)
+        assume = (*request.assume, assumption)
+        other = run_analysis(target, replace(request, assume=assume, bounds=False))
+        return other.report.peak.allocated
+
+    found: dict[str, int] = {}
+    if graph.is_routed:
+        found["worst_routing_peak"] = peak_if("routing=1", "tracing the worst routing")
+    is_chosen = any(each.startswith("padding=") for each in request.assume)
+    if not is_chosen and any(each.what == PADDING for each in graph.assumptions):
+        found["padded_peak"] = peak_if("padding=true", "tracing it with padded products")
+    return msgspec.structs.replace(report, **found) if found else report
 
 
 def runtime_of(request: Request) -> Runtime:
@@ -263,7 +275,7 @@ def traced_step(
     return TracedStep(name, runtime, graph, batch=batch)
 
 
-_READ_OF_A_RECORD = frozenset({"steps", "worst_routing"})
+_READ_OF_A_RECORD = frozenset({"steps", "bounds"})
 
 
 def _refuse_changes(target: str, request: Request) -> None:

@@ -326,6 +326,10 @@ class Assumption:
     times: int = 1
 
 
+PADDING = "whether a product of unaligned matrices is padded by the compiler"
+"""What is assumed of Inductor where a benchmark on the card decides."""
+
+
 @dataclass(slots=True)
 class StepGraph:
     """The trace of one or more iterations.

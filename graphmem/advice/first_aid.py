@@ -59,7 +59,7 @@ class _FirstAid:
         affordable: int | None,
     ) -> None:
         self._target = target
-        self._request = replace(request, worst_routing=False)
+        self._request = replace(request, bounds=False)
         self._analysis = analysis
         self._progress = progress
         operations = max(1, analysis.report.operations)

@@ -57,7 +57,7 @@ def analyze(
     from graphmem.analysis import run_analysis
     from graphmem.time_limit import time_limit
 
-    request = replace(request, worst_routing=True)
+    request = replace(request, bounds=True)
     with progress() as report_progress, time_limit(timeout):
         analysis = run_analysis(target, request, report_progress)
     wants = _Wants(output_format, output, verbose, brief, advice)

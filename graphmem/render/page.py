@@ -57,6 +57,7 @@ def page(
         compared=other is not None,
         verdict=answer.verdict_in_words(analysis.report),
         largest_batch=answer.largest_batch_in_words(analysis.report),
+        bounds=list(answer.bounds_in_words(analysis.report)),
         then=answer.then,
         style=Markup(_asset("page.css")),
         script=Markup(_script()),

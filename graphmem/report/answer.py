@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.padding import Padding
 from rich.text import Text
 
+from graphmem.graph import PADDING
 from graphmem.report.build import GROWTH
 from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal, Report
 from graphmem.units import format_bytes, format_exact
@@ -140,14 +141,29 @@ def peak(report: Report) -> Iterator[Text | Padding]:
             style="dim",
         )
     )
-    worst = report.worst_routing_peak
-    if worst is not None:
-        yield indented(
-            f"with tokens spread over experts as assumed below; {format_bytes(worst)} "
-            f"({format_exact(worst)}) if all go to the same experts, bar one for each of the others"
-        )
+    yield from map(indented, bounds_in_words(report))
     yield from map(indented, host_in_words(report))
     yield Text()
+
+
+def bounds_in_words(report: Report) -> Iterator[str]:
+    """What the peak assumes of a choice that only a real run makes, and what it is otherwise."""
+    worst, padded = report.worst_routing_peak, report.padded_peak
+    if worst is not None:
+        yield (
+            f"assumes tokens to spread over the experts as listed below; {format_bytes(worst)} "
+            f"({format_exact(worst)}) if all go to the same experts, bar one for each of the others"
+        )
+    if padded is not None:
+        yield (
+            "assumes that the compiler pads no product of unaligned matrices; "
+            f"{format_bytes(padded)} ({format_exact(padded)}) if it pads all"
+        )
+    elif any((each.what, each.value) == (PADDING, "no") for each in report.assumptions):
+        yield (
+            "assumes that the compiler pads no product of unaligned matrices; "
+            "--assume padding=true shows the peak if it pads all"
+        )
 
 
 def host_in_words(report: Report) -> list[str]:

@@ -53,7 +53,8 @@ def _peak(report: Report) -> Iterator[str]:
         f"<p><strong>peak {format_bytes(peak.allocated)} allocated</strong> "
         f"({format_exact(peak.allocated)})<br>{escape(answer.where(peak))}"
     )
-    yield "".join(f"<br>{escape(line)}" for line in answer.host_in_words(report))
+    lines = (*answer.bounds_in_words(report), *answer.host_in_words(report))
+    yield "".join(f"<br>{escape(line)}" for line in lines)
     yield "</p>"
 
 

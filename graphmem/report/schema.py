@@ -303,6 +303,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         findings: the passes' findings, by the name of each pass's annotation.
         worst_routing_peak: the peak if all tokens but one for each other expert go to the same
             ones; None if no size depends on routing, or if it was not requested.
+        padded_peak: the peak if the compiler pads every product of unaligned matrices; None if
+            there is none, or if it was not requested.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
         ran: for a program that `graphmem run` ran, the verdict; `memory` is None then.
         advice: present if requested, or if the step does not fit.
@@ -324,6 +326,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[int] = []
     findings: list[Findings] = []
     worst_routing_peak: int | None = None
+    padded_peak: int | None = None
     ran: OnCard | None = None
     advice: AdviceInfo | None = None
     host: HostBytes | None = None

@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.graph import Source
+from graphmem.graph import PADDING, Source
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
 from graphmem.trace.messages import BranchOnValueError
@@ -180,7 +180,7 @@ class Reads:
         chosen = self._choices.find("padding", source)
         is_padded = bool(chosen)
         self._recorder.assume(
-            "whether a product of unaligned matrices is padded by the compiler",
+            PADDING,
             "yes" if is_padded else "no",
             "a benchmark on the card decides; --assume padding=true or padding=false",
             source,

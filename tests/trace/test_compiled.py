@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,42 @@ def test_a_compiled_step_takes_what_it_took_on_the_card(
 
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert outcome.stdout.count(" none ") == 1
+
+
+class TestPadding:
+    """A card decides by a benchmark whether Inductor pads products of unaligned matrices.
+
+    An H100 decided to pad some: the recording's peak lies between none and all.
+    """
+
+    TARGET = (
+        "fixtures/linear_stack.py:build",
+        "--set",
+        "layers=20",
+        "--gpu",
+        "h100-80gb",
+        "--torch",
+        "2.11",
+    )
+    RECORDED = 88_444_248
+    """Of the tensors' bytes in fixtures/cuda/compiled/linear_stack_compiled.events.json.gz."""
+
+    def test_the_peak_is_between_the_two_that_are_reported(
+        self, run_graphmem: Callable[..., Outcome]
+    ) -> None:
+        outcome = run_graphmem("analyze", *self.TARGET, "--compile", "--format", "json")
+
+        report = json.loads(outcome.stdout)
+        assert report["peak"]["allocated"] < self.RECORDED <= report["padded_peak"]
+
+    def test_the_choice_stands_beside_the_peak(self, run_graphmem: Callable[..., Outcome]) -> None:
+        chosen = ("--compile", "--assume", "padding=false", "--steps", "1")
+        outcome = run_graphmem("analyze", *self.TARGET, *chosen)
+
+        _, _, rest = outcome.stdout.partition("\npeak ")
+        first, _, _ = rest.partition("\n\n")
+        assert "assumes that the compiler pads no product of unaligned matrices" in first
+        assert "--assume padding=true" in first
 
 
 CHAIN = """

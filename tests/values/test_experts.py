@@ -106,7 +106,7 @@ def test_every_expert_has_gradients_and_optimizer_state(name: str) -> None:
         if owned is not None:
             gradients[owned.name.removesuffix(".grad")] = storage.nbytes
     assert gradients == weights
-    report = graphmem.analyze(build_of(name), gpu="a100-80gb", steps=1, worst_routing=False)
+    report = graphmem.analyze(build_of(name), gpu="a100-80gb", steps=1, bounds=False)
     assert report.model.optimizer_state_bytes == 2 * sum(weights.values())
 
 
@@ -123,7 +123,7 @@ class TestRouting:
             ids = torch.randint(0, 32000, (2, 2048))
         return TrainingStep(model=model, inputs={"input_ids": ids, "labels": ids})
 
-    def test_the_report_states_the_peak_of_balanced_and_worst_routing(self) -> None:
+    def test_the_report_states_the_peak_of_balanced_and_bounds(self) -> None:
         report = graphmem.analyze(self.build, gpu="b200", steps=1)
         assert report.worst_routing_peak is not None
         assert report.worst_routing_peak >= report.peak.allocated

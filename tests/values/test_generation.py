@@ -51,7 +51,7 @@ def test_the_requested_number_of_tokens_is_generated(way: str, batch: int) -> No
 
         return TrainingStep(model=model, step=step)
 
-    graphmem.analyze(build, gpu="a100-80gb", steps=1, worst_routing=False)
+    graphmem.analyze(build, gpu="a100-80gb", steps=1, bounds=False)
     assert len(passes) == NEW
 
 

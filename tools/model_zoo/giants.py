@@ -197,7 +197,7 @@ def in_bf16(make: Callable[[], TrainingStep]) -> Callable[[], TrainingStep]:
 def measure(name: str) -> Row:
     """The analysis's figures, its duration, and the process's peak resident memory."""
     begun, cpu = time.monotonic(), time.process_time()
-    report = analyze(in_bf16(GIANTS[name]), gpu=GPU, steps=1, worst_routing=False)
+    report = analyze(in_bf16(GIANTS[name]), gpu=GPU, steps=1, bounds=False)
     model = report.model
     return {
         "model": name,
