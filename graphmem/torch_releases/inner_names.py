@@ -29,7 +29,7 @@ INNER_NAMES = (
     Names("torch._C._functions", "AccumulateGrad CopySlices", "kinds of nodes", _BACKWARD),
     Names(
         "torch._C._FunctionBase",
-        "_sequence_nr _input_metadata",
+        "_sequence_nr _input_metadata _materialize_non_diff_grads",
         "the walk of the autograd graph",
         _BACKWARD,
     ),

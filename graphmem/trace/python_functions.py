@@ -88,9 +88,19 @@ def _note_results(results: tuple[Any, ...]) -> None:
     for tensor in tensors:
         node: Any = None if tensor is None else tensor.grad_fn
         if isinstance(node, torch._C._FunctionBase):
-            looks = [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
-            setattr(node, _RESULTS, looks)
+            setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
             return
+
+
+def _look_of_zeros(node: Any, result: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """What stands in for a result's missing gradient; None if nothing does.
+
+    Compiled functions leave out those of results that need none (`PyNode::to_py_args`, torch/csrc/
+    autograd/python_function.cpp; runtime_wrappers.py of AOTAutograd sets the flag).
+    """
+    if result is None or not (result.requires_grad or node._materialize_non_diff_grads):
+        return None
+    return result.shape, result.dtype, result.device
 
 
 def _set_materialize_grads(context: Any, value: bool) -> None:

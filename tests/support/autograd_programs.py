@@ -100,6 +100,15 @@ class WithIndices(Function):
         return torch.zeros_like(grads[0]).scatter_(-1, order, grads[0])
 
 
+class AsCompiled(WithIndices):
+    """What AOTAutograd sets for the functions that it makes (runtime_wrappers.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx._materialize_non_diff_grads = False
+        return WithIndices.forward(ctx, x)
+
+
 class DoubledInPlace(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -152,6 +161,12 @@ def function_without_materialized_gradients(first: nn.Linear, second: nn.Linear)
 def function_with_an_argument_that_is_no_tensor(first: nn.Linear, second: nn.Linear) -> None:
     x = ScaledByNumber.apply(rows(), 0.5, first(rows()))  # type: ignore[no-untyped-call]
     second(x).square().sum().backward()
+
+
+@program
+def function_with_indices_as_compiled_ones_have(first: nn.Linear, second: nn.Linear) -> None:
+    values, order = AsCompiled.apply(first(rows()))  # type: ignore[no-untyped-call]
+    (second(values) * order).square().sum().backward()
 
 
 @program
