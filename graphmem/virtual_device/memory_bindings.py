@@ -22,7 +22,7 @@ from graphmem.torch_releases.differences import (
     PRIVATE_POOLS_ARE_COUNTED,
 )
 from graphmem.virtual_device.device_memory import DeviceMemory
-from graphmem.virtual_device.messages import MemoryInTraceError
+from graphmem.virtual_device.messages import MemoryInTraceError, PinnedHistoryError
 
 _NO_LIMIT = -1  # the largest size_t, as Python sees it (`max_split_size`)
 
@@ -164,13 +164,21 @@ class _Bindings:
         compile_context: bool = False,
         global_record_annotations: bool = False,
         skip_actions: Any = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
-        """`_record_memory_history` of torch/csrc/cuda/memory_snapshot.cpp."""
+        """`_record_memory_history` of torch/csrc/cuda/memory_snapshot.cpp.
+
+        The last two parameters came with 2.14.
+        """
         if stacks not in ("python", "all"):
             raise RuntimeError("expected stacks to be 'python', or 'all'")
-        self._memory.record_history(
-            enabled, context, max_entries, clear=clear_history, skipped=skip_actions
-        )
+        if record_pinned_host_memory:
+            raise PinnedHistoryError()
+        if record_cuda:
+            self._memory.record_history(
+                enabled, context, max_entries, clear=clear_history, skipped=skip_actions
+            )
 
     def record_history_legacy(
         self,
@@ -183,14 +191,18 @@ class _Bindings:
         compile_context: bool = False,
         global_record_annotations: bool = False,
         skip_actions: Any = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
-        context = "alloc" if trace_context else "state" if record_context else None
-        self._memory.record_history(
+        self.record_history(
             "all" if enabled else None,
-            context,
+            "alloc" if trace_context else "state" if record_context else None,
+            "python",
             max_entries,
-            clear=clear_history,
-            skipped=skip_actions,
+            clear_history,
+            skip_actions=skip_actions,
+            record_pinned_host_memory=record_pinned_host_memory,
+            record_cuda=record_cuda,
         )
 
     def snapshot(self, pool: tuple[Any, ...] | None = None) -> dict[str, Any]:

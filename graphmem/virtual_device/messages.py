@@ -5,6 +5,16 @@ from __future__ import annotations
 from graphmem.errors import InputError
 
 
+class PinnedHistoryError(InputError):
+    """The history of pinned host memory is not recorded."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "graphmem records no history of pinned host memory",
+            hint="leave out record_pinned_host_memory; the report has the peak of pinned bytes",
+        )
+
+
 class NoDriverGraphError(InputError):
     """The program asks for the driver's handle of a CUDA graph."""
 
