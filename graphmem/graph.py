@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from graphmem.host_bytes import HostBytes
 
 
+PADDING = "whether a product of unaligned matrices is padded by the compiler"  # an assumption
+
+
 class OwnerKind(enum.StrEnum):
     """A reason for a storage to be alive."""
 
@@ -324,10 +327,6 @@ class Assumption:
     why: str
     source: Source | None
     times: int = 1
-
-
-PADDING = "whether a product of unaligned matrices is padded by the compiler"
-"""What is assumed of Inductor where a benchmark on the card decides."""
 
 
 @dataclass(slots=True)
