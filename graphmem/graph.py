@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from graphmem.host_bytes import HostBytes
 
 
-PADDING = "whether a product of unaligned matrices is padded by the compiler"  # an assumption
-
-
 class OwnerKind(enum.StrEnum):
     """A reason for a storage to be alive."""
 
@@ -173,6 +170,7 @@ class Storage:
         return Category.TEMPORARY
 
 
+PADDING = "whether a product of unaligned matrices is padded by the compiler"  # an assumption
 COMPILED_NODE = "CompiledFunctionBackward"
 """The autograd node of compiled code (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
 
