@@ -301,10 +301,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         operations: the number of operations in the step graph.
         memory: the allocator's state and the verdict; None in reports of older versions.
         findings: the passes' findings, by the name of each pass's annotation.
-        worst_routing_peak: the peak if all tokens but one for each other expert go to the same
-            ones; None if no size depends on routing, or if it was not requested.
-        padded_peak: the peak if the compiler pads every product of unaligned matrices; None if
-            there is none, or if it was not requested.
+        worst_routing_peak, padded_peak: the peak if all tokens but one for each other expert go to
+            the same ones, and if the compiler pads every product; None if no such choice.
         timeline: the highest allocated bytes in each of equal parts of the trace, in order.
         ran: for a program that `graphmem run` ran, the verdict; `memory` is None then.
         advice: present if requested, or if the step does not fit.
