@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from graphmem.errors import InputError
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.manifest import written
 from graphmem.verify import RecordedCase, read_case, read_cases, run_suite
 from graphmem.verify.cases import default_cases
 from graphmem.verify.figures import Figures
@@ -289,6 +291,7 @@ class TestSuite:
         assert row == [
             *("ckpt01", "a100-80gb", "2.6", "23", "none"),
             *("12,261,888", "12,261,888", "0", "23,068,672", "23,068,672", "0"),
+            written(installed_release()),
         ]
 
     def test_a_folder_without_recordings_is_exit_code_2(
