@@ -227,18 +227,20 @@ def _with_bounds(
     """Add to a report the peaks of what it assumes not to happen."""
     import msgspec
 
+    from graphmem.values.choices import Choices
+
     def peak_if(assumption: str, stage: str) -> int:
         progress(stage)
         assume = (*request.assume, assumption)
-        other = run_analysis(target, replace(request, assume=assume, bounds=False))
+        other = run_analysis(target, replace(request, assume=assume, bounds=False), progress)
         return other.report.peak.allocated
 
     found: dict[str, int] = {}
     if graph.is_routed:
         found["worst_routing_peak"] = peak_if("routing=1", "tracing the worst routing")
-    is_chosen = any(each.startswith("padding=") for each in request.assume)
+    is_chosen = "padding" in Choices.parse(request.assume).by_name
     if not is_chosen and any(each.what == PADDING for each in graph.assumptions):
-        found["padded_peak"] = peak_if("padding=true", "tracing it with padded products")
+        found["padded_peak"] = peak_if("padding=true", "tracing padded products")
     return msgspec.structs.replace(report, **found) if found else report
 
 

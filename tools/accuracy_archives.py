@@ -53,8 +53,7 @@ What differs, differs for one of these causes:
   route evenly. I-BERT branches on a value of its weights, and is refused.
 - *Python 3.12* runs a comprehension in the function that has it, which then holds its variables
   (PEP 709): ProphetNet frees one tensor later.
-- *Padding*, in compiled code: a benchmark on the card decides ([compile](compile.md)). With its
-  answer, which pads one product, 27 of the 39 compiled models are equal event by event.
+- *Padding*, in compiled code: a benchmark on the card decides ([compile](compile.md)).
 - *cuDNN's recurrent layers and 1-d convolutions*, in random programs, and two orders of nodes under
   `create_graph` ([exactness](exactness.md)).
 """

@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/versions.md"
 GPT2_PEAK = 23_513_265_152  # README.md; fixtures/recorded_nanogpt.py names its source
-PARALLEL = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")  # as the Makefile's
+_PARALLEL = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")  # as the Makefile's
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 _ROW = re.compile(r"\| (\d+\.\d+\.\d+) \|")
 
@@ -61,7 +61,7 @@ def _build(local: str) -> str:
 
 
 def _tests(arguments: list[str]) -> tuple[str, int]:
-    command = [sys.executable, "-m", "pytest", *PARALLEL, "-m", "not slow", *arguments]
+    command = [sys.executable, "-m", "pytest", *_PARALLEL, "-m", "not slow", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         last = ""

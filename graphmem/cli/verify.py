@@ -213,19 +213,16 @@ def _verify_suite(
     from graphmem.gate.processes import warm_processes
     from graphmem.verify import read_cases, run_suite
     from graphmem.verify.cases import REPOSITORY, default_cases
-    from graphmem.verify.environments import find_environments
+    from graphmem.verify.environments import find_environments, rows_of_own_release
     from graphmem.verify.recording_files import default_folder
 
     found = list(read_cases(cases or default_cases()))
-    run = partial(
-        run_suite,
-        found,
-        recordings or default_folder(),
-        environments=find_environments(environments or REPOSITORY),
-    )
+    known = find_environments(environments or REPOSITORY)
+    rows = partial(rows_of_own_release, environments=known)
+    run = partial(run_suite, found, recordings or default_folder(), rows=rows)
     processes = min(jobs or len(os.sched_getaffinity(0)), len(found))
     with warm_processes(processes) if processes > 1 else nullcontext() as executor:
-        _write_suite(lambda progress: run(progress, executor), writer)
+        _write_suite(partial(run, executor=executor), writer)
 
 
 def _write_suite(run: Callable[[Callable[[str], None]], Suite], writer: _Writer) -> None:

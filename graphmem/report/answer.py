@@ -154,15 +154,13 @@ def bounds_in_words(report: Report) -> Iterator[str]:
             f"assumes tokens to spread over the experts as listed below; {format_bytes(worst)} "
             f"({format_exact(worst)}) if all go to the same experts, bar one for each of the others"
         )
-    if padded is not None:
+    if any((each.what, each.value) == (PADDING, "no") for each in report.assumptions):
+        shown = "--assume padding=true shows the peak"
+        if padded is not None:
+            shown = f"{format_bytes(padded)} ({format_exact(padded)})"
         yield (
             "assumes that the compiler pads no product of unaligned matrices; "
-            f"{format_bytes(padded)} ({format_exact(padded)}) if it pads all"
-        )
-    elif any((each.what, each.value) == (PADDING, "no") for each in report.assumptions):
-        yield (
-            "assumes that the compiler pads no product of unaligned matrices; "
-            "--assume padding=true shows the peak if it pads all"
+            f"{shown} if it pads all"
         )
 
 

@@ -11,14 +11,15 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from graphmem.errors import InputError
-from graphmem.torch_releases import Release, parse_release
+from graphmem.torch_releases import Release, installed_release, parse_release
 from graphmem.verify.cases import Case
 from graphmem.verify.messages import EnvironmentFailedError
+from graphmem.verify.suite import Rows, rows_of
 
 _NAME = re.compile(r"\.venv-torch-(\d+\.\d+\.\d+)")
 
@@ -33,12 +34,19 @@ def find_environments(folder: Path) -> dict[Release, Path]:
     return found
 
 
-def rows_by(python: Path, case: Case, recordings: Path) -> list[Any]:
-    """The rows of a case, traced by the torch of an interpreter's environment.
+def rows_of_own_release(case: Case, recordings: Path, environments: Mapping[Release, Path]) -> Rows:
+    """The rows of a case, traced by its own release if that has an environment.
 
     Raises:
-        InputError: the case cannot be predicted there, or the interpreter failed.
+        InputError: the case cannot be predicted, or the interpreter failed.
     """
+    release = parse_release(case.request.torch) if case.request.torch else installed_release()
+    if release == installed_release() or release not in environments:
+        return rows_of(case, recordings)
+    return _rows_by(environments[release], case, recordings)
+
+
+def _rows_by(python: Path, case: Case, recordings: Path) -> Rows:
     with TemporaryDirectory(prefix="graphmem-") as folder:
         result = Path(folder) / "rows"
         command = [str(python), "-m", "graphmem.verify.environments", str(result)]
@@ -47,7 +55,7 @@ def rows_by(python: Path, case: Case, recordings: Path) -> list[Any]:
         if not result.exists():
             last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise EnvironmentFailedError(case.name, python, *last)
-        rows: list[Any] | InputError = pickle.loads(result.read_bytes())
+        rows: Rows | InputError = pickle.loads(result.read_bytes())
     if isinstance(rows, InputError):
         raise rows
     return rows
@@ -55,10 +63,8 @@ def rows_by(python: Path, case: Case, recordings: Path) -> list[Any]:
 
 def main() -> None:
     """Read a case from stdin, and write its rows, or the error, to the named file."""
-    from graphmem.verify.suite import rows_of
-
     case, recordings = pickle.load(sys.stdin.buffer)
-    rows: list[Any] | InputError
+    rows: Rows | InputError
     try:
         rows = rows_of(case, recordings)
     except InputError as error:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
-from types import MappingProxyType
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu, find_gpu
-from graphmem.torch_releases import Release, installed_release, parse_release
+from graphmem.torch_releases import Release, installed_release
 from graphmem.verify.cases import Case, PrintedCase, RecordedCase
 from graphmem.verify.comparison import Comparison, compare
-from graphmem.verify.environments import rows_by
 from graphmem.verify.messages import NoRecordingsError
 from graphmem.verify.prediction import predict
 from graphmem.verify.printed import PrintedFigure
@@ -80,6 +77,9 @@ class PrintedRow:
         return find_gpu(self.case.request.gpu)
 
 
+Rows = list[SuiteRow | PrintedRow]
+
+
 @dataclass(frozen=True)
 class Suite:
     """The results of all cases: a row for each recording, and one for each printed figure."""
@@ -90,8 +90,18 @@ class Suite:
     @property
     def has_failed(self) -> bool:
         """Whether any row has failed."""
-        rows: list[SuiteRow | PrintedRow] = [*self.recorded, *self.printed]
+        rows: Rows = [*self.recorded, *self.printed]
         return any(row.has_failed for row in rows)
+
+
+def rows_of(case: Case, recordings: Path) -> Rows:
+    """The rows of one case, traced by the installed torch."""
+    if isinstance(case, PrintedCase):
+        return list(run_printed(case))
+    if not isinstance(case, RecordedCase):
+        return []
+    path = find_recording(recordings, case.recording)
+    return [SuiteRow(case, None if path is None else _compare(case, path))]
 
 
 def run_suite(
@@ -99,7 +109,7 @@ def run_suite(
     recordings: Path,
     progress: Callable[[str], None] = lambda message: None,
     executor: Executor | None = None,
-    environments: Mapping[Release, Path] = MappingProxyType({}),
+    rows: Callable[[Case, Path], Rows] = rows_of,
 ) -> Suite:
     """Compare each case with its recording, or with its printed figures.
 
@@ -108,17 +118,16 @@ def run_suite(
         recordings: the folder of the recordings.
         progress: called with a description of each step.
         executor: runs several cases at a time; default: one after the other, in this process.
-        environments: the interpreters that trace cases of their releases; the installed torch
-            traces the others.
+        rows: makes the rows of a case.
 
     Raises:
         InputError: there are no printed figures and no recording was found, or a case cannot be
             predicted.
     """
     cases = list(cases)
-    run = partial(rows_of, recordings=recordings, environments=environments)
-    results = map(run, cases) if executor is None else executor.map(run, cases)
-    found: list[SuiteRow | PrintedRow] = []
+    run_all = map if executor is None else executor.map
+    results = run_all(rows, cases, repeat(recordings))
+    found: Rows = []
     for number, case in enumerate(cases, 1):
         progress(f"{case.name} ({number} of {len(cases)})")
         found += next(results)
@@ -127,21 +136,6 @@ def run_suite(
     if not printed and all(row.comparison is None for row in recorded):
         raise NoRecordingsError(recordings)
     return Suite(recorded, printed)
-
-
-def rows_of(
-    case: Case, recordings: Path, environments: Mapping[Release, Path] = MappingProxyType({})
-) -> list[SuiteRow | PrintedRow]:
-    """The rows of one case, traced by its own release if there is an environment of it."""
-    release = parse_release(case.request.torch) if case.request.torch else installed_release()
-    if release != installed_release() and release in environments:
-        return rows_by(environments[release], case, recordings)
-    if isinstance(case, PrintedCase):
-        return list(run_printed(case))
-    if not isinstance(case, RecordedCase):
-        return []
-    path = find_recording(recordings, case.recording)
-    return [SuiteRow(case, None if path is None else _compare(case, path))]
 
 
 def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:

@@ -15,7 +15,7 @@ from graphmem.torch_releases.manifest import written
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison
-from graphmem.verify.suite import PrintedRow, Suite, SuiteRow
+from graphmem.verify.suite import PrintedRow, Rows, Suite, SuiteRow
 
 _WIDTH = 240  # wider than any table here
 _CONTEXT = 4
@@ -135,7 +135,7 @@ def suite_table(suite: Suite) -> Iterator[Text | Table]:
 
 def _releases(suite: Suite) -> str:
     """Which releases traced the cases; their own one decides the rules of the card."""
-    rows: list[SuiteRow | PrintedRow] = [*suite.recorded, *suite.printed]
+    rows: Rows = [*suite.recorded, *suite.printed]
     cases = {row.case.name: (row.case.request.torch, row.traced_by) for row in rows}
     own = sum(torch is None or parse_release(torch) == used for torch, used in cases.values())
     counts = Counter(used for _, used in cases.values())

@@ -123,7 +123,7 @@ class TestRouting:
             ids = torch.randint(0, 32000, (2, 2048))
         return TrainingStep(model=model, inputs={"input_ids": ids, "labels": ids})
 
-    def test_the_report_states_the_peak_of_balanced_and_bounds(self) -> None:
+    def test_the_report_states_the_peak_of_balanced_and_worst_routing(self) -> None:
         report = graphmem.analyze(self.build, gpu="b200", steps=1)
         assert report.worst_routing_peak is not None
         assert report.worst_routing_peak >= report.peak.allocated

@@ -235,7 +235,7 @@ class TestRules:
         skewed, _ = on_card(program, assume=("routing=0.4",))
         assert skewed[0] == 0.4 * 100
 
-    def test_in_the_bounds_all_choose_alike_yet_each_expert_is_chosen(self) -> None:
+    def test_in_the_worst_routing_all_choose_alike_yet_each_expert_is_chosen(self) -> None:
         def program(device: torch.device) -> Any:
             chosen = torch.randn(100, 4, device=device).topk(2).indices
             assert bool((chosen[:, 0] != chosen[:, 1]).all())
