@@ -21,6 +21,7 @@ from graphmem.allocator.private_pools import PrivatePools
 from graphmem.allocator.reclaiming import long_unused, too_large_to_split
 from graphmem.allocator.segment_info import segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
+from graphmem.torch_releases.differences import NESTED_POOLS_ARE_A_STACK
 
 
 class CachingAllocator(DeviceStats):
@@ -30,7 +31,7 @@ class CachingAllocator(DeviceStats):
         settings: the allocator's configuration.
         device: the memory that it manages.
         private: the pools of CUDA graphs and of `torch.cuda.MemPool`.
-        release: the version of torch whose wording `OutOfMemory` uses.
+        release: the version of torch whose rules and wording apply.
         on_event: called at each event with (action, address, bytes, stream); actions are those of a
             snapshot's `device_traces` (`record_trace`). For "oom", the address is the free bytes.
     """
@@ -48,12 +49,13 @@ class CachingAllocator(DeviceStats):
             settings: the configuration; default: PyTorch's.
             capacity_bytes: memory that PyTorch can use on this device; None: unlimited.
             device: instead of a capacity, a device that also chooses addresses.
-            release: the version of torch whose wording out-of-memory errors use.
+            release: the version of torch whose rules and wording apply.
         """
         super().__init__()
         self.settings = settings or AllocatorSettings()
         self.device = device or Device(capacity_bytes)
-        self.private = PrivatePools(self.small, self.large)
+        is_stack = NESTED_POOLS_ARE_A_STACK.holds_in(release)
+        self.private = PrivatePools(self.small, self.large, newest_first=is_stack)
         self.release = release
         self.on_event: Callable[[str, int, int, int], None] | None = None
         self._segments: dict[int, Segment] = {}

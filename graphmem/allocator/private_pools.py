@@ -59,9 +59,16 @@ class PrivatePools:
         are_in_use: a capture is in progress, or a `MemPool` in use (`captures_underway`).
     """
 
-    def __init__(self, small: Pool, large: Pool) -> None:
-        """Start without pools; they count in the statistics of the shared `small` and `large`."""
+    def __init__(self, small: Pool, large: Pool, newest_first: bool = True) -> None:
+        """Start without pools.
+
+        Args:
+            small: the shared pool in whose statistics small blocks count.
+            large: that of large blocks.
+            newest_first: whether of several pools that take a request the last one begun gets it.
+        """
         self._everybodys = small, large
+        self._newest_first = newest_first
         self._pools: dict[PoolId, PrivatePool] = {}
         self._routes: list[tuple[PoolId, Takes]] = []
         self.are_in_use = False
@@ -101,7 +108,7 @@ class PrivatePools:
         self.open(pool_id)
         if any(pool_id == other for other, _ in self._routes):
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
-        self._routes.append((pool_id, takes))
+        self._routes.insert(0 if self._newest_first else len(self._routes), (pool_id, takes))
         self.are_in_use = True
 
     def end(self, pool_id: PoolId) -> None:

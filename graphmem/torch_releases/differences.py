@@ -59,6 +59,12 @@ ALLOC_CONF_IS_READ = Difference(
     "issue #183387 of PyTorch, PR #41158 of vllm; if both are set, libc10.so of 2.13.0 takes the "
     "latter",
 )
+NESTED_POOLS_ARE_A_STACK = Difference(
+    (2, 10),
+    "of several private pools that take a request, the one begun last gets it; before, the first",
+    "c10/cuda/CUDACachingAllocator.cpp, `get_pool`, `captures_underway.rbegin()`; issue #161193; "
+    "libc10_cuda.so has the message of that change's assertion from 2.10.0 on",
+)
 LT_LOOKS_AT_BOTH_OPERANDS = Difference(
     (2, 10),
     "cublasLt adds a bias if both sizes of both operands exceed 1; before, of the second only",

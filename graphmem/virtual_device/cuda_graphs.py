@@ -149,10 +149,14 @@ def _graph_base(memory: DeviceMemory, handles: PoolHandles, release: Release) ->
 class _Capture:
     """The C++ state of one graph; it lives as long as the Python object."""
 
-    def __init__(self, memory: DeviceMemory, states: RandomStates) -> None:
+    def __init__(
+        self, memory: DeviceMemory, states: RandomStates, graph: weakref.ref[CudaGraphBase]
+    ) -> None:
         self.memory = memory
         self.states = states
+        self.graph = graph
         self.pool_id = EVERYBODYS
+        self.retained: list[PoolId] = []  # other pools that a capture allocated from
         self.is_over = False
 
     def require(self, what: str) -> None:
@@ -169,7 +173,9 @@ class _Capture:
         self.states.forget(self)
         if self.is_over:
             self.is_over = False
-            self.memory.release_pool(self.pool_id)
+            for pool_id in (self.pool_id, *self.retained):
+                self.memory.release_pool(pool_id)
+            self.retained.clear()
 
 
 class CudaGraphBase:
@@ -179,11 +185,12 @@ class CudaGraphBase:
     _states: RandomStates
     _handles: PoolHandles
     _capture: _Capture
+    _has_graph_exec = False
 
     def __new__(cls, keep_graph: bool = False) -> Any:
         """Make a graph, which as in C++ takes nothing before a capture."""
         graph = super().__new__(cls)
-        graph._capture = _Capture(cls._memory, cls._states)
+        graph._capture = _Capture(cls._memory, cls._states, weakref.ref(graph))
         # PyTorch's class has a `__del__` of its own from 2.13 on.
         weakref.finalize(graph, graph._capture.reset).atexit = False
         return graph
@@ -222,9 +229,16 @@ class CudaGraphBase:
         captures.end(self._capture)
         self._capture.is_over = True
 
+    # From torch 2.14 on `capture_end` is Python, which instantiates the graph between these two.
+    capture_end_pre = capture_end
+
+    def capture_end_post(self) -> None:
+        """Do nothing: there is no template to destroy."""
+
     def instantiate(self) -> None:
         """Prepare the graph for replays."""
         self._capture.require("capture_end() must have been called before calling instantiate")
+        self._has_graph_exec = True
 
     def replay(self) -> None:
         """Launch what was captured."""
@@ -235,9 +249,31 @@ class CudaGraphBase:
         self._capture.require("Called CUDAGraph::pool() without a preceding successful capture.")
         return self._capture.pool_id
 
+    def pools(self) -> list[PoolId]:
+        """List the ids of its own pool and of the others that it retains."""
+        return [self.pool(), *self._capture.retained]
+
+    def _retain_pool(self, pool_id: PoolId) -> None:
+        """Keep a pool that the capture allocates from (`use_mem_pool`, from torch 2.14 on)."""
+        self._memory.retain_pool((pool_id[0], pool_id[1]))
+        self._capture.retained.append((pool_id[0], pool_id[1]))
+
+    @classmethod
+    def get_currently_capturing_graph(cls) -> Any:
+        """The graph that the current stream is captured into.
+
+        Raises:
+            RuntimeError: none is, as in C++.
+        """
+        capture = cls._memory.captures.graph_of(cls._memory.current_stream)
+        if capture is None:
+            raise RuntimeError("There is no graph currently being captured.")
+        return capture.graph()
+
     def reset(self) -> None:
         """Drop what was captured, and the pool."""
         self._capture.reset()
+        self._has_graph_exec = False
 
     def register_generator_state(self, generator: Any) -> None:
         """Register the state of one of the program's own generators as well."""

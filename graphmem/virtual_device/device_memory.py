@@ -231,6 +231,10 @@ class DeviceMemory:
         """Send no more requests to a private pool (`endAllocateToPool`)."""
         self.settled().private.end(pool_id)
 
+    def retain_pool(self, pool_id: PoolId) -> None:
+        """Add one user to a private pool (`createOrIncrefPool`)."""
+        self.settled().private.open(pool_id)
+
     def release_pool(self, pool_id: PoolId) -> None:
         """Take one user off a private pool (`releasePool`)."""
         self.settled().private.release(pool_id)
