@@ -84,8 +84,13 @@ class VirtualFakeMode(FakeTensorMode):
                 device="meta",
                 requires_grad=looks.requires_grad,
             )
+            storage = None
             if entry.view_idx is not None:
                 storage = func_and_args[-1][entry.view_idx].untyped_storage()
+            elif memory.untyped_storage().nbytes() != looks.storage_bytes:
+                # `aten.copy` of a view copies its whole storage (`clone_preserve_strides`).
+                storage = torch.UntypedStorage(looks.storage_bytes, device="meta")
+            if storage is not None:
                 memory.set_(storage, looks.storage_offset, looks.shape, looks.stride)
         return self._wrap(memory, looks.device)
 
