@@ -181,6 +181,8 @@ class Backward:
             torch.set_grad_enabled(create_graph)
             self._start(task, roots, list(gradients))
             while task.ready:
+                if torch.is_grad_enabled() != create_graph:  # a node's Python changed it
+                    torch.set_grad_enabled(create_graph)  # `Engine::thread_main`, for each task
                 self._evaluate(task, task.ready.pop())
         except torch.OutOfMemoryError as error:
             # A traceback keeps what its frames hold; the engine's C++ frames are gone by then.

@@ -1,12 +1,17 @@
-"""`python -m tests.fuzz [--programs N] [--seed FIRST] [--reduce]`: many random programs."""
+"""`python -m tests.fuzz [--programs N] [--seed FIRST] [--reduce] [--compile BACKEND]`.
+
+Many random programs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
+from functools import partial
 
 from graphmem.caller import belongings
+from tests.fuzz import compiled
 from tests.fuzz.comparison import compare, program_that_runs, reduced
 
 
@@ -15,16 +20,20 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="that of the first program")
     parser.add_argument("--reduce", action="store_true", help="drop lines that a fault needs not")
+    parser.add_argument(
+        "--compile", metavar="BACKEND", choices=compiled.BACKENDS, help="one of %(choices)s"
+    )
     asked = parser.parse_args()
+    judge = partial(compiled.compare, backend=asked.compile) if asked.compile else compare
     counts: Counter[str] = Counter()
     # Programs share nothing with this process, and scanning for it would take half the time.
     belongings._what_there_is = lambda: ([], [])
     for seed in range(asked.seed, asked.seed + asked.programs):
         lines = program_that_runs(seed)
-        outcome = compare(lines)
+        outcome = judge(lines)
         counts[outcome.verdict] += 1
         if outcome.is_fault:
-            shown = reduced(lines) if asked.reduce else lines
+            shown = reduced(lines, judge) if asked.reduce else lines
             print(f"---- seed {seed}: {outcome.verdict}", *shown, outcome.details, sep="\n")
         if not (seed + 1) % 50:
             print(seed + 1, dict(counts), file=sys.stderr)

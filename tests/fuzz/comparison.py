@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fixtures.random_program import modules_of, step_of
@@ -87,7 +88,7 @@ def _unobserved(lines: list[str]) -> tuple[list[Event], list[Event]]:
     return unobserved.profiled_events(make, STEPS), unobserved.traced_events(make, STEPS)
 
 
-def reduced(lines: list[str]) -> list[str]:
+def reduced(lines: list[str], compare: Callable[[list[str]], Outcome]) -> list[str]:
     """The program without the lines that are irrelevant to the fault."""
     verdict = compare(lines).verdict
     position = len(lines) - 1

@@ -44,8 +44,13 @@ def traced_events(build: Build, steps: int) -> list[Event]:
     """The same events of a trace that predicts an unobserved run."""
     with comparable():
         graph = trace(build, gpu=None, options=TraceOptions(steps=steps))
+    return without_small(events_of(graph))
+
+
+def without_small(events: list[Event]) -> list[Event]:
+    """The events of blocks that the profiler can tell from scalars, numbered anew."""
     numbers: dict[int | None, int] = {}
-    events = [event for event in events_of(graph) if (event.nbytes or 0) >= SMALLEST]
+    events = [event for event in events if (event.nbytes or 0) >= SMALLEST]
     for event in events:
         if event.block is not None:
             numbers.setdefault(event.block, len(numbers))

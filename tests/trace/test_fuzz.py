@@ -1,15 +1,42 @@
 """A trace of a random program allocates and frees what a real run does.
 
-A few fixed seeds; `python -m tests.fuzz --programs 2000 --reduce` runs many.
+A few fixed seeds; `python -m tests.fuzz --programs 2000 --reduce` runs many, and `--compile
+aot_eager` compiles them.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests.fuzz import compiled
 from tests.fuzz.comparison import compare, program_that_runs
 
 SEEDS = range(12)
+COMPILED_SEEDS = (0, 4, 6)
+COMPILED_FAULTS = {
+    "gradients are dropped one by one": [
+        "v0 = x * 1",
+        "kept.append(v0)",
+        "v1 = F.embedding(order, v0)",
+        "v2 = v1.cumsum(0)",
+        "loss = v0.square().mean() + v2.square().mean() + v1.square().mean()",
+        "loss.backward()",
+    ],
+    "a copy of a view copies its whole storage": [
+        "v0 = x * 1",
+        "v0[0] = 1",
+        "loss = v0.square().mean() + (v0 @ v0).square().mean()",
+        "loss.backward(inputs=[x])",
+    ],
+    "a function's backward leaves gradients enabled": [
+        "v1 = F.silu(x * 1)",
+        "v2 = F.max_pool1d(v1[None], 3, 1, 1)[0]",
+        "v3 = TwoResults.apply(v2)[0]",
+        "loss = v3.square().mean() + v1.square().mean() + v2.square().mean()",
+        "loss.backward(inputs=[x])",
+    ],
+}
+"""Programs that were once traced wrongly, reduced."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -17,3 +44,17 @@ def test_a_random_program_is_traced_as_it_runs(seed: int) -> None:
     lines = program_that_runs(seed)
     outcome = compare(lines)
     assert not outcome.is_fault, "\n".join([*lines, outcome.details])
+
+
+@pytest.mark.parametrize("backend", compiled.BACKENDS)
+@pytest.mark.parametrize("seed", COMPILED_SEEDS)
+def test_a_compiled_program_is_traced_as_it_runs(seed: int, backend: str) -> None:
+    lines = program_that_runs(seed)
+    outcome = compiled.compare(lines, backend)
+    assert outcome.verdict == "equal", "\n".join([*lines, outcome.details])
+
+
+@pytest.mark.parametrize("lines", COMPILED_FAULTS.values(), ids=COMPILED_FAULTS)
+def test_a_program_that_was_wrong_is_traced_as_it_runs(lines: list[str]) -> None:
+    outcome = compiled.compare(lines, "aot_eager")
+    assert outcome.verdict == "equal", outcome.details

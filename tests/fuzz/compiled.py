@@ -1,0 +1,72 @@
+"""Compare a compiled program's real run on the CPU with its trace for a card.
+
+Dynamo and AOTAutograd run in both, and the backend calls one operator of their graphs after the
+other. So the CPU allocates what a card does, apart from what `ONLY_ON_ONE` lists.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from fixtures.random_program import modules_of, step_of
+from graphmem import TrainingStep
+from graphmem.errors import InputError
+from graphmem.gpus import find_gpu
+from graphmem.trace import TraceOptions, trace
+from tests.fuzz.comparison import SIZE, Outcome
+from tests.support import oracle, unobserved
+from tests.support.oracle import Event
+
+STEPS = 3
+BACKENDS = ("aot_eager", "aot_eager_decomp_partition")
+ONLY_ON_ONE = {
+    "gru(": "cuDNN's kernel",
+    "dropout": "a fused kernel",
+    "rms_norm": "a fused kernel",
+    "(parameters)": "an optimizer whose default is foreach on a card",
+    "save_on_cpu": "a copy to the host is a copy to the same device",
+    "autocast": "its casts are freed in the order of their addresses",
+}
+"""What differs between the CPU and a card in the programs, and why."""
+
+
+def compare(lines: list[str], backend: str) -> Outcome:
+    """The outcome of comparing a program that is compiled by a backend."""
+    left_out = [why for word, why in ONLY_ON_ONE.items() if any(word in line for line in lines)]
+    if left_out:
+        return Outcome("left out", left_out[0])
+    try:
+        real = _real_events(lines, backend)
+    except Exception as error:  # noqa: BLE001 - whatever real PyTorch rejects is not a program
+        return Outcome("invalid", f"{error}".partition("\n")[0])
+    try:
+        oracle.assert_equal(real, _traced_events(lines, backend))
+    except InputError as error:
+        return Outcome("refused", f"{error}")
+    except AssertionError as error:
+        return Outcome("differs", f"{error}")
+    return Outcome("equal")
+
+
+def _step(lines: list[str], backend: str, device: str) -> TrainingStep:
+    return step_of(lines, modules_of(SIZE).to(device), SIZE, device, backend)
+
+
+def _real_events(lines: list[str], backend: str) -> list[Event]:
+    torch._dynamo.reset()
+    gc.collect()  # or the compiler collects an earlier program's tensors in the middle of this one
+    return unobserved.profiled_events(lambda: _step(lines, backend, "cpu"), STEPS)
+
+
+def _traced_events(lines: list[str], backend: str) -> list[Event]:
+    """The events of the iterations, as `unobserved.traced_events` has them for the CPU."""
+    torch._dynamo.reset()
+    with oracle.comparable():
+        graph = trace(
+            lambda: _step(lines, backend, "cuda"),
+            gpu=find_gpu("h100-80gb"),
+            options=TraceOptions(steps=STEPS, compile=True),
+        )
+    return unobserved.without_small(oracle.events_of(graph))
