@@ -4,7 +4,8 @@ PyTorch registers its policies from lists in a header, `ATen/autocast_mode.h`, w
 carries (`AT_FORALL_…`, torch 2.13); those that it registers one by one are named here:
   (1) `binary_cross_entropy` is an error under autocast (aten/src/ATen/autocast_mode.cpp);
   (2) cuDNN's convolutions run in lower precision (aten/src/ATen/autocast_mode.cpp, CUDA's list);
-  (3) `norm` is given float32 by an argument (`AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE`).
+  (3) `linalg_matrix_sqrth`, from torch 2.15 on, runs in float32 (so it does on the CPU, too);
+  (4) `norm` is given float32 by an argument (`AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE`).
 
 The dispatch mode of a trace runs below autocast, so it sees the calls that an operator makes:
 `_softmax` for `softmax`. `_PARTS` maps such a call back to its operator.
@@ -43,7 +44,11 @@ _LISTS = {
     "DIFFERENT_REDISPATCH_SIGNATURE": Policy.FP32,
     "PROMOTE": Policy.WIDEST,
 }
-_ONE_BY_ONE = ("cudnn_convolution", "cudnn_convolution_transpose")
+_ONE_BY_ONE = {
+    "cudnn_convolution": Policy.LOWER_PRECISION,
+    "cudnn_convolution_transpose": Policy.LOWER_PRECISION,
+    "linalg_matrix_sqrth": Policy.FP32,
+}
 _PARTS = {
     "_softmax": "softmax",
     "_log_softmax": "log_softmax",
@@ -69,7 +74,7 @@ _PARTS = {
 def policies() -> dict[str, Policy]:
     """The policy of every operator that has one, by its name without an overload."""
     text = _HEADER.read_text(encoding="utf-8")
-    found = dict.fromkeys(_ONE_BY_ONE, Policy.LOWER_PRECISION)
+    found = {name: policy for name, policy in _ONE_BY_ONE.items() if hasattr(torch.ops.aten, name)}
     for name, body in _LIST.findall(text):
         if name in _LISTS:
             found.update(dict.fromkeys(_OPERATOR.findall(body), _LISTS[name]))

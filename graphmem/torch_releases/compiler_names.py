@@ -176,4 +176,11 @@ COMPILER_NAMES = (
         "when tensors that compiled code saved are freed",
         _COMPILED,
     ),
+    Names(
+        "torch.autograd.function.BackwardCFunction",
+        "apply_boxed",
+        "when compiled code drops its gradients",
+        _COMPILED,
+        since=(2, 13),
+    ),
 )

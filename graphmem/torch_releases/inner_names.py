@@ -43,6 +43,12 @@ INNER_NAMES = (
     Names("torch.autograd.Variable", "_execution_engine", "replacing the engine", _BACKWARD),
     Names("torch.autograd.function.Function", "apply", "Python functions", _BACKWARD),
     Names(
+        "torch.autograd.function.Function._backward_cls",
+        "_forward_cls",
+        "Python functions",
+        _BACKWARD,
+    ),
+    Names(
         "torch.autograd.function.FunctionCtx",
         "set_materialize_grads",
         "Python functions",

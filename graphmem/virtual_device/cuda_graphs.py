@@ -154,10 +154,14 @@ class _Capture:
     ) -> None:
         self.memory = memory
         self.states = states
-        self.graph = graph
+        self._graph = graph
         self.pool_id = EVERYBODYS
         self.retained: list[PoolId] = []  # other pools that a capture allocated from
         self.is_over = False
+
+    def graph(self) -> Any:
+        """The program's object; None once it is gone."""
+        return self._graph()
 
     def require(self, what: str) -> None:
         """Raise C++'s error if nothing has been captured."""

@@ -6,13 +6,16 @@ a captured stream (Cross-stream Dependencies and Events, CUDA C++ Programming Gu
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 _NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
 
 
 class Capture(Protocol):
     """A CUDA graph that is being captured."""
+
+    def graph(self) -> Any:
+        """The program's object."""
 
     def draw_random_numbers(self) -> None:
         """Handle a captured operation that draws random numbers."""

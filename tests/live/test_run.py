@@ -16,6 +16,7 @@ import graphmem
 from graphmem.analysis import analysis_of
 from graphmem.record import load
 from graphmem.report.text import report_as_text
+from graphmem.torch_releases import installed_release
 from tests.conftest import Outcome
 from tests.support.places import ROOT, SCRIPTS
 from tests.support.sizes import MIB
@@ -532,12 +533,13 @@ class TestText:
         script = tmp_path / "script.py"
         script.write_text("print('hello')\n")
 
-        done = run("--gpu", "a100-80gb", "--torch", "2.13", script)
+        release = "{}.{}".format(*installed_release())
+        done = run("--gpu", "a100-80gb", "--torch", release, script)
 
         assert done.stdout == "hello\n"
         assert done.stderr.splitlines() == [
             "peak 0 B allocated (0 bytes): nothing ran on the card",
-            "  NVIDIA A100-SXM4-80GB (79.256 GiB), torch 2.13",
+            f"  NVIDIA A100-SXM4-80GB (79.256 GiB), torch {release}",
         ]
 
     def test_parts_without_lines_have_no_heading_and_lines_no_trailing_blanks(
