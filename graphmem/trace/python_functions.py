@@ -121,19 +121,11 @@ def apply(node: Any, gradients: list[Any], edges: Edges, *, keep: bool) -> list[
     arguments = list(_materialized(node, gradients))
     if not keep and ARGUMENTS_HOLD_GRADIENTS.holds_in(installed_release()):
         gradients[:] = [None] * len(gradients)
-    if getattr(node._forward_cls, "boxed_grads_call", False):  # from 2.13 on: compiled functions
-        boxed, arguments = arguments, []
-        result = node.apply_boxed(boxed)
-    else:
-        result = _called(node, arguments)
+    # Compiled functions, from 2.13 on, empty the list that they are called with.
+    is_boxed = getattr(node._forward_cls, "boxed_grads_call", False)
+    result = node.apply_boxed(arguments) if is_boxed else node.apply(*arguments)
+    del arguments
     return _per_tensor(node, result if isinstance(result, tuple) else (result,), edges)
-
-
-def _called(node: Any, arguments: list[Any]) -> Any:
-    """Call a function's backward with arguments that are held until it returns."""
-    held = tuple(arguments)
-    arguments.clear()
-    return node.apply(*held)
 
 
 def _materialized(node: Any, gradients: list[Any]) -> list[Any]:

@@ -14,7 +14,6 @@ from fixtures.random_program import modules_of, step_of
 from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
-from graphmem.trace import TraceOptions, trace
 from tests.fuzz.comparison import SIZE, Outcome
 from tests.support import oracle, unobserved
 from tests.support.oracle import Event
@@ -61,12 +60,6 @@ def _real_events(lines: list[str], backend: str) -> list[Event]:
 
 
 def _traced_events(lines: list[str], backend: str) -> list[Event]:
-    """The events of the iterations, as `unobserved.traced_events` has them for the CPU."""
     torch._dynamo.reset()
-    with oracle.comparable():
-        graph = trace(
-            lambda: _step(lines, backend, "cuda"),
-            gpu=find_gpu("h100-80gb"),
-            options=TraceOptions(steps=STEPS, compile=True),
-        )
-    return unobserved.without_small(oracle.events_of(graph))
+    gpu = find_gpu("h100-80gb")
+    return unobserved.traced_events(lambda: _step(lines, backend, "cuda"), STEPS, gpu)

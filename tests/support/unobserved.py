@@ -16,6 +16,7 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity
 
+from graphmem.gpus import Gpu
 from graphmem.trace import TraceOptions, trace
 from tests.support.oracle import Build, Event, comparable, events_of
 
@@ -40,17 +41,12 @@ def profiled_events(build: Build, steps: int) -> list[Event]:
     return list(_events([pair for i, pair in enumerate(found) if i not in inner]))
 
 
-def traced_events(build: Build, steps: int) -> list[Event]:
-    """The same events of a trace that predicts an unobserved run."""
+def traced_events(build: Build, steps: int, gpu: Gpu | None = None) -> list[Event]:
+    """The same events of a trace that predicts an unobserved run, on the CPU or a card."""
     with comparable():
-        graph = trace(build, gpu=None, options=TraceOptions(steps=steps))
-    return without_small(events_of(graph))
-
-
-def without_small(events: list[Event]) -> list[Event]:
-    """The events of blocks that the profiler can tell from scalars, numbered anew."""
+        graph = trace(build, gpu=gpu, options=TraceOptions(steps=steps))
     numbers: dict[int | None, int] = {}
-    events = [event for event in events if (event.nbytes or 0) >= SMALLEST]
+    events = [event for event in events_of(graph) if (event.nbytes or 0) >= SMALLEST]
     for event in events:
         if event.block is not None:
             numbers.setdefault(event.block, len(numbers))
