@@ -577,7 +577,8 @@ class TestDevices:
         with pytest.raises(torch.cuda.CudaError, match="out of memory"):
             torch.cuda.check_error(2)
         # torch.testing._internal, which other tests import, forbids setting flags like this.
-        monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+        settings = torch.backends.flags_frozen.__globals__  # the module itself is replaced
+        monkeypatch.setitem(settings, "__allow_nonbracketed_mutation_flag", True)
         torch.backends.cudnn.benchmark_limit = 3
         assert torch.backends.cudnn.benchmark_limit == 3
         torch.cuda.set_sync_debug_mode("warn")
