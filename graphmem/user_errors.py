@@ -12,8 +12,11 @@ from traceback import FrameSummary, StackSummary, TracebackException
 from graphmem.errors import GraphmemError, InputError
 from graphmem.frames import Origin, is_own_fault, is_program, origin_of, short_path
 
-# In FakeTensorDeviceMismatchError (torch/_subclasses/fake_tensor.py) and in real kernels' errors.
-_DEVICES_DIFFER = "Expected all tensors to be on the same device"
+# In FakeTensorDeviceMismatchError (torch/_subclasses/fake_tensor.py) and in real kernels' errors;
+# up to torch 2.12 fake tensors have words of their own.
+_DEVICES_DIFFER = re.compile(
+    "Expected all tensors to be on the same device|found two different devices"
+)
 _DEVICE = re.compile(r"\bcpu\b|\bcuda:\d+")
 # CustomOpDef's error (torch/_library/custom_ops.py).
 _NO_META_KERNEL = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:]+)\)>")
@@ -212,7 +215,7 @@ def _described(error: BaseException, what: str, where: str) -> InputError:
             return MissingImportError(what, module, at)
         case SystemExit(code=code):
             return CalledExitError(what, code, at)
-        case RuntimeError() if _DEVICES_DIFFER in text:
+        case RuntimeError() if _DEVICES_DIFFER.search(text):
             devices = " and ".join(sorted(set(_DEVICE.findall(text)))) or "different devices"
             return MixedDevicesError(what, devices, at)
         case RuntimeError() if operator := _NO_META_KERNEL.search(text):

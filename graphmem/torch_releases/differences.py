@@ -108,6 +108,18 @@ SEED_WHEN_NEEDED = Difference(
     "seed and offset are allocated when the first captured kernel draws random numbers",
     "aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, `get_capture_state(…, create_if_not_found)`",
 )
+GROUP_NORM_KEEPS_STATISTICS_TWICE = Difference(
+    (2, 14),
+    "group norm in half precision also computes its statistics in float32, in temporary tensors",
+    "aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormKernelImplInternal`; the parameters "
+    "of `RowwiseMomentsCUDAKernel` in libtorch_cuda.so of 2.12.1 and 2.14.1",
+)
+GROUP_NORM_TAKES_CHANNELS_LAST = Difference(
+    (2, 15),
+    "group norm takes and returns channels-last tensors; until 2.14 it copied them, and until 2.13 "
+    "autograd saved that copy",
+    "PRs #186414 (2.14) and #191945 (2.15); the kernels in libtorch_cuda.so of 2.14.1 and 2.15.0",
+)
 
 # The installed build -----------------------------------------------------------------------------
 
@@ -172,6 +184,12 @@ UNUSED_INPUTS_ARE_COUNTED = Difference(
     (2, 13),
     "the error for an input that the graph does not use names the input",
     "torch/csrc/autograd/python_engine.cpp, `THPEngine_run_backward`",
+)
+VERSION_ERRORS_NAME_OPERATIONS = Difference(
+    (2, 13),
+    "the error for a saved tensor that was written names an operation, `Tanh`; before, its node, "
+    "`TanhBackward0`",
+    "torch/csrc/autograd/saved_variable.cpp, `SavedVariable::unpack`; real runs on the CPU",
 )
 TIES_ARE_SPLIT = Difference(
     (2, 14),

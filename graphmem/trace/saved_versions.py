@@ -20,6 +20,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import acts_for_the_program
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.differences import VERSION_ERRORS_NAME_OPERATIONS
 
 # The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_device/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
@@ -111,6 +113,8 @@ class SavedVersion:
             variable = self._variable()
             made_by: Any = None if variable is None else variable.grad_fn
             node = made_by.name() if made_by is not None else _REGENERATED if self._is_view else ""
+        if not VERSION_ERRORS_NAME_OPERATIONS.holds_in(installed_release()):
+            return node
         return re.sub(r"Backward\d*$", "", node)
 
 

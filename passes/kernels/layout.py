@@ -14,6 +14,8 @@ from graphmem.graph import TensorOut
 INDEX_BYTES = 8
 """Indices are int64."""
 
+_WITH_CHANNELS = (4, 5)  # dimensions of the tensors that have a channels-last format
+
 
 @cache
 def item_bytes(dtype: str) -> int:
@@ -92,22 +94,23 @@ def is_channels_last(tensor: TensorOut) -> bool:
 
 def is_laid_out(tensor: TensorOut, *, channels_last: bool) -> bool:
     """Whether `contiguous` in that memory format copies nothing."""
-    if not channels_last or len(tensor.shape) != 4:
+    if not channels_last or len(tensor.shape) not in _WITH_CHANNELS:
         return is_contiguous(tensor)
-    _, channels, height, width = tensor.shape
-    strides = (height * width * channels, 1, width * channels, channels)
+    batch, channels, *rows = tensor.shape
+    rows_first, channels_after = contiguous_strides((batch, *rows, channels)), len(rows) + 1
+    strides = (rows_first[0], rows_first[channels_after], *rows_first[1:channels_after])
     return not numel(tensor) or _matches(tensor, strides)
 
 
 def suggests_channels_last(tensor: TensorOut) -> bool:
-    """`Tensor::suggest_memory_format` of four dimensions: only their order counts, not gaps.
+    """`Tensor::suggest_memory_format` of images or volumes: only their order counts, not gaps.
 
-    c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`.
+    c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4` and `is_channels_last_strides_3d_s5`.
     """
-    if len(tensor.shape) != 4 or not tensor.stride[1]:
+    if len(tensor.shape) not in _WITH_CHANNELS or not tensor.stride[1]:
         return False
     least = 0
-    for dim in (1, 3, 2, 0):
+    for dim in (1, *range(len(tensor.shape) - 1, 1, -1), 0):
         size, stride = tensor.shape[dim], tensor.stride[dim]
         is_ambiguous = dim == 0 and least == tensor.stride[1]
         if not size or stride < least or is_ambiguous:

@@ -8,6 +8,8 @@ sum of them into new results, which replace those allocated first
 (`ConfigureAndLaunchGammaBetaBackwardKernel`; pytorch PR #148605, torch 2.8).
 (3) Group norm also allocates per-channel factors in both passes; the rows of Liger
 (docs/sources.md, "Norms") show all five of the backward pass at its peak.
+(4) A channels-last tensor has kernels of its own since torch 2.15: they always use the factors of
+the forward pass, and never those of the backward pass.
 """
 
 from __future__ import annotations
@@ -17,10 +19,21 @@ from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
-from graphmem.torch_releases.differences import PARTIAL_SUMS_OF_NORMS
+from graphmem.torch_releases.differences import (
+    GROUP_NORM_KEEPS_STATISTICS_TWICE,
+    GROUP_NORM_TAKES_CHANNELS_LAST,
+    PARTIAL_SUMS_OF_NORMS,
+)
 
 from .call import Call, Rule, during
-from .layout import accumulate_bytes, is_contiguous, item_bytes
+from .layout import (
+    accumulate_bytes,
+    is_contiguous,
+    is_half,
+    is_laid_out,
+    item_bytes,
+    suggests_channels_last,
+)
 from .reduction import contiguous_copy, reduced
 
 _PARTIAL_SUMS_ABOVE_ROWS = 65_536
@@ -84,28 +97,66 @@ def _in_two_steps(
 def _group_norm(call: Call) -> Iterator[Step]:
     """Clause (3): factors and offsets of each channel if there is a weight or a bias."""
     has_affine = call.value("weight") is not None or call.value("bias") is not None
-    per_channel = _channels(call) * _accumulator(call)
-    held = _copies(call, ("input",))
-    factors: list[Scratch] = []
-    if has_affine and call.value("HxW") > 1:
-        factors = [Scratch(f"channels' {what}", per_channel) for what in ("factors", "offsets")]
-    yield from during(held, (*call.outputs(), *during(factors)))
+    held: list[Scratch] = []
+    if _keeps_statistics_twice(call):
+        per_group = _groups(call) * _accumulator(call)
+        held = [Scratch(f"groups' {what} in float32", per_group) for what in ("mean", "rstd")]
+    if (has_affine and call.value("HxW") > 1) or _in_channels_last(call):
+        per_channel = _channels(call) * _accumulator(call)
+        held += [Scratch(f"channels' {what}", per_channel) for what in ("factors", "offsets")]
+    yield from during(_group_norm_copies(call, ("input",)), (*call.outputs(), *during(held)))
 
 
 def _group_norm_backward(call: Call) -> Iterator[Step]:
     """Clause (3); the channels' factors are declared first, and so are freed last."""
     size = _accumulator(call)
-    per_channel, per_group = _channels(call) * size, call.value("N") * call.value("group") * size
-    sums = [Scratch(f"channels' sums of {what}", per_channel) for what in ("x * dy", "dy")]
+    per_channel, per_group = _channels(call) * size, _groups(call) * size
+    by_channel = _in_channels_last(call)
+    sums: list[Scratch] = []
+    if call.value("HxW") > 1 or by_channel or not _takes_channels_last(call):
+        sums = [Scratch(f"channels' sums of {what}", per_channel) for what in ("x * dy", "dy")]
     groups: list[Scratch] = []
     channels: list[Scratch] = []
     if call.value("output_mask")[0]:
         groups = [Scratch("groups' factors", per_group), Scratch("groups' offsets", per_group)]
-    if groups and call.value("weight") is not None and call.value("HxW") > 1:
+    has_weight = call.value("weight") is not None
+    if groups and has_weight and call.value("HxW") > 1 and not by_channel:
         channels = [Scratch("channels' factors", per_channel)]
     frees = map(Free, (*reversed(groups), *channels))
     steps = (*call.outputs(), *during(sums, (*map(Take, groups + channels), *frees)))
-    yield from during(_copies(call, ("grad_out", "input")), steps)
+    yield from during(_group_norm_copies(call, ("grad_out", "input")), steps)
+
+
+def _keeps_statistics_twice(call: Call) -> bool:
+    release = call.runtime.release
+    in_half = is_half(call.tensor("input").dtype)
+    return in_half and GROUP_NORM_KEEPS_STATISTICS_TWICE.holds_in(release)
+
+
+def _takes_channels_last(call: Call) -> bool:
+    return GROUP_NORM_TAKES_CHANNELS_LAST.holds_in(call.runtime.release)
+
+
+def _in_channels_last(call: Call) -> bool:
+    """Clause (4); a contiguous tensor of one channel or one position is channels-last as well."""
+    tensor = call.tensor("input")
+    if not _takes_channels_last(call) or len(tensor.shape) not in (4, 5):
+        return False
+    return suggests_channels_last(tensor) or 1 in (tensor.shape[1], call.value("HxW"))
+
+
+def _group_norm_copies(call: Call, names: tuple[str, ...]) -> list[Scratch]:
+    channels_last = _takes_channels_last(call) and suggests_channels_last(call.tensor("input"))
+    return [
+        contiguous_copy(call.tensor(name), name)
+        for name in names
+        if not is_laid_out(call.tensor(name), channels_last=channels_last)
+    ]
+
+
+def _groups(call: Call) -> int:
+    count: int = call.value("N") * call.value("group")
+    return count
 
 
 def _channels(call: Call) -> int:

@@ -368,6 +368,35 @@ class TestNorms:
         assert taken == [256, 256, 32, 32, 256]
         assert most_at_once(program) == 5 * 512
 
+    @pytest.mark.parametrize(
+        ("release", "forward", "backward"),
+        [
+            # A copy of 2*32*8*8 halves, its sums and factors of N*C and N*G floats.
+            ("2.13", [8192, 256, 256], [8192, 8192, 256, 256, 32, 32, 256]),
+            # The mean and rstd of each group in float32 as well.
+            ("2.14", [8192, 32, 32, 256, 256], [8192, 8192, 256, 256, 32, 32, 256]),
+            # No copy, and no factors of channels in the backward pass.
+            ("2.15", [32, 32, 256, 256], [256, 256, 32, 32]),
+        ],
+    )
+    def test_channels_last_group_norm_by_release(
+        self, release: str, forward: list[int], backward: list[int]
+    ) -> None:
+        x = tensor(2, 32, 8, 8, stride=(2048, 1, 256, 32), dtype=HALF)
+        w, stats = tensor(32, dtype=HALF), tensor(2, 4, dtype=HALF)
+        calls = Calls(version=release)
+        sizes = (2, 32, 64, 4)
+
+        programs = (
+            calls.call(aten.native_group_norm.default, x, w, w, *sizes, 1e-5),
+            calls.call(
+                aten.native_group_norm_backward.default, x, x, stats, stats, w, *sizes, [True] * 3
+            ),
+        )
+
+        taken = [[step for step in each if isinstance(step, int) and step > 0] for each in programs]
+        assert taken == [forward, backward]
+
     def test_channels_last_batch_norm_stages_its_sums(self) -> None:
         """bfloat16 runs PyTorch's own kernel. 2*32*32 rows of 64 channels: blocks of 32 x 16,
         2048/(16*16) = 8 rows of blocks and 2 columns: 4 * 64 * 8 floats, 2 semaphores."""

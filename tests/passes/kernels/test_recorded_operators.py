@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 
+from graphmem.torch_releases import installed_release
 from tests.support.places import ROOT
 from tools.verify_operators import Recorded, difference, predicted, read
 
@@ -145,6 +146,8 @@ COMPOSITES = (
     "opinfo:nn.functional.fractional_max_pool3d: float32",
 )
 
+CHANGED_SINCE = {"group_norm_last bfloat16": (2, 14)}
+
 
 @cache
 def _recorded() -> dict[str, Recorded]:
@@ -166,6 +169,8 @@ FAMILIES = (
 @pytest.mark.parametrize("label", [label for family in FAMILIES for label in family])
 def test_an_operator_allocates_what_a_card_did(label: str) -> None:
     call = _recorded()[label]
+    if label in CHANGED_SINCE and installed_release() >= CHANGED_SINCE[label]:
+        pytest.skip("recorded on 2.11; PyTorch has changed it (docs/versions.md)")
 
     assert difference(call, predicted(call)) is None
 
