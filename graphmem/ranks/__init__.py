@@ -28,7 +28,17 @@ __all__ = ["groups_taken_down", "replacements"]
 def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
     """List the attributes of `torch.distributed` to replace while a program runs."""
     # a build without distributed lacks what they import
-    from graphmem.ranks import batches, ddp, dtensor, fsdp1, fsdp2, init, objects, spawned
+    from graphmem.ranks import (
+        batches,
+        ddp,
+        dtensor,
+        fsdp1,
+        fsdp2,
+        init,
+        objects,
+        pipelines,
+        spawned,
+    )
 
     mail, unwaited = _Mail(known), Unwaited(recorder)
     _open.append((mail.messages, unwaited))
@@ -40,6 +50,7 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
         *fsdp1.replacements(),
         *fsdp2.replacements(recorder),
         *objects.replacements(mail),
+        *pipelines.replacements(),
         *spawned.replacements(),
     ]
 

@@ -197,6 +197,12 @@ TIES_ARE_SPLIT = Difference(
     "that fill the result of `where`, in place unless a mode observes",
     "tools/autograd/derivatives.yaml, `masked_fill_inplace_if_safe`",
 )
+STAGES_RELEASE_WHAT_THEY_SENT = Difference(
+    (2, 15),
+    "a stage of a pipeline lets go of its outputs once they are sent, and keeps their gradients' "
+    "edges",
+    "torch/distributed/pipelining/stage.py, `release_fwd_send_outputs`",
+)
 FUNCTION_APPLY_IS_BUILT_IN = Difference(
     (2, 14),
     "`Function.apply` is a C function: its caller holds the arguments until it returns, and frees "

@@ -269,6 +269,13 @@ INNER_NAMES = (
         "the memory of fully_shard, and its names",
         _RANKS,
     ),
+    Names(
+        "torch.distributed.pipelining.stage._PipelineStageBase",
+        "_output_slot_is_releasable",
+        "releasing what a pipeline's stage has sent",
+        _RANKS,
+        since=(2, 15),
+    ),
     Names("torch._C._distributed_c10d", "ProcessGroup Work ReduceOp", "collectives", _RANKS),
     Names("torch.nested", _NESTED, "refusing strided nested tensors by name", "that error"),
     Names(
