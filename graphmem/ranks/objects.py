@@ -1,15 +1,20 @@
-"""Objects that one rank sends to all, so that the others receive that rank's own values.
+"""Objects that ranks send: pickled as they are of real tensors, and received with their values.
 
 `broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths through
 `broadcast` and `scatter` of their own module. Nothing else calls them there: programs call those of
 `torch.distributed`. A receiving rank has no values of its own to take instead.
+
+Up to torch 2.10 the stages of a pipeline send meta tensors, to tell each other shapes.
 """
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._utils import _rebuild_meta_tensor_no_storage
 from torch.distributed import distributed_c10d
 
 from graphmem.ranks.error_messages import RankDoesNotRunError
@@ -35,7 +40,22 @@ def replacements(mail: Mail) -> list[Replacement]:
     return [
         (distributed_c10d, "broadcast", broadcast_values),
         (distributed_c10d, "scatter", scatter_values),
+        (distributed_c10d, "_pickler", _Pickler),
     ]
+
+
+class _Pickler(pickle.Pickler):
+    """Writes a fake meta tensor as PyTorch writes a meta tensor, to the same number of bytes.
+
+    torch/_tensor.py, `Tensor._reduce_ex_internal`.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How to make the object again; `NotImplemented` if it says so itself."""
+        if not isinstance(obj, FakeTensor) or not obj.is_meta:
+            return NotImplemented
+        looks = (obj.dtype, tuple(obj.shape), obj.stride(), obj.requires_grad)
+        return _rebuild_meta_tensor_no_storage, looks
 
 
 def _exchange(

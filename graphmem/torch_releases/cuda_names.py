@@ -14,7 +14,7 @@ _PROGRAM = "programs that use it, which would then need a driver"
 CUDA_NAMES = (
     Names(
         _C,
-        "_conv_determine_backend_memory_format",
+        "_conv_determine_backend_memory_format _select_conv_backend _ConvBackend",
         "the layout in which cuDNN computes convolutions",
         "those in 16-bit precision and channels-last",
     ),

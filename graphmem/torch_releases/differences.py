@@ -154,6 +154,12 @@ OOM_REJECTIONS_ARE_COUNTED = Difference(
     "`memory_stats` has `num_oom_rejections`",
     "torch/csrc/cuda/Module.cpp, `memoryStats`; the names in libtorch_python.so of each wheel",
 )
+CONVOLUTIONS_ASK_NO_DRIVER = Difference(
+    (2, 10),
+    "choosing a convolution's backend does not need a driver, with a CUDA build and fake tensors",
+    "torch/_subclasses/fake_impls.py, `conv`, which calls `_select_conv_backend`; runs of 2.9.1 "
+    "and 2.10.0 without a driver",
+)
 PRIVATE_POOLS_ARE_COUNTED = Difference(
     (2, 13),
     "`memory_stats` has `reserved_bytes_by_private_pools`",

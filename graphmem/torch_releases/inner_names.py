@@ -214,7 +214,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.distributed_c10d",
-        "broadcast scatter",
+        "broadcast scatter _pickler",
         "objects that one rank sends",
         _RANKS,
     ),

@@ -13,7 +13,7 @@ from graphmem.gpus import Gpu
 from graphmem.virtual_device import cuda_api, parameters
 from graphmem.virtual_device.attention import attention_of
 from graphmem.virtual_device.autocast_policies import autocast_of
-from graphmem.virtual_device.convolution_layout import convolution_layout
+from graphmem.virtual_device.convolution_layout import convolution_backend, convolution_layout
 from graphmem.virtual_device.copies import deep_copies
 from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -61,6 +61,7 @@ def virtual_cuda(
                 *deep_copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
                 (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),
+                *convolution_backend(),
             ]
         ),
         attention_of(gpu, torch_release),

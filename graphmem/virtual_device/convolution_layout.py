@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.differences import CONVOLUTIONS_ASK_NO_DRIVER
+from graphmem.virtual_device.patching import Replacement
+
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -29,6 +33,16 @@ def convolution_layout(of_build: Callable[..., torch.memory_format]) -> Callable
         return last if _is_only(source, last) or _is_only(weight, last) else found
 
     return layout
+
+
+def convolution_backend() -> list[Replacement]:
+    """Say cuDNN where the build would ask the driver about the card, which fails without one.
+
+    Fake tensors only ask for the backend in order to ask for its layout.
+    """
+    if CONVOLUTIONS_ASK_NO_DRIVER.holds_in(installed_release()):
+        return []
+    return [(torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn)]
 
 
 def _is_only(tensor: torch.Tensor, last: torch.memory_format) -> bool:
