@@ -44,7 +44,7 @@ def origin_of(file: str) -> Origin:
     """The origin of a file, by its path."""
     if file.startswith(_own_folders()):
         return Origin.GRAPHMEM
-    if file.startswith(_torch_folder()) or _COMPILED in file:
+    if file.startswith(_torch_folder()) or any(map(file.__contains__, _WRITTEN)):
         return Origin.TORCH
     if is_installed(file):
         return Origin.LIBRARY
@@ -116,6 +116,8 @@ def is_own_fault(error: BaseException) -> bool:
     return not (code in _acting and isinstance(error, _PROGRAM_ERRORS))
 
 
-_COMPILED = "torchinductor_"  # the folders of Inductor's output
+# What PyTorch writes and runs: the folders of Inductor's output; up to 2.9, a file that
+# torch/distributed/nn/jit/instantiator.py makes in a temporary folder when it is imported.
+_WRITTEN = ("torchinductor_", "/_remote_module_")
 _STAND_INS = f"{_GRAPHMEM}/virtual_device/"
 _PROGRAM_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -21,6 +21,7 @@ class TorchSettings:
     def __init__(self) -> None:
         self._before = [(get, put, get()) for get, put in _all_settings()]
         self._device = _device_context()
+        self._has_device = hasattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context")
         self._function_modes = torch._C._len_torch_function_stack()
         self._hooks = [(hooks, dict(hooks)) for hooks in _global_hooks()]
 
@@ -40,6 +41,8 @@ class TorchSettings:
         if _device_context() is not self._device:
             device = None if self._device is None else self._device.device
             torch.set_default_device(device)
+            if not self._has_device:  # 2.9's `get_default_device` fails if there is a None
+                del torch._GLOBAL_DEVICE_CONTEXT.device_context
         while torch._C._len_torch_function_stack() > self._function_modes:
             torch.overrides._pop_mode()
 

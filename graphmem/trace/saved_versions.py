@@ -21,7 +21,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import acts_for_the_program
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import VERSION_ERRORS_NAME_OPERATIONS
+from graphmem.torch_releases.differences import (
+    NAN_CHECKS_ARE_LEFT_OUT,
+    VERSION_ERRORS_NAME_OPERATIONS,
+)
 
 # The setter in C++: a virtual GPU replaces `data` (graphmem/virtual_device/parameters.py).
 _set_data: Any = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
@@ -40,7 +43,9 @@ class SavedVersions:
     """Notes the version of each tensor that is saved."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
-        self._empty = FakeTensor(fake_mode, torch.empty(0, device="meta"), torch.device("cpu"))
+        with torch._C._DisableTorchDispatch():  # of a virtual GPU, which then rejects a second
+            empty = torch.empty(0, device="meta")
+        self._empty = FakeTensor(fake_mode, empty, torch.device("cpu"))
 
     def of(self, tensor: torch.Tensor) -> SavedVersion:
         """The current version of a tensor that is being saved.
@@ -133,7 +138,8 @@ def _hint() -> str:
             "the backtrace further above shows the operation that failed to compute its gradient. "
             "The variable in question was changed in there or anywhere later. Good luck!"
         )
+    options = ", check_nan=False" if NAN_CHECKS_ARE_LEFT_OUT.holds_in(installed_release()) else ""
     return (
         "enable anomaly detection to find the operation that failed to compute its gradient, with "
-        "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+        f"torch.autograd.set_detect_anomaly(True{options})."
     )

@@ -42,7 +42,8 @@ def convolution_backend() -> list[Replacement]:
     """
     if CONVOLUTIONS_ASK_NO_DRIVER.holds_in(installed_release()):
         return []
-    return [(torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn)]
+    cudnn = vars(torch._C)["_ConvBackend"].Cudnn
+    return [(torch._C, "_select_conv_backend", lambda *_, **__: cudnn)]
 
 
 def _is_only(tensor: torch.Tensor, last: torch.memory_format) -> bool:

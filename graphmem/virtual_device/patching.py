@@ -112,10 +112,10 @@ def stand_ins() -> Iterator[tuple[Any, Any]]:
 
 
 def _put(owner: Any, name: str, value: Any) -> None:
-    if value is _MISSING:
-        delattr(owner, name)
-    else:
+    if value is not _MISSING:
         setattr(owner, name, value)
+    elif name in vars(owner):  # it is not if the originals are already restored
+        delattr(owner, name)
 
 
 def run_again(module: ModuleType) -> ModuleType:

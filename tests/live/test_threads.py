@@ -13,7 +13,7 @@ from torch import nn
 
 import graphmem
 from graphmem.errors import InputError
-from tests.support.sizes import CUBLAS_WORKSPACE
+from tests.support.sizes import CUBLAS_WORKSPACE, LT_WORKSPACE
 
 WIDTH, BATCH = 64, 128
 OLD_POOL = ThreadPoolExecutor(1)
@@ -101,7 +101,8 @@ def test_a_forward_pass_in_a_thread_keeps_what_backward_needs() -> None:
         before = gpu.allocated
         in_a_thread(lambda: out.append(net(x)))
         # the output of the ReLU and the last output; cuBLAS's workspace
-        assert gpu.allocated - before == 2 * 4096 * 1024 * 4 + CUBLAS_WORKSPACE
+        workspaces = CUBLAS_WORKSPACE + LT_WORKSPACE
+        assert gpu.allocated - before == 2 * 4096 * 1024 * 4 + workspaces
 
 
 def test_threads_side_by_side_are_seen_one_operation_at_a_time() -> None:

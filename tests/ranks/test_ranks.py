@@ -286,6 +286,7 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "cuda:0 16 64\n")
 
+    @pytest.mark.skipif(installed_release() < (2, 10), reason="until 2.9 they are padded twice")
     def test_uneven_shards_are_padded_once(self, run: Run, tmp_path: Path) -> None:
         """7 rows are shards of 4 and 3, and the rank with the padded one allocates no more often.
 
