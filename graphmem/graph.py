@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch.fx
 
+    from graphmem.compiled_code import CompiledCode
     from graphmem.host_bytes import HostBytes
 
 
@@ -332,9 +333,8 @@ class StepGraph:
     """The trace of one or more iterations.
 
     Attributes:
-        fx: every operation as one `torch.fx.Graph`, in execution order. `node.meta["op"]` is a
-            node's operation; a node that stands only for a tensor, an input or one of several
-            results, has a `TensorOut` in `node.meta["tensor"]`.
+        fx: every operation as one `torch.fx.Graph`, in order. `node.meta["op"]` is a node's
+            operation, `node.meta["tensor"]` the `TensorOut` of an input or one of several results.
         device: the device whose storages are counted.
         autograd_nodes: in the order in which they ran.
         modules: the class of every module by its qualified name.
@@ -342,6 +342,7 @@ class StepGraph:
         tied: additional names of parameters that several modules share, each with the first name.
         is_routed: whether sizes depend on the routing of tokens, which is assumed.
         host: the host's memory; None if the device is the CPU.
+        compiled: what PyTorch's compiler made; None if the program compiles nothing.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
     """
 
@@ -359,6 +360,7 @@ class StepGraph:
     emptied: list[int] = field(default_factory=list)
     is_routed: bool = False
     host: HostBytes | None = None
+    compiled: CompiledCode | None = None
     end: int = 0
 
     @property
@@ -386,9 +388,8 @@ class StepGraph:
 
     def _line(self, op: Op) -> str:
         outputs = ", ".join(self._output(op, output) for output in op.outputs) or "-"
-        module = op.module or "-"
-        autograd = op.autograd_node or "-"
-        return f"%{op.node.name} = {op.target}  {outputs}  {module}  {op.source or '-'}  {autograd}"
+        where = f"{op.module or '-'}  {op.source or '-'}  {op.autograd_node or '-'}"
+        return f"%{op.node.name} = {op.target}  {outputs}  {where}"
 
     def _output(self, op: Op, output: TensorOut) -> str:
         shape = "x".join(map(str, output.shape)) or "scalar"

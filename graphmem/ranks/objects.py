@@ -4,7 +4,7 @@
 `broadcast` and `scatter` of their own module. Nothing else calls them there: programs call those of
 `torch.distributed`. A receiving rank has no values of its own to take instead.
 
-Up to torch 2.10 the stages of a pipeline send meta tensors, to tell each other shapes.
+Up to torch 2.11 the stages of a pipeline send meta tensors, to tell each other shapes.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ class _Reader:
             tied=tables.tied,
             emptied=tables.emptied,
             host=tables.host,
+            compiled=tables.compiled,
             is_routed=tables.is_routed,
             end=tables.end,
         )

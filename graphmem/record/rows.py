@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from graphmem.compiled_code import CompiledCode
 from graphmem.host_bytes import HostBytes
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 2)  # 1.1 added `on_card` to a run's observations, 1.2 `host`
+VERSION = (1, 3)  # 1.1 added `on_card` to a run's observations, 1.2 `host`, 1.3 `compiled`
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -235,3 +236,4 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     emptied: list[int]
     observed: ObservedTable | None = None
     host: HostBytes | None = None
+    compiled: CompiledCode | None = None

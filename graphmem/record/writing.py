@@ -12,6 +12,7 @@ from graphmem.graph import (
     AutogradNode,
     Op,
     Owner,
+    Phase,
     SavedTensor,
     Source,
     StepGraph,
@@ -78,9 +79,7 @@ class _Writer:
             storages=[self._storage(each) for each in graph.storages],
             ops=[self._op(each) for each in graph.ops],
             nodes=self._nodes(),
-            phases=[
-                rows.PhaseRow(each.name, each.step, each.start, each.end) for each in graph.phases
-            ],
+            phases=[_phase(each) for each in graph.phases],
             marks=[rows.MarkRow(each.name, each.step, each.tick) for each in graph.marks],
             assumptions=[
                 rows.AssumptionRow(
@@ -94,6 +93,7 @@ class _Writer:
             tied=graph.tied,
             emptied=graph.emptied,
             host=graph.host,
+            compiled=graph.compiled,
             observed=None
             if step.observed is None
             else observed_table(step.observed, self._storage),
@@ -182,3 +182,7 @@ def tensor_row(tensor: TensorOut) -> rows.TensorRow:
         tensor.nonzeros,
         tensor.is_coalesced,
     )
+
+
+def _phase(phase: Phase) -> rows.PhaseRow:
+    return rows.PhaseRow(phase.name, phase.step, phase.start, phase.end)

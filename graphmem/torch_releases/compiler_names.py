@@ -95,6 +95,12 @@ COMPILER_NAMES = (
         "leaving out CUDA graphs",
         _COMPILED,
     ),
+    Names(
+        "torch._dynamo.output_graph.OutputGraph",
+        "call_user_compiler",
+        "the results that a graph passes on where it breaks",
+        "the cost of graph breaks",
+    ),
     Names("torch._inductor.async_compile.AsyncCompile", "triton", "Triton kernels", _COMPILED),
     Names(
         "torch._inductor.runtime.compile_tasks",

@@ -16,6 +16,7 @@ import torch
 from graphmem.caller.environment import environment
 from graphmem.trace.compiled import dynamo, graph_outputs, inductor
 from graphmem.trace.compiled.origins import Origins
+from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
@@ -135,6 +136,9 @@ class Compilation:
         lowering = importlib.import_module("torch._inductor.graph").GraphLowering
         note = self.origins.noting(lowering.compile_to_module)
         enter(replaced([(lowering, "compile_to_module", note)]))
+        savings = Savings()
+        enter(replaced(savings.replacements()))
+        self._recorder.graph.compiled = savings.code
         enter(importlib.import_module("torch._inductor.config").patch(inductor.SETTINGS))
 
 
