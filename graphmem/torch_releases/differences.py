@@ -154,6 +154,11 @@ OOM_REJECTIONS_ARE_COUNTED = Difference(
     "`memory_stats` has `num_oom_rejections`",
     "torch/csrc/cuda/Module.cpp, `memoryStats`; the names in libtorch_python.so of each wheel",
 )
+FORWARD_NODES_ARE_TAGGED = Difference(
+    (2, 10),
+    "the joint graph's nodes of the forward pass are tagged; before, only the others were",
+    "torch/_functorch/_aot_autograd/graph_capture_wrappers.py, `partitioner_tag`",
+)
 CONVOLUTIONS_ASK_NO_DRIVER = Difference(
     (2, 10),
     "choosing a convolution's backend does not need a driver, with a CUDA build and fake tensors",

@@ -16,6 +16,8 @@ import torch
 from graphmem.compiled_code import CompiledCode, CompiledGraph, GraphBreak
 from graphmem.frames import Origin, origin_of, short_path
 from graphmem.graph import Source
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.differences import FORWARD_NODES_ARE_TAGGED
 from graphmem.virtual_device.patching import Replacement
 
 
@@ -113,7 +115,8 @@ def _is_view(target: Any) -> bool:
 
 
 def _is_of_forward(node: torch.fx.Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_forward"
+    tag = "is_forward" if FORWARD_NODES_ARE_TAGGED.holds_in(installed_release()) else None
+    return node.meta.get("partitioner_tag") == tag
 
 
 def _passed_on(module: torch.fx.GraphModule) -> Iterator[torch.Tensor]:
