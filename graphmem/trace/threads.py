@@ -5,7 +5,9 @@ Dispatch modes and hooks for saved tensors belong to a thread (`PythonTorchFunct
 its nodes (aten/src/ATen/SequenceNumber.cpp). Every thread that starts gets the modes and hooks, and
 a counter that continues where the others are, so that a number identifies one node.
 
-(1) A thread that outlives the program is then left alone.
+Threads that others start meanwhile, such as those of a server that analyses, are left alone.
+
+(1) So is a thread that outlives the program.
 (2) A worker of an existing pool is watched while it does what the program submitted.
 
 Not covered: other threads that existed before; and the engine's order of simultaneously ready nodes
@@ -17,6 +19,7 @@ from __future__ import annotations
 import concurrent.futures.thread as pools
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
@@ -78,21 +81,39 @@ def replacements(watching: Callable[[], AbstractContextManager[None]]) -> list[R
     Args:
         watching: watches the thread that enters it.
     """
-    begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    work = pools._WorkItem.run
+    start, begin = threading.Thread.start, threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    submit, work = pools._WorkItem.__init__, pools._WorkItem.run
+    started: set[int] = set()
+    submitted: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def start_and_note(thread: threading.Thread) -> None:
+        if is_watched():
+            started.add(id(thread))
+        start(thread)
 
     def begin_watched(thread: threading.Thread) -> None:
+        if id(thread) not in started:
+            begin(thread)
+            return
+        started.discard(id(thread))
         with watched_thread(), watching():
             begin(thread)
 
-    def work_watched(item: Any) -> None:
+    def submit_and_note(item: Any, *args: Any) -> None:
+        submit(item, *args)
         if is_watched():
+            submitted.add(item)
+
+    def work_watched(item: Any) -> None:
+        if is_watched() or item not in submitted:
             work(item)
             return
         with watched_thread(), watching():
             work(item)
 
     return [
+        (threading.Thread, "start", start_and_note),
         (threading.Thread, "_bootstrap_inner", begin_watched),
+        (pools._WorkItem, "__init__", submit_and_note),
         (pools._WorkItem, "run", work_watched),
     ]

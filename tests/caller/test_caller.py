@@ -449,6 +449,31 @@ def test_threads_take_turns(caller: Any) -> None:
     assert found == [alone] * 3
 
 
+def test_a_thread_that_another_starts_meanwhile_is_none_of_the_programs() -> None:
+    """It may ask for an analysis of its own, which waits."""
+    begun, go_on = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def build() -> graphmem.TrainingStep:
+        begun.set()
+        go_on.wait(60)
+        return graphmem.TrainingStep(nn.Linear(8, 8), torch.ones(4, 8))
+
+    def analyse() -> None:
+        found.append(graphmem.analyze(build, steps=1).peak.allocated)
+
+    threads = [threading.Thread(target=analyse) for _ in range(2)]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
 @pytest.mark.usefixtures("caller")
 def test_a_nested_analysis_is_rejected() -> None:
     caught: list[BaseException] = []
