@@ -6,7 +6,7 @@ Clauses, of each graph that Inductor compiled, once, however often it runs:
       that cheaper than keeping it (`min_cut_rematerialization_partition`,
       torch/_functorch/partitioners.py);
   (3) at a break, the results that the graph before it returns are allocated for the code after it,
-      which could have been fused into it.
+      which could have been fused into it; code that is compiled again breaks at the same places.
 
 Not covered: buffers that one graph reuses for another, which the timeline shows.
 """
@@ -63,7 +63,7 @@ def find_compilation(
 ) -> CompilationSavings:
     """Collect what was compiled."""
     code = graph.compiled or CompiledCode()
-    return CompilationSavings(tuple(code.graphs), tuple(code.breaks))
+    return CompilationSavings(tuple(code.graphs), tuple(dict.fromkeys(code.breaks)))
 
 
 def _line(each: GraphBreak) -> str:
