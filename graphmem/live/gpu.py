@@ -172,6 +172,7 @@ class VirtualGpu:
             self._finished = True
             self._session.name_what_lives()
             self._session.observer.finish()
+            self._session.reads.name_unused()
             self._session.recorder.finish()
 
     @property

@@ -60,6 +60,7 @@ class Reads:
         self._answer = answer
         self._tell = tell
         self._choices = Choices()
+        self._used: set[str] = set()
         self._loops = Loops(self.known)
         self._sizes_assumed = False
         self._told: set[tuple[str, Source | None]] = set()
@@ -70,6 +71,22 @@ class Reads:
         self._choices = self._choices.over(choices)
         self._rules.routing = self._choices.by_name.get("routing", self._rules.routing)
         self._rules.selected = self._choices.by_name.get("nonzero", self._rules.selected)
+
+    def name_unused(self) -> None:
+        """List the user's assumptions that nothing asked for: a name may be misspelt."""
+        for where, value in self._choices.of_the_program().items():
+            if where not in self._used and not self._recorder.assumptions.is_strict:
+                self._recorder.assume(
+                    f"{where}={value:g}", "not used", "the program asks for no such value", None
+                )
+
+    def _chosen(self, name: str | None, source: Source | None) -> float | None:
+        found = self._choices.find(name, source)
+        if found is None:
+            return None
+        where, value = found
+        self._used.add(where)
+        return value
 
     @property
     def is_routed(self) -> bool:
@@ -87,7 +104,7 @@ class Reads:
         if known is not None and not known.basis:
             return _item(known.tensor)
         source, name = self._location.place(), self._name(tensor)
-        chosen = self._choices.find(name, source)
+        chosen = self._chosen(name, source)
         if chosen is None and known is not None:
             self.use(known.basis)
             return _item(known.tensor)
@@ -106,7 +123,7 @@ class Reads:
         if known is not None and known.tensor.dtype == tensor.dtype:
             return self._copied(tensor, known)
         source, name = self._location.place(), self._name(copied)
-        value = self._choices.find(name, source)
+        value = self._chosen(name, source)
         if value is None:
             value = _default(copied.dtype) if tensor.numel() == 1 else 0.0
         real = _real_like(tensor)
@@ -161,7 +178,7 @@ class Reads:
         All of them, or the fraction chosen by line or as `nonzero`, from 0 to 1.
         """
         source = self._location.place()
-        chosen = self._choices.find("nonzero", source)
+        chosen = self._chosen("nonzero", source)
         share = 1.0 if chosen is None else min(max(chosen, 0.0), 1.0)
         bound = "the bound" if share == 1.0 else f"at most {numel:,}"
         self._recorder.assume(
@@ -177,7 +194,7 @@ class Reads:
         It did not for the largest of those recorded on an H100 (docs/compile.md).
         """
         source = self._location.place()
-        chosen = self._choices.find("padding", source)
+        chosen = self._chosen("padding", source)
         is_padded = bool(chosen)
         self._recorder.assume(
             PADDING,

@@ -116,6 +116,7 @@ class _Tracer:
             for number in range(self._options.steps):
                 self._progress(f"tracing step {number + 1} of {self._options.steps}")
                 self._iterate(number, iterate)
+            self._session.reads.name_unused()
             self._recorder.graph.is_routed = self._session.reads.is_routed
             if self._gpu is not None:
                 self._recorder.graph.host = self._recorder.host.peaks()

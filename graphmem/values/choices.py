@@ -16,6 +16,8 @@ _GRAMMAR = (
     "nonzero=0..1 is the fraction that masks select, routing=0..1 the largest expert's share"
 )
 _SHARES = ("nonzero", "routing")
+OWN_NAMES = (*_SHARES, "padding")
+"""Names of what no program has a variable for."""
 
 
 class AssumedNotNumberError(InputError):
@@ -91,13 +93,20 @@ class Choices:
         """Combine these with others, which yield to these."""
         return Choices({**other.by_name, **self.by_name}, {**other.by_line, **self.by_line})
 
-    def find(self, name: str | None, source: Source | None) -> float | None:
-        """The value chosen for a variable that is read at a line, or None."""
+    def find(self, name: str | None, source: Source | None) -> tuple[str, float] | None:
+        """What is chosen, by variable or by line, for a variable that is read at a line."""
         if source is not None:
             for (file, line), value in self.by_line.items():
                 if line == source.line and f"/{source.file}".endswith(f"/{file.lstrip('./')}"):
-                    return value
-        return None if name is None else self.by_name.get(name)
+                    return f"{file}:{line}", value
+        if name is None or name not in self.by_name:
+            return None
+        return name, self.by_name[name]
+
+    def of_the_program(self) -> dict[str, float]:
+        """The values of variables and lines, without names of graphmem's own."""
+        lines = {f"{file}:{line}": value for (file, line), value in self.by_line.items()}
+        return lines | {name: self.by_name[name] for name in self.by_name if name not in OWN_NAMES}
 
 
 def _number(text: str, whole: str) -> float:

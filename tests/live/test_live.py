@@ -292,8 +292,25 @@ def test_what_an_assumption_says(
 ) -> None:
     choices = Choices.parse([text])
     found = choices.find(name, Source(file, line, "f"))
-    assert found == pytest.approx(value, nan_ok=True)
+    assert found is not None
+    assert found[0] == text.partition("=")[0]
+    assert found[1] == pytest.approx(value, nan_ok=True)
     assert choices.find("other", Source("b.py", 7, "f")) is None
+
+
+def test_an_assumption_that_nothing_asks_for_is_listed() -> None:
+    def step() -> None:
+        loss = torch.randn(4, device="cuda").sum()
+        assert loss.item() == 2.5
+
+    report = graphmem.analyze(
+        lambda: graphmem.TrainingStep(step=step), steps=1, assume=["loss=2.5", "los=3"]
+    )
+
+    listed = {(each.what, each.value) for each in report.assumptions}
+    assert ("loss", "2.5") in listed
+    assert ("los=3", "not used") in listed
+    assert ("loss=2.5", "not used") not in listed
 
 
 class TestCopies:
