@@ -114,6 +114,12 @@ GROUP_NORM_KEEPS_STATISTICS_TWICE = Difference(
     "aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormKernelImplInternal`; the parameters "
     "of `RowwiseMomentsCUDAKernel` in libtorch_cuda.so of 2.12.1 and 2.14.1",
 )
+WORKSPACES_ARE_RETURNED = Difference(
+    (2, 15),
+    "cuBLAS and cublasLt take a workspace for each call and return it, unless "
+    "`TORCH_CUBLAS_WORKSPACE_CACHE=1`; not followed yet, and reports say so",
+    "PR #194311; `allocateCUDABlasWorkspace` in libtorch_cuda.so of 2.15.0",
+)
 GROUP_NORM_TAKES_CHANNELS_LAST = Difference(
     (2, 15),
     "group norm takes and returns channels-last tensors; until 2.14 it copied them, and until 2.13 "
