@@ -44,7 +44,7 @@ def origin_of(file: str) -> Origin:
     """The origin of a file, by its path."""
     if file.startswith(_own_folders()):
         return Origin.GRAPHMEM
-    if file.startswith(_torch_folder()) or any(map(file.__contains__, _WRITTEN)):
+    if file.startswith(_torch_folder()) or any(part in file for part in _WRITTEN):
         return Origin.TORCH
     if is_installed(file):
         return Origin.LIBRARY

@@ -20,7 +20,7 @@ from graphmem.compiled_code import CompiledCode, CompiledGraph, GraphBreak
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
-from graphmem.units import format_bytes
+from graphmem.units import counted, format_bytes
 
 _LISTED = 5
 
@@ -46,14 +46,14 @@ class CompilationSavings:
         fused = sum(each.fused for each in self.graphs)
         nbytes = sum(each.fused_bytes for each in self.graphs)
         yield (
-            f"of {results:,} results in {_count(len(self.graphs), 'compiled graph')}, {fused:,} "
+            f"of {results:,} results in {counted(len(self.graphs), 'compiled graph')}, {fused:,} "
             f"({format_bytes(nbytes)}) only exist inside of fused kernels"
         )
         again = sum(each.recomputed for each in self.graphs)
         if again:
             nbytes = sum(each.recomputed_bytes for each in self.graphs)
             yield (
-                f"backward graphs compute {_count(again, 'result')} of forward graphs again "
+                f"backward graphs compute {counted(again, 'result')} of forward graphs again "
                 f"({format_bytes(nbytes)}), which the partitioner found cheaper than keeping them"
             )
 
@@ -68,13 +68,9 @@ def find_compilation(
 
 def _line(each: GraphBreak) -> str:
     at = f" at {each.source}" if each.source else ""
-    held = f"{_count(each.results, 'result')} of the graph before it ({format_bytes(each.nbytes)})"
+    held = f"{counted(each.results, 'result')} of the graph before it ({format_bytes(each.nbytes)})"
     cost = f"; {held}, allocated for the code after it" if each.results else ""
     return f"the graph breaks{at}: {each.reason}{cost}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 COMPILATION = Pass(provides="compilation", run=find_compilation)

@@ -16,8 +16,7 @@ _GRAMMAR = (
     "nonzero=0..1 is the fraction that masks select, routing=0..1 the largest expert's share"
 )
 _SHARES = ("nonzero", "routing")
-OWN_NAMES = (*_SHARES, "padding")
-"""Names of what no program has a variable for."""
+_OWN_NAMES = (*_SHARES, "padding")  # of what no program has a variable for
 
 
 class AssumedNotNumberError(InputError):
@@ -106,7 +105,7 @@ class Choices:
     def of_the_program(self) -> dict[str, float]:
         """The values of variables and lines, without names of graphmem's own."""
         lines = {f"{file}:{line}": value for (file, line), value in self.by_line.items()}
-        return lines | {name: self.by_name[name] for name in self.by_name if name not in OWN_NAMES}
+        return lines | {name: self.by_name[name] for name in self.by_name if name not in _OWN_NAMES}
 
 
 def _number(text: str, whole: str) -> float:

@@ -85,11 +85,8 @@ def is_one_run(tensor: TensorOut) -> bool:
 
 def is_channels_last(tensor: TensorOut) -> bool:
     """Whether a tensor of four dimensions is laid out NHWC, and not NCHW as well."""
-    if len(tensor.shape) != 4 or is_contiguous(tensor):
-        return False
-    batch, channels, height, width = tensor.shape
-    strides = (height * width * channels, 1, width * channels, channels)
-    return bool(batch) and _matches(tensor, strides)
+    is_image = len(tensor.shape) == 4
+    return is_image and not is_contiguous(tensor) and is_laid_out(tensor, channels_last=True)
 
 
 def is_laid_out(tensor: TensorOut, *, channels_last: bool) -> bool:

@@ -127,19 +127,38 @@ class Compilation:
         enter(replaced(dynamo.tables()))
         dynamo.leave_own_frames()
         enter(dynamo.properties_as_constants())
-        enter(replaced(dynamo.replacements(self._unwatched, self._unknowns)))
+        savings = Savings(self._unknowns)
+        self._recorder.graph.compiled = savings.code
+        enter(replaced(dynamo.replacements(self._unwatched, savings)))
         on_card = inductor.replacements(
             self._unwatched.recorded, self._unknowns, knows_memory=self._knows_memory
         )
         enter(replaced(on_card))
         enter(replaced(graph_outputs.replacements(self._recorder)))
-        lowering = importlib.import_module("torch._inductor.graph").GraphLowering
-        note = self.origins.noting(lowering.compile_to_module)
-        enter(replaced([(lowering, "compile_to_module", note)]))
-        savings = Savings()
-        enter(replaced(savings.replacements()))
-        self._recorder.graph.compiled = savings.code
+        enter(replaced(self._notes(savings)))
         enter(importlib.import_module("torch._inductor.config").patch(inductor.SETTINGS))
+
+    def _notes(self, savings: Savings) -> list[Replacement]:
+        """The attributes to replace so that each graph is noted."""
+        from torch._dynamo.output_graph import OutputGraph
+        from torch._inductor.graph import GraphLowering
+
+        compile_to_module = GraphLowering.compile_to_module
+
+        def compile_and_note(graph: Any) -> Any:
+            module = compile_to_module(graph)
+            self.origins.note(graph, str(module.__file__))
+            savings.note_graph(graph)
+            return module
+
+        return [
+            (GraphLowering, "compile_to_module", compile_and_note),
+            (
+                OutputGraph,
+                "call_user_compiler",
+                savings.noting_results(OutputGraph.call_user_compiler),
+            ),
+        ]
 
 
 def _check_triton() -> None:

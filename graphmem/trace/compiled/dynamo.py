@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem.frames import Origin, origin_of
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.compiler_names import WHERE_MODES_ARE_LOOKED_FOR
-from graphmem.trace.compiled.unknowns import Unknowns
+from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_device.cuda_api import FACTORIES
 from graphmem.virtual_device.device_properties import DeviceProperties
@@ -34,12 +34,12 @@ _OWN_HOOKS = 2
 """`Location` registers one before a module's forward pass and one after it."""
 
 
-def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
+def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
         unwatched: stops recording while the compiler runs.
-        unknowns: notified when a graph breaks in graphmem.
+        savings: notified when a graph breaks.
     """
     import torch._dynamo.convert_frame as frames
     import torch._inductor.compile_fx as compile_fx
@@ -49,7 +49,7 @@ def replacements(unwatched: Unwatched, unknowns: Unknowns) -> list[Replacement]:
 
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
-        (frames, "_compile", unwatched.running(_telling_breaks(frames._compile, unknowns))),
+        (frames, "_compile", unwatched.running(savings.noting_breaks(frames._compile))),
         # A backward pass may not be compiled until it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
         (proxy_tensor, "unset_fake_temporarily", unwatched.recorded),
@@ -112,22 +112,6 @@ def _into_the_trace(process: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return process_inputs
-
-
-def _telling_breaks(compile_: Callable[..., Any], unknowns: Unknowns) -> Callable[..., Any]:
-    from torch._dynamo.utils import graph_break_reasons
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before = len(graph_break_reasons)
-        try:
-            return compile_(*args, **kwargs)
-        finally:
-            for reason in graph_break_reasons[before:]:
-                innermost = reason.user_stack[-1:]
-                if any(origin_of(each.filename) is Origin.GRAPHMEM for each in innermost):
-                    unknowns.broke()
-
-    return run
 
 
 def factories(unwatched: Unwatched) -> list[Replacement]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -52,16 +52,10 @@ class Origins:
     def __init__(self) -> None:
         self._of_file: dict[str, dict[str, Buffer]] = {}
 
-    def noting(self, compile_to_module: Callable[..., Any]) -> Callable[..., Any]:
-        """`GraphLowering.compile_to_module`, after which the buffers are known."""
-
-        def compile_and_note(graph: Any) -> Any:
-            module = compile_to_module(graph)
-            buffers = graph.name_to_buffer.items()
-            self._of_file[module.__file__] = {name: _of(name, each) for name, each in buffers}
-            return module
-
-        return compile_and_note
+    def note(self, graph: Any, file: str) -> None:
+        """Note the buffers of a `GraphLowering` whose wrapper is in a file."""
+        buffers = graph.name_to_buffer.items()
+        self._of_file[file] = {name: _of(name, each) for name, each in buffers}
 
     def at(self, frame: FrameType | None) -> Buffer | None:
         """The buffer that the innermost line of a wrapper makes or writes."""

@@ -18,7 +18,7 @@ from graphmem.frames import Origin, origin_of, short_path
 from graphmem.graph import Source
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import FORWARD_NODES_ARE_TAGGED
-from graphmem.virtual_device.patching import Replacement
+from graphmem.trace.compiled.unknowns import Unknowns
 
 
 class Savings:
@@ -28,38 +28,31 @@ class Savings:
         code: what has been compiled so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unknowns: Unknowns) -> None:
+        """Note nothing yet.
+
+        Args:
+            unknowns: notified when a graph breaks in graphmem.
+        """
         self.code = CompiledCode()
+        self._unknowns = unknowns
         self._passed_on: list[torch.Tensor] = []
 
-    def replacements(self) -> list[Replacement]:
-        """The attributes to replace; PyTorch's compiler is imported."""
-        import torch._dynamo.convert_frame as frames
-        from torch._dynamo.output_graph import OutputGraph
-        from torch._inductor.graph import GraphLowering
+    def note_graph(self, graph: Any) -> None:
+        """Note a `GraphLowering` that has been compiled."""
+        self.code.graphs.append(_compiled_graph(graph))
 
-        return [
-            (GraphLowering, "compile_to_module", self._lowered(GraphLowering.compile_to_module)),
-            (OutputGraph, "call_user_compiler", self._ended(OutputGraph.call_user_compiler)),
-            (frames, "_compile", self._telling_breaks(frames._compile)),
-        ]
+    def noting_results(self, call_user_compiler: Callable[..., Any]) -> Callable[..., Any]:
+        """`OutputGraph.call_user_compiler`, which gets each graph of Dynamo."""
 
-    def _lowered(self, compile_to_module: Callable[..., Any]) -> Callable[..., Any]:
-        def compile_and_note(graph: Any) -> Any:
-            module = compile_to_module(graph)
-            self.code.graphs.append(_compiled_graph(graph))
-            return module
-
-        return compile_and_note
-
-    def _ended(self, call_user_compiler: Callable[..., Any]) -> Callable[..., Any]:
         def note_and_call(output: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             self._passed_on = list(_passed_on(module))
             return call_user_compiler(output, module, *args, **kwargs)
 
         return note_and_call
 
-    def _telling_breaks(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
+    def noting_breaks(self, compile_: Callable[..., Any]) -> Callable[..., Any]:
+        """Dynamo's `_compile`, which compiles a frame up to its first break."""
         from torch._dynamo.utils import graph_break_reasons
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -75,6 +68,7 @@ class Savings:
     def _note_break(self, reason: Any) -> None:
         frame = reason.user_stack[-1] if reason.user_stack else None
         if frame is not None and origin_of(frame.filename) is Origin.GRAPHMEM:
+            self._unknowns.broke()
             return
         source = frame and Source(short_path(frame.filename), frame.lineno, frame.name)
         lines = [line.strip() for line in reason.reason.splitlines()]
