@@ -80,7 +80,7 @@ class OnlineRules(Protocol):
         """The program of the process's next operation; None if it allocates only its outputs."""
 
     def take_blas_workspace(self, thread: str) -> Scratch | None:
-        """Take the workspace of a thread's cuBLAS handle; None if it has one already."""
+        """Take the workspace of a thread's cuBLAS handle; None if there is none to take."""
 
     def untake_workspaces(self) -> None:
         """Undo the last operation's workspaces: it ran out of memory before it took them."""

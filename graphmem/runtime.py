@@ -99,6 +99,15 @@ class Runtime:
         return sum(kib * _KIB * count for kib, count in zip(sizes, sizes, strict=True))
 
     @property
+    def keeps_cublas_workspaces(self) -> bool:
+        """Whether a cuBLAS handle keeps its workspace, and not each call takes and returns one.
+
+        aten/src/ATen/cuda/CublasHandlePool.cpp, `isCUDABlasWorkspaceCachingEnabled`.
+        """
+        are_returned = differences.WORKSPACES_ARE_RETURNED.holds_in(self.release)
+        return not are_returned or self.is_set("TORCH_CUBLAS_WORKSPACE_CACHE")
+
+    @property
     def cublaslt_workspace_bytes(self) -> int:
         """Bytes of cublasLt's workspace: 1 MiB, or `CUBLASLT_WORKSPACE_SIZE` in KiB.
 
@@ -115,6 +124,8 @@ class Runtime:
     @property
     def cublaslt_workspace(self) -> LtWorkspace:
         """How long cublasLt's workspace lives; `TORCH_CUBLASLT_UNIFIED_WORKSPACE` may share it."""
+        if not self.keeps_cublas_workspaces:
+            return LtWorkspace.EACH_CALL
         setting = "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
         is_shared = differences.LT_WORKSPACE_IS_SHARED.holds_in(self.release)
         may_be_shared = differences.LT_WORKSPACE_MAY_BE_SHARED.holds_in(self.release)

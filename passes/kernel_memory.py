@@ -91,7 +91,7 @@ RULES: Mapping[str, Rule] = dict(chain.from_iterable(each.RULES.items() for each
 class KernelRules:
     """The rules, applied to one process's operations in execution order.
 
-    The order matters: a thread's first matrix product takes its workspace.
+    The order matters: up to torch 2.14 a thread's first matrix product takes its workspace.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -117,9 +117,9 @@ class KernelRules:
         return None if program == tuple(call.outputs()) else program
 
     def take_blas_workspace(self, thread: str) -> Scratch | None:
-        """Take the workspace of a thread's cuBLAS handle; None if it has one already."""
+        """Take the workspace of a thread's cuBLAS handle; None if there is none to take."""
         self._before = self._workspaces.copy()
-        return next(gemm.blas_workspace(thread, self._workspaces, self._runtime), None)
+        return next(gemm.workspace_of_handle(thread, self._workspaces, self._runtime), None)
 
     def know_workspaces(self, graph: StepGraph) -> None:
         """Register the workspaces that the program itself took before it needed them."""

@@ -131,7 +131,7 @@ class OnlineSimulator:
         return self._simulator.finish()
 
     def take_blas_workspace(self) -> None:
-        """Allocate the workspace of the main thread's cuBLAS handle."""
+        """Allocate the workspace of the main thread's cuBLAS handle, if handles keep one."""
         scratch = self._rules.take_blas_workspace(self._on_stream(MAIN_THREAD))
         if scratch is not None:
             self._add_workspace(scratch.what, scratch.nbytes)

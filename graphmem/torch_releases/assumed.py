@@ -8,7 +8,7 @@ import torch
 
 from graphmem.graph import Assumption
 from graphmem.torch_releases import installed_release, parse_release
-from graphmem.torch_releases.differences import NEWEST_TRIED, WORKSPACES_ARE_RETURNED
+from graphmem.torch_releases.differences import NEWEST_TRIED
 from graphmem.torch_releases.manifest import written
 
 
@@ -24,15 +24,6 @@ def assumed_of(version: str) -> Iterator[Assumption]:
             f"rules of torch {installed}",
             f"those of {written(NEWEST_TRIED)}",
             "it is newer than what graphmem was tried on",
-            None,
-        )
-    if WORKSPACES_ARE_RETURNED.holds_in(parse_release(version)):
-        yield Assumption(
-            "workspaces of cuBLAS and cublasLt",
-            "kept after a call, as up to torch 2.14",
-            "torch 2.15 takes one for each call and returns it, unless "
-            "TORCH_CUBLAS_WORKSPACE_CACHE=1; that is not followed yet, and the figures may differ "
-            "by the workspaces' sizes",
             None,
         )
     if parse_release(version) != installed_release():

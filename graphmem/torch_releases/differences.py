@@ -117,8 +117,8 @@ GROUP_NORM_KEEPS_STATISTICS_TWICE = Difference(
 WORKSPACES_ARE_RETURNED = Difference(
     (2, 15),
     "cuBLAS and cublasLt take a workspace for each call and return it, unless "
-    "`TORCH_CUBLAS_WORKSPACE_CACHE=1`; not followed yet, and reports say so",
-    "PR #194311; `allocateCUDABlasWorkspace` in libtorch_cuda.so of 2.15.0",
+    "`TORCH_CUBLAS_WORKSPACE_CACHE=1`",
+    "PR #194311; aten/src/ATen/cuda/CublasHandlePool.cpp, `getCurrentCUDABlasHandleWithWorkspace`",
 )
 GROUP_NORM_TAKES_CHANNELS_LAST = Difference(
     (2, 15),

@@ -1,13 +1,16 @@
 """Matrix products: cuBLAS and cublasLt workspaces, and copies of operands.
 
-  (1) The first product of a thread allocates the workspace of the thread's cuBLAS handle, after the
-      outputs and the copies of operands; it is never freed. Autograd runs the backward pass of CUDA
-      tensors in a separate thread, so a training loop has two
-      (aten/src/ATen/cuda/CublasHandlePool.cpp; recordings ckpt11 and mlp01).
+  (1) Up to torch 2.14 the first product of a thread allocates the workspace of the thread's cuBLAS
+      handle, after the outputs and the copies of operands; it is never freed. Autograd runs the
+      backward pass of CUDA tensors in a separate thread, so a training loop has two
+      (aten/src/ATen/cuda/CublasHandlePool.cpp; recordings ckpt11 and mlp01). From 2.15 on each
+      product takes one there and returns it when the kernel is launched
+      (`getCurrentCUDABlasHandleWithWorkspace`).
   (2) `addmm` with a bias runs on cublasLt if `_takes_lt` is true; its workspace depends on the
       version (`Runtime.cublaslt_workspace`): up to torch 2.8 a block for each call, taken before
       the handle's (ckpt11, lin01, mlp01); from 2.9 on one for each handle, never freed
-      (mha_lm128_infer); from 2.12 none. The Lt handle is the cuBLAS handle.
+      (mha_lm128_infer); from 2.12 none; from 2.15 again a block for each call, and that of the
+      handle is not taken. The Lt handle is the cuBLAS handle.
   (3) An operand that is neither row- nor column-major is copied (aten/src/ATen/native/cuda/
       Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`; attn01, ckpt09),
       the right one first: cuBLAS writes column-major, so a row-major result is the product of the
@@ -22,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.kernel_program import Scratch, Step, Take
 from graphmem.runtime import LtWorkspace, Runtime
 from graphmem.torch_releases.differences import LT_LOOKS_AT_BOTH_OPERANDS
 
@@ -99,13 +102,19 @@ def _matrix_vector(call: Call, matrix_name: str) -> Iterator[Step]:
 
 
 def cublas_workspace(call: Call) -> Iterator[Step]:
-    """Take the workspace of the thread's cuBLAS handle."""
-    yield from map(Take, blas_workspace(call.thread, call.workspaces, call.runtime))
+    """Take the workspace of a product: the handle's, or one that is returned after the call."""
+    if call.runtime.keeps_cublas_workspaces:
+        yield from map(Take, workspace_of_handle(call.thread, call.workspaces, call.runtime))
+    else:
+        yield from during([Scratch("cuBLAS workspace", call.runtime.cublas_workspace_bytes)])
 
 
-def blas_workspace(thread: str, taken: Workspaces, runtime: Runtime) -> Iterator[Scratch]:
-    """The workspace a thread takes when it first uses cuBLAS (`getCurrentCUDABlasHandle`)."""
-    if thread not in taken.cublas:
+def workspace_of_handle(thread: str, taken: Workspaces, runtime: Runtime) -> Iterator[Scratch]:
+    """The workspace a thread takes when it first asks for its handle (`getCurrentCUDABlasHandle`).
+
+    From torch 2.15 on a handle has cuBLAS's own workspace, which is not in PyTorch's allocator.
+    """
+    if runtime.keeps_cublas_workspaces and thread not in taken.cublas:
         taken.cublas.add(thread)
         yield Scratch(BLAS_WORKSPACE + thread, runtime.cublas_workspace_bytes)
 
@@ -114,10 +123,8 @@ def _lt_workspace(call: Call) -> Iterator[Step]:
     kind = call.runtime.cublaslt_workspace
     size = call.runtime.cublaslt_workspace_bytes
     if kind is LtWorkspace.EACH_CALL:
-        scratch = Scratch("cublasLt workspace", size)
-        yield Take(scratch)
-        yield from cublas_workspace(call)
-        yield Free(scratch)
+        handle = workspace_of_handle(call.thread, call.workspaces, call.runtime)
+        yield from during([Scratch("cublasLt workspace", size)], map(Take, handle))
         return
     yield from cublas_workspace(call)
     if kind is LtWorkspace.KEPT and call.thread not in call.workspaces.cublaslt:

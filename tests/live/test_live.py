@@ -29,7 +29,7 @@ from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.choices import Choices
 from tests.support.places import FIXTURES
-from tests.support.sizes import LT_WORKSPACE, MIB
+from tests.support.sizes import HOPPER_WORKSPACE, LT_WORKSPACE, MIB
 
 
 def train_with_everything() -> None:
@@ -258,7 +258,8 @@ class TestAnswers:
                 loss.backward()
                 del loss
             # gradients as large as the weights, and a cuBLAS workspace for each of two threads
-            assert torch.cuda.memory_allocated() == 2 * weights + 2 * 32 * MIB + LT_WORKSPACE
+            workspaces = 2 * HOPPER_WORKSPACE + LT_WORKSPACE
+            assert torch.cuda.memory_allocated() == 2 * weights + workspaces
 
     def test_derivatives_of_functions_leave_their_results_alone(self) -> None:
         with graphmem.virtual_gpu("h100"):
@@ -446,7 +447,7 @@ class TestProcess:
                 model = nn.Linear(256, 256, bias=False, device="cuda")
                 model(torch.ones(1, 256, device="cuda"))
             # the last model, and cuBLAS's 32 MiB workspace
-            assert gpu.allocated == 256 * 256 * 4 + 32 * MIB
+            assert gpu.allocated == 256 * 256 * 4 + HOPPER_WORKSPACE
 
     def test_steps_can_be_limited(self) -> None:
         with pytest.raises(EnoughSteps), graphmem.virtual_gpu("h100", max_steps=2) as gpu:

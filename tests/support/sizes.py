@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import LT_WORKSPACE_IS_SHARED
+from graphmem.torch_releases.differences import LT_WORKSPACE_IS_SHARED, WORKSPACES_ARE_RETURNED
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-CUBLAS_WORKSPACE = 4096 * 2 * 1024 + 16 * 8 * 1024
-"""Of cards other than Hopper and Blackwell; docs/sources.md, "cuBLAS workspaces"."""
+_RETURNS_WORKSPACES = WORKSPACES_ARE_RETURNED.holds_in(installed_release())
+
+CUBLAS_WORKSPACE = 0 if _RETURNS_WORKSPACES else 4096 * 2 * 1024 + 16 * 8 * 1024
+"""What a cuBLAS handle keeps on cards other than Hopper and Blackwell; docs/sources.md."""
+
+HOPPER_WORKSPACE = 0 if _RETURNS_WORKSPACES else 32 * MIB
+"""What a cuBLAS handle keeps on Hopper."""
 
 LT_WORKSPACE = 0 if LT_WORKSPACE_IS_SHARED.holds_in(installed_release()) else MIB
-"""What cublasLt has besides; a linear layer with a bias in a forward pass uses it."""
+"""What cublasLt keeps besides; a linear layer with a bias in a forward pass uses it."""
 
 
 def in_blocks(nbytes: int) -> int:

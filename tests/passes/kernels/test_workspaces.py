@@ -50,6 +50,26 @@ class TestCublas:
 
         assert calls.call(aten.mm.default, tensor(8, 8), tensor(8, 8)) == ["out0", nbytes]
 
+    def test_since_2_15_each_product_takes_one_and_returns_it(self) -> None:
+        """`getCurrentCUDABlasHandleWithWorkspace`, in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+        calls = Calls(version="2.15")
+        expanded = tensor(8, 8, stride=(0, 0))
+
+        for _ in range(2):
+            assert calls.call(aten.mm.default, tensor(8, 8), tensor(8, 8)) == [
+                "out0",
+                CUBLAS,
+                -CUBLAS,
+            ]
+        copied = calls.call(aten.mm.default, tensor(8, 8), expanded)
+        assert copied == ["out0", 8 * 8 * 4, CUBLAS, -CUBLAS, -8 * 8 * 4]
+
+    def test_since_2_15_the_environment_may_have_handles_keep_theirs(self) -> None:
+        calls = Calls(version="2.15", env={"TORCH_CUBLAS_WORKSPACE_CACHE": "1"})
+
+        assert linear(calls, 32, 100, 4096) == ["out0", CUBLAS]
+        assert calls.call(aten.mm.default, tensor(8, 8), tensor(8, 8)) == ["out0"]
+
     @pytest.mark.parametrize(
         ("config", "nbytes"),
         [
@@ -112,6 +132,12 @@ class TestCublasLt:
     def test_since_2_12_it_shares_that_of_cublas(self) -> None:
         assert linear(Calls(version="2.12"), 32, 100, 4096) == ["out0", CUBLAS]
 
+    def test_since_2_15_each_linear_layer_has_a_block_and_takes_none_of_cublas(self) -> None:
+        calls = Calls(version="2.15")
+
+        for _ in range(2):
+            assert linear(calls, 32, 100, 4096) == ["out0", LT, -LT]
+
     @pytest.mark.parametrize(
         ("version", "setting", "kind"),
         [
@@ -119,6 +145,7 @@ class TestCublasLt:
             ("2.8", "1", LtWorkspace.SHARED),
             ("2.9", "1", LtWorkspace.SHARED),
             ("2.13", "0", LtWorkspace.KEPT),
+            ("2.15", "1", LtWorkspace.EACH_CALL),
         ],
     )
     def test_sharing_can_be_set_since_2_8(
