@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -189,10 +190,24 @@ def _forgetting() -> Iterator[None]:
 def _forget() -> None:
     with suspended():
         importlib.import_module("torch._dynamo").reset()
-    for found in gc.get_objects():
-        if type(found) is functools._lru_cache_wrapper and _is_of_a_card(found):
-            found.cache_clear()
+    for name in _WHAT_THEY_KNOW_OF_A_CARD:
+        if name in sys.modules:
+            for cache in _caches_of(sys.modules[name]):
+                cache.cache_clear()
 
 
-def _is_of_a_card(function: Any) -> bool:
-    return getattr(function, "__module__", "") in _WHAT_THEY_KNOW_OF_A_CARD
+def _caches_of(module: ModuleType) -> Iterator[Any]:
+    """The functions and methods of a module that remember their results.
+
+    They are looked up by name: the garbage collector does not list what `gc.freeze` has put away.
+    """
+    own = [value for value in vars(module).values() if _is_from(module, value)]
+    methods = (vars(value).values() for value in own if isinstance(value, type))
+    for value in itertools.chain(own, itertools.chain.from_iterable(methods)):
+        function = getattr(value, "__func__", value)  # of a class method
+        if isinstance(function, functools._lru_cache_wrapper):
+            yield function
+
+
+def _is_from(module: ModuleType, value: Any) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
