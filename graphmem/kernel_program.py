@@ -14,6 +14,8 @@ from typing import Protocol
 from graphmem.graph import Assumption, Op, Owner, OwnerKind, PhaseName, StepGraph, Storage
 
 MAIN_THREAD = "the main thread"
+CUBLAS_WORKSPACE = "cuBLAS workspace"
+CUBLASLT_WORKSPACE = "cublasLt workspace"
 CONVOLUTION_WORKSPACE = "workspace of cuDNN's convolution"
 """Scratch that cuDNN can do without: it skips plans whose workspace cannot be allocated."""
 

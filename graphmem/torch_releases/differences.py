@@ -85,6 +85,12 @@ LT_WORKSPACE_IS_SHARED = Difference(
     "cublasLt has no workspace of its own, but shares cuBLAS's",
     "PRs #168175 and #175879; docs/sources.md, cublasLt workspaces",
 )
+LT_HANDLE_TAKES_NOTHING = Difference(
+    (2, 12),
+    "asking for cublasLt's handle does not allocate the workspace of cuBLAS's, which it is",
+    "aten/src/ATen/cuda/CublasHandlePool.cpp, `getCurrentCUDABlasHandle(setup=false)`; "
+    "`getCurrentCUDABlasLtHandle` in libtorch_cuda.so of 2.9.1 to 2.12.1, 2.14.1 and 2.15.0",
+)
 BLACKWELL_HAS_THE_LARGE_WORKSPACE = Difference(
     (2, 12),
     "cuBLAS's workspace on cards of capability 10 and 12 is as large as on Hopper",
@@ -96,6 +102,25 @@ AUTOCAST_CASTS_RMS_NORM = Difference(
     "aten/src/ATen/autocast_mode.h, `AT_FORALL_FP32`, read in the wheels of 2.9.1 to 2.15.0",
 )
 
+NORMS_OF_ORDER_0_ARE_FAST = Difference(
+    (2, 12),
+    "`_foreach_norm` of order 0 reduces all tensors at once; before, one by one",
+    "aten/src/ATen/native/cuda/ForeachReduceOp.cu, `foreach_tensor_norm_cuda`; the orders that it "
+    "compares with in libtorch_cuda.so of 2.11.0 and 2.12.1",
+)
+HISTC_LOOKS_ONCE = Difference(
+    (2, 12),
+    "`histc` finds its range by one `aminmax`; before, by `min` and `max`",
+    "aten/src/ATen/native/cuda/SummaryOps.cu, `_histc_cuda_template`, in libtorch_cuda.so of "
+    "2.11.0 and 2.12.1",
+)
+INDICES_ARE_LOOKED_AT_ONCE = Difference(
+    (2, 13),
+    "`index_put` with accumulation and `bincount` find the smallest and the largest index by one "
+    "`aminmax`; before, by `min` and `max`",
+    "aten/src/ATen/native/cuda/Indexing.cu, `wrapIndexOnce`; SummaryOps.cu, "
+    "`_bincount_cuda_template`; both in libtorch_cuda.so of 2.12.1 and 2.13.0",
+)
 SEED_OF_EACH_CAPTURE = Difference(
     (2, 12),
     "each capture of a CUDA graph has a seed and an offset on the card, allocated for the default "
@@ -114,6 +139,21 @@ GROUP_NORM_KEEPS_STATISTICS_TWICE = Difference(
     "aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormKernelImplInternal`; the parameters "
     "of `RowwiseMomentsCUDAKernel` in libtorch_cuda.so of 2.12.1 and 2.14.1",
 )
+EFFICIENT_ATTENTION_SHARES_KEYS = Difference(
+    (2, 14),
+    "efficient attention takes fewer heads of keys than of queries; its backward pass allocates "
+    "gradients of keys and values for each head of queries and sums them",
+    "PR #191085; aten/src/ATen/native/transformers/cuda/attention_backward.cu, "
+    "`_efficient_attention_backward`; sdp_utils_cpp.h, `check_batch_size_and_num_heads_dense`; "
+    "both in libtorch_cuda.so of 2.13.0, 2.14.1 and 2.15.0",
+)
+ONE_POSITION_HAS_NO_SUMS = Difference(
+    (2, 14),
+    "the backward pass of group norm over one position allocates no sums of channels; before, two "
+    "that it did not use",
+    "aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormBackwardKernelImplInternal`, in "
+    "libtorch_cuda.so of 2.13.0 and 2.14.1",
+)
 WORKSPACES_ARE_RETURNED = Difference(
     (2, 15),
     "cuBLAS and cublasLt take a workspace for each call and return it, unless "
@@ -125,6 +165,26 @@ GROUP_NORM_TAKES_CHANNELS_LAST = Difference(
     "group norm takes and returns channels-last tensors; until 2.14 it copied them, and until 2.13 "
     "autograd saved that copy",
     "PRs #186414 (2.14) and #191945 (2.15); the kernels in libtorch_cuda.so of 2.14.1 and 2.15.0",
+)
+
+PARTIAL_NORMS_ARE_PACKED = Difference(
+    (2, 15),
+    "`_foreach_norm` allocates a partial norm for each chunk, and a table of where those of each "
+    "tensor begin; before, as many for every tensor as the largest has",
+    "PR #190549; `compute_foreach_reduction_chunks` in libtorch_cuda.so of 2.15.0",
+)
+MULTINOMIAL_KEEPS_NO_COPY = Difference(
+    (2, 15),
+    "`multinomial` with replacement copies its input once; before, twice",
+    "PR #194391; aten/src/ATen/native/cuda/MultinomialKernel.cu, "
+    "`multinomial_with_replacement_kernel_impl`, in libtorch_cuda.so of 2.14.1 and 2.15.0",
+)
+THE_LEAST_REPETITION_IS_LOOKED_AT = Difference(
+    (2, 15),
+    "`repeat_interleave` without `output_size` looks for negative repetitions by their minimum; "
+    "before, by comparing each",
+    "PR #197886; aten/src/ATen/native/Repeat.h, `repeat_interleave_common`, in libtorch_cuda.so of "
+    "2.14.1 and 2.15.0",
 )
 
 # The installed build -----------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nested._internal import sdpa
 
 from graphmem.gpus import Gpu
+from graphmem.torch_releases import Release, installed_release
+from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
 from graphmem.virtual_device.patching import Replacement, replaced
 
 aten = torch.ops.aten
@@ -46,6 +48,8 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
     """Run attention on fake CUDA tensors as `gpu` would while the context is open."""
     prefers_cudnn = _prefers_cudnn(gpu, torch_release)
     takes_cudnn = partial(_takes_cudnn, gpu, torch_release)
+    takes_flash = partial(_takes_flash, gpu, torch_release)
+    takes_efficient = partial(_takes_efficient, gpu, torch_release)
     additive = partial(_as_additive, torch_release)
     library = torch.library.Library("aten", "IMPL")
 
@@ -66,9 +70,9 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
             return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if prefers_cudnn and takes_cudnn(query, key, value, attn_mask, dropout_p, enable_gqa):
             return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        if _takes_flash(gpu, query, key, value, attn_mask, is_causal):
+        if takes_flash(query, key, value, attn_mask, is_causal, enable_gqa):
             return _flash(query, key, value, dropout_p, is_causal, scale)
-        if _takes_efficient(gpu, query, key, value, enable_gqa):
+        if takes_efficient(query, key, value, enable_gqa):
             # a mask that is made here dies once it is padded, as in C++ (recording dpo_fp32)
             attn_mask = _padded_mask(attn_mask, query, key)
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
@@ -144,18 +148,20 @@ def _takes_cudnn(
         and (torch_release < (2, 12) or dropout_p * 16 == int(dropout_p * 16))
         and not (mask is not None and mask.requires_grad)
         and max(batch, heads) <= _CUDNN_MAX_GRID
-        and (enable_gqa or heads == key.shape[1] == value.shape[1])
+        and (enable_gqa or _heads_fit(torch_release, query, key, value, False))
         and (_strides_end_in_one(query, key, value) or query.shape[-1] == 1)
     )
 
 
 def _takes_flash(
     gpu: Gpu,
+    torch_release: Release,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
     is_causal: bool,
+    enable_gqa: bool,
 ) -> bool:
     """`use_flash_attention`: half precision, no mask, equal head sizes up to 256, sm80 or newer."""
     return (
@@ -164,6 +170,7 @@ def _takes_flash(
         and mask is None
         and query.dtype in _HALF
         and query.dim() == 4
+        and _heads_fit(torch_release, query, key, value, enable_gqa)
         and query.shape[-1] == key.shape[-1] == value.shape[-1] <= _FLASH_MAX_HEAD_DIM
         and (not is_causal or query.shape[-2] == key.shape[-2])
         and _strides_end_in_one(query, key, value)
@@ -171,20 +178,47 @@ def _takes_flash(
 
 
 def _takes_efficient(
-    gpu: Gpu, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
+    gpu: Gpu,
+    torch_release: Release,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    enable_gqa: bool,
 ) -> bool:
-    """`can_use_mem_efficient_attention`: aligned head sizes, equal head counts, bf16 from sm80."""
+    """`can_use_mem_efficient_attention`: aligned head sizes, fitting heads, bf16 from sm80.
+
+    Shared keys also need the installed release's meta kernel of their gradients.
+    """
+    release = min(torch_release, installed_release())
     alignment = 8 if query.dtype in _HALF else 4
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()
         and query.dtype in _efficient_dtypes(gpu)
         and query.dim() == 4
-        and not enable_gqa
-        and query.shape[1] == key.shape[1] == value.shape[1]
+        and (EFFICIENT_ATTENTION_SHARES_KEYS.holds_in(release) or not enable_gqa)
+        and _heads_fit(release, query, key, value, enable_gqa)
         and query.shape[-1] % alignment == 0
         and value.shape[-1] % alignment == 0
         and _strides_end_in_one(query, key, value)
     )
+
+
+def _heads_fit(
+    torch_release: Release,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    enable_gqa: bool,
+) -> bool:
+    """`check_batch_size_and_num_heads_dense`: heads of queries share keys only with `enable_gqa`.
+
+    From 2.14 on a single head of keys and values may be shared without it.
+    """
+    heads, shared = query.shape[1], key.shape[1]
+    may_be_single = EFFICIENT_ATTENTION_SHARES_KEYS.holds_in(torch_release)
+    shares = heads % shared == 0 if enable_gqa else may_be_single and shared == 1
+    same_batch = query.shape[0] == key.shape[0] == value.shape[0]
+    return same_batch and shared == value.shape[1] and (heads == shared or shares)
 
 
 def _efficient_dtypes(gpu: Gpu) -> tuple[torch.dtype, ...]:

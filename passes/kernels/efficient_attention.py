@@ -12,6 +12,9 @@
       of keys and values that do not fit into registers (kernel_backward.h, `workspace_elements_gq`,
       `workspace_elements_gk`, `workspace_strideBH`; the lists of kernels in kernels/cutlassB.h).
       It outlives the row sums: the function holds the workspace, the kernel's launcher the sums.
+  (5) Backward, torch 2.14 on, fewer heads of keys than of queries: gradients of keys and values for
+      each head of queries, between the three gradients and that of the bias; they are summed into
+      the results while the workspace is held (cuda/attention_backward.cu, `sum_out`).
 
 Which kernels fit into a card's shared memory is assumed: blocks of 128 queries fit compute
 capabilities 8.0, 9.0 and 10.0, and in 16 bits also 7.0 (the generator of the kernels says that 7.5
@@ -25,14 +28,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .attention_operands import is_sequence_first, operand
 from .call import Call, during
-from .layout import ceil_div, is_half, numel
-from .reduction import contiguous_copy
+from .layout import ceil_div, contiguous_strides, is_half, nbytes, numel
+from .reduction import contiguous_copy, reduced
 
 _FLOAT_BYTES = 4
+_GRADIENTS_OF_OPERANDS = 3
 _WIDE_VALUES = 128
 _LOCK_BYTES = 16
 _WIDEST = 65_536
@@ -62,19 +67,54 @@ def efficient_forward(call: Call) -> Iterator[Step]:
 
 
 def efficient_backward(call: Call) -> Iterator[Step]:
-    """Clauses (2) to (4)."""
+    """Clauses (2) to (5)."""
     grad = operand(call, "grad_out_")
     copies = [] if is_sequence_first(grad) else [contiguous_copy(grad, "the gradient")]
-    yield from during(copies, (*call.outputs(), *_gradients(call)))
+    outputs = list(call.outputs())
+    of_bias = [outputs.pop()] if _bias_trains(call) else []
+    each_head = _gradients_of_each_head(call)
+    steps = during(each_head, (*of_bias, *_gradients(call, sums=_sums_of_heads(call, each_head))))
+    yield from during(copies, (*outputs, *steps))
 
 
-def _gradients(call: Call) -> Iterator[Step]:
+def _bias_trains(call: Call) -> bool:
+    """Whether the last result, the gradient of the bias, is there."""
+    return len(call.op.births) > 1 and len(call.op.outputs) > _GRADIENTS_OF_OPERANDS
+
+
+def _gradients_of_each_head(call: Call) -> list[Scratch]:
+    """Clause (5); up to torch 2.13 the kernel is not chosen for fewer heads of keys."""
+    query, key, value = (operand(call, name) for name in ("query", "key", "value"))
+    heads = query.shape[1]
+    if heads == key.shape[1]:
+        return []
+    return [
+        Scratch(f"gradient of {what} for each head of queries", nbytes(each) // shared * heads)
+        for what, each, shared in (("keys", key, key.shape[1]), ("values", value, value.shape[1]))
+    ]
+
+
+def _sums_of_heads(call: Call, each_head: list[Scratch]) -> Iterator[Step]:
+    """The reductions of clause (5), which need memory for 256 or more heads that share keys."""
+    if not each_head:
+        return
+    heads = operand(call, "query").shape[1]
+    for name in ("key", "value"):
+        batch, shared, length, width = operand(call, name).shape
+        shape = (batch, length, shared, heads // shared, width)
+        grouped = TensorOut(
+            shape, operand(call, name).dtype, None, tuple(contiguous_strides(shape))
+        )
+        yield from reduced(call, grouped, [3])
+
+
+def _gradients(call: Call, sums: Iterator[Step]) -> Iterator[Step]:
     batch, heads, queries, _ = operand(call, "query").shape
     tile = tile_of(call)
-    sums = Scratch("row sums of output * gradient", batch * heads * queries * _FLOAT_BYTES)
-    yield from during([] if _kernel_sums(call, tile) else _products(call, sums), [Take(sums)])
+    rows = Scratch("row sums of output * gradient", batch * heads * queries * _FLOAT_BYTES)
+    yield from during([] if _kernel_sums(call, tile) else _products(call, rows), [Take(rows)])
     workspace = Scratch("workspace of the gradients", workspace_bytes(call, tile))
-    yield from (Take(workspace), Free(sums), Free(workspace))
+    yield from (Take(workspace), Free(rows), *sums, Free(workspace))
 
 
 def _products(call: Call, sums: Scratch) -> list[Scratch]:

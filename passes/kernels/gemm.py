@@ -9,8 +9,8 @@
   (2) `addmm` with a bias runs on cublasLt if `_takes_lt` is true; its workspace depends on the
       version (`Runtime.cublaslt_workspace`): up to torch 2.8 a block for each call, taken before
       the handle's (ckpt11, lin01, mlp01); from 2.9 on one for each handle, never freed
-      (mha_lm128_infer); from 2.12 none; from 2.15 again a block for each call, and that of the
-      handle is not taken. The Lt handle is the cuBLAS handle.
+      (mha_lm128_infer); from 2.12 none; from 2.15 again a block for each call. The Lt handle is the
+      cuBLAS handle; up to 2.11 asking for it takes the handle's workspace.
   (3) An operand that is neither row- nor column-major is copied (aten/src/ATen/native/cuda/
       Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`; attn01, ckpt09),
       the right one first: cuBLAS writes column-major, so a row-major result is the product of the
@@ -22,20 +22,38 @@ Not covered: fallbacks at run time, when cublasLt finds no algorithm; several st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from graphmem.graph import TensorOut
-from graphmem.kernel_program import Scratch, Step, Take
+from graphmem.kernel_program import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE, Scratch, Step, Take
 from graphmem.runtime import LtWorkspace, Runtime
-from graphmem.torch_releases.differences import LT_LOOKS_AT_BOTH_OPERANDS
+from graphmem.torch_releases.differences import LT_HANDLE_TAKES_NOTHING, LT_LOOKS_AT_BOTH_OPERANDS
 
 from . import sparse
 from .call import Call, Rule, Workspaces, during
 from .layout import is_contiguous, is_dense, nbytes, numel
 
-BLAS_WORKSPACE = "cuBLAS workspace of "
+BLAS_WORKSPACE = f"{CUBLAS_WORKSPACE} of "
 
 _LT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+def cublas_workspace(call: Call) -> Iterator[Step]:
+    """Take the workspace of a product: the handle's, or one that is returned after the call."""
+    if call.runtime.keeps_cublas_workspaces:
+        yield from map(Take, workspace_of_handle(call.thread, call.workspaces, call.runtime))
+    else:
+        yield from during([Scratch(CUBLAS_WORKSPACE, call.runtime.cublas_workspace_bytes)])
+
+
+def workspace_of_handle(thread: str, taken: Workspaces, runtime: Runtime) -> Iterator[Scratch]:
+    """The workspace a thread takes when it first asks for its handle (`getCurrentCUDABlasHandle`).
+
+    From torch 2.15 on a handle has cuBLAS's own workspace, which is not in PyTorch's allocator.
+    """
+    if runtime.keeps_cublas_workspaces and thread not in taken.cublas:
+        taken.cublas.add(thread)
+        yield Scratch(BLAS_WORKSPACE + thread, runtime.cublas_workspace_bytes)
 
 
 def _mm(call: Call) -> Iterator[Step]:
@@ -57,11 +75,16 @@ def _addmm(call: Call) -> Iterator[Step]:
     matrix = call.sparse("mat1")
     if matrix is not None:
         return sparse.addmm(call, matrix)
-    return _product(call, ("mat1", "mat2"), takes_lt=_takes_lt(call))
+    workspace = _lt_workspace if _takes_lt(call) else cublas_workspace
+    return _product(call, ("mat1", "mat2"), workspace)
 
 
-def _lt_only(call: Call) -> Iterator[Step]:
-    return _product(call, ("self", "mat2"), takes_lt=True)
+def _scaled_mm(call: Call) -> Iterator[Step]:
+    return _product(call, ("self", "mat2"), _lt_workspace)
+
+
+def _int_mm(call: Call) -> Iterator[Step]:
+    return _product(call, ("self", "mat2"), _lt_handle)
 
 
 def _mv(call: Call) -> Iterator[Step]:
@@ -77,7 +100,11 @@ def _dot(call: Call) -> Iterator[Step]:
     yield from cublas_workspace(call)
 
 
-def _product(call: Call, operands: tuple[str, str], *, takes_lt: bool = False) -> Iterator[Step]:
+def _product(
+    call: Call,
+    operands: tuple[str, str],
+    workspace: Callable[[Call], Iterator[Step]] = cublas_workspace,
+) -> Iterator[Step]:
     tensors = [call.tensor(name) for name in operands]
     yield from call.outputs()
     if not all(map(numel, tensors)):
@@ -85,8 +112,7 @@ def _product(call: Call, operands: tuple[str, str], *, takes_lt: bool = False) -
     is_by_rows = tensors[1].shape[-1] > 1 or len(tensors[1].shape) == 2
     in_order = reversed(tensors) if is_by_rows else tensors
     copies = [_copy(tensor) for tensor in in_order if not _is_matrix(tensor)]
-    handle = _lt_workspace(call) if takes_lt else cublas_workspace(call)
-    yield from during(copies, handle)
+    yield from during(copies, workspace(call))
 
 
 def _matrix_vector(call: Call, matrix_name: str) -> Iterator[Step]:
@@ -101,35 +127,24 @@ def _matrix_vector(call: Call, matrix_name: str) -> Iterator[Step]:
     yield from during(copies, cublas_workspace(call))
 
 
-def cublas_workspace(call: Call) -> Iterator[Step]:
-    """Take the workspace of a product: the handle's, or one that is returned after the call."""
-    if call.runtime.keeps_cublas_workspaces:
-        yield from map(Take, workspace_of_handle(call.thread, call.workspaces, call.runtime))
-    else:
-        yield from during([Scratch("cuBLAS workspace", call.runtime.cublas_workspace_bytes)])
-
-
-def workspace_of_handle(thread: str, taken: Workspaces, runtime: Runtime) -> Iterator[Scratch]:
-    """The workspace a thread takes when it first asks for its handle (`getCurrentCUDABlasHandle`).
-
-    From torch 2.15 on a handle has cuBLAS's own workspace, which is not in PyTorch's allocator.
-    """
-    if runtime.keeps_cublas_workspaces and thread not in taken.cublas:
-        taken.cublas.add(thread)
-        yield Scratch(BLAS_WORKSPACE + thread, runtime.cublas_workspace_bytes)
-
-
 def _lt_workspace(call: Call) -> Iterator[Step]:
     kind = call.runtime.cublaslt_workspace
     size = call.runtime.cublaslt_workspace_bytes
     if kind is LtWorkspace.EACH_CALL:
-        handle = workspace_of_handle(call.thread, call.workspaces, call.runtime)
-        yield from during([Scratch("cublasLt workspace", size)], map(Take, handle))
-        return
-    yield from cublas_workspace(call)
-    if kind is LtWorkspace.KEPT and call.thread not in call.workspaces.cublaslt:
-        call.workspaces.cublaslt.add(call.thread)
-        yield Take(Scratch(f"cublasLt workspace of {call.thread}", size))
+        yield from during([Scratch(CUBLASLT_WORKSPACE, size)], _lt_handle(call))
+    elif kind is LtWorkspace.SHARED:
+        yield from cublas_workspace(call)
+    else:
+        yield from _lt_handle(call)
+        if call.thread not in call.workspaces.cublaslt:
+            call.workspaces.cublaslt.add(call.thread)
+            yield Take(Scratch(f"{CUBLASLT_WORKSPACE} of {call.thread}", size))
+
+
+def _lt_handle(call: Call) -> Iterator[Step]:
+    """Ask for cublasLt's handle, all that a product of integers does (`int8_gemm`)."""
+    if not LT_HANDLE_TAKES_NOTHING.holds_in(call.runtime.release):
+        yield from cublas_workspace(call)
 
 
 def _takes_lt(call: Call) -> bool:
@@ -184,6 +199,6 @@ RULES: Mapping[str, Rule] = {
     "aten.addmv_": _addmv,
     "aten.dot": _dot,
     "aten.vdot": _dot,
-    "aten._scaled_mm": _lt_only,
-    "aten._int_mm": _lt_only,
+    "aten._scaled_mm": _scaled_mm,
+    "aten._int_mm": _int_mm,
 }

@@ -19,16 +19,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping
+from itertools import chain
 
 import torch
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.torch_releases.differences import INDICES_ARE_LOOKED_AT_ONCE
 
 from .call import Call, Rule, during
 from .cub import SORT_NOTE, key_bits, sort_pairs_bytes
 from .layout import INDEX_BYTES, is_contiguous, item_bytes, nbytes, numel
-from .reduction import contiguous_copy, flattened
+from .reduction import aminmax, contiguous_copy, flattened
 from .selection import nonzero
 
 _MASKS = ("bool", "uint8")
@@ -152,9 +154,17 @@ def _at_positions(
 
 
 def _range_checks(call: Call, indices: list[TensorOut]) -> Iterator[Step]:
-    """`wrapIndexOnce`: the largest and the smallest index, each compared with the size."""
+    """`wrapIndexOnce`: the largest and the smallest index, each compared with the size.
+
+    From torch 2.13 on one kernel finds both, and both are held while they are compared.
+    """
+    looks_once = INDICES_ARE_LOOKED_AT_ONCE.holds_in(call.runtime.release)
     for index in indices:
         if _is_on_host(index):
+            continue
+        if looks_once:
+            comparisons = [during([Scratch("comparison", 1)]) for _ in range(2)]
+            yield from aminmax(call, index, chain(*comparisons))
             continue
         for what in ("greatest", "least"):
             held = [Scratch(f"{what} index", INDEX_BYTES), Scratch("comparison", 1)]

@@ -22,6 +22,7 @@ from graphmem.kernel_program import Free, Output, Scratch, Step, Take
 from graphmem.torch_releases.differences import (
     GROUP_NORM_KEEPS_STATISTICS_TWICE,
     GROUP_NORM_TAKES_CHANNELS_LAST,
+    ONE_POSITION_HAS_NO_SUMS,
     PARTIAL_SUMS_OF_NORMS,
 )
 
@@ -113,7 +114,8 @@ def _group_norm_backward(call: Call) -> Iterator[Step]:
     per_channel, per_group = _channels(call) * size, _groups(call) * size
     by_channel = _in_channels_last(call)
     sums: list[Scratch] = []
-    if call.value("HxW") > 1 or by_channel or not _takes_channels_last(call):
+    returns_early = ONE_POSITION_HAS_NO_SUMS.holds_in(call.runtime.release)
+    if call.value("HxW") > 1 or by_channel or not returns_early:
         sums = [Scratch(f"channels' sums of {what}", per_channel) for what in ("x * dy", "dy")]
     groups: list[Scratch] = []
     channels: list[Scratch] = []

@@ -62,6 +62,11 @@ def index_kernel(tensor: TensorOut) -> Kernel:
     return Kernel(_VALUE_AND_INDEX_BYTES, accumulates_in_output=False)
 
 
+def extrema_kernel(tensor: TensorOut) -> Kernel:
+    """`aminmax`: the smallest and the largest value, a pair in the input's dtype."""
+    return Kernel(2 * item_bytes(tensor.dtype), accumulates_in_output=False)
+
+
 def logic_kernel(tensor: TensorOut) -> Kernel:
     """`any` and `all`: a bool."""
     return Kernel(1)
@@ -157,6 +162,19 @@ def flattened(call: Call, tensor: TensorOut, kernel_of: KernelOf = value_kernel)
     held = [] if is_contiguous(tensor) else [contiguous_copy(tensor)]
     flat = TensorOut((numel(tensor),), tensor.dtype, None, (1,), 0 if held else tensor.offset)
     yield from during(held, reduced(call, flat, kernel_of=kernel_of))
+
+
+def aminmax(call: Call, tensor: TensorOut, steps: Iterable[Step] = ()) -> Iterator[Step]:
+    """`at::aminmax` of all elements; `steps` are done while both values are held.
+
+    They are a tuple, which frees its first element first (aten/src/ATen/native/cuda/
+    ReduceAMinMaxKernel.cu, TensorCompare.cpp, `aminmax_out`).
+    """
+    held = [Scratch(f"the {what}", item_bytes(tensor.dtype)) for what in ("least", "greatest")]
+    yield from map(Take, held)
+    yield from flattened(call, tensor, extrema_kernel)
+    yield from steps
+    yield from map(Free, held)
 
 
 def contiguous_copy(tensor: TensorOut, what: str = "the input") -> Scratch:

@@ -4,9 +4,11 @@ aten/src/ATen/native/Distributions.cpp (`multinomial_out`), cuda/MultinomialKern
 cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
   (1) `multinomial` looks for the largest value, the smallest and rows of zeros; without
       replacement, or for a single choice, it divides the input by random numbers and takes the
-      largest; otherwise it normalises a copy and takes running sums;
+      largest; otherwise it normalises a copy and takes running sums (up to torch 2.14 it keeps
+      another copy);
   (2) `randperm` sorts a range by random keys, with enough bits that keys hardly repeat;
-  (3) `bincount` and `histc` look for the smallest and the largest value;
+  (3) `bincount` and `histc` look for the smallest and the largest value, since 2.13 and 2.12 at
+      once; `bincount` then holds both throughout;
   (4) `median` without a dimension sorts a copy, and checks whether the largest value is NaN;
   (5) `normal` looks for a negative deviation before it allocates its result and once more after
       (DistributionTemplates.h, `CHECK_NORMAL_TENSOR_STD`);
@@ -25,11 +27,24 @@ from torch.fx import Node
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
+from graphmem.torch_releases.differences import (
+    HISTC_LOOKS_ONCE,
+    INDICES_ARE_LOOKED_AT_ONCE,
+    MULTINOMIAL_KEEPS_NO_COPY,
+)
 
 from .call import Call, Rule, during
 from .cub_scans import scan
 from .layout import INDEX_BYTES, is_one_run, item_bytes, nbytes, numel
-from .reduction import compact, contiguous_copy, flattened, index_kernel, logic_kernel, reduced
+from .reduction import (
+    aminmax,
+    compact,
+    contiguous_copy,
+    flattened,
+    index_kernel,
+    logic_kernel,
+    reduced,
+)
 from .sorting import row, storage_of_sort
 from .topk import topk
 
@@ -99,7 +114,9 @@ def _choices(call: Call, samples: int) -> Iterator[Step]:
 
 def _with_replacement(call: Call, tensor: TensorOut) -> Iterator[Step]:
     size = nbytes(compact(tensor))
-    names = ("a copy of the input", "normalised rows", "sums of rows")
+    names = ["a copy of the input", "normalised rows", "sums of rows"]
+    if MULTINOMIAL_KEEPS_NO_COPY.holds_in(call.runtime.release):
+        del names[0]
     held = [Scratch(what, size) for what in names]
     if len(tensor.shape) == 1 or tensor.shape[0] == 1:
         held.append(scan(call, numel(tensor), tensor.dtype))
@@ -128,6 +145,9 @@ def _randperm(call: Call) -> Iterator[Step]:
 def _bincount(call: Call) -> Iterator[Step]:
     """Clause (3)."""
     tensor = call.tensor("self")
+    if numel(tensor) and INDICES_ARE_LOOKED_AT_ONCE.holds_in(call.runtime.release):
+        yield from aminmax(call, tensor, call.outputs())
+        return
     if numel(tensor):
         if tensor.dtype != "uint8":
             yield from _extremum(call, tensor, "the least")
@@ -139,7 +159,11 @@ def _histc(call: Call) -> Iterator[Step]:
     """Clause (3), if no range is given."""
     tensor = call.tensor("self")
     yield from call.outputs()
-    if call.value("min") == call.value("max") and numel(tensor):
+    if call.value("min") != call.value("max") or not numel(tensor):
+        return
+    if HISTC_LOOKS_ONCE.holds_in(call.runtime.release):
+        yield from aminmax(call, tensor)
+    else:
         yield from _extremum(call, tensor, "the least")
         yield from _extremum(call, tensor, "the greatest")
 

@@ -7,7 +7,8 @@ UniqueCub.cu, aten/src/ATen/native/Repeat.cpp:
   (3) `masked_scatter` numbers the elements that the mask selects;
   (4) `_unique2` sorts, with positions for the inverse, and allocates the distinct values as if all
       were distinct; `unique_consecutive` without a dimension does the same without the sort;
-  (5) `repeat_interleave` takes running sums of the repetitions, and looks for negative ones;
+  (5) `repeat_interleave` takes running sums of the repetitions, and looks for negative ones: since
+      torch 2.15 by their minimum, before by comparing each;
   (6) operators without a rule are listed as left out.
 
 The trace decides how much is selected; fixtures/cuda/operators.jsonl.gz shows the rest.
@@ -23,6 +24,7 @@ import torch
 
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Output, Scratch, Step, Take
+from graphmem.torch_releases.differences import THE_LEAST_REPETITION_IS_LOOKED_AT
 
 from . import cub_scans
 from .call import Call, Rule, during
@@ -148,10 +150,18 @@ def _repeat(call: Call) -> Iterator[Step]:
     steps: list[Step] = []
     steps += during([cub_scans.scan(call, count, "int64")])
     if call.value("output_size") is None:
-        checks = [Scratch("which are not negative", count), Scratch("whether all are", 1)]
-        mask = TensorOut(repeats.shape, "bool", None, (1,))
-        steps += during(checks, flattened(call, mask, logic_kernel))
+        steps += _looks_for_negatives(call, repeats)
     yield from during([sums], [*steps, *call.outputs()])
+
+
+def _looks_for_negatives(call: Call, repeats: TensorOut) -> Iterator[Step]:
+    if THE_LEAST_REPETITION_IS_LOOKED_AT.holds_in(call.runtime.release):
+        least = Scratch("the least", item_bytes(repeats.dtype))
+        yield from during([least], flattened(call, repeats))
+        return
+    checks = [Scratch("which are not negative", numel(repeats)), Scratch("whether all are", 1)]
+    mask = TensorOut(repeats.shape, "bool", None, (1,))
+    yield from during(checks, flattened(call, mask, logic_kernel))
 
 
 def _left_out(call: Call, value: str) -> Iterator[Step]:

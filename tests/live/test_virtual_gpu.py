@@ -13,6 +13,7 @@ from torch.utils._device import _device_constructors
 
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, PhaseName, StepGraph
+from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.training_step import TrainingStep
@@ -183,6 +184,53 @@ class TestAttention:
         graph = traced(build, gpu, torch_release=release)
 
         assert f"aten._scaled_dot_product_{backend}_attention.default" in targets(graph)
+
+    @pytest.mark.parametrize(
+        ("release", "key_heads", "enable_gqa", "operator"),
+        [
+            ((2, 13), 2, True, "aten.bmm.default"),
+            ((2, 14), 2, True, "aten._scaled_dot_product_efficient_attention.default"),
+            ((2, 14), 1, False, "aten._scaled_dot_product_efficient_attention.default"),
+        ],
+    )
+    def test_shared_keys_in_float32(
+        self, release: tuple[int, int], key_heads: int, enable_gqa: bool, operator: str
+    ) -> None:
+        """PR #191085 of 2.14, whose meta kernel of the gradients must be there as well."""
+        if release >= (2, 14) > installed_release():
+            pytest.skip("the installed release's gradients have no shared keys")
+        gradients: list[Any] = []
+
+        def step() -> None:
+            query = torch.zeros(2, 4, 128, 64, device="cuda", requires_grad=True)
+            key = torch.zeros(2, key_heads, 128, 64, device="cuda", requires_grad=True)
+            out = F.scaled_dot_product_attention(query, key, key, enable_gqa=enable_gqa)
+            out.sum().backward()
+            gradients.append(key.grad)
+
+        graph = traced(stepping(step), "a100", torch_release=release)
+
+        assert operator in targets(graph)
+        assert gradients[0].shape == (2, key_heads, 128, 64)
+
+    @pytest.mark.parametrize(
+        ("gpu", "release", "operator"),
+        [
+            ("a100", (2, 13), "aten.bmm.default"),
+            ("a100", (2, 14), "aten._scaled_dot_product_flash_attention.default"),
+            ("h100", (2, 13), "aten.bmm.default"),
+            ("h100", (2, 14), "aten._scaled_dot_product_cudnn_attention.default"),
+        ],
+    )
+    def test_a_single_head_of_keys_in_half_precision(
+        self, gpu: str, release: tuple[int, int], operator: str
+    ) -> None:
+        def step() -> None:
+            query = torch.zeros(2, 4, 128, 64, device="cuda", dtype=torch.float16)
+            key = torch.zeros(2, 1, 128, 64, device="cuda", dtype=torch.float16)
+            F.scaled_dot_product_attention(query, key, key)
+
+        assert operator in targets(traced(stepping(step), gpu, torch_release=release))
 
     def test_unsupported_head_sizes_take_the_math_path(self) -> None:
         graph = traced(attention(torch.float64))

@@ -118,13 +118,6 @@ class TestIndexing:
 
         assert program[3] == 8 * 50 * 4
 
-    def test_the_users_indices_are_checked_first(self) -> None:
-        """The greatest index and its comparison, the least and its comparison."""
-        table, index = tensor(100, 50), tensor(8, dtype=LONG)
-        program = Calls().call(aten.index_put_.default, table, [index], tensor(8, 50), True)
-
-        assert program[:9] == [8, 1, -1, -8, 8, 1, -1, -8, 64]
-
     def test_without_accumulation_no_scratch_is_taken(self) -> None:
         table, index = tensor(100, 50), tensor(8, dtype=LONG)
 

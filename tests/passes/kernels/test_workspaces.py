@@ -138,6 +138,20 @@ class TestCublasLt:
         for _ in range(2):
             assert linear(calls, 32, 100, 4096) == ["out0", LT, -LT]
 
+    def test_since_2_12_one_of_its_own_does_not_bring_that_of_cublas(self) -> None:
+        env = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
+
+        assert linear(Calls(version="2.11", env=env), 32, 100, 4096) == ["out0", CUBLAS, LT]
+        assert linear(Calls(version="2.12", env=env), 32, 100, 4096) == ["out0", LT]
+
+    def test_a_product_of_integers_has_none(self) -> None:
+        """`int8_gemm` in aten/src/ATen/cuda/CUDABlas.cpp asks for the handle only."""
+        whole = tensor(32, 32, dtype=torch.int8)
+
+        for version, expected in {"2.11": ["out0", CUBLAS], "2.12": ["out0"]}.items():
+            calls = Calls(version=version)
+            assert calls.call(aten._int_mm.default, whole, whole) == expected
+
     @pytest.mark.parametrize(
         ("version", "setting", "kind"),
         [
