@@ -27,6 +27,7 @@ from graphmem.formulas.messages import MissingTermsError, NoPhaseError, TermNotW
 from graphmem.formulas.sheet import FORMULAS, section_names
 from graphmem.formulas.terms import given_terms, values
 from tests.support.places import FIXTURES
+from tests.support.sizes import KEPT_WORKSPACES
 
 GPT2 = f"{FIXTURES / 'gpt2'}.py:build"
 EIGHT_GPUS = deepspeed.Hardware(gpus_per_node=8)
@@ -55,7 +56,7 @@ def terms_of(build: Callable[[], Any]) -> FoundTerms:
 
 @pytest.fixture(scope="module")
 def gpt2() -> Analysis:
-    return run_analysis(GPT2, Request(grads="keep"))
+    return run_analysis(GPT2, Request(grads="keep", env=KEPT_WORKSPACES))
 
 
 @pytest.fixture(scope="module")

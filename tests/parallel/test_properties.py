@@ -33,6 +33,7 @@ from graphmem.parallel.sharding.buckets import assign
 from graphmem.parallel.sharding.shard_sizes import ShardSizes
 from graphmem.parallel.tracing import planner_for
 from tests.support.places import FIXTURES
+from tests.support.sizes import KEPT_WORKSPACES
 
 AT_REST = ("parameter", "gradient", "optimizer_state")
 LLAMA = {"vocab": 1000, "batch": 4, "seq": 64, "width": 64, "layers": 4, "heads": 8, "ffn": 96}
@@ -43,7 +44,8 @@ def planner(precision: Precision = Precision.TRACED) -> Planner:
     if str(FIXTURES) not in sys.path:
         sys.path.append(str(FIXTURES))
     llama: Any = importlib.import_module("llama")
-    return planner_for(lambda: llama.build(**LLAMA), Request(gpu="h100", steps=2), precision)[1]
+    request = Request(gpu="h100", steps=2, env=KEPT_WORKSPACES)
+    return planner_for(lambda: llama.build(**LLAMA), request, precision)[1]
 
 
 POWERS = st.sampled_from([1, 2, 4])

@@ -19,6 +19,10 @@ LT_WORKSPACE = 0 if LT_WORKSPACE_IS_SHARED.holds_in(installed_release()) else MI
 """What cublasLt keeps besides; a linear layer with a bias in a forward pass uses it."""
 
 
+KEPT_WORKSPACES = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+"""The environment in which torch 2.15 keeps cuBLAS's workspaces, as earlier releases do."""
+
+
 def in_blocks(nbytes: int) -> int:
     """Allocated bytes of a request: the caching allocator rounds up to 512."""
     return -(-nbytes // 512) * 512

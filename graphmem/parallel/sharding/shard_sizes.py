@@ -22,7 +22,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
-from graphmem.graph import StepGraph, Storage
+from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.kernel_program import CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE
 from graphmem.parallel.axes.attention import Part
 from graphmem.parallel.axes.axis import Axis
 from graphmem.parallel.axes.dimensions import Dimensions
@@ -103,9 +104,11 @@ class ShardSizes:
     def _scratch(self, storage: Storage) -> int:
         """Scale a kernel's scratch memory like its result, or else like its first argument.
 
-        Memory that a library keeps, such as cuBLAS's workspace, does not shrink.
+        cuBLAS's workspaces, kept or not, and other memory that a library keeps do not shrink.
         """
-        if storage.death is None or storage.op is None:
+        owner = storage.owned_as(OwnerKind.WORKSPACE)
+        is_fixed = owner is not None and owner.name in (CUBLAS_WORKSPACE, CUBLASLT_WORKSPACE)
+        if storage.death is None or storage.op is None or is_fixed:
             return storage.nbytes
         op = self._graph.ops[storage.op]
         ids = (*op.births, *self._dimensions.reads.get(op.index, ()))
