@@ -2,8 +2,9 @@
 
     make test TORCH=2.15.0
 
-A row says how many tests passed and failed, and whether GPT-2's peak is the one printed on an
-A100.
+A row says how many tests passed and failed, in how many recordings and printed figures this release
+agrees with what the cases of `graphmem verify --suite` expect, and whether GPT-2's peak is the one
+printed on an A100.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -30,7 +32,7 @@ def main() -> int:
     tests, exit_code = _tests(sys.argv[1:])
     version, _, build = torch.__version__.partition("+")
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    row = f"| {version} | {_build(build)} | {tests} | {_gpt2()} | {date} |"
+    row = f"| {version} | {_build(build)} | {tests} | {_cases()} | {_gpt2()} | {date} |"
     PAGE.write_text(with_row(PAGE.read_text(encoding="utf-8"), row), encoding="utf-8")
     print(row)
     return exit_code
@@ -73,16 +75,33 @@ def _tests(arguments: list[str]) -> tuple[str, int]:
     return ", ".join(counts) + which, run.returncode
 
 
+def _cases() -> str:
+    """The rows of `verify --suite` that are as expected, all traced by this release."""
+    with tempfile.TemporaryDirectory() as no_environments:
+        done = _graphmem("verify", "--suite", "--environments", no_environments)
+    if done.returncode not in (0, 1):
+        return f"exit code {done.returncode}"
+    suite = json.loads(done.stdout)
+    compared = [row for row in suite["suite"] if row["comparison"] is not None]
+    kinds = {"recordings": compared, "figures": suite["printed"]}
+    return ", ".join(
+        f"{sum(not row['failed'] for row in rows)} of {len(rows)} {kind}"
+        for kind, rows in kinds.items()
+    )
+
+
 def _gpt2() -> str:
     target = "fixtures/recorded_nanogpt.py:build"
-    command = [sys.executable, "-m", "graphmem", "analyze", target]
-    done = subprocess.run(
-        [*command, "--format", "json"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = _graphmem("analyze", target)
     if done.returncode:
         return f"exit code {done.returncode}"
     peak = json.loads(done.stdout)["peak"]["allocated"]
     return "equal" if peak == GPT2_PEAK else f"{peak:,}"
+
+
+def _graphmem(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "graphmem", *arguments, "--format", "json"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 if __name__ == "__main__":
