@@ -10,6 +10,7 @@ from rich.text import Text
 from graphmem.graph import PADDING
 from graphmem.report.build import GROWTH
 from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal, Report
+from graphmem.torch_releases.assumed import above_the_kernels
 from graphmem.units import format_bytes, format_exact
 
 INDENT = 2
@@ -147,7 +148,11 @@ def peak(report: Report) -> Iterator[Text | Padding]:
 
 
 def bounds_in_words(report: Report) -> Iterator[str]:
-    """What the peak assumes of a choice that only a real run makes, and what it is otherwise."""
+    """What the peak assumes: another release's composites, choices that only a real run makes."""
+    version = report.runtime.torch
+    for each in report.assumptions:
+        if each.what == above_the_kernels(version):
+            yield f"with the {each.value}, not of {version}"
     worst, padded = report.worst_routing_peak, report.padded_peak
     if worst is not None:
         yield (

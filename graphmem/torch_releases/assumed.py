@@ -8,7 +8,7 @@ import torch
 
 from graphmem.graph import Assumption
 from graphmem.torch_releases import installed_release, parse_release
-from graphmem.torch_releases.differences import NEWEST_TRIED
+from graphmem.torch_releases.differences import ABOVE_THE_KERNELS, NEWEST_TRIED, between
 from graphmem.torch_releases.manifest import written
 
 
@@ -26,10 +26,19 @@ def assumed_of(version: str) -> Iterator[Assumption]:
             "it is newer than what graphmem was tried on",
             None,
         )
-    if parse_release(version) != installed_release():
+    asked_for = parse_release(version)
+    if asked_for != installed_release():
+        rows = between(asked_for, installed_release(), ABOVE_THE_KERNELS)
+        differ = "; ".join(f"since {written(row.since)}, {row.what}" for row in rows)
         yield Assumption(
-            f"what torch {version} runs above the card's kernels",
+            above_the_kernels(version),
             f"composites, derivative formulas and optimizers of {installed}",
-            "it is the one that is installed; --torch chooses the CUDA rules",
+            "it is the one that is installed; --torch chooses the CUDA rules"
+            + (f". Known to differ: {differ}" if differ else ""),
             None,
         )
+
+
+def above_the_kernels(version: str) -> str:
+    """What an assumption calls the part of a release that `--torch` does not choose."""
+    return f"what torch {version} runs above the card's kernels"

@@ -7,6 +7,7 @@ Python and C++ that run here, for which only the installed release counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Release = tuple[int, int]
@@ -292,3 +293,19 @@ FUNCTION_APPLY_IS_BUILT_IN = Difference(
     "them first to last; a Python method takes them over",
     "torch/autograd/function.py, `Function.apply`",
 )
+
+ABOVE_THE_KERNELS = (
+    FORWARD_NODES_ARE_TAGGED,
+    TRUNCATED_NORMALS_ARE_REDRAWN,
+    INNER_NODES_ARE_DESTROYED,
+    ARGUMENTS_HOLD_GRADIENTS,
+    TIES_ARE_SPLIT,
+    FUNCTION_APPLY_IS_BUILT_IN,
+    STAGES_RELEASE_WHAT_THEY_SENT,
+)
+"""What alters the memory of a step, and is the installed release's whatever `--torch` says."""
+
+
+def between(one: Release, other: Release, rows: Iterable[Difference]) -> Iterator[Difference]:
+    """The rows that hold in only one of two releases."""
+    return (row for row in rows if row.holds_in(one) != row.holds_in(other))

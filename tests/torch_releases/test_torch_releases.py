@@ -146,12 +146,24 @@ def test_the_report_says_what_comes_of_the_installed_torch() -> None:
     other = "2.9" if installed_release() != (2, 9) else "2.10"
 
     assert assumptions() == []
-    [line] = assumptions(torch=other)
-    assert line == (
-        f"what torch {other} runs above the card's kernels: composites, derivative formulas and "
-        f"optimizers of {installed} (it is the one that is installed; --torch chooses the CUDA "
-        "rules)"
+    report = graphmem.analyze(a_linear_layer, steps=1, torch=other)
+    (assumed,) = report.assumptions
+    composites = f"composites, derivative formulas and optimizers of {installed}"
+    assert (assumed.what, assumed.value) == (
+        f"what torch {other} runs above the card's kernels",
+        composites,
     )
+    assert "--torch chooses the CUDA rules" in assumed.why
+    peak = report.to_text().split("\n\n")[1].splitlines()
+    assert f"  with the {composites}, not of {other}" in peak
+
+
+@pytest.mark.skipif(installed_release() < (2, 14), reason="splits no ties")
+def test_it_says_what_is_known_to_differ() -> None:
+    """tools/autograd/derivatives.yaml, `masked_fill_inplace_if_safe`, since 2.14."""
+    (assumed,) = assumptions(torch="2.13")
+
+    assert "Known to differ: since 2.14, the gradient of a tie is split" in assumed
 
 
 # ---- what differs between releases ---------------------------------------------------------------
