@@ -130,9 +130,12 @@ def _stream(path: Path) -> int | None:
 def _place(path: Path) -> Path:
     """The target of a path."""
     try:
-        return path.resolve()
-    except (OSError, RuntimeError) as error:  # RuntimeError for circular links
+        place = path.resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError for circular links, up to Python 3.12
         raise EndlessLinksError(path) from error
+    if place.is_symlink():
+        raise EndlessLinksError(path)
+    return place
 
 
 def _is_replaced(place: Path) -> bool:

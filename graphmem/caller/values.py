@@ -81,6 +81,8 @@ def _storage_of(tensor: torch.Tensor | None) -> torch.UntypedStorage | None:
         return None
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and _is_wrapper(tensor):
         return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # it has outlived its transform
+        return None
     return tensor.untyped_storage()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 
 from graphmem.changes.messages import OptimizerNotRebuiltError
+from graphmem.signatures import parameters_of
 
 _GIVEN = ("self", "params")
 
@@ -26,7 +26,7 @@ def for_trained_parameters(made: Any, model: torch.nn.Module) -> Any:
     if len(made.param_groups) != 1:
         raise OptimizerNotRebuiltError(kind.__name__, "it has several groups of parameters")
     (group,) = made.param_groups
-    wanted = [name for name in inspect.signature(kind.__init__).parameters if name not in _GIVEN]
+    wanted = [name for name in parameters_of(kind.__init__) if name not in _GIVEN]
     lost = [name for name in wanted if name not in group]
     if lost:
         raise OptimizerNotRebuiltError(kind.__name__, f"it does not keep {', '.join(lost)}")

@@ -57,6 +57,7 @@ def guarded(run: Callable[[], object], settings: Settings) -> int:
         return _report(stop, settings)
     except Exception as error:  # noqa: BLE001
         if isinstance(error, (OSError, ValueError)) and _is_stdout_closed():
+            _discard_stdout()
             return BROKEN_PIPE
         return _report(error, settings)
     return exit_code
@@ -150,6 +151,9 @@ def print_error(message: str, user_traceback: str | None, hint: str | None) -> N
 
 def _discard_stdout() -> None:
     """Keep the interpreter's last flush from failing on the closed pipe as well."""
+    if sys.stdout.closed:
+        return
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
+    if null != sys.stdout.fileno():  # which is the first free number if its file was closed
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -120,6 +120,8 @@ def existing_file(name: str) -> Path:
         raise messages.FolderError(name, "file")
     if path.exists():
         return path
+    with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        path.stat()  # `exists` hides why a file cannot be read since Python 3.14
     raise messages.NoSuchFileError(name, path, _names_in(path.parent))
 
 

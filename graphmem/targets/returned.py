@@ -8,13 +8,13 @@ Clauses:
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from inspect import Parameter
 from typing import Any
 
 import torch
 
+from graphmem.signatures import parameters_of
 from graphmem.targets import messages
 from graphmem.trace.loop import optimizer_named
 from graphmem.training_step import TrainingStep
@@ -73,7 +73,7 @@ def _no_inputs(model: torch.nn.Module | None, name: str) -> tuple[()]:
     assert model is not None
     needed = [
         parameter.name
-        for parameter in inspect.signature(model.forward).parameters.values()
+        for parameter in parameters_of(model.forward).values()
         if parameter.default is Parameter.empty
         and parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     ]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Annotated, Any, Literal, Union
 
+from graphmem.signatures import parameters_of
 from graphmem.targets import messages
 
 _WORDS = {
@@ -84,7 +85,7 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, Parameter]:
         return inspect.signature(build, eval_str=True).parameters
     except Exception:  # noqa: BLE001 - an annotation may be any expression and raise anything
         try:
-            return inspect.signature(build).parameters
+            return parameters_of(build)
         except (TypeError, ValueError):  # some builtins have no signature
             return {}
 

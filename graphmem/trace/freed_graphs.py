@@ -32,7 +32,6 @@ from graphmem.trace.node_memory import is_implemented_in_cpp, owners_of, seen_fo
 
 _FOLLOWING = "graphmem following"
 _SEEN = "graphmem seen"
-_ASKING = 3  # a local variable, an argument, and getrefcount's
 _DEEPEST = 50  # nested deaths
 
 Release = Callable[[Any], None]
@@ -81,6 +80,22 @@ class _Freed(threading.local):
         finally:
             self._depth -= 1
             self._stack, self._is_freeing = outer
+
+
+def _references_to(argument: Any) -> int:
+    return sys.getrefcount(argument)
+
+
+def _references_of_a_variable() -> int:
+    """What a function counts for an argument that only its caller's variable holds.
+
+    The variable, the argument and `getrefcount`'s each count, until Python 3.14: its calls borrow.
+    """
+    variable = object()
+    return _references_to(variable)
+
+
+_ASKING = _references_of_a_variable()
 
 
 def _is_dying(node: Any) -> bool:

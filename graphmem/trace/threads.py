@@ -104,12 +104,12 @@ def replacements(watching: Callable[[], AbstractContextManager[None]]) -> list[R
         if is_watched():
             submitted.add(item)
 
-    def work_watched(item: Any) -> None:
+    def work_watched(item: Any, *context: Any) -> None:  # a worker's, since Python 3.14
         if is_watched() or item not in submitted:
-            work(item)
+            work(item, *context)
             return
         with watched_thread(), watching():
-            work(item)
+            work(item, *context)
 
     return [
         (threading.Thread, "start", start_and_note),

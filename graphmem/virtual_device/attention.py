@@ -309,6 +309,7 @@ def _first(results: tuple[Any, ...]) -> torch.Tensor:
     """Return the output, and free the rest first to last, as a tuple does in C++."""
     output: torch.Tensor
     output, *others = results
+    del results  # since Python 3.14 a function frees its last variable first
     others.reverse()  # Python frees a list's last item first
     return output
 

@@ -475,6 +475,21 @@ def test_a_thread_that_another_starts_meanwhile_is_none_of_the_programs() -> Non
 
 
 @pytest.mark.usefixtures("caller")
+def test_a_tensor_that_outlived_its_transform_is_left_alone() -> None:
+    """`torch.func` wraps tensors, and a wrapper whose level has ended has no storage."""
+    kept: list[torch.Tensor] = []
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x.sum()
+
+    torch.func.grad(total)(torch.ones(5, 8))
+    report = graphmem.analyze(lambda: (nn.Linear(8, 8, bias=False), torch.ones(2, 8)), steps=1)
+
+    assert report.model.parameter_bytes == 8 * 8 * 4
+    assert torch._C._functorch.is_functorch_wrapped_tensor(kept[0])
+
+
 def test_a_nested_analysis_is_rejected() -> None:
     caught: list[BaseException] = []
 

@@ -258,6 +258,7 @@ def test_a_custom_step_gets_no_optimizer() -> None:
 
 # ---- settings -----------------------------------------------------------------------------------
 
+LAZY = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
 SIGNATURES = """
     from collections.abc import Sequence
     from typing import Annotated, Any, Literal, Optional, Union
@@ -316,7 +317,7 @@ SIGNATURES = """
 def test_a_setting_is_parsed_by_its_annotation(
     annotation: str, text: str, value: Any, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    future = "from __future__ import annotations\n" if "NotImported" in annotation else ""
+    future = LAZY if "NotImported" in annotation else ""
     path = write(future + dedent(SIGNATURES).format(parameter=f"value: {annotation}"))
     made(path, value=text)
     assert capsys.readouterr().out == repr(value)
@@ -335,6 +336,20 @@ def test_without_annotation_a_setting_is_a_literal_or_text(
     )
     made(write(dedent(body).replace("{parameter}", parameter)), value=text)
     assert capsys.readouterr().out == repr(value)
+
+
+def test_annotations_may_name_what_only_type_checkers_import(write: Write) -> None:
+    model = """
+        import torch
+
+        class Net(torch.nn.Linear):
+            def forward(self, x: Batch = None) -> Batch:
+                return super().forward(torch.zeros(3, 4))
+
+        def build(width: Width = 4) -> Network:
+            return Net(width, 2)
+    """
+    assert made(write(LAZY + dedent(model)), width="4").model is not None
 
 
 # ---- exported programs --------------------------------------------------------------------------

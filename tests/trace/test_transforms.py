@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._decomp.decompositions_for_jvp  # may leave the frames that import it in a cycle
 from torch import nn
 from torch.func import (
     functional_call,
