@@ -190,6 +190,12 @@ THE_LEAST_REPETITION_IS_LOOKED_AT = Difference(
 
 # The installed build -----------------------------------------------------------------------------
 
+STORAGES_SURVIVE_COLLECTION = Difference(
+    (2, 10),
+    "a storage that a tensor holds keeps its weak references when the garbage collector finds its "
+    "Python object in a cycle",
+    "torch/csrc/Storage.cpp, `THPStorage_tryPreserve`; runs of 2.9.1 and 2.10.0",
+)
 NO_OP_CUDA_GUARD = Difference(
     (2, 10),
     "PyTorch has a CUDA device guard for machines without a card",

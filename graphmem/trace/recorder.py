@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,20 +25,12 @@ from graphmem.trace.assumptions import Assumptions
 from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name
 from graphmem.trace.fx_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
+from graphmem.trace.storage_refs import StorageRef, StorageRefs
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper
 from graphmem.virtual_device.host_memory import HostMemory
 from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_device.sparse import parts_of
-
-
-class _StorageRef(weakref.ref[torch.UntypedStorage]):
-    """A weak reference to fake memory, with its key and its `Storage`."""
-
-    __slots__ = ("key", "nbytes", "storage")
-    key: int
-    nbytes: int
-    storage: Storage
 
 
 class Recorder:
@@ -70,7 +61,7 @@ class Recorder:
         self.newest_node = -1
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
-        self._refs: dict[int, _StorageRef] = {}
+        self._refs = StorageRefs(self._release)
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
         self._dying: list[int] | None = None
@@ -187,11 +178,7 @@ class Recorder:
             self._attach(memory, memory.nbytes(), storage)
 
     def _attach(self, memory: torch.UntypedStorage, nbytes: int, storage: Storage) -> None:
-        ref = _StorageRef(memory, self._release)
-        ref.key = memory._cdata
-        ref.nbytes = nbytes
-        ref.storage = storage
-        self._refs[ref.key] = ref
+        self._refs.add(memory, nbytes, storage)
         holders = self._holders.get(storage.id, 0)
         self._holders[storage.id] = holders + 1
         if not holders:
@@ -204,7 +191,7 @@ class Recorder:
         self._held_as[storage.id] = owner
         return owner
 
-    def _release(self, ref: _StorageRef) -> None:
+    def _release(self, ref: StorageRef) -> None:
         if self._refs.get(ref.key) is ref:
             del self._refs[ref.key]
         number = ref.storage.id
