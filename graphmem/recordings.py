@@ -22,10 +22,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from graphmem.allocator.pool import BlockInfo, BlockState, SegmentInfo
-from graphmem.allocator.settings import AllocatorSettings, settings_of_snapshot
+from graphmem.allocator.settings import (
+    AllocatorSettings,
+    release_of_snapshot,
+    settings_of_snapshot,
+)
 from graphmem.errors import InputError
 from graphmem.frames import is_installed
 from graphmem.plain_data import plain_data, unpacked
+from graphmem.torch_releases import parse_release
+from graphmem.torch_releases.differences import NEWEST_TRIED, Release
 
 MAX_GPU_BYTES = 1 << 42
 MAX_EVENTS = 5_000_000
@@ -57,7 +63,7 @@ _TRACE_ACTIONS: dict[str, Action] = {
     "segment_map": "segment_map",
     "segment_unmap": "segment_unmap",
 }
-_IGNORED_ACTIONS = ("snapshot", "oom", "user_defined", "workspace_snapshot")
+_IGNORED_ACTIONS = ("annotate", "snapshot", "oom", "user_defined", "workspace_snapshot")
 _BLOCK_STATES: dict[str, BlockState] = {
     "active_allocated": "active_allocated",
     "active_pending_free": "active_pending_free",
@@ -185,6 +191,7 @@ class Recording:
         base_reserved: bytes reserved before it.
         has_addresses: whether addresses are real, not ordinals.
         counted: PyTorch's counters before the first event and after the last, if the file has them.
+        release: the version of torch whose rules the allocator followed.
     """
 
     name: str
@@ -195,6 +202,7 @@ class Recording:
     base_reserved: int | None = None
     has_addresses: bool = True
     counted: tuple[Counters, Counters] | None = None
+    release: Release = NEWEST_TRIED
 
 
 def read_recording(path: str | Path, device: int | None = None) -> Recording:
@@ -231,14 +239,16 @@ def _from_snapshot(name: str, snapshot: Any, device: int | None) -> Recording:
     if not 0 <= device < len(traces):
         raise NoSuchDeviceError(device)
     settings = snapshot.get("allocator_settings", {})
+    settings = settings if isinstance(settings, Mapping) else {}
     segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
     _check_count(len(traces[device]), "events", MAX_EVENTS)
     _check_count(sum(len(segment["blocks"]) for segment in segments), "blocks", MAX_EVENTS)
     return Recording(
         name=name,
         events=tuple(_trace_events(traces[device])),
-        settings=settings_of_snapshot(settings if isinstance(settings, Mapping) else {}),
+        settings=settings_of_snapshot(settings),
         final=tuple(sorted(map(_segment_info, segments), key=lambda info: info.address)),
+        release=release_of_snapshot(settings),
     )
 
 
@@ -309,6 +319,7 @@ class _CompactFile(msgspec.Struct):
     allocator_settings: dict[str, Any] = {}
     base: Counters | None = None
     marks: list[Counters] = []
+    torch: str | None = None
 
 
 def _from_json(name: str, data: bytes) -> Recording:
@@ -326,6 +337,11 @@ def _from_json(name: str, data: bytes) -> Recording:
         base_reserved=_size(replayed["base_res"]) if "base_res" in replayed else None,
         has_addresses=False,
         counted=(content.base, content.marks[-1]) if content.base and content.marks else None,
+        release=(
+            release_of_snapshot(content.allocator_settings)
+            if content.torch is None
+            else parse_release(content.torch)
+        ),
     )
 
 

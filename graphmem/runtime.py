@@ -156,7 +156,7 @@ class Runtime:
         """
         from graphmem.allocator import parse_settings
 
-        return parse_settings(self.allocator_conf or "")
+        return parse_settings(self.allocator_conf or "", self.release)
 
     def new_allocator(
         self, *, bounded: bool = True, context_bytes: int | None = None

@@ -1,6 +1,7 @@
 """Where a driver places new segments.
 
-The allocator uses addresses only to order blocks: of free blocks of one size it takes the lowest.
+The allocator uses addresses only to order blocks: of free blocks of one size it takes the lowest,
+until torch 2.11; later ages come first (allocator/numbering.py).
 A request goes to the lowest free place that is large enough (first fit); drivers differ in what
 counts as a place.
 

@@ -1,9 +1,8 @@
 """The caching allocator itself: which block a request gets, and what is reserved for it.
 
 The rules are those of `DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp; each method
-names the function whose rule it follows. They hold for torch 2.1 to 2.13.
-
-Not modelled: cudaMallocAsync, and memory that other processes use (leave it out of
+names the function whose rule it follows. They hold for torch 2.1 to 2.15; torch_releases/ has the
+differences. Not modelled: cudaMallocAsync, and memory of other processes (leave it out of
 `capacity_bytes`).
 """
 
@@ -15,13 +14,13 @@ from collections.abc import Callable
 from graphmem.allocator.device import Device
 from graphmem.allocator.device_stats import DeviceStats
 from graphmem.allocator.expandable import ExpandableSegments, expandable_size
+from graphmem.allocator.numbering import Numbering
 from graphmem.allocator.out_of_memory import LATEST_RELEASE, MemoryState, OutOfMemory
-from graphmem.allocator.pool import EVERYBODYS, Block, Pool, PoolId, Segment, SegmentInfo
+from graphmem.allocator.pool import EVERYBODYS, Block, Key, Pool, PoolId, Segment, SegmentInfo
 from graphmem.allocator.private_pools import PrivatePools
 from graphmem.allocator.reclaiming import long_unused, too_large_to_split
 from graphmem.allocator.segment_info import segment_infos, torch_snapshot
 from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
-from graphmem.torch_releases.differences import NESTED_POOLS_ARE_A_STACK
 
 
 class CachingAllocator(DeviceStats):
@@ -54,10 +53,10 @@ class CachingAllocator(DeviceStats):
         super().__init__()
         self.settings = settings or AllocatorSettings()
         self.device = device or Device(capacity_bytes)
-        is_stack = NESTED_POOLS_ARE_A_STACK.holds_in(release)
-        self.private = PrivatePools(self.small, self.large, newest_first=is_stack)
+        self.private = PrivatePools(self.small, self.large, release)
         self.release = release
         self.on_event: Callable[[str, int, int, int], None] | None = None
+        self._numbering = Numbering(release)
         self._segments: dict[int, Segment] = {}
         self._pending: dict[int, Block] = {}
         self._nothing = Segment(self.small, 0, 0, 0, 0).head
@@ -72,8 +71,11 @@ class CachingAllocator(DeviceStats):
                 self.device,
                 settings.large_segment_size,
                 self._segments,
+                self._numbering,
                 self._pages_changed,
             )
+        if self._expandable is not None:
+            self._expandable.reserve = settings.expandable_reserve
 
     @property
     def limit_bytes(self) -> int | None:
@@ -155,7 +157,7 @@ class CachingAllocator(DeviceStats):
             if pool_id in (EVERYBODYS, private.id)
             for each in (private.small, private.large)
         ]
-        if pool_id == EVERYBODYS and not self.private.are_in_use:
+        if pool_id == EVERYBODYS and not self.private.hold_memory_back:
             self.num_sync_all_streams += 1
             for block in list(self._pending.values()):
                 self.finish(block)
@@ -189,9 +191,9 @@ class CachingAllocator(DeviceStats):
         """The segments as `torch.cuda.memory_snapshot` lists them."""
         return torch_snapshot(self.segments())
 
-    def _best_fit(self, free: list[tuple[int, int]], size: int) -> int:
-        """The index of the smallest free block that fits; ties go to the lowest address."""
-        return bisect_left(free, (size, 0))
+    def _best_fit(self, free: list[Key], size: int) -> int:
+        """The index of the smallest free block that fits; allocator/numbering.py has the ties."""
+        return bisect_left(free, (size, 0, 0))
 
     def _cached_block(self, pool: Pool, stream: int, size: int) -> Block | None:
         """Take the best free block of the stream out of its pool (`get_free_block`)."""
@@ -201,14 +203,14 @@ class CachingAllocator(DeviceStats):
             return None
         index = self._best_fit(free, size)
         if not self.settings.expandable_segments:  # older expandable ones are not used any more
-            while index < len(free) and pool.block_at(free[index][1]).segment.page_size:
+            while index < len(free) and pool.block_at(free[index][-1]).segment.page_size:
                 index += 1
         if index == len(free):
             return None
-        block = pool.block_at(free[index][1])
+        block = pool.block_at(free[index][-1])
         while block.segment.page_size and index + 1 < len(free):  # compare by what it can grow to
             index += 1
-            other = pool.block_at(free[index][1])
+            other = pool.block_at(free[index][-1])
             if expandable_size(other) >= expandable_size(block):
                 break
             block = other
@@ -233,7 +235,8 @@ class CachingAllocator(DeviceStats):
             oversize = self.settings.max_split_size
             cut = rest > SMALL_LIMIT and (oversize is None or size < oversize)
         if cut:
-            pool.insert(block.cut(size))
+            pool.insert(block.cut(size))  # in C++ the rest is the old block, this one is new
+            block.number = self._numbering.of_part(block.number)
         if block.segment.page_size or not (cut or was_split):
             return
         if not was_split:
@@ -268,7 +271,7 @@ class CachingAllocator(DeviceStats):
         block = self._open(pool, stream, size) or self._helped_out(pool, stream, size)
         if block is None and self._release_oversize(pool, stream, size):
             block = self._open(pool, stream, size)
-        if block is None and not self.private.are_in_use:
+        if block is None and not self.private.hold_memory_back:
             self.empty_cache()
             self.num_alloc_retries += 1
             block = self._open(pool, stream, size)
@@ -303,7 +306,7 @@ class CachingAllocator(DeviceStats):
 
     def enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
         """Register a segment from cudaMalloc; its one block is not in the pool yet."""
-        segment = Segment(pool, address, size, stream, page_size=0)
+        segment = Segment(pool, address, size, stream, 0, self._numbering.of_segment())
         self._segments[address] = segment
         self.statistics.segment.increase(1)
         pool.statistics.segment.increase(1)
@@ -381,15 +384,17 @@ class CachingAllocator(DeviceStats):
 
     def _out_of_memory(self, requested: int, tried: int, stream: int) -> OutOfMemory:
         self.num_ooms += 1
-        rounded = self.settings.round_size(requested)
-        self._tell("oom", self.device.free_bytes or 0, rounded, stream)
+        expandable = self._expandable if self.settings.expandable_segments else None
+        free, rounded = self.device.free_bytes or 0, self.settings.round_size(requested)
+        self._tell("oom", free, rounded, stream)
         state = MemoryState(
             total_bytes=self.device.total_bytes or 0,
-            free_bytes=self.device.free_bytes or 0,
+            free_bytes=free,
             process_bytes=self.device.process_bytes,
             allowed_bytes=self.limit_bytes,
             allocated_bytes=self.statistics.allocated_bytes.current,
             reserved_bytes=self.statistics.reserved_bytes.current,
             private_bytes=sum(private.free_bytes for private in self.private),
+            expandable_bytes=None if expandable is None else expandable.reserve_bytes,
         )
         return OutOfMemory(requested, tried, stream, state, self.release)

@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphmem.allocator.device import Device
+from graphmem.allocator.numbering import Numbering
 from graphmem.allocator.pool import Block, Pool, Segment
-from graphmem.allocator.settings import SMALL_SEGMENT
+from graphmem.allocator.settings import SMALL_SEGMENT, ExpandableReserve
 
 
 class ExpandableSegments:
-    """Maps pages at the lowest address that fits, and unmaps pages that nothing uses."""
+    """Maps pages at the lowest address that fits, and unmaps pages that nothing uses.
+
+    Attributes:
+        reserve: how large new ranges are; None: as large as the device allows.
+    """
 
     def __init__(
         self,
         device: Device,
         large_page_size: int,
         segments: dict[int, Segment],
+        numbering: Numbering,
         pages_changed: Callable[[Segment, int, int], None],
     ) -> None:
         """Start without ranges.
@@ -29,17 +35,30 @@ class ExpandableSegments:
             device: gives addresses and physical memory.
             large_page_size: bytes per page in the large pool.
             segments: where the ranges are registered, by address.
+            numbering: numbers ranges and blocks.
             pages_changed: called with segment, address, and the bytes mapped, negative if
                 unmapped.
         """
         self._device = device
         self._large_page_size = large_page_size
         self._segments = segments
+        self._numbering = numbering
+        self.reserve: ExpandableReserve | None = None
         self._pages_changed = pages_changed
+
+    @property
+    def reserve_bytes(self) -> int:
+        """The bytes that a new range should have (`clamp_reserve_bytes`)."""
+        total, most = self._device.total_bytes, self._device.address_room
+        if self.reserve is None or total is None:
+            return most
+        return min(self.reserve.bytes_of(total), most)
 
     def take(self, pool: Pool, stream: int, size: int) -> Block | None:
         """Take a free, mapped block of at least this size (`try_allocate_expandable_block`)."""
         candidate = self._lowest_room(pool, stream, size)
+        if candidate is None:
+            return None
         if not candidate.mapped:
             mapped = self._map(candidate, min(candidate.size, size))
             if mapped is None:
@@ -58,7 +77,8 @@ class ExpandableSegments:
     def open(self, pool: Pool, stream: int, address: int, size: int) -> Segment:
         """Open a new range of addresses without memory."""
         page_size = SMALL_SEGMENT if pool.is_small else self._large_page_size
-        segment = Segment(pool, address, size, stream, page_size)
+        number = self._numbering.of_segment()
+        segment = Segment(pool, address, size, stream, page_size, number)
         segment.head.mapped = False
         pool.insert(segment.head)
         self._segments[address] = segment
@@ -93,11 +113,12 @@ class ExpandableSegments:
         if begin >= end:
             return 0
         pool.remove(block)
-        if begin > block.address:
+        if begin > block.address:  # in C++ both ends are new blocks, the middle is the old one
             low, block = block, block.cut(begin - block.address)
+            low.number = self._numbering.of_part(block.number)
             pool.insert(low)
         if block.size > end - begin:
-            pool.insert(block.cut(end - begin))
+            pool.insert(self._cut(block, end - begin))
         block.mapped = False
         block, _, _ = pool.merge(block)
         pool.insert(block)
@@ -109,27 +130,34 @@ class ExpandableSegments:
             self._device.vacate(base)
         return end - begin
 
-    def _lowest_room(self, pool: Pool, stream: int, size: int) -> Block:
-        """The lowest block from which there is room, mapped or not (`find_expandable_block`)."""
+    def _lowest_room(self, pool: Pool, stream: int, size: int) -> Block | None:
+        """The lowest block from which there is room, mapped or not (`find_expandable_block`).
+
+        Returns:
+            None: the request exceeds even a new range.
+        """
         for unmapped in pool.unmapped_blocks(stream):
             before = unmapped.prev
             first = before if before is not None and before.is_free else unmapped
             if _room_from(first, size) >= size:
                 return first
-        room = self._device.address_room
         page = SMALL_SEGMENT if pool.is_small else self._large_page_size
-        room = max(room, size) // page * page + page
+        room = _whole_pages(self.reserve_bytes, page)
+        if size > room:
+            if self._device.total_bytes is not None:
+                return None
+            room = _whole_pages(size, page)
         return self.open(pool, stream, self._device.place_expandable(room), room).head
 
     def _map(self, block: Block, size: int) -> Block | None:
         """Map whole pages from the start of an unmapped block (`map_block`)."""
         segment, pool = block.segment, block.segment.pool
-        size = (size + segment.page_size - 1) // segment.page_size * segment.page_size
+        size = _whole_pages(size, segment.page_size)
         if not self._device.reserve(size):
             return None
         pool.remove(block)
         if size < block.size:
-            pool.insert(block.cut(size))
+            pool.insert(self._cut(block, size))
         block.mapped = True
         address = block.address
         block, _, _ = pool.merge(block)
@@ -137,11 +165,22 @@ class ExpandableSegments:
         self._pages_changed(segment, address, size)
         return block
 
+    def _cut(self, block: Block, size: int) -> Block:
+        """Split off a new block for all but the low `size` bytes."""
+        rest = block.cut(size)
+        rest.number = self._numbering.of_part(block.number)
+        return rest
+
 
 def expandable_size(block: Block) -> int:
     """The size that best fit compares: a free block and the unmapped room after it."""
     room = block.next
     return block.size + (room.size if room is not None and not room.mapped else 0)
+
+
+def _whole_pages(size: int, page: int) -> int:
+    """`numSegments` pages."""
+    return (size + page - 1) // page * page
 
 
 def _room_from(block: Block | None, enough: int) -> int:

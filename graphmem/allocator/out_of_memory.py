@@ -1,12 +1,12 @@
 """The allocator's out-of-memory error, in the wording of each version of torch.
 
 Read in libc10_cuda.so of the wheels of torch 2.1.2, 2.2.2, 2.4.1, 2.6.0, 2.8.0, 2.9.1, 2.10.0,
-2.11.0, 2.12.0 and 2.13.0, and in c10/cuda/CUDACachingAllocator.cpp (`malloc`,
-`reportProcessMemoryInfo`).
+2.11.0, 2.12.0, 2.13.0, 2.14.1 and 2.15.0, and in c10/cuda/CUDACachingAllocator.cpp (`malloc`,
+`reportProcessMemoryInfo`). The last five libraries were also run on a pretended driver.
 
 Not covered: other processes on the card. If the driver cannot identify this process (in a container
 with its own process ids), PyTorch says "Process 1234 has" instead of "Including non-PyTorch
-memory, this process has".
+memory, this process has". Nor, from 2.13 on, the log: a warning for each refusal of the driver.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphmem.errors import GraphmemError
+from graphmem.torch_releases.differences import NEWEST_TRIED
 
-LATEST_RELEASE = (2, 13)
+LATEST_RELEASE = NEWEST_TRIED
 
 _RIGHTLY_SPELT_SINCE = (2, 2)
 _PRIVATE_POOLS_SINCE = (2, 4)  # PR #124673
+_ADVICE_NOT_IF_TAKEN_SINCE = (2, 14)  # issue #173049
+_RESERVE_EXPLAINED_SINCE = (2, 15)  # PR #192269
 _OLD_GUIDE = "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
 _NEW_GUIDE = (
     "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -40,6 +43,18 @@ _ADVICE: tuple[tuple[tuple[int, int], str], ...] = (
     ((2, 2), _EXPAND.format(variable="PYTORCH_CUDA_ALLOC_CONF", guide=_OLD_GUIDE)),
     ((0, 0), _DO_NOT_SPLIT),
 )
+_FEWER_ADDRESSES = (
+    " expandable_segments is enabled. If instead the process is running out of virtual address"
+    " space (VSZ), expandable segments may be over-reserving VA (each segment reserves ~9/8 of"
+    " device memory, times the number of streams); reduce it via PYTORCH_CUDA_ALLOC_CONF"
+    " expandable_segments_reserve / expandable_segments_reserve_by_class."
+)
+_MORE_ADDRESSES = (
+    " This allocation exceeds the expandable-segment reserve of {reserve} for this stream, and a"
+    " single allocation cannot span expandable segments. Raise PYTORCH_CUDA_ALLOC_CONF"
+    " expandable_segments_reserve or expandable_segments_reserve_by_class (or unset it) so that a"
+    " segment is at least {tried}."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,7 @@ class MemoryState:
         allocated_bytes: the program's blocks.
         reserved_bytes: the allocator's segments.
         private_bytes: free blocks of private pools; PyTorch calls them allocated.
+        expandable_bytes: the addresses of an expandable segment; None: these are off.
     """
 
     total_bytes: int
@@ -63,6 +79,7 @@ class MemoryState:
     allocated_bytes: int
     reserved_bytes: int
     private_bytes: int = 0
+    expandable_bytes: int | None = None
 
 
 class OutOfMemory(GraphmemError):  # noqa: N818 - a state of the model, not a fault
@@ -107,7 +124,6 @@ def _message(tried_bytes: int, state: MemoryState, release: tuple[int, int]) -> 
     allocated = state.allocated_bytes + in_pools
     unused = format_size(state.reserved_bytes - allocated)
     private = f"with {format_size(in_pools)} allocated in private pools (e.g., CUDA Graphs), "
-    advice = next(text for since, text in _ADVICE if release >= since)
     return (
         f"CUDA out of memory. Tried to allocate {format_size(tried_bytes)}."
         f" GPU 0 has a total {capacity} of {format_size(state.total_bytes)}"
@@ -116,8 +132,21 @@ def _message(tried_bytes: int, state: MemoryState, release: tuple[int, int]) -> 
         f" {format_size(state.process_bytes)} memory in use. {allowed}"
         f"Of the allocated memory {format_size(allocated)} is allocated by PyTorch,"
         f" {private if in_pools else ''}and {unused} is reserved by PyTorch but unallocated."
-        f" If reserved but unallocated memory is large try setting {advice}"
+        f"{_advice(tried_bytes, state, release)}"
     )
+
+
+def _advice(tried_bytes: int, state: MemoryState, release: tuple[int, int]) -> str:
+    reserve = state.expandable_bytes
+    if reserve is None or release < _ADVICE_NOT_IF_TAKEN_SINCE:
+        advice = next(text for since, text in _ADVICE if release >= since)
+        return f" If reserved but unallocated memory is large try setting {advice}"
+    if release < _RESERVE_EXPLAINED_SINCE:
+        return ""
+    if reserve < tried_bytes <= state.total_bytes:
+        sizes = format_size(reserve), format_size(tried_bytes)
+        return _MORE_ADDRESSES.format(reserve=sizes[0], tried=sizes[1])
+    return _FEWER_ADDRESSES
 
 
 def format_size(size: int) -> str:

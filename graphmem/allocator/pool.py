@@ -13,6 +13,9 @@ PoolId = tuple[int, int]
 """`MempoolId_t`: the first number is nonzero for a graph's own pool, the second for a `MemPool`."""
 EVERYBODYS: PoolId = (0, 0)
 
+Key = tuple[int, int, int]
+"""What orders the free blocks of a stream: size, number, address."""
+
 BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
 BLOCK_STATES: tuple[BlockState, ...] = get_args(BlockState)
 
@@ -22,13 +25,16 @@ class Segment:
 
     __slots__ = ("address", "head", "page_size", "pool", "size", "stream")
 
-    def __init__(self, pool: Pool, address: int, size: int, stream: int, page_size: int) -> None:
+    def __init__(
+        self, pool: Pool, address: int, size: int, stream: int, page_size: int, number: int = 0
+    ) -> None:
         self.pool = pool
         self.address = address
         self.size = size
         self.stream = stream
         self.page_size = page_size  # physical pages of an expandable segment; 0: cudaMalloc
         self.head = Block(self, address, size)  # lives as long as the segment: see `absorb`
+        self.head.number = number
 
     def blocks(self) -> Iterator[Block]:
         """All blocks, by address."""
@@ -51,6 +57,7 @@ class Block:
         "cached_at",
         "mapped",
         "next",
+        "number",
         "pending",
         "prev",
         "requested",
@@ -67,6 +74,7 @@ class Block:
         self.pending = False  # freed, but a stream still uses it
         self.mapped = True
         self.cached_at = 0  # the pool's count of searches when this block became free
+        self.number = 0  # before the address, decides between free blocks of one size
         self.prev: Block | None = None
         self.next: Block | None = None
 
@@ -84,6 +92,7 @@ class Block:
         """Keep the low `size` bytes, and return a new block for the rest."""
         rest = Block(self.segment, self.address + size, self.size - size)
         rest.mapped = self.mapped
+        rest.number = self.number
         rest.prev = self
         rest.next = self.next
         if rest.next is not None:
@@ -105,7 +114,9 @@ class Block:
 
 
 class Pool:
-    """The free blocks of small or of large size (`BlockPool`), ordered by (size, address).
+    """The free blocks of small or of large size (`BlockPool`).
+
+    They are ordered by size, number (allocator/numbering.py) and address.
 
     Attributes:
         id: the private pool that it belongs to, or `EVERYBODYS`.
@@ -133,7 +144,7 @@ class Pool:
         self.reserved: tuple[Stat, ...] = ()
         self.may_split = True
         self.searches = 0
-        self.free: dict[int, list[tuple[int, int]]] = {}  # by stream
+        self.free: dict[int, list[Key]] = {}  # by stream
         self.unmapped: dict[int, list[int]] = {}  # by stream: addresses without physical memory
         self._at: dict[int, Block] = {}
 
@@ -157,7 +168,7 @@ class Pool:
             insort(self.unmapped.setdefault(stream, []), block.address)
             return
         block.cached_at = self.searches
-        key = (block.size, block.address)
+        key = _key(block)
         free = self.free.get(stream)
         if free is None:
             self.free[stream] = [key]
@@ -170,17 +181,18 @@ class Pool:
         stream = block.segment.stream
         if block.mapped:
             free = self.free[stream]
-            del free[bisect_left(free, (block.size, block.address))]
+            del free[bisect_left(free, _key(block))]
         else:
             self.unmapped[stream].remove(block.address)
 
     def merge(self, block: Block) -> tuple[Block, int, int]:
-        """Merge a free block with its free neighbours (`try_merge_blocks`).
+        """Merge a free block with its free neighbours (`try_merge_blocks`); it keeps its number.
 
         Returns:
             the merged block, not yet inserted; the number of neighbours merged; and their bytes.
         """
         count = size = 0
+        number = block.number
         left = block.prev
         if left is not None and left.is_free and left.mapped == block.mapped:
             self.remove(left)
@@ -192,6 +204,7 @@ class Pool:
             self.remove(right)
             count, size = count + 1, size + right.size
             block.absorb(right)
+        block.number = number
         return block, count, size
 
     def block_at(self, address: int) -> Block:
@@ -200,11 +213,15 @@ class Pool:
 
     def free_blocks(self) -> list[Block]:
         """All free, mapped blocks of all streams, in search order."""
-        return [self._at[address] for free in self.free.values() for _, address in free]
+        return [self._at[address] for free in self.free.values() for _, _, address in free]
 
     def unmapped_blocks(self, stream: int) -> list[Block]:
         """A stream's blocks without physical memory, by address."""
         return [self._at[address] for address in self.unmapped.get(stream, ())]
+
+
+def _key(block: Block) -> Key:
+    return block.size, block.number, block.address
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterator
 from graphmem.allocator.pool import Pool, PoolId
 from graphmem.allocator.settings import SMALL_LIMIT
 from graphmem.allocator.statistics import POOLS, Stat
+from graphmem.torch_releases.differences import (
+    NESTED_POOLS_ARE_A_STACK,
+    ONLY_CAPTURES_HOLD_MEMORY_BACK,
+    Release,
+)
 
 Takes = Callable[[int], bool]
 """Whether requests on a stream go to a pool."""
@@ -57,21 +62,29 @@ class PrivatePools:
 
     Attributes:
         are_in_use: a capture is in progress, or a `MemPool` in use (`captures_underway`).
+        is_capturing: says whether the current stream is being captured into a graph.
     """
 
-    def __init__(self, small: Pool, large: Pool, newest_first: bool = True) -> None:
+    def __init__(self, small: Pool, large: Pool, release: Release) -> None:
         """Start without pools.
 
         Args:
             small: the shared pool in whose statistics small blocks count.
             large: that of large blocks.
-            newest_first: whether of several pools that take a request the last one begun gets it.
+            release: the version of torch whose rules apply.
         """
         self._everybodys = small, large
-        self._newest_first = newest_first
+        self._newest_first = NESTED_POOLS_ARE_A_STACK.holds_in(release)
+        self._only_captures = ONLY_CAPTURES_HOLD_MEMORY_BACK.holds_in(release)
         self._pools: dict[PoolId, PrivatePool] = {}
         self._routes: list[tuple[PoolId, Takes]] = []
         self.are_in_use = False
+        self.is_capturing: Callable[[], bool] = lambda: False
+
+    @property
+    def hold_memory_back(self) -> bool:
+        """Whether cached memory and blocks that streams used stay now (`is_capture_context`)."""
+        return self.are_in_use and (not self._only_captures or self.is_capturing())
 
     def __iter__(self) -> Iterator[PrivatePool]:
         return iter(list(self._pools.values()))

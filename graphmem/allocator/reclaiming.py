@@ -41,11 +41,11 @@ def too_large_to_split(pool: Pool, stream: int, size: int, limit: int) -> list[B
     """
     wanted = max(size, limit)
     free = pool.free.get(stream, [])
-    index = bisect_left(free, (wanted, 0))
+    index = bisect_left(free, (wanted, 0, 0))
     if index < len(free):
-        return [pool.block_at(free[index][1])]
+        return [pool.block_at(free[index][-1])]
     found: list[Block] = []
-    for block_size, address in reversed(free):
+    for block_size, _, address in reversed(free):
         if sum(block.size for block in found) >= wanted or block_size < limit:
             break
         found.append(pool.block_at(address))

@@ -12,6 +12,8 @@ from graphmem.allocator.segment_info import lay_out, range_ends
 def restore(allocator: CachingAllocator, segments: Iterable[SegmentInfo]) -> dict[int, Block]:
     """Restore recorded segments and their blocks.
 
+    In which order segments were opened is not recorded; those at lower addresses come first.
+
     Returns:
         the blocks in use, by address.
     """

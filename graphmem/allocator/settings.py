@@ -1,11 +1,13 @@
 """The settings of PYTORCH_CUDA_ALLOC_CONF, and the sizes that follow from them.
 
 Read in `c10/core/AllocatorConfig.{h,cpp}` and `c10/cuda/CUDAAllocatorConfig.{h,cpp}` of torch
-2.13. Keys that do not affect device memory (pinned memory, locks) are accepted and ignored.
+2.13 and 2.15. Keys that do not affect device memory (pinned memory, locks) are accepted and
+ignored.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +27,12 @@ from graphmem.allocator.messages import (
     UnclosedBracketError,
     UnknownAllocatorSettingError,
     UnmodelledSettingError,
+)
+from graphmem.torch_releases.differences import (
+    LIMITS_OF_HOST_ARE_IN_SNAPSHOTS,
+    NEWEST_TRIED,
+    RESERVE_CAN_BE_SET,
+    Release,
 )
 
 KIB = 1024
@@ -52,9 +60,29 @@ _IGNORED_NUMBERS = {
     "pinned_max_round_threshold_mb",
     "pinned_reserve_segment_size_mb",
 }
+_RESERVE = "expandable_segments_reserve"
+_RESERVE_OF_CLASSES = "expandable_segments_reserve_by_class"  # no Python function names a class
 _REGISTER_THREADS = "pinned_num_register_threads"
 _MAX_REGISTER_THREADS = 128  # pinned_max_register_threads
-_IGNORED = {*_IGNORED_FLAGS, *_IGNORED_NUMBERS, _REGISTER_THREADS}
+_IGNORED = {*_IGNORED_FLAGS, *_IGNORED_NUMBERS, _REGISTER_THREADS, _RESERVE_OF_CLASSES}
+_NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandableReserve:
+    """The addresses of an expandable segment (`ExpandableSegmentReserveSpec`).
+
+    Attributes:
+        value: a share of the device's memory, or GiB.
+        is_share: which of the two.
+    """
+
+    value: float
+    is_share: bool
+
+    def bytes_of(self, total_bytes: int) -> int:
+        """The bytes on a device with this much memory."""
+        return int(self.value * (total_bytes if self.is_share else 1 << 30))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +97,7 @@ class AllocatorSettings:
         garbage_collection_threshold: share of the memory limit above which unused segments are
             returned; 0: never. As in PyTorch, it acts only if a memory fraction is set.
         expandable_segments: one growing segment per pool and stream.
+        expandable_reserve: the addresses of each; None: 1 1/8 of the device's memory.
         large_segment_size: the segment opened for requests of 1 to 10 MiB.
         memory_fraction: share of the device that the process may reserve; None: all of it.
     """
@@ -78,6 +107,7 @@ class AllocatorSettings:
     roundup_power2_divisions: tuple[int, ...] = ()
     garbage_collection_threshold: float = 0.0
     expandable_segments: bool = False
+    expandable_reserve: ExpandableReserve | None = None
     large_segment_size: int = 20 * MIB
     memory_fraction: float | None = None
 
@@ -110,16 +140,21 @@ def _next_division(size: int, divisions: int) -> int:
     return (size + step - 1) & -step
 
 
-def parse_settings(text: str) -> AllocatorSettings:
+def parse_settings(text: str, release: Release = NEWEST_TRIED) -> AllocatorSettings:
     """Parse a PYTORCH_CUDA_ALLOC_CONF string such as `"max_split_size_mb:128"`.
 
+    Args:
+        text: the settings.
+        release: the version of torch that reads them; until 2.10 like 2.11.
+
     Raises:
-        InputError: PyTorch 2.13 refuses a key or a value, or the backend is not modelled.
+        InputError: PyTorch refuses a key or a value, or the backend is not modelled.
     """
     pairs = dict(_pairs(text))
-    unknown = next((key for key in pairs if key not in _PARSERS and key not in _IGNORED), None)
+    later = set() if RESERVE_CAN_BE_SET.holds_in(release) else {_RESERVE, _RESERVE_OF_CLASSES}
+    unknown = next((key for key in pairs if key not in _KNOWN - later), None)
     if unknown is not None:
-        known = ", ".join(sorted(_PARSERS))
+        known = ", ".join(sorted(_PARSERS.keys() - later))
         raise UnknownAllocatorSettingError(unknown, known)
     for key in pairs.keys() & _IGNORED:
         _check_ignored(key, pairs[key])
@@ -144,6 +179,22 @@ def settings_of_snapshot(recorded: Mapping[str, object]) -> AllocatorSettings:
         roundup_power2_divisions=parts if usable else (),
         expandable_segments=recorded.get("expandable_segments") is True,
     )
+
+
+def host_limits(release: Release) -> dict[str, int]:
+    """What a snapshot says of two settings of page-locked memory; -1, the largest size_t: none."""
+    if not LIMITS_OF_HOST_ARE_IN_SNAPSHOTS.holds_in(release):
+        return {}
+    return {"max_round_threshold": -1, "max_cached_size": -1}
+
+
+def release_of_snapshot(recorded: Mapping[str, object]) -> Release:
+    """Whose rules apply to a snapshot, of which only its `allocator_settings` are known.
+
+    One of 2.12 cannot be told from older ones, whose allocator looked at addresses only.
+    """
+    difference = LIMITS_OF_HOST_ARE_IN_SNAPSHOTS
+    return difference.since if "max_cached_size" in recorded else (2, 11)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
@@ -177,6 +228,9 @@ def _check_ignored(key: str, value: str) -> None:
     """Check the value of an ignored setting, as PyTorch does."""
     if key in _IGNORED_FLAGS:
         _truth(key, value)
+    elif key == _RESERVE_OF_CLASSES:
+        if not (value.startswith("[") and value.endswith("]")):
+            raise UnclosedBracketError(key, value)
     elif key == _REGISTER_THREADS and _power_of_two(key, value) > _MAX_REGISTER_THREADS:
         raise SettingTooLargeError(key, value)
     else:
@@ -228,6 +282,15 @@ def _memory_fraction(settings: AllocatorSettings, key: str, value: str) -> Alloc
 
 def _expandable(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     return replace(settings, expandable_segments=_truth(key, value))
+
+
+def _reserve(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    """A share, or a number of GiB such as `40G`; PyTorch warns of any other and ignores it."""
+    is_share = value[-1] not in "Gg"
+    number = value if is_share else value[:-1]
+    if not _NUMBER.fullmatch(number) or not 0.0 < float(number) < math.inf:
+        return replace(settings, expandable_reserve=None)
+    return replace(settings, expandable_reserve=ExpandableReserve(float(number), is_share))
 
 
 def _backend(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
@@ -282,7 +345,9 @@ _PARSERS = {
     "roundup_power2_divisions": _divisions,
     "garbage_collection_threshold": _threshold,
     "expandable_segments": _expandable,
+    _RESERVE: _reserve,
     "per_process_memory_fraction": _memory_fraction,
     "backend": _backend,
     "throw_on_cudamalloc_oom": _early_refusal,
 }
+_KNOWN = _PARSERS.keys() | _IGNORED

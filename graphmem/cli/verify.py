@@ -177,6 +177,7 @@ def _verify_allocator(files: list[Path], writer: _Writer) -> None:
 
 
 def _verify_target(file: Path, target: str, start: str, request: Request, writer: _Writer) -> None:
+    from graphmem.torch_releases import parse_release
     from graphmem.verify import compare, predict
     from graphmem.verify.json_form import comparison_json
     from graphmem.verify.recording_files import read_recorded
@@ -184,7 +185,8 @@ def _verify_target(file: Path, target: str, start: str, request: Request, writer
     from graphmem.verify.window import parse_start
 
     moment = parse_start(start)
-    recorded = read_recorded(file)
+    release = None if request.torch is None else parse_release(request.torch)
+    recorded = read_recorded(file, release=release)
     with progress() as report_progress:
         prediction = predict(target, request, recorded.settings, report_progress)
         comparison = compare(recorded, prediction, moment)

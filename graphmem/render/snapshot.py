@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 from graphmem.allocator.segment_info import torch_snapshot
+from graphmem.allocator.settings import host_limits
 from graphmem.analysis import Analysis
 from graphmem.graph import StepGraph
 from graphmem.render.lifetimes import Lifetime, Reasons, lifetimes
@@ -40,7 +41,7 @@ def snapshot(analysis: Analysis) -> dict[str, Any]:
         "segments": _segments(analysis, frames),
         "device_traces": [list(_entries(analysis, frames))],
         "external_annotations": [],
-        "allocator_settings": {},
+        "allocator_settings": host_limits(analysis.step.runtime.release),
     }
 
 

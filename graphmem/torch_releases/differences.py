@@ -92,6 +92,13 @@ LT_HANDLE_TAKES_NOTHING = Difference(
     "aten/src/ATen/cuda/CublasHandlePool.cpp, `getCurrentCUDABlasHandle(setup=false)`; "
     "`getCurrentCUDABlasLtHandle` in libtorch_cuda.so of 2.9.1 to 2.12.1, 2.14.1 and 2.15.0",
 )
+OLDEST_BLOCK_IS_TAKEN = Difference(
+    (2, 12),
+    "of free blocks of one size the allocator takes the one that it made first; before, the one at "
+    "the lowest address",
+    "PR #178362; c10/cuda/CUDACachingAllocator.cpp, `BlockComparatorRegistrationCounter`, in "
+    "libc10_cuda.so of 2.12.1, which was also run on a pretended driver",
+)
 BLACKWELL_HAS_THE_LARGE_WORKSPACE = Difference(
     (2, 12),
     "cuBLAS's workspace on cards of capability 10 and 12 is as large as on Hopper",
@@ -121,6 +128,25 @@ INDICES_ARE_LOOKED_AT_ONCE = Difference(
     "`aminmax`; before, by `min` and `max`",
     "aten/src/ATen/native/cuda/Indexing.cu, `wrapIndexOnce`; SummaryOps.cu, "
     "`_bincount_cuda_template`; both in libtorch_cuda.so of 2.12.1 and 2.13.0",
+)
+OLDEST_SEGMENT_IS_TAKEN = Difference(
+    (2, 13),
+    "of free blocks of one size the allocator takes the one in the segment opened first, and in it "
+    "the one at the lowest address",
+    "PR #183591; c10/cuda/CUDACachingAllocator.cpp, `BlockComparatorSizeCounterAddress`, in "
+    "libc10_cuda.so of 2.13.0, 2.14.1 and 2.15.0, which were also run on a pretended driver",
+)
+ONLY_CAPTURES_HOLD_MEMORY_BACK = Difference(
+    (2, 13),
+    "while a `MemPool` is in use, cached memory of the other pools can be returned, and blocks "
+    "that other streams used can be taken back; before, as during the capture of a graph, neither",
+    "PRs #181830 and #175374; c10/cuda/CUDACachingAllocator.cpp, `is_capture_context`; its callers "
+    "in libc10_cuda.so of 2.13.0, which was also run on a pretended driver",
+)
+LIMITS_OF_HOST_ARE_IN_SNAPSHOTS = Difference(
+    (2, 13),
+    "the settings in a snapshot have `max_round_threshold` and `max_cached_size`",
+    "torch/csrc/cuda/Module.cpp, `THCPModule_memorySnapshot`, in libtorch_python.so of 2.13.0",
 )
 SEED_OF_EACH_CAPTURE = Difference(
     (2, 12),
@@ -154,6 +180,13 @@ ONE_POSITION_HAS_NO_SUMS = Difference(
     "that it did not use",
     "aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormBackwardKernelImplInternal`, in "
     "libtorch_cuda.so of 2.13.0 and 2.14.1",
+)
+RESERVE_CAN_BE_SET = Difference(
+    (2, 15),
+    "`expandable_segments_reserve` says how many addresses an expandable segment has; a larger "
+    "request fails",
+    "PR #192269; c10/cuda/CUDAAllocatorConfig.h, `ExpandableSegmentReserveSpec`; libc10_cuda.so of "
+    "2.15.0, run on a pretended driver",
 )
 WORKSPACES_ARE_RETURNED = Difference(
     (2, 15),

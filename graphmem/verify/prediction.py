@@ -17,6 +17,7 @@ from graphmem.graph import StepGraph
 from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
 from graphmem.simulate import Timeline, life_events, simulate
+from graphmem.torch_releases.differences import NEWEST_TRIED, Release
 from graphmem.verify.changes import Change, predicted_changes
 from graphmem.verify.figures import Figures
 from graphmem.verify.window import Start
@@ -32,6 +33,7 @@ class Prediction:
         programs: what kernels allocate besides their results, by operation.
         settings: the allocator's configuration.
         driver: decides where new segments lie.
+        release: the version of torch whose rules the allocator follows.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Prediction:
     programs: Mapping[int, Program] = field(default_factory=dict)
     settings: AllocatorSettings | None = None
     driver: Driver = DEFAULT_DRIVER
+    release: Release = NEWEST_TRIED
 
     def changes(self, start: Start) -> list[Change]:
         """The events from `start` on."""
@@ -86,7 +89,8 @@ class Prediction:
 
     def _simulated(self, room_bytes: int | None) -> Timeline:
         device = Device(room_bytes, driver=self.driver)
-        return simulate(self.graph, self.programs, CachingAllocator(self.settings, device=device))
+        allocator = CachingAllocator(self.settings, device=device, release=self.release)
+        return simulate(self.graph, self.programs, allocator)
 
     def _first_change(self, start: Start) -> int:
         before = start.tick_in(self.graph) - 1
@@ -119,4 +123,6 @@ def predict(
         settings = runtime.allocator_settings
     memory = run_passes(step.graph, runtime).of(KERNEL_MEMORY)
     driver = driver or runtime.gpu.driver or DEFAULT_DRIVER
-    return Prediction(step.name, step.graph, memory.programs, settings, driver)
+    return Prediction(
+        step.name, step.graph, memory.programs, settings, driver, step.runtime.release
+    )

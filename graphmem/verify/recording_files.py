@@ -10,6 +10,7 @@ from pathlib import Path
 from graphmem.allocator import AllocatorSettings
 from graphmem.errors import InputError
 from graphmem.recordings import Recording, read_recording
+from graphmem.torch_releases.differences import Release
 from graphmem.verify.changes import Change, changes_since, is_change, recorded_changes
 from graphmem.verify.figures import (
     Figures,
@@ -60,7 +61,7 @@ class Recorded:
     figures: Figures | None
 
 
-def read_recorded(path: Path, since: int = 0) -> Recorded:
+def read_recorded(path: Path, since: int = 0, release: Release | None = None) -> Recorded:
     """Read a recording and replay it.
 
     A compact file that lacks the state before its first event is replaced by the snapshot of the
@@ -69,6 +70,7 @@ def read_recorded(path: Path, since: int = 0) -> Recorded:
     Args:
         path: the file.
         since: how many allocations and frees to skip before the comparison.
+        release: the version of torch that made it; None: as the file has it.
 
     Raises:
         InputError: a file cannot be read, or contradicts itself.
@@ -80,6 +82,8 @@ def read_recorded(path: Path, since: int = 0) -> Recorded:
         stand_in = read_recording(snapshot)
         recording = replace(stand_in, name=f"{stand_in.name} (for {path.name})")
         has_start = True
+    if release is not None:
+        recording = replace(recording, release=release)
     made = replay(recording, _index_of(recording, since)) if has_start else None
     base = recording.base_allocated if made is None or since else made.base_allocated
     changes = recorded_changes(recording, starts_empty=base == 0)

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 
 from graphmem.allocator.caching_allocator import CachingAllocator
 from graphmem.allocator.device import Device
-from graphmem.allocator.pool import Block, BlockInfo, Segment, SegmentInfo
+from graphmem.allocator.pool import Block, BlockInfo, Key, Segment, SegmentInfo
 from graphmem.allocator.restoring import restore
 from graphmem.allocator.settings import SMALL_SEGMENT, AllocatorSettings
 from graphmem.recordings import Event, Recording
+from graphmem.torch_releases.differences import Release
 from graphmem.verify.messages import NoInitialStateError
 from graphmem.verify.rewind import initial_state
 
@@ -97,7 +98,7 @@ def replay_from(
     settings = recording.settings
     if expandable:  # turned on by the program, so the settings may not show it
         settings = dataclasses.replace(settings, expandable_segments=True)
-    replayer = _Replayer(settings, recording.has_addresses)
+    replayer = _Replayer(settings, recording)
     replayer.start(segments)
     statistics = replayer.allocator.statistics
     base = statistics.allocated_bytes.current, statistics.reserved_bytes.current
@@ -190,8 +191,10 @@ def _end_of_memory(segment: Segment) -> int:
 class _GuidedAllocator(CachingAllocator):
     """Lets the recording decide between equal blocks of different segments."""
 
-    def __init__(self, settings: AllocatorSettings, device: _RecordedDevice) -> None:
-        super().__init__(settings, device=device)
+    def __init__(
+        self, settings: AllocatorSettings, device: _RecordedDevice, release: Release
+    ) -> None:
+        super().__init__(settings, device=device, release=release)
         device.segments = self._segments
         self.guided = False
         self.wanted: int | None = None  # the recorded address, if known
@@ -199,7 +202,7 @@ class _GuidedAllocator(CachingAllocator):
         self.ties = 0
         self._order: set[tuple[int, int]] = set()  # segments: (lower, higher)
 
-    def _best_fit(self, free: list[tuple[int, int]], size: int) -> int:
+    def _best_fit(self, free: list[Key], size: int) -> int:
         index = super()._best_fit(free, size)
         if not self.guided or index + 1 >= len(free) or free[index + 1][0] != free[index][0]:
             return index
@@ -207,9 +210,9 @@ class _GuidedAllocator(CachingAllocator):
         for position in range(index, len(free)):
             if free[position][0] != free[index][0]:
                 break
-            lowest.setdefault(free[position][1] >> _SEGMENT_BITS, position)
+            lowest.setdefault(free[position][-1] >> _SEGMENT_BITS, position)
         for segment, position in lowest.items():
-            address = free[position][1]
+            address = free[position][-1]
             fits = address == self.wanted or (self.wanted is None and address not in self.taken)
             if fits and not any((other, segment) in self._order for other in lowest):
                 self._order.update((segment, other) for other in lowest if other != segment)
@@ -221,13 +224,13 @@ class _GuidedAllocator(CachingAllocator):
 class _Replayer:
     """Feeds events to an allocator, and maps recorded blocks to the model's."""
 
-    def __init__(self, settings: AllocatorSettings, has_addresses: bool) -> None:
+    def __init__(self, settings: AllocatorSettings, recording: Recording) -> None:
         self.device = _RecordedDevice()
-        self.allocator = _GuidedAllocator(settings, self.device)
-        self.allocator.guided = not has_addresses
+        self.allocator = _GuidedAllocator(settings, self.device, recording.release)
+        self.allocator.guided = not recording.has_addresses
         self.misses = 0
         self.first_miss: Miss | None = None
-        self._has_addresses = has_addresses
+        self._has_addresses = recording.has_addresses
         self._blocks: dict[int, Block] = {}  # by recorded address
         self._places: dict[int, int] = {}  # of each ordinal
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu, find_gpu
-from graphmem.torch_releases import Release, installed_release
+from graphmem.torch_releases import Release, installed_release, parse_release
 from graphmem.verify.cases import Case, PrintedCase, RecordedCase
 from graphmem.verify.comparison import Comparison, compare
 from graphmem.verify.messages import NoRecordingsError
@@ -153,7 +153,8 @@ def run_printed(case: PrintedCase) -> Iterator[PrintedRow]:
 
 
 def _compare(case: RecordedCase, path: Path) -> Comparison:
-    recorded = read_recorded(path, case.since)
+    torch = case.request.torch
+    recorded = read_recorded(path, case.since, None if torch is None else parse_release(torch))
     with _named(case):
         prediction = predict(case.target, case.request, recorded.settings, driver=case.driver)
         return compare(recorded, prediction, case.start)

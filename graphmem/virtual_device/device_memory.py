@@ -101,6 +101,7 @@ class DeviceMemory:
         self.devices = devices or Devices()
         self.run: LiveRun = run or NoLiveRun()
         self.captures = StreamCaptures()
+        allocator.private.is_capturing = self._is_capturing
         self._first_settings = first_settings
         self.clock = DeviceClock()
         self.history = MemoryHistory()
@@ -191,6 +192,9 @@ class DeviceMemory:
         if read is not None:
             self._take_over(_accepted(read))
 
+    def _is_capturing(self) -> bool:
+        return self.captures.graph_of(self.current_stream) is not None
+
     def _take_over(self, settings: AllocatorSettings) -> None:
         fraction = self.allocator.settings.memory_fraction
         if fraction is not None:
@@ -199,7 +203,7 @@ class DeviceMemory:
 
     def _take_back_finished(self) -> None:
         """`process_events`, which does nothing during a capture."""
-        if self.allocator.private.are_in_use:
+        if self.allocator.private.hold_memory_back:
             return
         for block, moment in self._pending:
             if block.pending and moment <= self.clock.now:
@@ -218,7 +222,7 @@ class DeviceMemory:
         """`torch.cuda.empty_cache`, or the release of one private pool's segments."""
         allocator = self.settled()
         with self.history.caused_by(self.origin().stack_of_free):
-            if self._pending and not allocator.private.are_in_use:
+            if self._pending and not allocator.private.hold_memory_back:
                 self.clock.wait_until(max(moment for _, moment in self._pending))
                 self._pending.clear()
             allocator.empty_cache(pool_id)
@@ -270,7 +274,7 @@ class DeviceMemory:
         """
         self.run.settle()
         self._first_settings = None
-        self._take_over(_accepted(lambda: parse_settings(text)))
+        self._take_over(_accepted(lambda: parse_settings(text, self.allocator.release)))
         self.conf = text
 
     @property

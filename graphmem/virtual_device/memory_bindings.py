@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from graphmem.allocator import EVERYBODYS, AllocatorSettings, CachingAllocator, Statistics
+from graphmem.allocator import EVERYBODYS, CachingAllocator, Statistics
+from graphmem.allocator.settings import host_limits
 from graphmem.allocator.statistics import POOLS
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import Difference, installed_release
@@ -224,7 +225,7 @@ class _Bindings:
         return {
             "segments": segments,
             "device_traces": [events],
-            "allocator_settings": _settings(allocator.settings, self._memory.conf),
+            "allocator_settings": _settings(allocator, self._memory.conf),
             "external_annotations": [],
         }
 
@@ -278,7 +279,8 @@ def _stat_arrays(allocator: CachingAllocator) -> dict[str, dict[str, dict[str, i
     }
 
 
-def _settings(settings: AllocatorSettings, conf: str) -> dict[str, Any]:
+def _settings(allocator: CachingAllocator, conf: str) -> dict[str, Any]:
+    settings = allocator.settings
     divisions = settings.roundup_power2_divisions or (0,) * 16
     return {
         "PYTORCH_CUDA_ALLOC_CONF": conf,
@@ -289,4 +291,5 @@ def _settings(settings: AllocatorSettings, conf: str) -> dict[str, Any]:
         "release_lock_on_cudamalloc": False,
         "pinned_use_cuda_host_register": False,
         "roundup_power2_divisions": {str(1 << i): each for i, each in enumerate(divisions)},
+        **host_limits(allocator.release),
     }

@@ -214,6 +214,28 @@ def test_a_snapshot_is_read(tmp_path: Path) -> None:
     assert replay(recording).misses == 0
 
 
+def test_annotations_are_no_events_of_memory(tmp_path: Path) -> None:
+    """torch 2.14 writes one for `torch.cuda.memory._annotate_tensor`."""
+    snapshot = small_snapshot()
+    expected = read_recording(write(tmp_path, snapshot)).events
+    snapshot["device_traces"][0].insert(0, entry("annotate", 0x7F00_0000_0000, 600))
+
+    assert read_recording(write(tmp_path, snapshot)).events == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "release"), [("max_split_size", (2, 11)), ("max_cached_size", (2, 13))]
+)
+def test_the_settings_of_a_snapshot_tell_its_release(
+    tmp_path: Path, setting: str, release: tuple[int, int]
+) -> None:
+    """No snapshot names it; torch 2.13 was the first to write `max_cached_size`."""
+    snapshot = small_snapshot()
+    snapshot["allocator_settings"][setting] = -1
+
+    assert read_recording(write(tmp_path, snapshot)).release == release
+
+
 def test_packed_and_plain_snapshots_are_the_same(tmp_path: Path) -> None:
     plain = write(tmp_path, small_snapshot())
     packed = tmp_path / "snapshot.pickle.gz"
