@@ -51,7 +51,7 @@ CASES = (
     Case(
         "gpt2",
         "A step that fits",
-        "analyze fixtures/recorded_nanogpt.py:build --gpu a100-80gb",
+        "analyze fixtures/recorded_nanogpt.py:build --gpu a100-80gb --torch 2.0",
         (
             ("made-of-gpt2", "made-of-title"),
             ("kept-alive-gpt2", "keepers-title"),
