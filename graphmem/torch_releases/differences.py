@@ -229,6 +229,12 @@ STORAGES_SURVIVE_COLLECTION = Difference(
     "Python object in a cycle",
     "torch/csrc/Storage.cpp, `THPStorage_tryPreserve`; runs of 2.9.1 and 2.10.0",
 )
+STORAGES_DIE_WITH_THEIR_MEMORY = Difference(
+    (2, 10),
+    "a Python storage that its memory owns ends with it; before, not while C++ has a weak "
+    "reference",
+    "c10/core/StorageImpl.h, `release_resources`; torch/csrc/Storage.cpp; runs of 2.9.1 and 2.10.0",
+)
 NO_OP_CUDA_GUARD = Difference(
     (2, 10),
     "PyTorch has a CUDA device guard for machines without a card",
@@ -238,6 +244,13 @@ COPIES_TO_DEVICES_KEPT_OFF = Difference(
     (2, 10),
     "copying a real tensor to a device gives a fake tensor, where no device may be touched",
     "torch/_subclasses/fake_tensor.py, `_dispatch_impl`, `avoiding_device_init`",
+)
+NORMS_GRADIENTS_KEEP_THEIR_TYPE = Difference(
+    (2, 10),
+    "fake gradients of layer norm's weight and bias have their type, as real ones do; before, the "
+    "input's",
+    "torch/_decomp/decompositions.py, `native_layer_norm_backward`; aten/src/ATen/native/"
+    "layer_norm.cpp, `layer_norm_backward_cpu`, run on the CPU with 2.9.1 and 2.10.0",
 )
 PACKED_TENSORS_CAN_BE_READ = Difference(
     (2, 10),

@@ -161,7 +161,18 @@ INNER_NAMES = (
         "new ones",
     ),
     Names("torch.overrides", "_pop_mode", "restoring modes", "it"),
-    Names("torch.utils._device", "_device_constructors", "torch.device as a context manager", "it"),
+    Names(
+        "torch.utils._device",
+        "_device_constructors DeviceContext",
+        "torch.device as a context manager",
+        "it",
+    ),
+    Names(
+        "torch.utils._device.DeviceContext",
+        "__torch_function__",
+        "torch.device as a context manager",
+        "it",
+    ),
     Names("torch", _FACTORIES, "devices given by number", _NO_TRACE),
     Names(
         "torch",

@@ -102,6 +102,17 @@ class Recorder:
         ref = self._refs.get(memory._cdata)
         return None if ref is None else ref.storage
 
+    def note_weak_reference(self, weak: int, memory: torch.UntypedStorage) -> None:
+        """Note the address of a weak reference of C++ to fake memory."""
+        storage = self.storage_in(memory)
+        if storage is not None:
+            self.weak[weak] = storage
+            self._refs.note_weak_reference(memory._cdata)
+
+    def free_outlived(self) -> None:
+        """Free what has died unnoticed, see `StorageRefs`."""
+        self._refs.free_outlived()
+
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is in the memory that is counted."""
         if isinstance(tensor, FakeTensor):
@@ -304,6 +315,7 @@ class Recorder:
         """The tick at which an operation begins."""
         if self.phases.pending is not None:
             self.phases.begin_pending()
+        self._refs.free_outlived()
         return self.next_tick()
 
     def record_op(

@@ -60,7 +60,8 @@ class SavedFields:
         asked_for = self._of_thread.asked_for
         if asked_for is None:
             return None
-        with torch._C._DisableTorchDispatch():
+        # a transform of `torch.func` would wrap it, and its wrappers have no storage
+        with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
             stand_in = torch.empty(0, device="cpu")
         asked_for[stand_in.untyped_storage()._cdata] = packed, stand_in
         return stand_in

@@ -3,6 +3,10 @@
 Up to torch 2.9 the garbage collector ends weak references to a Python storage that it finds in a
 cycle, such as `torch.save` leaves, though a tensor still has the memory and will bring the storage
 back (torch/csrc/Storage.cpp, `THPStorage_tryPreserve`). Such a reference is made anew.
+
+Up to 2.9, too, the Python storage that memory owns outlives it while C++ has a weak reference to
+it, as CUDA graph trees do: it ends with the `StorageImpl` (c10/core/StorageImpl.h), which such
+references keep. Memory of this kind is looked at before each operation.
 """
 
 from __future__ import annotations
@@ -14,7 +18,10 @@ import torch
 
 from graphmem.graph import Storage
 from graphmem.torch_releases import installed_release
-from graphmem.torch_releases.differences import STORAGES_SURVIVE_COLLECTION
+from graphmem.torch_releases.differences import (
+    STORAGES_DIE_WITH_THEIR_MEMORY,
+    STORAGES_SURVIVE_COLLECTION,
+)
 
 
 class StorageRef(weakref.ref[torch.UntypedStorage]):
@@ -34,6 +41,8 @@ class StorageRefs(dict[int, StorageRef]):
         super().__init__()
         self._freed = freed
         self._died = freed
+        self._outlived: set[int] = set()
+        """Keys of memory whose Python storage may outlive it."""
         if not STORAGES_SURVIVE_COLLECTION.holds_in(installed_release()):
             self._died = self._freed_unless_held
 
@@ -44,6 +53,21 @@ class StorageRefs(dict[int, StorageRef]):
         ref.nbytes = nbytes
         ref.storage = storage
         self[ref.key] = ref
+
+    def note_weak_reference(self, key: int) -> None:
+        """Note that C++ has a weak reference to memory."""
+        if not STORAGES_DIE_WITH_THEIR_MEMORY.holds_in(installed_release()):
+            self._outlived.add(key)
+
+    def free_outlived(self) -> None:
+        """Find memory that has died although its Python storage has not."""
+        for key in sorted(self._outlived):
+            ref = self.get(key)
+            if ref is None:
+                self._outlived.discard(key)
+            elif not torch._C._storage_Use_Count(key):
+                self._outlived.discard(key)
+                self._freed(ref)
 
     def _freed_unless_held(self, ref: StorageRef) -> None:
         is_held_by_a_tensor = torch._C._storage_Use_Count(ref.key) > 1  # one is the Python storage

@@ -21,7 +21,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit import _builtins, _recursive
 from torch.utils import _foreach_utils
-from torch.utils._device import _device_constructors
+from torch.utils._device import DeviceContext, _device_constructors
 
 from graphmem.allocator import CachingAllocator
 from graphmem.gpus import Gpu
@@ -136,8 +136,27 @@ def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replaceme
         (torch.Tensor, "to", Method(to, _with_device(to, devices, positions=(1,)))),
         (torch._C._nn, "_parse_to", _with_device(parse_to, devices, positions=(0,))),
         *((torch, name, factory) for name, factory in factories.items()),
+        *(_default_device_by_number(devices) if is_borrowed() else []),
         *_originals_for_torchscript(),
     ]
+
+
+def _default_device_by_number(devices: Devices) -> list[Replacement]:
+    """Resolve the device of `torch.device(…)` as a context and of `torch.set_default_device`.
+
+    It is passed on to PyTorch's own factories (`DeviceContext`, torch/utils/_device.py).
+    """
+    pass_on: Any = DeviceContext.__torch_function__
+
+    def pass_on_number(
+        context: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _device_constructors() and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": _resolved(context.device, devices)}
+        return pass_on(context, function, types, args, kwargs)
+
+    return [(DeviceContext, "__torch_function__", pass_on_number)]
 
 
 def _originals_for_torchscript() -> list[Replacement]:

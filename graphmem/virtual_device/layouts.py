@@ -1,4 +1,4 @@
-"""Strides of results, for operators whose fake rule disagrees with their kernels.
+"""Strides, and one type, of results, for operators whose fake rule disagrees with their kernels.
 
 For fake tensors PyTorch uses a decomposition in Python where it has one
 (torch/_meta_registrations.py, `activate_meta`), which gets sizes right but not always strides.
@@ -8,7 +8,9 @@ CPU kernels, with inputs and gradients transposed one at a time; those that diff
   (1) views: computed in C++ by `computeStride` (aten/src/ATen/TensorUtils.cpp);
   (2) contiguous results: kernels that use `LEGACY_CONTIGUOUS_MEMORY_FORMAT` or `resize_`;
   (3) results that TensorIterator lays out (aten/src/ATen/TensorIterator.cpp) for its operands in
-      order; the decomposition looks at another operand first.
+      order; the decomposition looks at another operand first;
+  (4) up to 2.9, the gradients of layer norm's weight and bias, to which the decomposition gives the
+      input's type (torch/_decomp/decompositions.py, `native_layer_norm_backward`).
 
 Not covered: `max_unpool2d`, `channel_shuffle` and `ldexp`; and, where cuDNN does not take the
 input, CUDA's own batch norm of inputs that are neither contiguous nor channels-last.
@@ -22,14 +24,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem.torch_releases import installed_release
+from graphmem.torch_releases.differences import NORMS_GRADIENTS_KEEP_THEIR_TYPE
 from graphmem.virtual_device.iterated import iterated_strides
 
 aten = torch.ops.aten
 
 _CONTIGUOUS = frozenset(
     {
-        # native/cuda/layer_norm_kernel.cu and native/layer_norm.cpp, `layer_norm_backward_*`
-        aten.native_layer_norm_backward.default,
         # native/SoftMax.cpp, the meta function
         aten._log_softmax_backward_data.default,
         # native/Pow.cpp, the meta function of `pow.Scalar`
@@ -96,6 +98,25 @@ def _contiguous_on_cpu(func: Any, results: Any, args: Sequence[Any]) -> Any:
     return _contiguous(func, results, args)
 
 
+def _layer_norm_backward(func: Any, results: Any, args: Sequence[Any]) -> Any:
+    """Contiguous, and a weight's or bias's gradient has its type.
+
+    native/cuda/layer_norm_kernel.cu and native/layer_norm.cpp, `layer_norm_backward_*`
+    """
+    results = _contiguous(func, results, args)
+    if NORMS_GRADIENTS_KEEP_THEIR_TYPE.holds_in(installed_release()):
+        return results
+    of_input, *of_parameters = results
+    parameters = args[5:7]
+    return (of_input, *map(_in_type_of, parameters, of_parameters))
+
+
+def _in_type_of(parameter: torch.Tensor | None, gradient: FakeTensor | None) -> FakeTensor | None:
+    if parameter is None or gradient is None or gradient.dtype is parameter.dtype:
+        return gradient
+    return _laid_out(gradient, None, parameter.dtype)
+
+
 def _as_batch_norm(func: Any, results: Any, args: Sequence[Any]) -> Any:
     first = results[0]
     if first is None or first.is_contiguous(memory_format=torch.channels_last):
@@ -123,12 +144,15 @@ def _iterated(func: Any, result: FakeTensor, args: Sequence[Any]) -> FakeTensor:
     return result if strides == result.stride() else _laid_out(result, strides)
 
 
-def _laid_out(tensor: FakeTensor, strides: Sequence[int] | None) -> FakeTensor:
+def _laid_out(
+    tensor: FakeTensor, strides: Sequence[int] | None, dtype: torch.dtype | None = None
+) -> FakeTensor:
     """A new tensor like a new one but with other strides; contiguous if None."""
+    dtype = dtype or tensor.dtype
     with torch._C._DisableTorchDispatch():
-        memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        memory = torch.empty(tensor.shape, dtype=dtype, device="meta")
         if strides is not None:
-            memory = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
+            memory = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
     return FakeTensor(tensor.fake_mode, memory, tensor.fake_device)
 
 
@@ -137,6 +161,7 @@ LAYOUTS: Mapping[Any, Callable[[Any, Any, Sequence[Any]], Any]] = {
     **dict.fromkeys(_ON_CPU, _contiguous_on_cpu),
     **dict.fromkeys(_BATCH_NORMS, _as_batch_norm),
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
     **dict.fromkeys(_ITERATED, _iterated),
 }
 """By operator, a function of operator, results and arguments that returns corrected results."""

@@ -12,6 +12,9 @@ The transport is not compared, only what uses it: wrappers, reducer, DTensor, sc
       clause 1 of `graphmem.ranks.group`.
   (2) A thread of gloo releases a work, and with it the tensors, some time after it is done
       (`ProcessGroupGloo::runLoop`), so frees have no fixed order there; NCCL's is clause 5.
+  (3) Up to 2.9 the first messages of a pipeline's stages are sent from an int64 and received in a
+      float32 (`_get_init_p2p_neighbors_ops`, torch/distributed/pipelining/stage.py), which gloo
+      does not allow (`Pair::read`, gloo/transport/tcp/pair.cc). Here a float32 is sent.
 Fake tensors, with which DTensor infers shapes, have no memory.
 """
 
@@ -23,7 +26,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -40,6 +44,7 @@ from graphmem.caller import Belongings
 from graphmem.live import resized_storages
 from graphmem.ranks import messages
 from graphmem.ranks.world import World
+from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions
 from graphmem.trace.dispatch import _COMPOSITE, _has_no_kernel
 from graphmem.trace.tracer import _Tracer
@@ -105,6 +110,7 @@ class RealRank(oracle.RealRun):
             return result
 
         with (
+            _messages_of_one_type(),
             mock.patch.object(dist.Work, "wait", wait_unseen),
             mock.patch.object(torch.UntypedStorage, "resize_", resize_seen),
             self,
@@ -115,6 +121,25 @@ class RealRank(oracle.RealRun):
 def _over(storage: torch.UntypedStorage) -> torch.Tensor:
     with _disable_current_modes():
         return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _messages_of_one_type() -> Any:
+    """Let the first messages of a stage have one type, clause 3."""
+    if installed_release() >= (2, 10):
+        return nullcontext()
+    name = "_get_init_p2p_neighbors_ops"
+    first_messages: Any = getattr(_PipelineStageBase, name)
+
+    def of_one_type(stage: Any) -> list[dist.P2POp]:
+        messages: list[Any] = first_messages(stage)
+        for message in messages:
+            if message.tensor.dtype is not torch.float32:
+                message.kept = message.tensor  # as long as PyTorch does
+                with _disable_current_modes():
+                    message.tensor = message.tensor.float()
+        return messages
+
+    return mock.patch.object(_PipelineStageBase, name, of_one_type)
 
 
 def real_events(build: Build) -> list[Event]:

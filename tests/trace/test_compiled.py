@@ -14,6 +14,7 @@ import torch
 
 import graphmem
 from graphmem import TrainingStep
+from graphmem.torch_releases import installed_release
 from graphmem.virtual_device.libraries import triton
 from tests.conftest import Outcome
 from tests.support.places import FIXTURES
@@ -21,6 +22,12 @@ from tests.support.places import FIXTURES
 pytest.importorskip("triton")
 
 RECORDED = FIXTURES / "cuda" / "compiled"
+ORDERED_SINCE_2_10 = pytest.mark.skipif(
+    installed_release() < (2, 10),
+    reason="until 2.9 Inductor orders this backward pass otherwise: it counts on freeing the "
+    "tangents (torch/_inductor/memory.py, get_freeable_input_buf), so that another order has the "
+    "lowest peak (reorder_for_peak_memory); the recording is of 2.11",
+)
 
 MODEL = """
 import torch
@@ -42,6 +49,7 @@ def build():
 ASKED = [("@torch.compile", ""), ("", "model.compile()"), ("", "model = torch.compile(model)")]
 
 
+@ORDERED_SINCE_2_10
 def test_a_compiled_step_takes_what_it_took_on_the_card(
     run_graphmem: Callable[..., Outcome],
 ) -> None:
@@ -162,6 +170,7 @@ def test_without_triton_it_says_what_to_install(
     assert "pip install 'graphmem[compile]'" in outcome.stderr
 
 
+@ORDERED_SINCE_2_10
 def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
     """The wrapper an H100 ran is in fixtures/cuda/compiled/output_code.tar.xz."""
     report = graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=2, compile=True)

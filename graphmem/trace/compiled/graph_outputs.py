@@ -25,10 +25,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
     wrapper: Any = cudagraph_trees.StorageWeakRefWrapper
     initialise, swap, expired = wrapper.__init__, wrapper.swap_weakref, wrapper.expired
 
-    def note(weak: int, memory: torch.UntypedStorage) -> None:
-        storage = recorder.storage_in(memory)
-        if storage is not None:
-            recorder.weak[weak] = storage
+    note = recorder.note_weak_reference
 
     def initialise_and_note(self: Any, inp: Any, extra_ref_check: Any = None) -> None:
         initialise(self, inp, extra_ref_check)
@@ -40,6 +37,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         note(cdata, torch.UntypedStorage._new_with_weak_ptr(cdata))
 
     def is_expired(self: Any) -> bool:
+        recorder.free_outlived()
         return bool(expired(self)) and not _is_kept(recorder, self.ref.cdata)
 
     use_pool = cudagraph_trees._use_cuda_memory_pool_manager

@@ -21,7 +21,8 @@ HALF, LONG = torch.bfloat16, torch.int64
 def _shaped_like(name: str, shape: tuple[int, ...]) -> Iterator[None]:
     """Give an operator whose result's shape depends on data a result in int64 on meta tensors."""
     library = torch.library.Library("aten", "IMPL")
-    library.impl(name, lambda *args, **kwargs: tensor(*shape, dtype=LONG), "Meta")
+    shaped = lambda *args, **kwargs: tensor(*shape, dtype=LONG)  # noqa: E731
+    library.impl(name, shaped, "Meta", allow_override=True)
     try:
         yield
     finally:
