@@ -2,7 +2,7 @@
 
 Read in libc10_cuda.so of the wheels of torch 2.1.2, 2.2.2, 2.4.1, 2.6.0, 2.8.0, 2.9.1, 2.10.0,
 2.11.0, 2.12.0, 2.13.0, 2.14.1 and 2.15.0, and in c10/cuda/CUDACachingAllocator.cpp (`malloc`,
-`reportProcessMemoryInfo`). The last five libraries were also run on a pretended driver.
+`reportProcessMemoryInfo`). tools/real_allocator ran those since 2.9.1, and 2.12.1 for 2.12.0.
 
 Not covered: other processes on the card. If the driver cannot identify this process (in a container
 with its own process ids), PyTorch says "Process 1234 has" instead of "Including non-PyTorch

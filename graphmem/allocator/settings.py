@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from graphmem.allocator.messages import (
     AllocatorBackendError,
@@ -32,6 +33,7 @@ from graphmem.torch_releases.differences import (
     LIMITS_OF_HOST_ARE_IN_SNAPSHOTS,
     NEWEST_TRIED,
     RESERVE_CAN_BE_SET,
+    REST_IS_ABOVE_THE_LAST_CLASS,
     Release,
 )
 
@@ -60,6 +62,7 @@ _IGNORED_NUMBERS = {
     "pinned_max_round_threshold_mb",
     "pinned_reserve_segment_size_mb",
 }
+_DIVISIONS = "roundup_power2_divisions"
 _RESERVE = "expandable_segments_reserve"
 _RESERVE_OF_CLASSES = "expandable_segments_reserve_by_class"  # no Python function names a class
 _REGISTER_THREADS = "pinned_num_register_threads"
@@ -145,7 +148,7 @@ def parse_settings(text: str, release: Release = NEWEST_TRIED) -> AllocatorSetti
 
     Args:
         text: the settings.
-        release: the version of torch that reads them; until 2.10 like 2.11.
+        release: the version of torch that reads them; the keys until 2.10 are those of 2.11.
 
     Raises:
         InputError: PyTorch refuses a key or a value, or the backend is not modelled.
@@ -159,7 +162,8 @@ def parse_settings(text: str, release: Release = NEWEST_TRIED) -> AllocatorSetti
     for key in pairs.keys() & _IGNORED:
         _check_ignored(key, pairs[key])
     settings = AllocatorSettings()
-    for key, parse in _PARSERS.items():  # this order: large_segment_size_mb bounds others
+    parsers = _PARSERS if REST_IS_ABOVE_THE_LAST_CLASS.holds_in(release) else _OLDER_PARSERS
+    for key, parse in parsers.items():  # this order: large_segment_size_mb bounds others
         if key in pairs:
             settings = parse(settings, key, pairs[key])
     return settings
@@ -306,8 +310,13 @@ def _early_refusal(settings: AllocatorSettings, key: str, value: str) -> Allocat
     return settings
 
 
-def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
-    """One number for all size classes, or a list `[256:1,512:2,>:4]` (in MiB)."""
+def _divisions(
+    settings: AllocatorSettings, key: str, value: str, *, rest_after: int = 1
+) -> AllocatorSettings:
+    """One number for all size classes, or a list `[256:1,512:2,>:4]` (in MiB).
+
+    What `>` stands for begins `rest_after` classes after the last bound.
+    """
     if not value.startswith("["):
         return replace(
             settings, roundup_power2_divisions=(_power_of_two(key, value),) * DIVISION_CLASSES
@@ -315,13 +324,14 @@ def _divisions(settings: AllocatorSettings, key: str, value: str) -> AllocatorSe
     if not value.endswith("]"):
         raise UnclosedBracketError(key, value)
     divisions = [0] * DIVISION_CLASSES
-    last = 0  # as in PyTorch, `>` begins after the last bound, or after the first class
+    last = 0  # as in PyTorch, if `>` comes first, the first class is the last bound
     first = True
     for entry in value[1:-1].split(","):
         bound, _, parts = entry.partition(":")
         count = 0 if parts == "0" else _power_of_two(key, parts)
         if bound == ">":
-            divisions[last + 1 :] = [count] * (DIVISION_CLASSES - last - 1)
+            rest = last + rest_after
+            divisions[rest:] = [count] * (DIVISION_CLASSES - rest)
             continue
         last = min(_power_of_two(key, bound).bit_length() - 1, DIVISION_CLASSES - 1)
         if first:  # the first entry also covers all smaller sizes
@@ -342,7 +352,7 @@ _PARSERS = {
     "large_segment_size_mb": _large_segment,
     "max_split_size_mb": _max_split,
     "max_non_split_rounding_mb": _max_rounding,
-    "roundup_power2_divisions": _divisions,
+    _DIVISIONS: _divisions,
     "garbage_collection_threshold": _threshold,
     "expandable_segments": _expandable,
     _RESERVE: _reserve,
@@ -350,4 +360,5 @@ _PARSERS = {
     "backend": _backend,
     "throw_on_cudamalloc_oom": _early_refusal,
 }
+_OLDER_PARSERS = _PARSERS | {_DIVISIONS: partial(_divisions, rest_after=0)}
 _KNOWN = _PARSERS.keys() | _IGNORED

@@ -66,6 +66,12 @@ NESTED_POOLS_ARE_A_STACK = Difference(
     "c10/cuda/CUDACachingAllocator.cpp, `get_pool`, `captures_underway.rbegin()`; issue #161193; "
     "libc10_cuda.so has the message of that change's assertion from 2.10.0 on",
 )
+REST_IS_ABOVE_THE_LAST_CLASS = Difference(
+    (2, 10),
+    "the `>` of `roundup_power2_divisions` leaves the last class that was named as it is",
+    "c10/core/AllocatorConfig.cpp, `last_index + 1`; before, c10/cuda/CUDAAllocatorConfig.cpp, "
+    "`last_index`; libc10_cuda.so of 2.9.1 and 2.10.0, run on a pretended driver",
+)
 LT_LOOKS_AT_BOTH_OPERANDS = Difference(
     (2, 10),
     "cublasLt adds a bias if both sizes of both operands exceed 1; before, of the second only",
