@@ -30,9 +30,9 @@ from graphmem.allocator.messages import (
     UnmodelledSettingError,
 )
 from graphmem.torch_releases.differences import (
+    ALLOCATOR_SETTINGS_SINCE,
     LIMITS_OF_HOST_ARE_IN_SNAPSHOTS,
     NEWEST_TRIED,
-    RESERVE_CAN_BE_SET,
     REST_IS_ABOVE_THE_LAST_CLASS,
     Release,
 )
@@ -148,13 +148,13 @@ def parse_settings(text: str, release: Release = NEWEST_TRIED) -> AllocatorSetti
 
     Args:
         text: the settings.
-        release: the version of torch that reads them; the keys until 2.10 are those of 2.11.
+        release: the version of torch that reads them.
 
     Raises:
         InputError: PyTorch refuses a key or a value, or the backend is not modelled.
     """
     pairs = dict(_pairs(text))
-    later = set() if RESERVE_CAN_BE_SET.holds_in(release) else {_RESERVE, _RESERVE_OF_CLASSES}
+    later = {key for key, since in ALLOCATOR_SETTINGS_SINCE.items() if since > release}
     unknown = next((key for key in pairs if key not in _KNOWN - later), None)
     if unknown is not None:
         known = ", ".join(sorted(_PARSERS.keys() - later))

@@ -155,9 +155,24 @@ def test_the_rest_of_the_divisions_includes_the_last_class_in_2_9(
     assert settings.round_size(600 * MIB) == mib * MIB
 
 
-def test_the_reserve_came_with_2_15() -> None:
+@pytest.mark.parametrize(
+    ("conf", "since"),
+    [
+        ("per_process_memory_fraction:0.5", (2, 10)),
+        ("large_segment_size_mb:40", (2, 11)),
+        ("pinned_max_cached_size_mb:64", (2, 13)),
+        (TENTH, (2, 15)),
+    ],
+)
+def test_a_key_is_unknown_before_its_release(conf: str, since: Release) -> None:
+    major, minor = since
     with pytest.raises(UnknownAllocatorSettingError):
-        parse_settings(TENTH, (2, 14))
+        parse_settings(conf, (major, minor - 1))
+
+    parse_settings(conf, since)
+
+
+def test_a_reserve_may_be_given_by_class() -> None:
     parse_settings("expandable_segments_reserve_by_class:[serving:0.25,sparse:8G]", (2, 15))
     with pytest.raises(UnclosedBracketError):
         parse_settings("expandable_segments_reserve_by_class:[serving:0.25", (2, 15))

@@ -284,6 +284,7 @@ class TestOutOfMemory:
         with pytest.raises(RuntimeError):
             set_allocator_settings(text)
 
+    @pytest.mark.skipif(installed_release() < (2, 10), reason="has no per_process_memory_fraction")
     def test_the_environment_is_read_at_the_first_allocation(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
