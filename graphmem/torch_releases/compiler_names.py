@@ -28,6 +28,13 @@ COMPILER_NAMES = (
         "the functions that Dynamo puts into its graphs",
         _COMPILED,
     ),
+    Names(
+        "torch._dynamo.variables.ctx_manager.CUDADeviceVariable",
+        "_exchange_fn _maybe_exchange_fn",
+        "`with torch.cuda.device(...)` in a graph",
+        _COMPILED,
+        since=(2, 13),
+    ),
     Names("torch._dynamo.convert_frame", "_compile", "Dynamo's own operations", _COMPILED),
     Names(
         "torch._dynamo.device_interface",

@@ -97,9 +97,8 @@ def device_replacements(
 ) -> list[Replacement]:
     """List the replacements of the device functions."""
     properties = DeviceProperties(gpu)
-    # Two objects: torch._dynamo distinguishes functions by identity
-    # (`TorchInGraphFunctionVariable._get_handlers`).
-    exchange_device, maybe_exchange_device = partial(devices.exchange), partial(devices.exchange)
+    exchange_device = _exchanging(devices, "_exchange_device")
+    maybe_exchange_device = _exchanging(devices, "_maybe_exchange_device")
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_init": _nothing,
         "_cuda_isInBadFork": lambda: False,
@@ -131,6 +130,21 @@ def device_replacements(
         (cuda, "_initialized", True),
         *_build_of(torch_release),
     ]
+
+
+def _exchanging(devices: Devices, name: str) -> Callable[[int], int]:
+    """A function of `torch.cuda` as torch._dynamo needs it.
+
+    It distinguishes functions by identity (`TorchInGraphFunctionVariable._get_handlers`), and
+    writes them into graphs by their names (`CUDADeviceVariable`).
+    """
+
+    def exchange(device: int) -> int:
+        return devices.exchange(device)
+
+    exchange.__name__ = exchange.__qualname__ = name
+    exchange.__module__ = "torch.cuda"
+    return exchange
 
 
 _OUT_OF_RANGE = "GPU device may be out of range, do you have enough GPUs?"

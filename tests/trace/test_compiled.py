@@ -216,6 +216,18 @@ def test_dynamo_follows_an_aliased_function_and_a_device_property() -> None:
         assert x.grad is not None
 
 
+def test_dynamo_writes_a_switch_of_devices_into_its_graph() -> None:
+    """As flash-linear-attention does around its kernels (`CUDADeviceVariable`)."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.device(x.device.index):
+            return x * 2
+
+    with graphmem.virtual_gpu("h100"):
+        compiled = torch.compile(double, fullgraph=True)
+        assert compiled(torch.ones(4, device="cuda")).shape == (4,)
+
+
 def assumed_of_autotuning(gpu: str) -> bool:
     def step() -> None:
         a, b = torch.randn(2, 512, 512, device="cuda").unbind()

@@ -59,6 +59,7 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
         # Compiled code and its guards must not count graphmem's own hooks.
         (aot_utils, "top_saved_tensors_hooks", lambda: None),
         (module_hooks, "_has_any_global_hook", _has_any_global_hook),
+        *_switches_of_devices(),
         *_tensors_of_traces(),
     ]
 
@@ -72,6 +73,14 @@ def properties_as_constants() -> Iterator[None]:
         yield
     finally:
         constants.discard(DeviceProperties)
+
+
+def _switches_of_devices() -> Iterator[Replacement]:
+    """From torch 2.13 on, Dynamo keeps what `torch.cuda.device` calls (`GenericDeviceVariable`)."""
+    switch = importlib.import_module("torch._dynamo.variables.ctx_manager").CUDADeviceVariable
+    if hasattr(switch, "_exchange_fn"):
+        yield switch, "_exchange_fn", staticmethod(torch.cuda._exchange_device)
+        yield switch, "_maybe_exchange_fn", staticmethod(torch.cuda._maybe_exchange_device)
 
 
 def _tensors_of_traces() -> Iterator[Replacement]:

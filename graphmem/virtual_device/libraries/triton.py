@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from graphmem.virtual_device.libraries.imports import executed_by
 from graphmem.virtual_device.patching import replaced
 
 _KERNELS = "triton.runtime.jit"
+_CONFIGURATIONS = "triton.runtime.autotuner"
 _WARP = 32
 FLUSHED_BYTES = 256 << 20
 """`CudaDriver.get_empty_cache_for_benchmark`."""
@@ -32,6 +33,7 @@ class VirtualDriver:
     def __init__(self, gpu: Gpu) -> None:
         major, minor = gpu.compute_capability
         self._architecture = 10 * major + minor
+        self.utils = SimpleNamespace(get_device_properties=_properties)
 
     def get_current_target(self) -> Any:
         """The architecture to compile for."""
@@ -68,6 +70,17 @@ class VirtualDriver:
         return benchmark
 
 
+def _properties(index: int) -> dict[str, int]:
+    """`getDeviceProperties` (triton/backends/nvidia/driver.c), but for clocks and bus width."""
+    card: Any = torch.cuda.get_device_properties(index)
+    return {
+        "max_shared_mem": card.shared_memory_per_block_optin,
+        "max_num_regs": card.regs_per_multiprocessor,
+        "multiprocessor_count": card.multi_processor_count,
+        "warpSize": card.warp_size,
+    }
+
+
 def run_timed(call: Callable[[], object], flushed_bytes: int) -> None:
     """Allocate what a benchmark does: the timed calls run beside a buffer that flushes the cache.
 
@@ -84,16 +97,20 @@ def standing_in(gpu: Gpu) -> Iterator[None]:
     """Make Triton see a card, whether it is imported already or later."""
     with ExitStack() as stack:
 
+        def prepare(module: ModuleType) -> None:
+            on_card = _on_card(module, gpu) if module.__name__ == _KERNELS else _untimed(module)
+            stack.enter_context(on_card)
+
         def execute(module: ModuleType) -> None:
             assert module.__spec__ is not None
             assert module.__spec__.loader is not None
             module.__spec__.loader.exec_module(module)
-            stack.enter_context(_on_card(module, gpu))
+            prepare(module)
 
-        kernels = sys.modules.get(_KERNELS)
-        if kernels is not None:
-            stack.enter_context(_on_card(kernels, gpu))
-        stack.enter_context(executed_by(_KERNELS, execute))
+        for name in (_KERNELS, _CONFIGURATIONS):
+            if name in sys.modules:
+                prepare(sys.modules[name])
+            stack.enter_context(executed_by(name, execute))
         yield
 
 
@@ -114,6 +131,28 @@ def _on_card(kernels: ModuleType, gpu: Gpu) -> Iterator[None]:
     finally:
         vars(driver).clear()
         vars(driver).update(before)
+
+
+@contextmanager
+def _untimed(autotuner: ModuleType) -> Iterator[None]:
+    """Have each run choose configurations as the first on a machine does.
+
+    `@triton.autotune(cache_results=True)` keeps timings in the user's cache, where the card would
+    find these.
+    """
+    if hasattr(autotuner.Autotuner, "check_disk_cache"):
+        with replaced([(autotuner.Autotuner, "check_disk_cache", _benchmark)]):
+            yield
+    else:
+        yield
+
+
+def _benchmark(
+    autotuner: Any, tuning_key: Any, configs: Any, bench_fn: Callable[[], object]
+) -> bool:
+    """`Autotuner.check_disk_cache` where no timings are kept."""
+    bench_fn()
+    return False
 
 
 def _launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
