@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -28,6 +29,8 @@ from graphmem.values.rules import Rules
 
 WHY = "the card does no arithmetic"
 _ITEM = re.compile(r"\[['\"](\w+)['\"]\]")
+_TOLD_PER_LINE = 3
+"""How many assumptions at one line of the program are told while it runs."""
 
 
 class Reads:
@@ -64,6 +67,7 @@ class Reads:
         self._loops = Loops(self.known)
         self._sizes_assumed = False
         self._told: set[tuple[str, Source | None]] = set()
+        self._told_at: Counter[Source] = Counter()
         self._newest = ""
 
     def choose(self, choices: Choices) -> None:
@@ -266,10 +270,18 @@ class Reads:
         self._say((what, source), f"{what} is taken as {value}{choose}")
 
     def _say(self, key: tuple[str, Source | None], text: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
-            source = key[1]
-            self._tell(text if source is None else f"{source.in_words}: {text}")
+        if key in self._told:
+            return
+        self._told.add(key)
+        source = key[1]
+        if source is None:
+            self._tell(text)
+            return
+        self._told_at[source] += 1
+        if self._told_at[source] <= _TOLD_PER_LINE:
+            self._tell(f"{source.in_words}: {text}")
+        elif self._told_at[source] == _TOLD_PER_LINE + 1:
+            self._tell(f"{source.in_words}: others read there are assumed likewise; see the report")
 
 
 def _default(dtype: torch.dtype) -> float:

@@ -279,6 +279,16 @@ class TestAnswers:
         assert "loss is taken as 1.0; choose with --assume loss=…" in told[0]
         assert [each.times for each in gpu.report().assumptions] == [3]
 
+    def test_a_line_that_reads_many_tensors_is_told_three_of_them(self) -> None:
+        told: list[str] = []
+        with graphmem.virtual_gpu("h100", tell=told.append) as gpu:
+            norms = {name: torch.randn((), device="cuda") for name in "abcde"}
+            assert list(map(float, norms.values())) == [1.0] * 5
+        assert len(told) == 4
+        assert all("is taken as 1.0" in line for line in told[:3])
+        assert "others read there are assumed likewise" in told[3]
+        assert len(gpu.report().assumptions) == 5
+
 
 @pytest.mark.parametrize(
     ("text", "name", "file", "line", "value"),
