@@ -20,7 +20,8 @@ from graphmem.allocator.pool import EVERYBODYS, Block, Key, Pool, PoolId, Segmen
 from graphmem.allocator.private_pools import PrivatePools
 from graphmem.allocator.reclaiming import long_unused, too_large_to_split
 from graphmem.allocator.segment_info import segment_infos, torch_snapshot
-from graphmem.allocator.settings import MIN_BLOCK, SMALL_LIMIT, AllocatorSettings
+from graphmem.allocator.settings import SMALL_LIMIT, AllocatorSettings
+from graphmem.allocator.splitting import should_split
 
 
 class CachingAllocator(DeviceStats):
@@ -31,6 +32,7 @@ class CachingAllocator(DeviceStats):
         device: the memory that it manages.
         private: the pools of CUDA graphs and of `torch.cuda.MemPool`.
         release: the version of torch whose rules and wording apply.
+        by_address: the segments.
         on_event: called at each event with (action, address, bytes, stream); actions are those of a
             snapshot's `device_traces` (`record_trace`). For "oom", the address is the free bytes.
     """
@@ -57,7 +59,7 @@ class CachingAllocator(DeviceStats):
         self.release = release
         self.on_event: Callable[[str, int, int, int], None] | None = None
         self._numbering = Numbering(release)
-        self._segments: dict[int, Segment] = {}
+        self.by_address: dict[int, Segment] = {}
         self._pending: dict[int, Block] = {}
         self._nothing = Segment(self.small, 0, 0, 0, 0).head
         self._expandable: ExpandableSegments | None = None
@@ -70,7 +72,7 @@ class CachingAllocator(DeviceStats):
             self._expandable = ExpandableSegments(
                 self.device,
                 settings.large_segment_size,
-                self._segments,
+                self.by_address,
                 self._numbering,
                 self._pages_changed,
             )
@@ -100,15 +102,21 @@ class CachingAllocator(DeviceStats):
         block = self._cached_block(pool, stream, size)
         if block is None:
             block = self._new_block(pool, stream, size, requested_bytes)
-            pool = block.segment.pool
-        self._split(pool, block, size)
+        return self.hand_out(block, size, requested_bytes, should_split(block, size, self.settings))
+
+    def hand_out(self, block: Block, size: int, requested: int, cut: bool) -> Block:
+        """Hand out a block that was taken out of its pool (`alloc_found_block`).
+
+        With `cut`, all but its low `size` bytes goes back to the pool.
+        """
+        self._split(block, size, cut)
         block.allocated = True
-        block.requested = requested_bytes
-        self.statistics.handed_out(block.size, requested_bytes)
-        pool.statistics.handed_out(block.size, requested_bytes)
+        block.requested = requested
+        self.statistics.handed_out(block.size, requested)
+        block.segment.pool.statistics.handed_out(block.size, requested)
         if self._is_oversize(block.size):
             self.oversize_allocations.increase(1)
-        self._tell("alloc", block.address, requested_bytes, stream)
+        self._tell("alloc", block.address, requested, block.segment.stream)
         return block
 
     def free(self, block: Block, *, still_used: bool = False) -> None:
@@ -173,7 +181,7 @@ class CachingAllocator(DeviceStats):
         Returns:
             the bytes returned; 0 if nothing there can be.
         """
-        segment = self._segments.get(address)
+        segment = self.by_address.get(address)
         if segment is not None and not segment.page_size:
             head = segment.head
             return self._release(head) if head.is_free else 0
@@ -185,7 +193,7 @@ class CachingAllocator(DeviceStats):
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """The reserved segments and their blocks, by address (`snapshot`)."""
-        return segment_infos(self._segments.values())
+        return segment_infos(self.by_address.values())
 
     def snapshot(self) -> list[dict[str, object]]:
         """The segments as `torch.cuda.memory_snapshot` lists them."""
@@ -223,17 +231,9 @@ class CachingAllocator(DeviceStats):
         pool.remove(block)
         return block
 
-    def _split(self, pool: Pool, block: Block, size: int) -> None:
-        """Split off what the request does not need, if it is large enough (`should_split`)."""
-        was_split = block.is_split
-        rest = block.size - size
-        if not pool.may_split:
-            cut = False
-        elif pool.is_small or self.settings.expandable_segments:
-            cut = rest >= MIN_BLOCK
-        else:
-            oversize = self.settings.max_split_size
-            cut = rest > SMALL_LIMIT and (oversize is None or size < oversize)
+    def _split(self, block: Block, size: int, cut: bool) -> None:
+        """Split off the rest of a block, and count free parts that come, shrink or go."""
+        pool, was_split, rest = block.segment.pool, block.is_split, block.size - size
         if cut:
             pool.insert(block.cut(size))  # in C++ the rest is the old block, this one is new
             block.number = self._numbering.of_part(block.number)
@@ -307,7 +307,7 @@ class CachingAllocator(DeviceStats):
     def enter_segment(self, pool: Pool, address: int, size: int, stream: int) -> Block:
         """Register a segment from cudaMalloc; its one block is not in the pool yet."""
         segment = Segment(pool, address, size, stream, 0, self._numbering.of_segment())
-        self._segments[address] = segment
+        self.by_address[address] = segment
         self.statistics.segment.increase(1)
         pool.statistics.segment.increase(1)
         if self._is_oversize(size):
@@ -343,7 +343,7 @@ class CachingAllocator(DeviceStats):
         if block.is_split:
             return 0
         segment.pool.remove(block)
-        del self._segments[segment.address]
+        del self.by_address[segment.address]
         self.device.give_back(segment.size)
         self.device.vacate(segment.address)
         self.statistics.segment.decrease(1)

@@ -77,6 +77,13 @@ LT_LOOKS_AT_BOTH_OPERANDS = Difference(
     "cublasLt adds a bias if both sizes of both operands exceed 1; before, of the second only",
     "aten/src/ATen/native/cuda/Blas.cpp, `addmm_out_cuda_impl`",
 )
+RESTORED_POOLS_MAY_HAVE_GROWN = Difference(
+    (2, 11),
+    "the state of a private pool of expandable segments can be set again after it has grown; "
+    "before, that is an error",
+    "PR #174444; c10/cuda/CUDACachingAllocator.cpp, `setSegmentStateToCheckpoint`, in "
+    "libc10_cuda.so of 2.9.1 to 2.15.0, run on a pretended driver",
+)
 EMBEDDINGS_ADD_ATOMICALLY = Difference(
     (2, 11),
     "the gradient of a small embedding is added atomically, without sorting",

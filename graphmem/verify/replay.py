@@ -195,7 +195,7 @@ class _GuidedAllocator(CachingAllocator):
         self, settings: AllocatorSettings, device: _RecordedDevice, release: Release
     ) -> None:
         super().__init__(settings, device=device, release=release)
-        device.segments = self._segments
+        device.segments = self.by_address
         self.guided = False
         self.wanted: int | None = None  # the recorded address, if known
         self.taken: dict[int, int] = {}  # the ordinal of each address

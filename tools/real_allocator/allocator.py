@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 
 class RefusedError(Exception):
     """A request that does not fit, with PyTorch's text."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What restoring a pool did: the addresses of the blocks freed, and of those now in use."""
+
+    freed: list[int]
+    in_use: list[int]
 
 
 class Allocator(Protocol):
@@ -38,6 +47,20 @@ class Allocator(Protocol):
 
     def release_pool(self, number: int) -> None:
         """Take one user off a private pool."""
+        ...
+
+    def checkpoint(self, number: int) -> None:
+        """Note the state of a private pool."""
+        ...
+
+    def restore(self, state: int) -> Restored:
+        """Give a private pool a state again; they count from 0.
+
+        Peaks are reset: in PyTorch they depend on the order of a hash set of pointers.
+
+        Raises:
+            RefusedError: PyTorch cannot.
+        """
         ...
 
     def capture(self, on: int) -> None:

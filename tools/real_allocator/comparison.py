@@ -13,19 +13,19 @@ from pathlib import Path
 from graphmem.allocator import Device
 from graphmem.torch_releases import parse_release
 from graphmem.torch_releases.differences import Release
-from tools.real_allocator.allocator import Allocator
+from tools.real_allocator.allocator import Allocator, Restored
 from tools.real_allocator.card import Card
 from tools.real_allocator.libraries import CAPTURES_ARE_MARKED_SINCE, Libraries
 from tools.real_allocator.model import ModelledAllocator
 from tools.real_allocator.modes import MODES, Mode
 from tools.real_allocator.real import RealAllocator
-from tools.real_allocator.steps import Step, Steps
+from tools.real_allocator.steps import Answer, Step, Steps
 
 _SHOWN = 8
 _ANSWER = "answer"
 _TAKEN = "taken from the card"
 
-Figures = dict[str, int | str | None]
+Figures = dict[str, Answer]
 
 
 class Comparison:
@@ -49,22 +49,32 @@ class Comparison:
             predicted = _figures(step, self._model, self._devices[1])
             if real != predicted:
                 return f"step {number}: {step}\n{_lines(real, predicted)}"
+            if _TAKEN not in real:
+                break
             _note(step, real[_ANSWER], live)
         return ""
 
 
 def _figures(step: Step, allocator: Allocator, device: Device) -> Figures:
-    """What a step answers, and all that can be seen after it."""
+    """What a step answers, and all that can be seen after it.
+
+    If a pool's state cannot be set again, that ends the case: some of its segments have it, in an
+    order of PyTorch's own.
+    """
     answer = step.take(allocator)
+    if step.method == "restore" and isinstance(answer, str):
+        return {_ANSWER: answer}
     return {_ANSWER: answer, _TAKEN: device.reserved_bytes, **allocator.stats()}
 
 
-def _note(step: Step, answer: int | str | None, live: list[int]) -> None:
+def _note(step: Step, answer: Answer, live: list[int]) -> None:
     """Keep the list of blocks in use."""
     if step.method == "free":
         live.remove(step.arguments[0])
     elif isinstance(answer, int):
         live.append(answer)
+    elif isinstance(answer, Restored):
+        live[:] = sorted(set(live).difference(answer.freed).union(answer.in_use))
 
 
 def _lines(real: Figures, predicted: Figures) -> str:

@@ -35,6 +35,9 @@ _METHODS = {
     "endAllocateToPool": f"(signed char, {_POOL})",
     "releasePool": f"(signed char, {_POOL})",
     "getDeviceStats": "(signed char)",
+    "resetPeakStats": "(signed char)",
+    "getCheckpointState": f"(signed char, {_POOL})",
+    "setCheckpointPoolState": f"(signed char, std::shared_ptr<{_SCOPE}AllocatorState>)",
 }
 """The methods that are called, with the parameters that driver/calls.cpp passes."""
 _CAPTURE_METHODS = dict.fromkeys(("markCaptureBegin", "markCaptureEnd"), "(signed char)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from graphmem.allocator import AllocatorSettings, Block, CachingAllocator, Device, OutOfMemory
+from graphmem.allocator.checkpoints import PoolState, pool_state, set_pool_state
 from graphmem.torch_releases.differences import Release
-from tools.real_allocator.allocator import RefusedError
+from tools.real_allocator.allocator import RefusedError, Restored
 
 
 class ModelledAllocator:
@@ -16,6 +17,7 @@ class ModelledAllocator:
         self._model.private.is_capturing = lambda: self._captures
         self._captures = False
         self._blocks: dict[int, Block] = {}
+        self._states: list[PoolState] = []
 
     def malloc(self, size: int, stream: int) -> int:
         """Hand out a block."""
@@ -45,6 +47,22 @@ class ModelledAllocator:
     def release_pool(self, number: int) -> None:
         """Take one user off a private pool."""
         self._model.private.release((0, number))
+
+    def checkpoint(self, number: int) -> None:
+        """Note the state of a private pool."""
+        self._states.append(pool_state(self._model, (0, number)))
+
+    def restore(self, state: int) -> Restored:
+        """Give a private pool a state again."""
+        try:
+            restored = set_pool_state(self._model, self._states[state])
+        except RuntimeError as error:
+            raise RefusedError(str(error)) from error
+        self._model.reset_peak()
+        for address in restored.freed:
+            del self._blocks[address]
+        self._blocks.update(restored.created)
+        return Restored(sorted(restored.freed), sorted(restored.created))
 
     def capture(self, on: int) -> None:
         """Begin or end the capture of a graph."""

@@ -24,6 +24,7 @@ class Mode:
         driver: the order of addresses.
         pools: whether private pools are used.
         gives_up_pools: whether they also lose their users, so that their memory can be returned.
+        checkpoints: whether states of pools are noted, and set again.
         since: the first release that has its settings.
     """
 
@@ -33,6 +34,7 @@ class Mode:
     driver: Driver = DEFAULT_DRIVER
     pools: bool = False
     gives_up_pools: bool = False
+    checkpoints: bool = False
     since: Release = OLDEST
 
     def suits(self, libraries: Libraries) -> bool:
@@ -71,4 +73,8 @@ MODES = {
     # Not given up: PyTorch may then destroy a pool that has blocks in use, and crash (2.10, 2.11).
     # Its `allocation_count` grows with each extension and shrinks with each range returned.
     "pools_expandable": Mode(_EXPANDABLE, pools=True),
+    "checkpoints": Mode(pools=True, gives_up_pools=True, checkpoints=True),
+    "checkpoints_full": Mode(mib=600, pools=True, checkpoints=True),
+    "checkpoints_max_split": Mode("max_split_size_mb:24", pools=True, checkpoints=True),
+    "checkpoints_expandable": Mode(_EXPANDABLE, pools=True, checkpoints=True),
 }

@@ -11,7 +11,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from tools.real_allocator.allocator import RefusedError
+from tools.real_allocator.allocator import RefusedError, Restored
 from tools.real_allocator.card import Card
 from tools.real_allocator.driver import CALLS, NVML
 from tools.real_allocator.libraries import ALLOCATOR, CAPTURES_ARE_MARKED_SINCE, PEERS, Libraries
@@ -19,6 +19,7 @@ from tools.real_allocator.stats import read_stats
 
 _TEXT_BYTES = 8192  # as in driver/calls.cpp
 _STATS_BYTES = 4096  # likewise
+_MOST_ADDRESSES = 4096  # more than twice as many as there are steps
 
 
 class RealAllocator:
@@ -76,6 +77,18 @@ class RealAllocator:
     def release_pool(self, number: int) -> None:
         """Take one user off a private pool (`releasePool`)."""
         self._call("call_on_pool", "releasePool", ctypes.c_uint64(number))
+
+    def checkpoint(self, number: int) -> None:
+        """Note the state of a private pool (`getCheckpointState`)."""
+        self._call("call_get_state", "getCheckpointState", ctypes.c_uint64(number))
+
+    def restore(self, state: int) -> Restored:
+        """Give a private pool a state again (`setCheckpointPoolState`)."""
+        answer = (ctypes.c_size_t * _MOST_ADDRESSES)()
+        self._call("call_set_state", "setCheckpointPoolState", ctypes.c_size_t(state), answer)
+        self._call("call_on_device", "resetPeakStats")
+        freed, in_use, *addresses = answer
+        return Restored(sorted(addresses[:freed]), sorted(addresses[freed : freed + in_use]))
 
     def capture(self, on: int) -> None:
         """Begin or end the capture of a graph (`markCaptureBegin`, `markCaptureEnd`)."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphmem.allocator.settings import MIB
-from tools.real_allocator.allocator import Allocator, RefusedError
+from tools.real_allocator.allocator import Allocator, RefusedError, Restored
 from tools.real_allocator.modes import Mode
 
 STEPS = 400
@@ -21,6 +21,8 @@ SIZES = (
 """Sizes that come again, so that free blocks of one size compete; around every limit."""
 LARGEST_OTHER = 40 * MIB
 
+Answer = int | Restored | str | None
+
 
 @dataclass(frozen=True)
 class Step:
@@ -29,10 +31,10 @@ class Step:
     method: str
     arguments: tuple[int, ...] = ()
 
-    def take(self, allocator: Allocator) -> int | str | None:
-        """Make the call; returns an address, or the text of a refusal."""
+    def take(self, allocator: Allocator) -> Answer:
+        """Make the call; returns what it returns, or the text of a refusal."""
         try:
-            answer: int | None = getattr(allocator, self.method)(*self.arguments)
+            answer: Answer = getattr(allocator, self.method)(*self.arguments)
         except RefusedError as error:
             return str(error)
         return answer
@@ -65,12 +67,15 @@ class Steps:
         self._open: list[int] = []  # pools that requests go to, the innermost last
         self._users: Counter[int] = Counter()  # of each pool that can be opened again
         self._newest = 0
+        self._states: list[int] = []  # the pool of each
 
     def __iter__(self) -> Iterator[Step]:
         for _ in range(STEPS):
             chance = self._random.random()
             if self._mode.pools and chance < 0.04:
                 yield from self._of_pools()
+            elif self._mode.checkpoints and 0.04 <= chance < 0.07:
+                yield from self._of_states()
             elif self._open and self._captures and chance > 0.995:
                 self._capturing = not self._capturing
                 yield Step("capture", (int(self._capturing),))
@@ -106,3 +111,12 @@ class Steps:
         self._open.append(pool)
         self._users[pool] += 1
         yield Step("begin_pool", (pool,))
+
+    def _of_states(self) -> Iterator[Step]:
+        """Note the state of a pool, or set one again."""
+        if self._users and self._random.random() < 0.5:
+            pool = self._random.choice(list(self._users))
+            self._states.append(pool)
+            yield Step("checkpoint", (pool,))
+        elif known := [at for at, pool in enumerate(self._states) if pool in self._users]:
+            yield Step("restore", (self._random.choice(known),))

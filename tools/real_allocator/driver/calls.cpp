@@ -9,7 +9,9 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -29,15 +31,36 @@ struct DeviceStats {
     ~DeviceStats() {}
 };
 
-template <typename... Arguments>
-int call(char *text, void *method, void *self, Arguments... arguments) {
+using State = std::shared_ptr<void>;  // c10's points to an AllocatorState
+std::vector<State> states;
+
+// As c10::DataPtr, but without what would free the block.
+struct DataPtr {
+    void *data;
+    void *others[3];
+};
+
+struct CheckpointDelta {
+    std::vector<void *> freed;
+    std::vector<DataPtr> created;
+};
+
+template <typename Calls>
+int attempt(char *text, Calls calls) {
     try {
-        reinterpret_cast<void (*)(void *, Arguments...)>(method)(self, arguments...);
+        calls();
         return 0;
     } catch (const std::exception &error) {
         std::snprintf(text, TEXT_BYTES, "%s", error.what());
         return 1;
     }
+}
+
+template <typename... Arguments>
+int call(char *text, void *method, void *self, Arguments... arguments) {
+    return attempt(text, [&] {
+        reinterpret_cast<void (*)(void *, Arguments...)>(method)(self, arguments...);
+    });
 }
 
 }  // namespace
@@ -76,6 +99,26 @@ int call_on_pool(void *method, void *self, char *text, unsigned long long id) {
 
 int call_on_device(void *method, void *self, char *text) {
     return call(text, method, self, DEVICE);
+}
+
+int call_get_state(void *method, void *self, char *text, unsigned long long id) {
+    using Method = State (*)(void *, DeviceIndex, PoolId);
+    return attempt(text, [&] {
+        states.push_back(reinterpret_cast<Method>(method)(self, DEVICE, PoolId(0, id)));
+    });
+}
+
+// `answer` gets how many blocks were freed, how many are in use, and the addresses of both.
+int call_set_state(
+    void *method, void *self, char *text, std::size_t number, std::size_t *answer) {
+    using Method = CheckpointDelta (*)(void *, DeviceIndex, State);
+    return attempt(text, [&] {
+        CheckpointDelta delta = reinterpret_cast<Method>(method)(self, DEVICE, states.at(number));
+        *answer++ = delta.freed.size();
+        *answer++ = delta.created.size();
+        for (void *pointer : delta.freed) *answer++ = reinterpret_cast<std::size_t>(pointer);
+        for (DataPtr &each : delta.created) *answer++ = reinterpret_cast<std::size_t>(each.data);
+    });
 }
 
 void get_device_stats(void *method, void *self, char *bytes) {
