@@ -126,19 +126,33 @@ class Simulator:
         Raises:
             OutOfMemory: the device is full; nothing is recorded (`memory` may raise another error).
         """
-        timeline = self.timeline
         if isinstance(event, Birth):
-            storage = event.storage
-            block = self._memory.malloc(storage.nbytes)
-            self._alive[storage.id] = storage, block
-            timeline.block_bytes[storage.id] = block.size
-            timeline.addresses[storage.id] = block.address
+            self._take(event.storage, self._memory.malloc(event.storage.nbytes))
         elif isinstance(event, Death):
             _, block = self._alive.pop(event.storage.id)
             self._memory.free(block)
         else:
             self._empty_cache()
         self._note(event)
+
+    def take(self, event: Birth, block: Block) -> None:
+        """Note that a storage owns a block that was in use without it."""
+        self._take(event.storage, block)
+        self._note(event)
+
+    def lose(self, event: Death) -> None:
+        """Note that a storage's block was freed without it."""
+        del self._alive[event.storage.id]
+        self._note(event)
+
+    def exchange(self, storage: Storage, block: Block) -> None:
+        """Note that a storage's block was freed and allocated again, at its address."""
+        self._alive[storage.id] = storage, block
+
+    def _take(self, storage: Storage, block: Block) -> None:
+        self._alive[storage.id] = storage, block
+        self.timeline.block_bytes[storage.id] = block.size
+        self.timeline.addresses[storage.id] = block.address
 
     def _empty_cache(self) -> None:
         given_back: list[tuple[str, int, int]] = []

@@ -161,7 +161,7 @@ class VirtualGpu:
             *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *resized_storages.replacements(session.recorder, session.saved.replaced),
-            *pool_pointers.replacements(session.recorder, session.fake_mode, self.memory),
+            *pool_pointers.replacements(self._simulator, session.fake_mode),
             *surroundings.replacements(session.recorder, session.reads.known, self.memory.devices),
             *torchscript.replacements(session.reads.scripted),
         ]

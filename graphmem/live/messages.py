@@ -35,17 +35,6 @@ class WrongCardError(InputError):
         )
 
 
-class MixedGraphTreesError(InputError):
-    """Compiled graphs are recorded after others were replayed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a CUDA graph is recorded after others were replayed in the same step, which the "
-            "virtual GPU does not model",
-            hint="compile without mode='reduce-overhead' for this run",
-        )
-
-
 class SentTensorError(InputError):
     """A script hands a tensor of the device to another process."""
 

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Op
+from graphmem.live import overwritten
 from graphmem.live.messages import WrongCardError
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.operands import tensors_of
@@ -37,6 +38,8 @@ class LiveMode(DataDependentMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if self._recorder.overwritten:
+            overwritten.check(self._recorder, func, tensors_of((args, kwargs)))
         if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):
             self._captures.check_idle()
         try:

@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from graphmem.allocator import Block, OutOfMemory
-from graphmem.events import Death, LifeEvent
+from graphmem.events import Birth, Death, LifeEvent
 from graphmem.graph import Op, Owner, OwnerKind, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
@@ -119,6 +119,23 @@ class OnlineSimulator:
         if storage.birth > self._settled:
             self.settle()
         return self._simulator.block_of(storage)
+
+    def take_block(self, storage: Storage, block: Block) -> None:
+        """Count a storage, born now, in a block that was in use without it."""
+        storage.birth = self._settled = self.recorder.next_tick()
+        self._simulator.take(Birth(storage.birth, storage), block)
+
+    def lose_block(self, storage: Storage, again: Block | None = None) -> None:
+        """Note that a storage's block was freed without it.
+
+        Args:
+            storage: the storage.
+            again: the block that was allocated for it since, at the same address.
+        """
+        if again is None:
+            self._simulator.lose(Death(self.recorder.next_tick(), storage))
+        else:
+            self._simulator.exchange(storage, again)
 
     def alive(self) -> list[tuple[Storage, Block]]:
         """The live storages, in order of allocation."""

@@ -2,52 +2,48 @@
 
 torch/_inductor/cudagraph_trees.py runs as it is. A graph's outputs live in its private pool; a
 replay makes tensors that point there and own nothing (torch/csrc/cuda/Module.cpp).
-
-Not modelled: recording after a replay in the same step (`_cuda_setCheckpointPoolState`), and the
-error for a tensor that a later replay has overwritten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.allocator import PoolId
-from graphmem.live.messages import MixedGraphTreesError
-from graphmem.trace.recorder import Recorder
+from graphmem.allocator.checkpoints import PoolState
+from graphmem.graph import Storage
+from graphmem.live.online_simulator import OnlineSimulator
+from graphmem.live.pointing import let_point, memory_of
+from graphmem.live.pool_checkpoints import PoolCheckpoints
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.patching import Replacement
 
-_ELSEWHERE = "elsewhere"
-"""The device of a storage that is counted nowhere: its bytes belong to another."""
 
-
-def replacements(
-    recorder: Recorder, fake_mode: FakeTensorMode, memory: DeviceMemory
-) -> list[Replacement]:
+def replacements(simulator: OnlineSimulator, fake_mode: FakeTensorMode) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
-        recorder: maps fake memory to storages.
+        simulator: knows the storages, and the device's memory.
         fake_mode: the fake mode of new tensors.
-        memory: the device's memory.
     """
-    pointers = _Pointers(recorder, fake_mode)
+    pointers = _Pointers(simulator, fake_mode)
+    checkpoints = PoolCheckpoints(simulator)
     functions: dict[str, Callable[..., Any]] = {
+        "_cuda_CUDAAllocator_AllocatorState": PoolState,
         "_construct_storage_from_data_pointer": pointers.storage_at,
         "_construct_CUDA_Tensor_From_Storage_And_Metadata": pointers.tensor_of,
         "_free_And_Remove_DeleterFn": pointers.free,
         "_has_Standard_Deleter": pointers.is_owner,
         "_tensors_data_ptrs_at_indices_equal": _lie_where_they_lay,
-        "_set_storage_access_error_msg": _nothing,
-        "_set_storage_data_ptr_access_error_msg": _nothing,
-        "_cuda_getCheckpointState": lambda device, pool_id: pool_id,  # it is kept and never read
-        "_cuda_setCheckpointPoolState": _record_on,
+        "_set_storage_access_error_msg": pointers.forbid_tensor,
+        "_set_storage_data_ptr_access_error_msg": pointers.forbid,
+        "_cuda_getCheckpointState": checkpoints.note,
+        "_cuda_setCheckpointPoolState": checkpoints.set,
         "_cuda_checkPoolLiveAllocations": lambda device, pool_id, expected: (
-            expected == _allocated_in(memory, pool_id)
+            expected == _allocated_in(simulator.memory, pool_id)
         ),
         "_cuda_get_conv_benchmark_empty_cache": lambda: True,
         "_cudnn_set_conv_benchmark_empty_cache": _nothing,
@@ -56,18 +52,16 @@ def replacements(
 
 
 class _Pointers:
-    def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode) -> None:
-        self._recorder = recorder
+    def __init__(self, simulator: OnlineSimulator, fake_mode: FakeTensorMode) -> None:
+        self._simulator = simulator
+        self._recorder = simulator.recorder
         self._fake_mode = fake_mode
 
     def storage_at(self, address: int, device: Any, nbytes: int) -> torch.UntypedStorage:
         """A storage that owns no memory."""
         with torch._C._DisableTorchDispatch():
             memory = torch.UntypedStorage(nbytes, device="meta")
-        storage = self._recorder.new_bytes(nbytes)
-        storage.device = _ELSEWHERE
-        self._recorder.addresses[storage.id] = address
-        self._recorder.stand_for(memory, storage)
+        let_point(self._recorder, memory, address)
         return memory
 
     def tensor_of(self, metadata: dict[str, Any], memory: Any) -> torch.Tensor:
@@ -78,10 +72,32 @@ class _Pointers:
             return FakeTensor(self._fake_mode, inner, torch.device(metadata["device"]))
 
     def free(self, weak: int) -> None:
-        """Free a storage's memory, whoever still holds it."""
+        """Free a storage's memory, whoever still holds it; it is pointed to from then on."""
         storage = self._recorder.weak.get(weak)
+        if storage is None:
+            return
+        block = self._simulator.block_holding(storage)
+        address = self._recorder.addresses.get(storage.id) if block is None else block.address
+        memory = memory_of(weak)
+        self._recorder.free(storage)
+        if memory is not None and address is not None:
+            stand_in = let_point(self._recorder, memory, address)
+            if storage.id in self._recorder.overwritten:
+                self._forbid(stand_in, self._recorder.overwritten[storage.id])
+
+    def forbid_tensor(self, tensor: torch.Tensor, message: str) -> None:
+        """Let operations on a tensor's data fail with a message."""
+        self._forbid(self._recorder.storage_of(tensor), message)
+
+    def forbid(self, weak: int, message: str) -> None:
+        """Let operations on a storage's data fail with a message, whatever stands for it."""
+        memory = memory_of(weak)
+        self._forbid(self._recorder.weak.get(weak), message)
+        self._forbid(None if memory is None else self._recorder.storage_in(memory), message)
+
+    def _forbid(self, storage: Storage | None, message: str) -> None:
         if storage is not None:
-            self._recorder.free(storage)
+            self._recorder.overwritten[storage.id] = message
 
     def is_owner(self, weak: int) -> bool:
         """Whether the allocator's block dies with the storage."""
@@ -103,10 +119,6 @@ def _allocated_in(memory: DeviceMemory, pool_id: PoolId) -> set[int]:
         for block in segment.blocks
         if block.state == "active_allocated"
     }
-
-
-def _record_on(*args: Any) -> NoReturn:
-    raise MixedGraphTreesError()
 
 
 def _nothing(*args: Any) -> None:

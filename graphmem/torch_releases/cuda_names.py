@@ -187,8 +187,8 @@ CUDA_NAMES = (
         _C,
         "_construct_CUDA_Tensor_From_Storage_And_Metadata _free_And_Remove_DeleterFn "
         "_has_Standard_Deleter _tensors_data_ptrs_at_indices_equal _set_storage_access_error_msg "
-        "_set_storage_data_ptr_access_error_msg _cuda_getCheckpointState "
-        "_cuda_setCheckpointPoolState _cuda_checkPoolLiveAllocations "
+        "_set_storage_data_ptr_access_error_msg _cuda_CUDAAllocator_AllocatorState "
+        "_cuda_getCheckpointState _cuda_setCheckpointPoolState _cuda_checkPoolLiveAllocations "
         "_cuda_get_conv_benchmark_empty_cache _cudnn_set_conv_benchmark_empty_cache",
         "the tensors that graphs of compiled code leave in their pool",
         "mode='reduce-overhead'",

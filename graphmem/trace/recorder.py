@@ -46,6 +46,7 @@ class Recorder:
         phases: the phases of the iterations.
         addresses: addresses of storages that own no memory, by id.
         weak: storages, by the addresses of weak references to their fake memory.
+        overwritten: the error for reading a storage, by its id.
         host: follows the tensors on the CPU, unless that is the counted device.
         newest_node: the number of the newest autograd node when the last operation ran.
     """
@@ -58,6 +59,7 @@ class Recorder:
         self.assume = self.assumptions.note
         self.addresses: dict[int, int] = {}
         self.weak: dict[int, Storage] = {}
+        self.overwritten: dict[int, str] = {}
         self.newest_node = -1
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread

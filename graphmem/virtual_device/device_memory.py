@@ -13,7 +13,7 @@ has done the work queued on it by then (`insert_events`). The next `malloc` take
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from graphmem.allocator import (
     PoolId,
     parse_settings,
 )
+from graphmem.allocator.checkpoints import PoolState, Restored, pool_state, set_pool_state
 from graphmem.errors import InputError
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.device_clock import DeviceClock
@@ -242,6 +243,28 @@ class DeviceMemory:
     def release_pool(self, pool_id: PoolId) -> None:
         """Take one user off a private pool (`releasePool`)."""
         self.settled().private.release(pool_id)
+
+    def pool_state(self, pool_id: PoolId) -> PoolState:
+        """Note the state of a private pool (`getCheckpointState`)."""
+        return pool_state(self.settled(), pool_id)
+
+    def set_pool_state(self, state: PoolState) -> Restored:
+        """Give a private pool a noted state again (`setCheckpointPoolState`).
+
+        The caller knows whose the blocks are, and gives the others to `keep_raw`.
+        """
+        allocator = self.settled()
+        with self.history.caused_by(self.origin().stack):
+            restored = set_pool_state(allocator, state)
+        for address, block in restored.freed.items():
+            self._users.pop(block, None)
+            self._freed_at.pop(block, None)
+            self._raw.pop(address, None)
+        return restored
+
+    def keep_raw(self, blocks: Iterable[Block]) -> None:
+        """Let blocks in use be freed by their addresses only (`raw_delete`)."""
+        self._raw.update({block.address: block for block in blocks})
 
     def raw_alloc(self, requested_bytes: int, stream: int) -> int:
         """`torch.cuda.caching_allocator_alloc`.
