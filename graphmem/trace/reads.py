@@ -224,7 +224,9 @@ class Reads:
 
     def graphs_left_out(self) -> None:
         """Note that compiled code runs outside the CUDA graph that would capture it."""
-        self._replace("a CUDA graph", "left out", "what its private pool keeps")
+        self._replace(
+            "a CUDA graph", "left out (`graphmem run` follows it)", "what its private pool keeps"
+        )
 
     def broke(self) -> None:
         """Note that a compiled graph breaks at one of graphmem's stand-ins for PyTorch."""

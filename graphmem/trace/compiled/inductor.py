@@ -47,7 +47,7 @@ def replacements(
 
     def leave_out_graph(devices: Any) -> str:
         unknowns.graphs_left_out()
-        return "graphmem has no model of CUDA graphs"
+        return "`graphmem analyze` leaves CUDA graphs out"
 
     def benchmark(*args: Any, **kwargs: Any) -> float:
         if config.max_autotune or config.max_autotune_gemm:
