@@ -228,6 +228,18 @@ def test_dynamo_writes_a_switch_of_devices_into_its_graph() -> None:
         assert compiled(torch.ones(4, device="cuda")).shape == (4,)
 
 
+def test_a_result_of_another_shape_than_its_buffer_is_no_view() -> None:
+    """The product of 64 rows, with its three dimensions (`_reinterpret_tensor`).
+
+    A view would keep its base, so that the engine could not add a second gradient to it.
+    """
+    with graphmem.virtual_gpu("h100"):
+        product = torch.compile(torch.nn.Linear(8, 8, bias=False).cuda())(
+            torch.ones(1, 64, 8, device="cuda")
+        )
+        assert (product.shape, product._base) == ((1, 64, 8), None)
+
+
 def assumed_of_autotuning(gpu: str) -> bool:
     def step() -> None:
         a, b = torch.randn(2, 512, 512, device="cuda").unbind()

@@ -184,8 +184,11 @@ def _empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Ten
 def _reinterpret_tensor(
     tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0
 ) -> torch.Tensor:
-    """`_reinterpret_tensor` (torch/csrc/inductor/inductor_ops.cpp): offsets add up."""
-    with torch.no_grad():
+    """`_reinterpret_tensor` (torch/csrc/inductor/inductor_ops.cpp): offsets add up.
+
+    The result is no view, which would keep its base.
+    """
+    with torch._C._AutoDispatchBelowADInplaceOrView():
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
