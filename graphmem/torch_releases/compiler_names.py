@@ -116,8 +116,14 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
+        "torch._inductor.codegen.triton.TritonScheduling",
+        "benchmark_codegened_module",
+        "what comparing fused kernels holds",
+        "mode='max-autotune'",
+    ),
+    Names(
         "torch._inductor.runtime.triton_heuristics.CachingAutotuner",
-        "precompile copy_args_to_cpu_if_needed",
+        "precompile _precompile_config copy_args_to_cpu_if_needed",
         "Triton kernels",
         _COMPILED,
     ),

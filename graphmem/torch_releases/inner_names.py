@@ -127,7 +127,8 @@ INNER_NAMES = (
     ),
     Names(
         "torch._C",
-        "_DisableTorchDispatch DisableTorchFunctionSubclass TensorBase _FunctionBase "
+        "_AutoDispatchBelowADInplaceOrView _DisableTorchDispatch DisableTorchFunctionSubclass "
+        "TensorBase _FunctionBase "
         "_ExcludeDispatchKeyGuard DispatchKey DispatchKeySet "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_find_schema_or_throw "
         "_only_lift_cpu_tensors _set_only_lift_cpu_tensors parse_schema "

@@ -254,6 +254,32 @@ def test_max_autotune_reports_what_only_a_card_knows() -> None:
     assert assumed_of_autotuning("h100-80gb")
 
 
+def test_coordinate_descent_tries_configurations_that_nobody_compiles() -> None:
+    """`benchmark_one_config` (torch/_inductor/runtime/triton_heuristics.py)."""
+    with graphmem.virtual_gpu("h100"):
+        options = {"coordinate_descent_tuning": True}
+        compiled = torch.compile(lambda x: torch.relu(x).sum(-1), options=options)
+        assert compiled(torch.ones(4096, 512, device="cuda")).shape == (4096,)
+
+
+def test_max_autotune_copies_what_a_fused_kernel_overwrites_to_compare_it(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """fixtures/cuda/scripts/mlp_autotune: what lives at the peak of its first step."""
+    path = tmp_path / "first_step.py"
+    text = (FIXTURES / "finetune" / "compiled_mlp.py").read_text()
+    shown = "    loss.backward()\n    print(torch.cuda.max_memory_allocated())\n    break\n"
+    path.write_text(text.replace("    loss.backward()\n", shown))
+    weights, x, hidden = 2048 * 8192 * 4, 4096 * 2048 * 4, 4096 * 8192 * 4
+
+    outcome = run_graphmem("run", "--gpu", "h100-80gb", str(path))
+
+    of_step = 2 * weights + 2 * x + hidden  # x and y, the result saved for the backward pass
+    gradients = 2 * x  # of the loss and of the model's result
+    compared = 3 * hidden  # the kernel's two arguments, and a copy of the one that it overwrites
+    assert of_step + gradients + compared <= int(outcome.stdout) <= 1_108_386_304
+
+
 def test_the_compiler_forgets_a_card_though_its_functions_are_frozen() -> None:
     """`is_big_gpu` (torch/_inductor/utils.py) wants 68 multiprocessors; a T4 has 40.
 

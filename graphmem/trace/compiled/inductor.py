@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from graphmem.trace.compiled.kernels import precompile
+from graphmem.trace.compiled.kernels import precompile, precompile_config
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.virtual_device.libraries.triton import FLUSHED_BYTES, run_timed
 from graphmem.virtual_device.patching import Replacement, replaced
@@ -39,6 +39,7 @@ def replacements(
     """
     from torch._inductor import config, cudagraph_utils
     from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codegen.triton import TritonScheduling
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch._inductor.runtime import triton_helpers
@@ -61,6 +62,7 @@ def replacements(
         (UniformValueConstantFolder, "_deduce_value", _on_host(deduce)),
         (AsyncCompile, "triton", _load),
         (CachingAutotuner, "precompile", precompile),
+        (CachingAutotuner, "_precompile_config", precompile_config),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         # Which of the two is used is decided when their module is imported.
         (InductorBenchmarker, "benchmark_gpu", benchmark),
@@ -71,6 +73,11 @@ def replacements(
             copy_args if knows_memory else _without_budget(copy_args),
         ),
         (pad_mm, "no_dispatch", recorded),
+        (
+            TritonScheduling,
+            "benchmark_codegened_module",
+            _within(recorded, TritonScheduling.benchmark_codegened_module),
+        ),
         *_padding(unknowns.pads),
         *(
             []
@@ -126,6 +133,18 @@ class _OnHost(TorchDispatchMode):
 
 def _host(argument: Any) -> Any:
     return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+
+def _within(
+    context: Callable[[], AbstractContextManager[None]], function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Run a function within a context, such as a comparison of fused kernels and its copies."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:

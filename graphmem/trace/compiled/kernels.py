@@ -32,3 +32,19 @@ class Launcher:
 def precompile(autotuner: Any, *args: Any, **kwargs: Any) -> None:
     """`CachingAutotuner.precompile`, in which every configuration compiles."""
     autotuner.launchers = [Launcher(config) for config in autotuner.configs]
+
+
+class Compiled:
+    """One configuration, compiled (`CompileResult`)."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def make_launcher(self) -> Launcher:
+        """A launcher, for which a card would load the kernel."""
+        return Launcher(self.config)
+
+
+def precompile_config(autotuner: Any, config: Any, *args: Any, **kwargs: Any) -> Compiled:
+    """`CachingAutotuner._precompile_config`, for neighbours that coordinate descent tries."""
+    return Compiled(config)
