@@ -44,7 +44,6 @@ def replacements(
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch._inductor.runtime import triton_helpers
     from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     def leave_out_graph(devices: Any) -> str:
         unknowns.graphs_left_out()
@@ -55,23 +54,15 @@ def replacements(
             unknowns.tunes()
         return _benchmark(*args, **kwargs)
 
-    guards = torch._C._dynamo.guards
-    copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
     deduce = UniformValueConstantFolder._deduce_value
     return [
         (UniformValueConstantFolder, "_deduce_value", _on_host(deduce)),
         (AsyncCompile, "triton", _load),
-        (CachingAutotuner, "precompile", precompile),
-        (CachingAutotuner, "_precompile_config", precompile_config),
+        *_kernels(knows_memory=knows_memory),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         # Which of the two is used is decided when their module is imported.
         (InductorBenchmarker, "benchmark_gpu", benchmark),
         (TritonBenchmarker, "benchmark_gpu", benchmark),
-        (
-            CachingAutotuner,
-            "copy_args_to_cpu_if_needed",
-            copy_args if knows_memory else _without_budget(copy_args),
-        ),
         (pad_mm, "no_dispatch", recorded),
         (
             TritonScheduling,
@@ -84,6 +75,28 @@ def replacements(
             if knows_memory
             else [(cudagraph_utils, "check_lowering_disable_cudagraph", leave_out_graph)]
         ),
+        *_functions_of_wrappers(),
+    ]
+
+
+def _kernels(*, knows_memory: bool) -> list[Replacement]:
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
+    return [
+        (CachingAutotuner, "precompile", precompile),
+        (CachingAutotuner, "_precompile_config", precompile_config),
+        (
+            CachingAutotuner,
+            "copy_args_to_cpu_if_needed",
+            copy_args if knows_memory else _without_budget(copy_args),
+        ),
+    ]
+
+
+def _functions_of_wrappers() -> list[Replacement]:
+    guards = torch._C._dynamo.guards
+    return [
         (guards, "_empty_strided_cuda", _empty_strided_cuda),
         (guards, "_reinterpret_tensor", _reinterpret_tensor),
         (guards, "copy_if_misaligned", _copy_if_misaligned),
