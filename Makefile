@@ -50,7 +50,7 @@ lint: $(INSTALLED)
 	$(VENV)/bin/mypy
 
 benchmark: $(INSTALLED)
-	$(VENV)/bin/python tools/benchmark.py
+	$(VENV)/bin/python -m tools.benchmark
 
 clean:
 	rm -rf .venv .venv-* build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,6 +15,9 @@ from graphmem.cli import main
 # Two workers of pytest-xdist share two cores; read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A test neither reads nor fills the cache of who runs it.
+os.environ["GRAPHMEM_CACHE"] = ""
+
 # A shared machine is too uneven for deadlines; CI must not fail by chance.
 settings.register_profile("graphmem", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("graphmem")

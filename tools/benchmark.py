@@ -1,6 +1,6 @@
 """graphmem's speed: trace and simulate, compared with the same step on bare fake tensors.
 
-    python tools/benchmark.py [--repeat N] [--json FILE]
+    python -m tools.benchmark [--repeat N] [--json FILE]
 
 The bare run is the floor: the same `build()` and training loop, for as many iterations, in the fake
 mode of the trace, on the CPU with PyTorch's own autograd engine, recording nothing. `values` is how
@@ -8,6 +8,9 @@ much tracking known values adds to the trace, compared with a trace that tracks 
 turns in this process with warm caches and without the cycle collector (which would slow down the
 bare run and flatter the ratio); each figure is the minimum of N, in seconds of CPU time, so that
 the machine's other work is not counted, and no run uses a second thread.
+
+Models are also compiled (docs/compile.md): `cold` and `warm` are trace and simulation without and
+with what an earlier analysis made, relative to the compiler alone (`tools/bare_compiler.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import gc
 import importlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,16 +34,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem import TrainingStep
 from graphmem.analysis import Request
+from graphmem.caller.environment import environment
 from graphmem.gate.jobs import Job
 from graphmem.gate.watching import Watcher
 from graphmem.gpus import find_gpu
 from graphmem.graph import StepGraph
+from graphmem.private_cache import FOLDER
 from graphmem.simulate import simulate
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device import fake_cpu
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
+from tools.bare_compiler import compile_barely
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 GPU = "A100"
@@ -56,6 +63,7 @@ DECODER: dict[str, Any] = {
 DECODER_LAYERS = (12, 24, 48, 126)
 
 Build = Callable[[], TrainingStep]
+COMPILED_REPEAT = 2  # a run takes as long as a hundred others
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,24 @@ class Measurement:
     def microseconds_per_operation(self) -> float:
         """The inverse, to compare models by size."""
         return 1e6 * self.seconds / self.operations
+
+
+@dataclass(frozen=True)
+class CompiledMeasurement:
+    """The least seconds of each kind of run, for one compiled model."""
+
+    model: str
+    cold_seconds: float
+    warm_seconds: float
+    bare_seconds: float
+
+    def __str__(self) -> str:
+        bare = self.bare_seconds
+        return (
+            f"{self.model}, compiled: cold {self.cold_seconds:.2f} s, "
+            f"warm {self.warm_seconds:.2f} s, the compiler alone {bare:.2f} s: "
+            f"ratios {self.cold_seconds / bare:.2f} and {self.warm_seconds / bare:.2f}"
+        )
 
 
 def gpt2() -> TrainingStep:
@@ -247,6 +273,32 @@ def watch_seconds(repeat: int) -> float:
     return min(_seconds(watcher.analyse)[0] for _ in range(repeat))
 
 
+def compiled(build: Build) -> TrainingStep:
+    """The same step with its model compiled."""
+    step = build()
+    step.model = torch.compile(step.model)  # type: ignore[assignment]
+    return step
+
+
+def measure_compiled(model: str, build: Build, repeat: int) -> CompiledMeasurement:
+    """Take turns; each cold run has an empty cache."""
+    build = partial(compiled, build)
+    cold: list[float] = []
+    warm: list[float] = []
+    bare: list[float] = []
+    for _ in range(repeat + 1):  # the first imports the compiler
+        with tempfile.TemporaryDirectory() as folder, environment({FOLDER: f"{folder}/cache"}):
+            bare.append(_collected(partial(compile_barely, build, find_gpu(GPU))))
+            for seconds in (cold, warm):
+                seconds.append(_seconds(lambda: simulate(run_traced(build)))[0])
+    return CompiledMeasurement(model, min(cold[1:]), min(warm[1:]), min(bare[1:]))
+
+
+def _collected(run: Callable[[], float]) -> float:
+    with _without_collector():
+        return run()
+
+
 def main() -> None:
     """Measure, print, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -279,8 +331,14 @@ def main() -> None:
         print(f"time per operation, {layers} layers: the slowest {spread:.2f} x the fastest")
     seconds = watch_seconds(arguments.repeat)
     print(f"graphmem watch, gpt2 small, from a save to the answer: {seconds:.2f} s")
+    in_compiler = [
+        measure_compiled(model, build, min(arguments.repeat, COMPILED_REPEAT))
+        for model, build in builds[:2]
+    ]
+    print(*in_compiler, sep="\n")
     if arguments.json:
         figures = [asdict(each) | {"ratio": each.ratio} for each in measurements]
+        figures += map(asdict, in_compiler)
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 

@@ -55,6 +55,13 @@ the baseline of
 .TP
 .I .graphmem_cache
 reports of earlier checks
+.TP
+.I ~/.cache/graphmem
+what PyTorch's compiler made in earlier analyses
+.SH ENVIRONMENT
+.TP
+.B GRAPHMEM_CACHE
+another folder than ~/.cache/graphmem; empty, nothing is kept
 """
 
 

@@ -81,9 +81,11 @@ def check(
 
     Example: graphmem check --format github
     """
+    from graphmem.caller.environment import environment
     from graphmem.gate.check import How, run_check
     from graphmem.gate.config import find_config, load_config
     from graphmem.gate.lock import FILE
+    from graphmem.private_cache import FOLDER
 
     if dask is not None and timeout is not None:
         raise TimeoutOnClusterError()
@@ -91,7 +93,8 @@ def check(
     lock_path = settings.root / FILE
     lock, is_lost = _baseline(lock_path, update)
     how = How(processes=jobs, dask=dask, since=since, cached=not no_cache, timeout=timeout)
-    with _progress() as report_progress:
+    again = {FOLDER: ""} if no_cache else {}
+    with _progress() as report_progress, environment(again):
         outcome = run_check(settings, lock, names or (), how, report_progress)
     if update:
         outcome = outcome.accepted()

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import stat
 import time
 from contextlib import suppress
-from functools import cache, cached_property
-from importlib.metadata import distributions
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -31,6 +29,7 @@ from graphmem.files import write_bytes, write_text
 from graphmem.gate.dependencies import are_unchanged
 from graphmem.gate.git import tracked_below
 from graphmem.gate.jobs import Job, Outcome
+from graphmem.installation import installation_digest
 
 FOLDER = ".graphmem_cache"
 _FORMAT = "1"
@@ -120,20 +119,5 @@ def _read(path: Path) -> Outcome | None:
 
 
 def _key(job: Job) -> str:
-    parts = (_FORMAT, _environment(), job.target, job.request)
+    parts = (_FORMAT, installation_digest(), job.target, job.request)
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
-
-
-@cache
-def _environment() -> str:
-    """A digest of everything that a report depends on, apart from the target."""
-    digest = hashlib.sha256(platform.python_version().encode())
-    for name in sorted(f"{each.name}=={each.version}" for each in distributions()):
-        digest.update(name.encode() + b"\0")
-    package = Path(__file__).parents[1]
-    # An editable install keeps the passes next to the package.
-    for folder in (package, package.parent / "passes"):
-        for file in sorted(folder.rglob("*.py")):
-            digest.update(file.relative_to(package.parent).as_posix().encode() + b"\0")
-            digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -85,6 +85,18 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
+        "torch._inductor.codecache.FxGraphCache",
+        "prepare_key load_with_key _write_to_local_cache",
+        "reusing what Inductor made in an earlier analysis",
+        _COMPILED,
+    ),
+    Names(
+        "torch._inductor.compile_fx",
+        "is_tf32_warning_applicable _warn_tf32_disabled",
+        "a warning of Inductor, where its output is reused",
+        _COMPILED,
+    ),
+    Names(
         "torch._inductor.cudagraph_trees",
         "_set_cached_tensors_enabled _use_cuda_memory_pool_manager",
         "keeping outputs of graphs in their pool for the next replay, in a CPU build too",

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from graphmem.caller.environment import environment
+from graphmem.private_cache import PrivateCache, users_folder
 from graphmem.trace.compiled import dynamo, graph_outputs, inductor
-from graphmem.trace.compiled.origins import Origins
-from graphmem.trace.compiled.savings import Savings
+from graphmem.trace.compiled.origins import Origins, buffers_of
+from graphmem.trace.compiled.reuse import MOST_BYTES, Learned, Reuse
+from graphmem.trace.compiled.savings import Savings, compiled_graph
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
@@ -146,13 +148,24 @@ class Compilation:
 
         compile_to_module = GraphLowering.compile_to_module
 
+        def learn(file: str, learned: Learned) -> None:
+            self.origins.note(file, learned.buffers)
+            savings.code.graphs.append(learned.graph)
+
+        folder = users_folder()
+        reuse = folder and Reuse(PrivateCache(folder, MOST_BYTES), learn, self._effects)
+
         def compile_and_note(graph: Any) -> Any:
             module = compile_to_module(graph)
-            self.origins.note(graph, str(module.__file__))
-            savings.note_graph(graph)
+            constants = bool(graph.constants or graph.torchbind_constants)
+            learned = Learned(buffers_of(graph), compiled_graph(graph), constants)
+            learn(str(module.__file__), learned)
+            if reuse:
+                reuse.note(learned)
             return module
 
         return [
+            *(reuse.replacements() if reuse else []),
             (GraphLowering, "compile_to_module", compile_and_note),
             (
                 OutputGraph,
@@ -160,6 +173,12 @@ class Compilation:
                 savings.noting_results(OutputGraph.call_user_compiler),
             ),
         ]
+
+    def _effects(self) -> int:
+        """How much is recorded and assumed so far."""
+        graph = self._recorder.graph
+        assumed = sum(each.times for each in graph.assumptions)
+        return len(graph.ops) + len(graph.storages) + assumed
 
 
 def _check_triton() -> None:

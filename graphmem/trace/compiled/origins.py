@@ -52,10 +52,9 @@ class Origins:
     def __init__(self) -> None:
         self._of_file: dict[str, dict[str, Buffer]] = {}
 
-    def note(self, graph: Any, file: str) -> None:
-        """Note the buffers of a `GraphLowering` whose wrapper is in a file."""
-        buffers = graph.name_to_buffer.items()
-        self._of_file[file] = {name: _of(name, each) for name, each in buffers}
+    def note(self, file: str, buffers: dict[str, Buffer]) -> None:
+        """Note the buffers of the wrapper in a file."""
+        self._of_file[file] = buffers
 
     def at(self, frame: FrameType | None) -> Buffer | None:
         """The buffer that the innermost line of a wrapper makes or writes."""
@@ -76,11 +75,22 @@ class Origins:
         return None
 
 
+def buffers_of(graph: Any) -> dict[str, Buffer]:
+    """The buffers of a `GraphLowering`, by name."""
+    return {name: _of(name, each) for name, each in graph.name_to_buffer.items()}
+
+
 def _of(name: str, buffer: Any) -> Buffer:
     nodes = sorted(getattr(buffer, "origins", ()))  # in the order of the graph
-    found = list(dict.fromkeys(filter(None, map(_operation_of, nodes))))
-    last = nodes[-1].meta if nodes else {}
-    return Buffer(name, tuple(found), _module_of(last), _source_of(last))
+    origins = [origin_of_node(node) for node in nodes]
+    operations = dict.fromkeys(operation for operation, _, _ in origins if operation)
+    _, module, source = origins[-1] if origins else ("", "", None)
+    return Buffer(name, tuple(operations), module, source)
+
+
+def origin_of_node(node: Any) -> tuple[str, str, Source | None]:
+    """A node's operation, or "" for a view; its module; its line."""
+    return _operation_of(node), _module_of(node.meta), _source_of(node.meta)
 
 
 def _operation_of(node: Any) -> str:

@@ -38,10 +38,6 @@ class Savings:
         self._unknowns = unknowns
         self._passed_on: list[torch.Tensor] = []
 
-    def note_graph(self, graph: Any) -> None:
-        """Note a `GraphLowering` that has been compiled."""
-        self.code.graphs.append(_compiled_graph(graph))
-
     def noting_results(self, call_user_compiler: Callable[..., Any]) -> Callable[..., Any]:
         """`OutputGraph.call_user_compiler`, which gets each graph of Dynamo."""
 
@@ -77,7 +73,8 @@ class Savings:
         self.code.breaks.append(GraphBreak(what, source, count, nbytes))
 
 
-def _compiled_graph(graph: Any) -> CompiledGraph:
+def compiled_graph(graph: Any) -> CompiledGraph:
+    """What a `GraphLowering` that has been compiled fuses and recomputes."""
     buffers = graph.name_to_buffer.items()
     kept = {each.get_origin_node() for name, each in buffers if name not in graph.removed_buffers}
     results = list(_results(graph.module.graph))

@@ -1,0 +1,158 @@
+"""A second analysis takes what Inductor made from a cache, and says the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphmem.private_cache import PrivateCache
+from graphmem.trace.compiled.reuse import Reuse
+from tests.conftest import Outcome
+
+pytest.importorskip("triton")
+
+MODEL = """
+import torch
+from torch.nn import functional as F
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(256, 512), torch.nn.Linear(512, 8)
+
+    def forward(self, x):
+        x = F.gelu(self.first(x)).sin()
+        return self.last(x).square().sum()
+
+def build(batch=64):
+    return Net(), torch.randn(batch, 256)
+"""
+
+Analyse = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def reused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each graph that is looked up, whether it was found."""
+    found: list[bool] = []
+    look_up = Reuse._entry
+
+    def note(reuse: Reuse, key: str) -> object:
+        entry = look_up(reuse, key)
+        found.append(entry is not None)
+        return entry
+
+    monkeypatch.setattr(Reuse, "_entry", note)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRAPHMEM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+@pytest.fixture
+def analyse(
+    model: Path, run_graphmem: Callable[..., Outcome], reused: list[bool], folder: Path
+) -> Analyse:
+    """The reports as text and as JSON; only the first one of each pair fills the cache."""
+
+    def run(*options: str) -> tuple[str, str]:
+        reports = []
+        for output_format in ("text", "json"):
+            command = ("analyze", f"{model}:build", "--compile", "--format", output_format)
+            outcome = run_graphmem(*command, *options)
+            assert (outcome.exit_code, outcome.stderr) == (0, "")
+            reports.append(outcome.stdout)
+        return reports[0], reports[1]
+
+    return run
+
+
+@pytest.mark.parametrize("options", [(), ("--batch", "32"), ("--gpu", "h100-80gb")])
+def test_a_report_is_the_same_without_the_cache_and_with_it(
+    analyse: Analyse,
+    reused: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    options: tuple[str, ...],
+) -> None:
+    analyse()
+    reused.clear()
+    cold = analyse(*options)
+    assert reused == [not options] * 2 + [True] * 2  # forward and backward graph, twice
+
+    assert analyse(*options) == cold
+    assert reused[4:] == [True] * 4
+    monkeypatch.setenv("GRAPHMEM_CACHE", "")
+    assert analyse(*options) == cold
+    assert len(reused) == 8
+
+
+def test_an_edited_model_is_compiled_again(
+    analyse: Analyse, reused: list[bool], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines are part of a report, even if what is compiled stays the same."""
+    analyse()
+    model.write_text("# a comment\n" + MODEL)
+    reused.clear()
+
+    edited = analyse()
+
+    assert reused == [False, False, True, True]
+    monkeypatch.setenv("GRAPHMEM_CACHE", "")
+    assert analyse() == edited
+
+
+def test_an_entry_that_others_may_write_is_not_read(
+    analyse: Analyse, reused: list[bool], folder: Path
+) -> None:
+    analyse()
+    for entry in folder.iterdir():
+        entry.chmod(0o664)
+    reused.clear()
+
+    analyse()
+
+    assert reused == [False, False, True, True]  # compiled, and written again
+
+
+def test_a_damaged_entry_is_made_again(analyse: Analyse, reused: list[bool], folder: Path) -> None:
+    before = analyse()
+    for entry in folder.iterdir():
+        os.truncate(entry, 1000)
+    reused.clear()
+
+    assert analyse() == before
+    assert reused == [False, False, True, True]
+
+
+def test_what_only_a_card_decides_is_not_kept(
+    run_graphmem: Callable[..., Outcome], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing candidates for a product takes memory, each time."""
+    kept: list[str] = []
+    monkeypatch.setattr(PrivateCache, "write", lambda cache, name, content: kept.append(name))
+    script = folder.parent / "tuned.py"
+    script.write_text(
+        "import torch\n"
+        "x = torch.randn(512, 512, device='cuda')\n"
+        "torch.compile(torch.mm, mode='max-autotune-no-cudagraphs')(x, x)\n"
+    )
+
+    outcome = run_graphmem("run", "--gpu", "h100-80gb", str(script))
+
+    assert outcome.exit_code == 0
+    assert "which kernels max-autotune chooses" in outcome.stdout + outcome.stderr
+    assert kept == []
