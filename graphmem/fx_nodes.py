@@ -37,11 +37,10 @@ def argument_of(node: Node, name: str) -> Any:
 @cache
 def _parameters(target: Any) -> dict[str, tuple[int, Any]]:
     """The position and the default of each of an operator's parameters, by name."""
-    import torch
-
-    if not isinstance(target, torch._ops.OpOverload):
+    schema = getattr(target, "_schema", None)
+    if schema is None:
         return {}
     return {
         argument.name: (position, argument.default_value)
-        for position, argument in enumerate(target._schema.arguments)
+        for position, argument in enumerate(schema.arguments)
     }

@@ -25,7 +25,8 @@ class UnknownOperator:
 
     @property
     def _schema(self) -> Any:
-        return torch._C.parse_schema(self._text)
+        """As of an operator of torch; None if the file does not have it."""
+        return torch._C.parse_schema(self._text) if self._text else None
 
     def __str__(self) -> str:
         return self.name

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,13 @@ for step in range(2):
         kept = torch.empty(3 << 20, device="cuda")
     torch.cuda.empty_cache()
     print(loss.item())
+"""
+
+ATTENTION = """
+import torch
+from flash_attn_interface import flash_attn_func
+q, k, v = (torch.randn(2, 256, 8, 64, device="cuda").half().requires_grad_() for _ in range(3))
+flash_attn_func(q, k, v, causal=True).sum().backward()
 """
 
 
@@ -149,6 +158,21 @@ class TestScripts:
         assert run_graphmem("plan", str(ran), "--gpus", "8", "--fsdp").exit_code == 0
         assert run_graphmem("explain", str(ran), "0").exit_code == 0
         assert run_graphmem("explain", str(ran)).exit_code == 0
+
+    def test_operators_of_libraries_need_not_be_registered_where_it_is_read(
+        self, run_graphmem: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        (tmp_path / "train.py").write_text(ATTENTION)
+        path, report = tmp_path / "train.graphmem", tmp_path / "report.json"
+        options = ("--gpu", "h100", "--stand-in", "flash_attn_3", "--save", str(path))
+        output = ("--format", "json", "-o", str(report))
+        ran = run_graphmem("run", *options, *output, str(tmp_path / "train.py"))
+        assert ran.exit_code == 0, ran.stderr
+        command = [sys.executable, "-m", "graphmem", "analyze", str(path), "--format", "json"]
+        read = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert read.returncode == 0, read.stderr
+        assert json.loads(read.stdout) == json.loads(report.read_text())
 
 
 class TestInvalidFiles:
