@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.padding import Padding
 from rich.text import Text
 
-from graphmem.graph import PADDING
+from graphmem.graph import GRAPHS_LEFT_OUT, PADDING
 from graphmem.report.build import GROWTH
 from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal, Report
 from graphmem.torch_releases.assumed import above_the_kernels
@@ -167,6 +167,8 @@ def bounds_in_words(report: Report) -> Iterator[str]:
             "assumes that the compiler pads no product of unaligned matrices; "
             f"{shown} if it pads all"
         )
+    if any(each.what == GRAPHS_LEFT_OUT for each in report.assumptions):
+        yield "without CUDA graphs and the pool that they keep, which `graphmem run` follows"
 
 
 def host_in_words(report: Report) -> list[str]:

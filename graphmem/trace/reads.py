@@ -17,7 +17,7 @@ from typing import NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.graph import PADDING, Source
+from graphmem.graph import GRAPHS_LEFT_OUT, PADDING, Source
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
 from graphmem.trace.messages import BranchOnValueError
@@ -227,7 +227,7 @@ class Reads:
     def graphs_left_out(self) -> None:
         """Note that compiled code runs outside the CUDA graph that would capture it."""
         self._replace(
-            "a CUDA graph", "left out (`graphmem run` follows it)", "what its private pool keeps"
+            GRAPHS_LEFT_OUT, "left out (`graphmem run` follows it)", "what its private pool keeps"
         )
 
     def broke(self) -> None:

@@ -230,6 +230,22 @@ def test_analyze_names_the_command_that_follows_graphs(
     assert "graphmem run" in done.stderr
 
 
+def test_without_graphs_of_compiled_code_the_verdict_says_so(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "model.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    model = torch.compile(torch.nn.Linear(8, 8), mode='reduce-overhead')\n"
+        "    return model, torch.randn(4, 8)\n"
+    )
+    done = run_graphmem("analyze", f"{tmp_path / 'model.py'}:build")
+
+    verdict, _, _ = done.stdout.partition("allocated over")
+    assert "without CUDA graphs and the pool that they keep" in verdict
+
+
 def test_compiled_graphs_warm_up_record_and_replay(run_script: Callable[..., Outcome]) -> None:
     """PyTorch checks its own pool at each call; a replay allocates nothing.
 
