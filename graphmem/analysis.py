@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from graphmem.annotations import KERNEL_MEMORY
 from graphmem.changes import Changes, changed
+from graphmem.compiled_code import PADDING
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, find_gpu
-from graphmem.graph import PADDING
 from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
 

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from graphmem.graph import Source
 
+PADDING = "whether a product of unaligned matrices is padded by the compiler"
+GRAPHS_LEFT_OUT = "a CUDA graph"
+"""What is assumed of compiled code, and told beside the peak."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:

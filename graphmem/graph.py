@@ -171,8 +171,6 @@ class Storage:
         return Category.TEMPORARY
 
 
-PADDING = "whether a product of unaligned matrices is padded by the compiler"  # an assumption
-GRAPHS_LEFT_OUT = "a CUDA graph"  # an assumption
 COMPILED_NODE = "CompiledFunctionBackward"
 """The autograd node of compiled code (torch/_functorch/_aot_autograd/runtime_wrappers.py)."""
 

@@ -18,6 +18,7 @@ from graphmem.plain_text import Console
 
 if TYPE_CHECKING:
     from graphmem.live.running import Ending
+    from graphmem.live.script import Program
     from graphmem.report import Report
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
@@ -30,7 +31,11 @@ _OWN_OPTIONS = ("--gpu", "--assume", "--max-steps", "--html", "--save", "--brief
 def run(
     script: Annotated[
         str,
-        typer.Argument(metavar="SCRIPT", help="The script; with -m, a module.", show_default=False),
+        typer.Argument(
+            metavar="SCRIPT",
+            help="The script; with -m, a module; or a target of `analyze`, as in model.py:build.",
+            show_default=False,
+        ),
     ],
     arguments: Annotated[
         list[str] | None,
@@ -134,9 +139,9 @@ def run(
         run_ranks(worlds, [*again, *program], output_format, output, (html, save))
     from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import run as run_program
-    from graphmem.live.script import UserProgram
 
     tell = _teller()
+    to_run = _program(script, arguments or (), max_steps, is_module=is_module)
     with worlds[0].launched(variables(again, program)) if worlds else nullcontext():
         device = VirtualGpu(
             gpu,
@@ -150,7 +155,7 @@ def run(
             tell=tell,
             name=" ".join(["-m", script] if is_module else [script]),
         )
-        ending = run_program(UserProgram(script, is_module, arguments or ()), device, timeout)
+        ending = run_program(to_run, device, timeout)
     _tell_ending(ending, script, arguments or (), tell)
     analysis = device.analysis()
     keep(analysis, html, save, tell, with_source=not no_source)
@@ -158,6 +163,17 @@ def run(
     if isinstance(gpu, options.AssumedCard):
         hint_at_cards(device.runtime.gpu.title)
     raise ending.error or typer.Exit(ending.exit_code)
+
+
+def _program(
+    script: str, arguments: Sequence[str], max_steps: int | None, *, is_module: bool
+) -> Program:
+    from graphmem.live.script import UserProgram
+    from graphmem.live.target import STEPS, TargetProgram, is_target
+
+    if not is_module and is_target(script):
+        return TargetProgram(script, tuple(arguments), max_steps or STEPS)
+    return UserProgram(script, is_module, arguments)
 
 
 def _teller() -> Callable[[str], None]:

@@ -43,3 +43,13 @@ class SentTensorError(InputError):
             "the script sends a CUDA tensor to another process, and graphmem run has only one",
             hint="train in the main process, or send CPU tensors",
         )
+
+
+class ArgumentsForTargetError(InputError):
+    """Arguments follow a target, which takes none."""
+
+    def __init__(self, target: str, argument: str) -> None:
+        super().__init__(
+            f"{target} takes no arguments, and {argument} follows it",
+            hint="graphmem's options stand before it; give build() other defaults",
+        )

@@ -9,7 +9,7 @@ from typing import Any
 from graphmem.errors import GraphmemError, InputError
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
-from graphmem.live.script import NoSuchProgramError, UserProgram, without_graphmem
+from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
 from graphmem.live.session import EnoughSteps
 from graphmem.time_limit import time_limit
 
@@ -31,7 +31,7 @@ class Ending:
     error: InputError | None = None
 
 
-def run(program: UserProgram, gpu: VirtualGpu, timeout: float | None = None) -> Ending:
+def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Ending:
     """Run a program on a device to its end.
 
     An exception is printed as Python prints it, without graphmem's frames.

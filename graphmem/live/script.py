@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from graphmem.errors import InputError
 from graphmem.frames import Origin, origin_of
@@ -17,6 +17,13 @@ from graphmem.frames import Origin, origin_of
 
 class NoSuchProgramError(InputError):
     """No script or module has that name."""
+
+
+class Program(Protocol):
+    """What runs to its end on a virtual GPU."""
+
+    def run(self, at_end: Callable[[], object]) -> None:
+        """Run it, and call `at_end` when it has ended, however it ends."""
 
 
 @dataclass(frozen=True)

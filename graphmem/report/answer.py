@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.padding import Padding
 from rich.text import Text
 
-from graphmem.graph import GRAPHS_LEFT_OUT, PADDING
+from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.report.build import GROWTH
 from graphmem.report.schema import BatchInfo, ChangeInfo, OnCard, Peak, Refusal, Report
 from graphmem.torch_releases.assumed import above_the_kernels
@@ -168,7 +168,10 @@ def bounds_in_words(report: Report) -> Iterator[str]:
             f"{shown} if it pads all"
         )
     if any(each.what == GRAPHS_LEFT_OUT for each in report.assumptions):
-        yield "without CUDA graphs and the pool that they keep, which `graphmem run` follows"
+        yield (
+            "without CUDA graphs and the pool that they keep; "
+            "`graphmem run` of the same target follows them"
+        )
 
 
 def host_in_words(report: Report) -> list[str]:

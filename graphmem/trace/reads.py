@@ -17,7 +17,8 @@ from typing import NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.graph import GRAPHS_LEFT_OUT, PADDING, Source
+from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
+from graphmem.graph import Source
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
 from graphmem.trace.messages import BranchOnValueError
