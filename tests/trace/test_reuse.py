@@ -147,12 +147,33 @@ def test_what_only_a_card_decides_is_not_kept(
     script = folder.parent / "tuned.py"
     script.write_text(
         "import torch\n"
-        "x = torch.randn(512, 512, device='cuda')\n"
-        "torch.compile(torch.mm, mode='max-autotune-no-cudagraphs')(x, x)\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).sum()\n"
+        "def build():\n"
+        "    model = Net(512, 512)\n"
+        "    model.compile(mode='max-autotune-no-cudagraphs')\n"
+        "    return model, torch.randn(512, 512)\n"
     )
 
-    outcome = run_graphmem("run", "--gpu", "h100-80gb", str(script))
+    outcome = run_graphmem("analyze", "--gpu", "h100-80gb", f"{script}:build")
 
     assert outcome.exit_code == 0
     assert "which kernels max-autotune chooses" in outcome.stdout + outcome.stderr
     assert kept == []
+
+
+def test_a_run_reuses_nothing(
+    run_graphmem: Callable[..., Outcome], folder: Path, reused: list[bool]
+) -> None:
+    """Python's collector is at work there, at moments that depend on how much is made."""
+    script = folder.parent / "compiled.py"
+    script.write_text(
+        "import torch\n"
+        "torch.compile(torch.nn.Linear(8, 8).cuda())(torch.ones(4, 8, device='cuda'))\n"
+    )
+    for _ in range(2):
+        assert run_graphmem("run", str(script)).exit_code == 0
+
+    assert reused == []
+    assert not folder.exists()

@@ -152,7 +152,8 @@ class Compilation:
             self.origins.note(file, learned.buffers)
             savings.code.graphs.append(learned.graph)
 
-        folder = users_folder()
+        # In a run Python's collector is at work, at moments that depend on what is made.
+        folder = None if self._knows_memory else users_folder()
         reuse = folder and Reuse(PrivateCache(folder, MOST_BYTES), learn, self._effects)
 
         def compile_and_note(graph: Any) -> Any:
