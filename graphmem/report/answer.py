@@ -169,7 +169,7 @@ def bounds_in_words(report: Report) -> Iterator[str]:
         )
     if any(each.what == GRAPHS_LEFT_OUT for each in report.assumptions):
         yield (
-            "without CUDA graphs and the pool that they keep; "
+            "leaves out CUDA graphs and the pool that they keep; "
             "`graphmem run` of the same target follows them"
         )
 

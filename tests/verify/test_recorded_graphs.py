@@ -243,7 +243,7 @@ def test_without_graphs_of_compiled_code_the_verdict_says_so(
     done = run_graphmem("analyze", f"{tmp_path / 'model.py'}:build")
 
     verdict, _, _ = done.stdout.partition("allocated over")
-    assert "without CUDA graphs and the pool that they keep" in verdict
+    assert "leaves out CUDA graphs and the pool that they keep" in verdict
 
 
 def test_compiled_graphs_warm_up_record_and_replay(run_script: Callable[..., Outcome]) -> None:
