@@ -39,14 +39,7 @@ def compile_barely(build: Callable[[], TrainingStep], gpu: Gpu) -> float:
     """
     mode = VirtualFakeMode()
     with _without_kernels(gpu), fake_cpu(mode), mode:
-        loop = TrainingLoop(
-            build(),
-            torch.device("cpu"),
-            mark=lambda name: None,
-            on_input=lambda tensor: None,
-            keep_grads=False,
-            inference=False,
-        )
+        loop = TrainingLoop(build(), torch.device("cpu"))
         loop.prepare()
         start = time.process_time()
         try:

@@ -167,14 +167,7 @@ def run_bare(build: Build, watch: AbstractContextManager[Any] | None = None) -> 
     """
     mode = VirtualFakeMode()
     with fake_cpu(mode), mode, watch or nullcontext():
-        loop = TrainingLoop(
-            build(),
-            torch.device("cpu"),
-            mark=lambda name: None,
-            on_input=lambda tensor: None,
-            keep_grads=False,
-            inference=False,
-        )
+        loop = TrainingLoop(build(), torch.device("cpu"))
         loop.prepare()
         for _ in range(ITERATIONS):
             loop.iterate()

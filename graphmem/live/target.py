@@ -63,13 +63,6 @@ class TargetProgram:
 
 
 def _loop(step: TrainingStep) -> TrainingLoop:
-    loop = TrainingLoop(
-        step,
-        torch.device("cuda:0"),
-        lambda mark: None,  # phases begin where those of a script do
-        lambda tensor: None,
-        keep_grads=False,
-        inference=False,
-    )
+    loop = TrainingLoop(step, torch.device("cuda:0"))  # its phases begin where a script's do
     loop.prepare()
     return loop

@@ -126,14 +126,7 @@ def test_a_run_takes_what_an_analysis_predicts(fixture: str) -> None:
     target = f"{FIXTURES / fixture}:build"
     analysed = run_analysis(target, Request(gpu="h100"))
     with VirtualGpu("h100") as gpu, load_target(target, {}).imported() as build:
-        loop = TrainingLoop(
-            build(),
-            torch.device("cuda:0"),
-            mark=lambda name: None,
-            on_input=lambda tensor: None,
-            keep_grads=False,
-            inference=False,
-        )
+        loop = TrainingLoop(build(), torch.device("cuda:0"))
         loop.prepare()
         for _ in range(3):
             loop.iterate()
