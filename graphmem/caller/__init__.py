@@ -18,7 +18,7 @@ numpy arrays, and generators that neither (1) nor the caller's functions hold, u
 
 from __future__ import annotations
 
-from graphmem.caller.belongings import Belongings, freeze, put_back
+from graphmem.caller.belongings import Belongings, collect, freeze, put_back
 from graphmem.caller.turns import turn
 
-__all__ = ["Belongings", "freeze", "put_back", "turn"]
+__all__ = ["Belongings", "collect", "freeze", "put_back", "turn"]

@@ -1,4 +1,4 @@
-"""A saved step as a target; options that would change its trace are rejected."""
+"""The commands that analyse a target, which may be a saved step: all but `graphmem run`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from graphmem.own_process import own_process
 from graphmem.targets import is_record
 
 _OF_CHANGES = frozenset({"freeze", "checkpoint", "precision"})
@@ -14,10 +15,10 @@ _OF_CHANGES = frozenset({"freeze", "checkpoint", "precision"})
 
 
 class Command(typer.core.TyperCommand):
-    """A command that takes a target."""
+    """A command whose process is graphmem's own."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it.
+        """Run it; options that would change the trace of a saved step are rejected.
 
         Raises:
             InputError: the target is a saved step, and an option would change it.
@@ -25,7 +26,8 @@ class Command(typer.core.TyperCommand):
         target = ctx.params.get("target")
         if is_record(target):
             self._refuse_options(target, ctx)
-        return super().invoke(ctx)
+        with own_process():
+            return super().invoke(ctx)
 
     def _refuse_options(self, target: str, context: Any) -> None:
         from graphmem.analysis import Request, cannot_change

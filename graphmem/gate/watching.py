@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from graphmem.caller import collect
 from graphmem.gate.affected import imported
 from graphmem.gate.jobs import Job, Outcome, perform
 
@@ -46,6 +47,7 @@ class Watcher:
 
     def wait(self) -> list[str]:
         """Wait until files are saved, and return their names."""
+        collect()  # now, while nobody waits for an answer
         while not self._saved():
             time.sleep(_POLL_SECONDS)
         time.sleep(_SETTLE_SECONDS)
