@@ -17,7 +17,7 @@ from graphmem.border import Border, Tried, Values
 from graphmem.errors import InputError
 from graphmem.graph import Category
 from graphmem.other_sizes import sizes_of
-from graphmem.report.schema import AdviceInfo, BatchInfo, ChangeInfo
+from graphmem.report.advice_info import AdviceInfo, BatchInfo, ChangeInfo
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis, Request
