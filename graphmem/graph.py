@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch.fx
 
     from graphmem.compiled_code import CompiledCode
+    from graphmem.cycle_collector import Collection
     from graphmem.host_bytes import HostBytes
 
 
@@ -343,6 +344,7 @@ class StepGraph:
         host: the host's memory; None if the device is the CPU.
         compiled: what PyTorch's compiler made; None if the program compiles nothing.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
+        collections: the runs of Python's cycle collector that the memory depends on, in order.
     """
 
     fx: torch.fx.Graph
@@ -357,6 +359,7 @@ class StepGraph:
     parameters: dict[str, bool] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     emptied: list[int] = field(default_factory=list)
+    collections: list[Collection] = field(default_factory=list)
     is_routed: bool = False
     host: HostBytes | None = None
     compiled: CompiledCode | None = None
@@ -380,8 +383,7 @@ class StepGraph:
         phase: int | None = None
         for op in self.ops:
             if op.phase != phase:
-                phase = op.phase
-                where = self.phases[phase]
+                where = self.phases[phase := op.phase]
                 yield f"# step {where.step} {where.name}" if where.step >= 0 else f"# {where.name}"
             yield self._line(op)
 
@@ -394,6 +396,5 @@ class StepGraph:
         shape = "x".join(map(str, output.shape)) or "scalar"
         if output.storage is None:
             return f"{output.dtype}[{shape}]"
-        storage = self.storages[output.storage]
-        new = f" {storage.nbytes}B" if output.storage in op.births else ""
+        new = f" {self.storages[output.storage].nbytes}B" if output.storage in op.births else ""
         return f"{output.dtype}[{shape}]{new} s{output.storage}"

@@ -173,6 +173,7 @@ class VirtualGpu:
             self._session.name_what_lives()
             self._session.observer.finish()
             self._session.reads.name_unused()
+            self._session.collector.finish()
             self._session.recorder.finish()
 
     @property

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from graphmem.graph import PhaseName
+from graphmem.live.collector_watch import CollectorWatch
 from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
 from graphmem.live.online_simulator import OnlineSimulator
@@ -42,6 +43,7 @@ class LiveSession(Session):
     Attributes:
         simulator: keeps the device's memory up to date.
         observer: samples the device when iterations begin.
+        collector: notes when Python's cycle collector runs.
     """
 
     mode: LiveMode
@@ -70,6 +72,7 @@ class LiveSession(Session):
         super().__init__(recorder, mode=partial(LiveMode, memory), compiles=compiles, tell=tell)
         self._memory = memory
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
+        self.collector = CollectorWatch(recorder)
         self._max_steps = max_steps
         self._is_complete = True
         self._forwards = 0
@@ -80,8 +83,12 @@ class LiveSession(Session):
     def watching(
         self, device: AbstractContextManager[None], outermost: FrameType | None
     ) -> Iterator[None]:
-        """Watch the program, and note every new optimizer."""
-        with super().watching(device, outermost), replaced([self._noting_optimizers()]):
+        """Watch the program and the collector, and note every new optimizer."""
+        with (
+            super().watching(device, outermost),
+            replaced([self._noting_optimizers()]),
+            self.collector.installed(),
+        ):
             yield
 
     def _noting_optimizers(self) -> tuple[Any, str, Any]:

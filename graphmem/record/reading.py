@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch.fx
 from torch.fx import Node
 
+from graphmem.cycle_collector import Collection
 from graphmem.gpus import find_gpu
 from graphmem.graph import (
     Assumption,
@@ -83,6 +84,9 @@ class _Reader:
             parameters=tables.parameters,
             tied=tables.tied,
             emptied=tables.emptied,
+            collections=[
+                Collection(each.start, each.end, each.is_asked) for each in tables.collections
+            ],
             host=tables.host,
             compiled=tables.compiled,
             is_routed=tables.is_routed,
@@ -218,6 +222,9 @@ def _check(graph: StepGraph) -> None:
     owners = chain.from_iterable(storage.owners for storage in graph.storages)
     if any(owner.end is not None and owner.end < owner.start for owner in owners):
         raise ValueError("an owner that ends before it starts")
+    collected = [tick for each in graph.collections for tick in (each.start, each.end)]
+    if any(before > after for before, after in pairwise(collected)):
+        raise ValueError("collections that run backwards")
     host = graph.host
     if host is not None and min(astuple(host)) < 0:
         raise ValueError("fewer than 0 bytes on the host")

@@ -15,7 +15,8 @@ from graphmem.host_bytes import HostBytes
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 3)  # 1.1 added `on_card` to a run's observations, 1.2 `host`, 1.3 `compiled`
+VERSION = (1, 4)
+"""1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`."""
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -186,6 +187,14 @@ class ScratchRow(Row):
     storage: StorageRow
 
 
+class CollectionRow(Row):
+    """A run of Python's cycle collector, with the fields of `Collection`."""
+
+    start: int
+    end: int
+    is_asked: bool
+
+
 class ObservedTable(msgspec.Struct, frozen=True):
     """What was observed while a program ran."""
 
@@ -237,3 +246,4 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     observed: ObservedTable | None = None
     host: HostBytes | None = None
     compiled: CompiledCode | None = None
+    collections: list[CollectionRow] = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import astuple
 from typing import Any, Generic, TypeVar
 
 from torch.fx import Node
 
 from graphmem.gpus import label_of
 from graphmem.graph import (
+    Assumption,
     AutogradNode,
     Op,
     Owner,
@@ -81,12 +83,7 @@ class _Writer:
             nodes=self._nodes(),
             phases=[_phase(each) for each in graph.phases],
             marks=[rows.MarkRow(each.name, each.step, each.tick) for each in graph.marks],
-            assumptions=[
-                rows.AssumptionRow(
-                    each.what, each.value, each.why, self._source(each.source), each.times
-                )
-                for each in graph.assumptions
-            ],
+            assumptions=[self._assumption(each) for each in graph.assumptions],
             autograd_nodes=[self._autograd(each) for each in graph.autograd_nodes],
             modules=graph.modules,
             parameters=graph.parameters,
@@ -94,6 +91,7 @@ class _Writer:
             emptied=graph.emptied,
             host=graph.host,
             compiled=graph.compiled,
+            collections=[rows.CollectionRow(*astuple(each)) for each in graph.collections],
             observed=None
             if step.observed is None
             else observed_table(step.observed, self._storage),
@@ -103,6 +101,10 @@ class _Writer:
             sources=[rows.SourceRow(*each) for each in self._sources],
             operators=[rows.OperatorRow(*each) for each in self._operators.rows()],
         )
+
+    def _assumption(self, each: Assumption) -> rows.AssumptionRow:
+        source = self._source(each.source)
+        return rows.AssumptionRow(each.what, each.value, each.why, source, each.times)
 
     def _source(self, source: Source | None) -> int | None:
         if source is None:

@@ -135,6 +135,14 @@ class TestReaders:
         with pytest.raises(graphmem.InputError, match="damaged"):
             graphmem.analyze(str(damaged))
 
+    def test_collections_that_run_backwards(self, saved: Path, tmp_path: Path) -> None:
+        tables = msgspec.msgpack.decode(gzip.decompress(saved.read_bytes()))
+        tables["collections"] = [[7, 9, True], [8, 9, False]]
+        damaged = written(tmp_path, tables)
+
+        with pytest.raises(graphmem.InputError, match="collections that run backwards"):
+            graphmem.analyze(str(damaged))
+
 
 class TestScripts:
     """A script run on a virtual GPU, with a stream and an emptied cache."""

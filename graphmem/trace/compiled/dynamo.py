@@ -22,7 +22,7 @@ from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_device.cuda_api import FACTORIES
 from graphmem.virtual_device.device_properties import DeviceProperties
-from graphmem.virtual_device.patching import Replacement, stand_ins, suspended
+from graphmem.virtual_device.patching import Replacement, original_of, stand_ins, suspended
 
 _HOOKS = (
     "_global_backward_pre_hooks",
@@ -156,8 +156,16 @@ def _looked_up(table: Any, completed: Callable[[Any], Any]) -> Callable[[], Any]
 
 
 def _with_stand_ins(rules: dict[Any, Any]) -> dict[Any, Any]:
+    from torch._dynamo.variables import SkipFunctionVariable
+
     known = [(theirs, own) for theirs, own in stand_ins() if _is_in(rules, theirs)]
-    return {**{own: rules[theirs] for theirs, own in known}, **rules}
+    # Dynamo breaks the graph at a builtin of Python, so it must not look into what replaces one.
+    builtin = [own for theirs, own in stand_ins() if theirs is original_of(gc.collect)]
+    return {
+        **dict.fromkeys(builtin, SkipFunctionVariable),
+        **{own: rules[theirs] for theirs, own in known},
+        **rules,
+    }
 
 
 def leave_own_frames() -> None:
