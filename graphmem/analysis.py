@@ -199,6 +199,7 @@ def analysis_of(step: TracedStep) -> Analysis:
     from graphmem.pipeline import run_passes
     from graphmem.record.step import Section
     from graphmem.report.build import Ran, build_report
+    from graphmem.report.collector import with_collector
     from graphmem.report.memory import memory_info
     from graphmem.simulate import simulate
 
@@ -214,6 +215,7 @@ def analysis_of(step: TracedStep) -> Analysis:
         timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
         memory = memory_info(runtime, graph, annotations, timeline)
     report = build_report(step.name, runtime, graph, annotations, timeline, memory, ran)
+    report = with_collector(report, graph, runtime, timeline)
     return Analysis(report, step, annotations, timeline)
 
 

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
+from graphmem.report import collector_words
 from graphmem.report.advice_info import BatchInfo, ChangeInfo
 from graphmem.report.build import GROWTH
 from graphmem.report.schema import OnCard, Peak, Refusal, Report
@@ -54,7 +55,11 @@ def headline(report: Report) -> Text:
     card = report.on_card
     assert card is not None
     title = f"{report.runtime.title} ({format_bytes(report.runtime.memory)})"
-    doubt = ", but within the uncertainty of the available memory" if card.within_estimate else ""
+    doubt = ""
+    if collector_words.fits_by_chance(report, card):
+        doubt = f", but not if {collector_words.COLLECTOR} comes late"
+    elif card.within_estimate or collector_words.fits_narrowly(report, card):
+        doubt = ", but within the uncertainty of the available memory"
     if card.refused is None:
         return Text.assemble((f"fits on {title}", "bold green"), doubt)
     return Text.assemble((f"does NOT fit on {title}: out of memory", "bold red"), doubt)
@@ -66,6 +71,7 @@ def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
         f"{format_bytes(card.margin)} to spare ({format_exact(card.margin)}), after "
         f"{format_bytes(card.reserved)} reserved and {_context(card)}"
     )
+    yield from map(indented, collector_words.at_verdict(report, card))
     if card.cache_emptied:
         yield indented(f"only because PyTorch flushed its cache {_times(card)} (slow)")
     yield from _without(card)
@@ -83,6 +89,7 @@ def _does_not_fit(
         f"{format_bytes(refused.free)} free{after}"
     )
     yield indented(f"{format_bytes(refused.allocated)} allocated, plus {_context(card)}")
+    yield from map(indented, collector_words.at_verdict(report, card))
     yield from _without(card)
     yield from _leaks(report)
     message = refused.message if verbose else ". ".join(refused.message.split(". ")[:2]) + "."
@@ -173,6 +180,7 @@ def bounds_in_words(report: Report) -> Iterator[str]:
             "leaves out CUDA graphs and the pool that they keep; "
             "`graphmem run` of the same target follows them"
         )
+    yield from collector_words.at_peak(report)
 
 
 def host_in_words(report: Report) -> list[str]:
@@ -265,7 +273,7 @@ def brief(report: Report) -> Iterator[Text]:
         yield headline(report) + Text(f" {where(card.refused)}")
     found = report.peak
     yield Text(
-        f"peak {format_bytes(found.allocated)} allocated ({format_exact(found.allocated)}), "
-        f"{format_bytes(found.reserved)} reserved"
+        f"peak {format_bytes(found.allocated)} allocated ({format_exact(found.allocated)}"
+        f"{collector_words.in_brief(report)}), {format_bytes(found.reserved)} reserved"
     )
     yield Text(where(found) if was_used(report) else "nothing ran on the card")

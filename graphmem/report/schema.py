@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from graphmem.cycle_collector import CollectorInfo
 from graphmem.host_bytes import HostBytes
 from graphmem.json_text import json_text
 from graphmem.report.advice_info import AdviceInfo
@@ -259,6 +260,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         ran: for a program that `graphmem run` ran, the verdict; `memory` is None then.
         advice: present if requested, or if the step does not fit.
         host: the host's memory; None in reports of older versions.
+        collector: the bounds of a program's peak, if Python's cycle collector decided it; else
+            absent from JSON, and false.
     """
 
     schema: str = SCHEMA
@@ -280,6 +283,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ran: OnCard | None = None
     advice: AdviceInfo | None = None
     host: HostBytes | None = None
+    collector: CollectorInfo | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def on_card(self) -> OnCard | None:
