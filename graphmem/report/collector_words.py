@@ -43,16 +43,14 @@ def at_peak(report: Report) -> Iterator[str]:
     if not found:
         return
     low, high = found.lowest, found.highest
-    bounds = [
-        f"{format_bytes(least)} ({format_exact(least)}) and {format_bytes(most)} "
-        f"({format_exact(most)}) {kind}"
-        for kind, least, most in (
-            ("allocated", low.allocated, high.allocated),
-            ("reserved", low.reserved, high.reserved),
-        )
-        if least < most
-    ]
-    yield f"depends on when {COLLECTOR} frees {_freed(found)}: between {', '.join(bounds)}"
+    told = [f"depends on when {COLLECTOR} frees {_freed(found)}"]
+    if low.allocated < high.allocated:
+        told.append(f"between {_exact(low.allocated)} and {_exact(high.allocated)} allocated")
+    if low.reserved < high.reserved:
+        # No bounds: which gaps the freed blocks leave differs from moment to moment.
+        told.append(f"about {_exact(low.reserved)} to {_exact(high.reserved)} reserved")
+    first, *others = told
+    yield f"{first}: {', '.join(others)}"
     yield "is certain without the cycle, or with gc.disable() and gc.collect() at a fixed place"
 
 
@@ -63,6 +61,10 @@ def in_brief(report: Report) -> str:
         return ""
     least, most = (format_bytes(each.allocated) for each in (found.lowest, found.highest))
     return f"; {least} to {most}, as {COLLECTOR} runs"
+
+
+def _exact(nbytes: int) -> str:
+    return f"{format_bytes(nbytes)} ({format_exact(nbytes)})"
 
 
 def _freed(found: CollectorInfo) -> str:
