@@ -10,8 +10,12 @@ What the collector frees, it could have freed at another moment:
 Both replay the run's events with these deaths moved. A replay knows no streams and no private
 pools, so a bound is the run's own peak plus what moving the deaths changes in the replay.
 
-Not covered: a use of which the step graph has no operation, such as a kernel in Triton; the lowest
-is then lower than it could be. A request that failed in the run stays the end of it.
+Not covered:
+- variables of a frame that was still running when the collector freed the traceback that held it:
+  had the collector come later, they would have outlived the frame's return;
+- a use of which the step graph has no operation, such as a kernel in Triton: the lowest is then
+  lower than it could be;
+- a request that failed in the run stays the end of it.
 """
 
 from __future__ import annotations
