@@ -43,7 +43,9 @@ class Belongings:
             all_values: restore the values of all tensors; otherwise only of those that modules and
                 optimizers hold, and the program may write into others.
         """
-        _collect_in_own_process()
+        made_since, _, _ = gc.get_count()
+        if made_since > _MANY and next(_snapshots):
+            collect()
         tensors, objects = _what_there_is()
         self._settings = TorchSettings()
         self.tensors = Tensors(tensors)
@@ -137,24 +139,18 @@ def freeze() -> None:
 _MANY = 100_000
 """Objects; an analysis of GPT-2 leaves somewhat more."""
 
+_snapshots = itertools.count()
+"""Before the first, there is nothing to collect."""
+
 
 def collect() -> None:
-    """Collect what earlier analyses left; for a process of graphmem's own, where nothing else does.
+    """Collect what earlier analyses left, if the process is graphmem's own: nothing else does.
 
     What remains the first time, such as PyTorch's modules, is not looked at again.
     """
-    with uninterrupted():  # a finaliser that Ctrl-C meets would swallow it
-        gc.collect() if _frozen else freeze()
-
-
-def _collect_in_own_process() -> None:
-    made_since, _, _ = gc.get_count()
-    if is_own_process() and made_since > _MANY and next(_snapshots):
-        collect()
-
-
-_snapshots = itertools.count()
-"""Before the first, there is nothing to collect."""
+    if is_own_process():
+        with uninterrupted():  # a finaliser that Ctrl-C meets would swallow it
+            gc.collect() if _frozen else freeze()
 
 
 def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
