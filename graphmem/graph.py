@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -380,12 +381,10 @@ class StepGraph:
 
     def lines(self) -> Iterator[str]:
         """The step graph as text, one line per operation, stable between runs."""
-        phase: int | None = None
-        for op in self.ops:
-            if op.phase != phase:
-                where = self.phases[phase := op.phase]
-                yield f"# step {where.step} {where.name}" if where.step >= 0 else f"# {where.name}"
-            yield self._line(op)
+        for phase, ops in groupby(self.ops, lambda op: op.phase):
+            where = self.phases[phase]
+            yield f"# step {where.step} {where.name}" if where.step >= 0 else f"# {where.name}"
+            yield from map(self._line, ops)
 
     def _line(self, op: Op) -> str:
         outputs = ", ".join(self._output(op, output) for output in op.outputs) or "-"
@@ -396,5 +395,6 @@ class StepGraph:
         shape = "x".join(map(str, output.shape)) or "scalar"
         if output.storage is None:
             return f"{output.dtype}[{shape}]"
-        new = f" {self.storages[output.storage].nbytes}B" if output.storage in op.births else ""
+        storage = self.storages[output.storage]
+        new = f" {storage.nbytes}B" if output.storage in op.births else ""
         return f"{output.dtype}[{shape}]{new} s{output.storage}"
