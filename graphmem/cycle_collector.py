@@ -1,4 +1,4 @@
-"""What Python's cycle collector freed on the card, and what that leaves open.
+"""What Python's cycle collector freed on the card.
 
 The collector runs after so many allocations of Python objects, some of them graphmem's own, so a
 real process frees memory that only reference cycles hold at other moments.
@@ -10,8 +10,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import msgspec
 
 if TYPE_CHECKING:
     from graphmem.graph import StepGraph, Storage
@@ -28,38 +26,6 @@ class Collection:
     start: int
     end: int
     is_asked: bool
-
-
-class PeakBound(msgspec.Struct, frozen=True):
-    """The highest bytes if the collector had run at other moments."""
-
-    allocated: int
-    reserved: int
-
-
-class CollectorInfo(msgspec.Struct, frozen=True):
-    """How much depends on when the collector runs.
-
-    Attributes:
-        freed: how many storages it freed without being asked.
-        largest: the bytes of the largest.
-        name: the variable that held that one, "" if none is known.
-        shape, dtype: its first tensor's.
-        source: the line of the variable, or of the operation that allocated it.
-        lowest: the peak if each storage in a cycle is freed after its last use.
-        highest: the peak if each stays until the program's next `gc.collect()`, or the end.
-        margin: capacity of the card left at the highest, as in `OnCard`; None without a verdict.
-    """
-
-    freed: int
-    largest: int
-    name: str
-    shape: list[int]
-    dtype: str
-    source: str | None
-    lowest: PeakBound
-    highest: PeakBound
-    margin: int | None
 
 
 def collection_at(tick: int | None, found: Sequence[Collection]) -> Collection | None:

@@ -59,6 +59,11 @@ def format_exact(count: int) -> str:
     return counted(count, "byte")
 
 
+def format_both(count: int) -> str:
+    """Return `count` bytes in a unit and exactly, such as "1.5 MiB (1,572,864 bytes)"."""
+    return f"{format_bytes(count)} ({format_exact(count)})"
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things, such as "1 target" and "1,024 bytes"."""
     return f"{count:,} {noun}{'' if abs(count) == 1 else 's'}"

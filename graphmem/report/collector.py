@@ -26,11 +26,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from graphmem.capacity import CardReplay, capacity_of, replay
-from graphmem.cycle_collector import CollectorInfo, PeakBound, collection_at, freed_by_chance
+from graphmem.cycle_collector import collection_at, freed_by_chance
 from graphmem.events import Death, Event
 from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.kernel_program import tick_of
+from graphmem.report.collector_info import CollectorInfo, HighestBytes
 from graphmem.report.schema import Report
 from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline
@@ -59,11 +60,11 @@ def with_collector(report: Report, graph: StepGraph, runtime: Runtime, run: Time
         for deaths in ({}, _earliest(graph), _latest(graph))
     )
     peak = _peak(CardReplay(run))
-    least = PeakBound(
+    least = HighestBytes(
         peak.allocated - max(0, as_run.allocated - lowest.allocated),
         peak.reserved - max(0, as_run.reserved - lowest.reserved),
     )
-    most = PeakBound(
+    most = HighestBytes(
         peak.allocated + max(0, highest.allocated - as_run.allocated),
         peak.reserved + max(0, highest.reserved - as_run.reserved),
     )
@@ -85,7 +86,7 @@ def with_collector(report: Report, graph: StepGraph, runtime: Runtime, run: Time
     return msgspec.structs.replace(report, collector=found)
 
 
-def _replayed(events: Sequence[Event], runtime: Runtime, capacity: int) -> PeakBound:
+def _replayed(events: Sequence[Event], runtime: Runtime, capacity: int) -> HighestBytes:
     """The peak of a replay on the card; on one with unlimited memory if it is too small."""
     on_card = runtime.new_allocator(context_bytes=runtime.gpu.memory_bytes - capacity)
     found = replay(events, on_card)
@@ -94,8 +95,8 @@ def _replayed(events: Sequence[Event], runtime: Runtime, capacity: int) -> PeakB
     return _peak(found)
 
 
-def _peak(run: CardReplay) -> PeakBound:
-    return PeakBound(run.allocated_bytes, run.reserved_bytes)
+def _peak(run: CardReplay) -> HighestBytes:
+    return HighestBytes(run.allocated_bytes, run.reserved_bytes)
 
 
 def _with_deaths(events: Sequence[Event], deaths: Deaths) -> list[Event]:

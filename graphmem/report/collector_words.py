@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphmem.cycle_collector import CollectorInfo
+from graphmem.report.collector_info import CollectorInfo
 from graphmem.report.schema import OnCard, Report
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import format_both, format_bytes, format_exact
 
 COLLECTOR = "Python's cycle collector"
 
@@ -34,7 +34,7 @@ def at_verdict(report: Report, card: OnCard) -> Iterator[str]:
     elif left < 0:
         yield f"{format_bytes(-left)} are missing ({format_exact(-left)}) if {COLLECTOR} comes late"
     else:
-        yield f"{format_bytes(left)} ({format_exact(left)}) if {COLLECTOR} comes late"
+        yield f"{format_both(left)} if {COLLECTOR} comes late"
 
 
 def at_peak(report: Report) -> Iterator[str]:
@@ -45,10 +45,12 @@ def at_peak(report: Report) -> Iterator[str]:
     low, high = found.lowest, found.highest
     told = [f"depends on when {COLLECTOR} frees {_freed(found)}"]
     if low.allocated < high.allocated:
-        told.append(f"between {_exact(low.allocated)} and {_exact(high.allocated)} allocated")
+        least, most = format_both(low.allocated), format_both(high.allocated)
+        told.append(f"between {least} and {most} allocated")
     if low.reserved < high.reserved:
         # No bounds: which gaps the freed blocks leave differs from moment to moment.
-        told.append(f"about {_exact(low.reserved)} to {_exact(high.reserved)} reserved")
+        least, most = format_both(low.reserved), format_both(high.reserved)
+        told.append(f"about {least} to {most} reserved")
     first, *others = told
     yield f"{first}: {', '.join(others)}"
     yield "is certain without the cycle, or with gc.disable() and gc.collect() at a fixed place"
@@ -61,10 +63,6 @@ def in_brief(report: Report) -> str:
         return ""
     least, most = (format_bytes(each.allocated) for each in (found.lowest, found.highest))
     return f"; {least} to {most}, as {COLLECTOR} runs"
-
-
-def _exact(nbytes: int) -> str:
-    return f"{format_bytes(nbytes)} ({format_exact(nbytes)})"
 
 
 def _freed(found: CollectorInfo) -> str:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphmem.cycle_collector import CollectorInfo
 from graphmem.host_bytes import HostBytes
 from graphmem.json_text import json_text
 from graphmem.report.advice_info import AdviceInfo
+from graphmem.report.collector_info import CollectorInfo
 
 if TYPE_CHECKING:
     from graphmem.advice import ReportComparison
