@@ -11,7 +11,7 @@ from graphmem.advice.commands import command_of
 from graphmem.cli import options
 from graphmem.cli.output import console, progress
 from graphmem.cli.request import takes_request
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import format_both, format_bytes, format_exact
 
 if TYPE_CHECKING:
     from graphmem.advice.candidates import Advice, Candidate
@@ -81,7 +81,7 @@ def _candidate_lines(target: str, peak: int, found: Iterable[Candidate]) -> Iter
     for number, each in enumerate(sorted(found, key=lambda each: -(each.frees_bytes or 0)), 1):
         saves = "not known before it is traced"
         if each.frees_bytes is not None:
-            freed = f"{format_bytes(each.frees_bytes)} ({format_exact(each.frees_bytes)})"
+            freed = format_both(each.frees_bytes)
             saves = f"frees {freed} of saved tensors at the end of the forward pass"
         yield from _lines_of(number, each, saves)
 
@@ -97,7 +97,7 @@ def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
     total = sum(each.storage.nbytes for each in found)
     at_peak = sum(each.storage.nbytes for each in found if each.at_peak)
     yield (
-        f"{name}: {len(found)} storages, {format_bytes(total)} ({format_exact(total)}), "
+        f"{name}: {len(found)} storages, {format_both(total)}, "
         f"{format_bytes(at_peak)} of them alive at the peak"
     )
     for each in found[:SHOWN]:

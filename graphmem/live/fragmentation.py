@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from graphmem.allocator import SegmentInfo
 from graphmem.graph import StepGraph, Storage
 from graphmem.live.holders import Retention
-from graphmem.units import counted, format_bytes, format_exact
+from graphmem.units import counted, format_both, format_bytes
 
 LEAST_BYTES = 2 * (20 << 20)
 """Smaller amounts are not reported: blocks of up to 10 MiB share segments of 20 MiB, of which every
@@ -86,7 +86,7 @@ class FragmentationWatch:
         """The lines of the report."""
         if self._pinned_bytes:
             yield (
-                f"{format_bytes(self._pinned_bytes)} ({format_exact(self._pinned_bytes)}) of "
+                f"{format_both(self._pinned_bytes)} of "
                 f"{format_bytes(self._reserved_bytes)} reserved are free and cannot be given back"
             )
             yield from self._lines

@@ -13,7 +13,7 @@ from graphmem.report.advice_info import BatchInfo, ChangeInfo
 from graphmem.report.build import GROWTH
 from graphmem.report.schema import OnCard, Peak, Refusal, Report
 from graphmem.torch_releases.assumed import above_the_kernels
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import format_both, format_bytes, format_exact
 
 INDENT = 2
 _LEAST_PINNED = _LEAST_COPIED = 1 << 20
@@ -164,13 +164,13 @@ def bounds_in_words(report: Report) -> Iterator[str]:
     worst, padded = report.worst_routing_peak, report.padded_peak
     if worst is not None:
         yield (
-            f"assumes tokens to spread over the experts as listed below; {format_bytes(worst)} "
-            f"({format_exact(worst)}) if all go to the same experts, bar one for each of the others"
+            f"assumes tokens to spread over the experts as listed below; {format_both(worst)} "
+            "if all go to the same experts, bar one for each of the others"
         )
     if any((each.what, each.value) == (PADDING, "no") for each in report.assumptions):
         shown = "--assume padding=true shows the peak"
         if padded is not None:
-            shown = f"{format_bytes(padded)} ({format_exact(padded)})"
+            shown = format_both(padded)
         yield (
             "assumes that the compiler pads no product of unaligned matrices; "
             f"{shown} if it pads all"
