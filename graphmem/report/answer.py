@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
@@ -28,6 +29,13 @@ def indented(line: str | Text, by: int = INDENT) -> Padding:
 def _command(line: str, by: int) -> Text:
     """A command on a single line, however long, so that it can be pasted."""
     return Text(" " * by + line, style="cyan", no_wrap=True)
+
+
+def _numbered(number: int, text: str) -> Padding:
+    """An item of a list, whose further lines begin where its text does."""
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_row(f"{number}.", text)
+    return Padding(row, (0, 0, 0, INDENT))
 
 
 def was_used(report: Report) -> bool:
@@ -210,8 +218,8 @@ def advice(report: Report) -> Iterator[Text | Padding]:
     if found.changes:
         yield Text("what saves most, each measured", style="bold")
     for number, change in enumerate(found.changes, 1):
-        yield indented(
-            f"{number}. {change.what}: saves {format_bytes(change.saves)}, then {then(change)}"
+        yield _numbered(
+            number, f"{change.what}: saves {format_bytes(change.saves)}, then {then(change)}"
         )
         yield indented(Text(f"cost: {change.price}", style="dim"), 5)
         if change.command:
@@ -263,17 +271,21 @@ def where(place: Peak | Refusal) -> str:
 
 
 def brief(report: Report) -> Iterator[Text]:
-    """Three lines: the verdict, the peak, its place."""
+    """Three lines: the verdict, the peak, its place or that where memory runs out."""
     card = report.on_card
     if card is None:
         yield Text(f"on {report.runtime.title} ({format_bytes(report.runtime.memory)})")
     elif card.refused is None:
         yield headline(report) + Text(f": {format_bytes(card.margin)} to spare")
     else:
-        yield headline(report) + Text(f" {where(card.refused)}")
+        yield headline(report)
     found = report.peak
     yield Text(
         f"peak {format_bytes(found.allocated)} allocated ({format_exact(found.allocated)}"
         f"{collector_words.in_brief(report)}), {format_bytes(found.reserved)} reserved"
     )
-    yield Text(where(found) if was_used(report) else "nothing ran on the card")
+    refused = card.refused if card is not None else None
+    if refused is not None:
+        yield Text(f"out of memory {where(refused)}")
+    else:
+        yield Text(where(found) if was_used(report) else "nothing ran on the card")

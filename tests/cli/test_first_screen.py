@@ -104,6 +104,21 @@ def test_a_brief_report_has_three_lines(target: str, run_graphmem: Callable[...,
     assert place.startswith("in the ")
 
 
+def test_a_brief_report_says_where_memory_runs_out(
+    target: str, run_graphmem: Callable[..., Any]
+) -> None:
+    """Three lines as well, the first of them no longer than the verdict."""
+    done = run_graphmem(
+        "analyze", target, "--gpu", "t4", "--steps", "1", "--brief",
+        "--set", "layers=16", "--set", "batch=16",
+    )  # fmt: skip
+
+    verdict, peak, place = done.stdout.splitlines()
+    assert verdict == "does NOT fit on Tesla T4 (14.563 GiB): out of memory"
+    assert peak.startswith("peak ")
+    assert place.startswith("out of memory in the forward phase of step 0 at aten.")
+
+
 @pytest.mark.parametrize("width", ["80", "200"])
 def test_no_line_is_wider_than_the_terminal(
     target: str, run_graphmem: Callable[..., Any], width: str, tmp_path: Path
