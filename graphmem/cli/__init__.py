@@ -6,6 +6,7 @@ To add a command, write a function with typer's annotations in a module of its o
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -56,7 +57,7 @@ Predict the GPU memory of a PyTorch training step, byte for byte, without a GPU.
 
   graphmem run train.py             your script as it stands, on a virtual GPU
   graphmem analyze model.py:build   one step of a model: does it fit, and what holds the peak
-  graphmem fit model.py:build       the largest batch with which it fits on a card
+  graphmem fit model.py:build       the largest batch that fits on a card
 
 graphmem --help lists every command, graphmem COMMAND --help explains one.
 """
@@ -126,10 +127,17 @@ def build_program() -> typer.core.TyperGroup:
     for subprogram in program.commands.values():
         subprogram.params.append(debug)
     for each in (program, *program.commands.values()):
+        each.help = _unwrapped(each.help or "")
         each.get_help_option = partial(_help_option, each.get_help_option)  # type: ignore[method-assign]
         for option in each.params:
             _tidy(option)
     return program
+
+
+def _unwrapped(text: str) -> str:
+    """Text with a line for each paragraph, which the terminal then breaks at its own width."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(each.split()) for each in paragraphs)
 
 
 def _help_option(made: Callable[[Any], Any], context: Any) -> Any:

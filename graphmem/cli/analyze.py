@@ -52,7 +52,7 @@ def analyze(
     build() returns a model with its inputs, (model, inputs, loss_fn), or a graphmem.TrainingStep.
     It runs on this machine, on tensors without data: no GPU is needed.
 
-    Example: graphmem analyze model.py:build --set batch=8 --gpu h100 --autocast bf16
+    Example: graphmem analyze model.py:build --gpu h100 --autocast bf16
     """
     from graphmem.analysis import run_analysis
     from graphmem.time_limit import time_limit

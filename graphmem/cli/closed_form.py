@@ -47,7 +47,7 @@ Check = Annotated[
     typer.Option(
         "--check",
         metavar="KEY=N,…",
-        help="The size at which the formula is held against a trace.  [default: about half of "
+        help="The size at which the formula is checked against a trace.  [default: about half of "
         "every symbol]",
         show_default=False,
     ),
@@ -70,7 +70,7 @@ def closed_form(
     request: Request,
     output_format: Annotated[
         Literal["text", "json", "latex", "python"],
-        typer.Option("--format", help="For people, for machines, for a paper, for a program."),
+        typer.Option("--format", help="Output format."),
     ] = "text",
     output: options.Output = None,
 ) -> None:
@@ -80,7 +80,7 @@ def closed_form(
     result is checked at a size that was not used. It counts requested bytes; the report gives the
     difference to allocated bytes at the model's own size. Exit code 1: the check failed.
 
-    Example: graphmem closed-form fixtures/gpt2.py:build --symbols batch=B,seq=T
+    Example: graphmem closed-form model.py:build --symbols batch=B,seq=T
     """
     from graphmem.symbolic import closed_form as find_closed_form
     from graphmem.symbolic.formats import FORMATS

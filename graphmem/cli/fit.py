@@ -61,13 +61,13 @@ def fit(
     output_format: options.Format = "text",
     output: options.Output = None,
 ) -> None:
-    """Find the largest batch, or value of any argument of build(), with which a step fits.
+    """Find the largest batch, or value of any argument of build(), that fits on a card.
 
     A few sizes predict the border, and both sides of it are proven: each probe is traced and
     replayed on the card, so its verdict is exact except for the size of the CUDA context. The exit
     code is 1 if not even the smallest value fits on some card.
 
-    Example: graphmem fit model.py:build --gpu t4 --gpu a100-40gb --vary batch_size
+    Example: graphmem fit model.py:build --gpu t4 --gpu l4 --vary batch
     """
     cards = gpus or [options.card_of_the_project() or options.DEFAULT_GPU_NAME]
     over = Range(vary, smallest, largest, multiple_of)

@@ -23,7 +23,7 @@ def gpus(
     *,
     format: Annotated[
         Literal["text", "json"],
-        typer.Option("--format", help="Text for people, JSON for machines."),
+        typer.Option("--format", help="Output format."),
     ] = "text",
 ) -> None:
     """List the GPUs that --gpu accepts, with their memory and compute capability."""

@@ -105,7 +105,8 @@ Autocast = Annotated[
     Literal["fp16", "bf16", "none"] | None,
     typer.Option(
         "--autocast",
-        help="Run forward and loss under autocast, or without.  [default: what build() says]",
+        help="Autocast dtype of forward and loss; `none` turns it off.  "
+        "[default: what build() says]",
         show_default=False,
     ),
 ]

@@ -217,8 +217,7 @@ def plan(
     With --search it lists layouts that fit instead; without --checkpoint it
     tries checkpoints of every block as well.
 
-    Example: graphmem plan fixtures/llama.py:build --gpu h100 --gpus 64
-    --tp 8 --pp 2 --zero 1 --set batch=8 --micro-batches 8
+    Example: graphmem plan model.py:build --gpus 64 --tp 8 --pp 2 --zero 1
     """
     from graphmem.parallel import Layout, Precision, Schedule
     from graphmem.parallel.layout import check_degrees

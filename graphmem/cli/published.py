@@ -83,9 +83,9 @@ def published(
     et al.'s for activations, and one rank under every parallelism. Their terms are read from the
     traced step; each is compared with the exact result, and the differences sum to the whole.
 
-    Example: graphmem published fixtures/gpt2.py:build --grads keep --only nanogpt-activations
+    Example: graphmem published model.py:build --only nanogpt-activations
 
-    Without a model: graphmem published --params 2851e6 --largest-layer 32e6 --gpus 8 --nodes 1
+    Without a model: graphmem published --params 2851e6 --gpus 8
     """
     from graphmem.formulas import formulas_for, formulas_of
     from graphmem.formulas.text import FILE_WIDTH, print_sheet

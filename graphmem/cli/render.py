@@ -79,7 +79,7 @@ def render(
 ) -> None:
     """Draw a training step's memory, without a GPU.
 
-    Example: graphmem render fixtures/gpt2.py:build -o gpt2.html
+    Example: graphmem render model.py:build -o step.html
     """
     from graphmem.analysis import run_analysis
     from graphmem.graph import PhaseName

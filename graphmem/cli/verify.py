@@ -111,7 +111,7 @@ def verify(
 
     The exit code is 0 if all is equal, 1 if something differs, 2 if the input is wrong.
 
-    Example: graphmem verify run.pickle --target train.py:build --gpu h100 --torch 2.9 --start setup
+    Example: graphmem verify run.pickle --target model.py:build --gpu h100
     """
     from graphmem.analysis import Request
 

@@ -46,7 +46,7 @@ def whatif(
 ) -> None:
     """Compare a training step with a changed one, by category. Both are traced, so both are exact.
 
-    Example: graphmem whatif model.py:build --checkpoint 'h.*' --activation gelu=relu --batch 16
+    Example: graphmem whatif model.py:build --checkpoint 'h.*' --batch 16
     """
     from graphmem.advice import ReportComparison
     from graphmem.analysis import run_analysis

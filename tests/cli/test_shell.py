@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -95,6 +96,27 @@ def test_help_lists_every_command_under_its_purpose(run_graphmem: Run) -> None:
 def test_help_shows_no_type_where_a_flag_takes_no_value(run_graphmem: Run) -> None:
     for command in ([], ["run"], ["check"]):
         assert "<bool>" not in run_graphmem(*command, "--help").stdout
+
+
+def test_help_is_broken_at_the_terminals_width_only(
+    run_graphmem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line ends where the first word of the next one has no room."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in cli.build_program().commands:
+        description = run_graphmem(name, "--help").stdout.partition("╭─")[0]
+        lines = [line.strip() for line in description.splitlines()]
+        for line, following in pairwise(lines):
+            if line and following:
+                assert len(f"{line} {following.split()[0]}") > 78, (name, line)
+
+
+def test_examples_of_the_help_fit_on_a_line_and_need_no_checkout() -> None:
+    for name, command in cli.build_program().commands.items():
+        for line in (command.help or "").splitlines():
+            if line.startswith(("Example: ", "Without a model: ")):
+                assert len(line) <= 78, name
+                assert "fixtures/" not in line
 
 
 def test_the_package_runs_as_a_module() -> None:
