@@ -79,7 +79,7 @@ def test_the_layers_are_one_cause_and_the_first(found: Run) -> None:
 
 def test_the_cause_says_that_nothing_was_saved_before(project: Project) -> None:
     """Also in the annotation of a pull request, on the line that saves it."""
-    said = "in each of 5; not saved before, as of layers that are checkpointed"
+    said = "in each of 5; not saved before: was checkpointing removed?"
 
     assert said in project.graphmem("check").stdout
     annotation = project.graphmem("check", "--format", "github").stdout

@@ -139,7 +139,7 @@ def test_checkpointing_that_has_gone_is_the_first_cause(comments: Comments) -> N
     first, *_ = causes(comments["checkpointing removed"][1])
 
     assert first.startswith(r"- +40.0 MiB activation in blocks.\[1-4\] (net.py:15): saved for")
-    assert first.endswith("in each of 4; not saved before, as of layers that are checkpointed")
+    assert first.endswith("in each of 4; not saved before: was checkpointing removed?")
 
 
 def test_wider_layers_are_told_as_what_all_of_them_hold(comments: Comments) -> None:

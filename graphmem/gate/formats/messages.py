@@ -52,7 +52,7 @@ def cause(each: Cause) -> str:
     if each.before is not None:
         size, before = signed(each.growth), f"{format_exact(each.before)} -> "
     if each.before == 0 and each.category == Category.ACTIVATION and each.layers > 1:
-        layers += "; not saved before, as of layers that are checkpointed"
+        layers += "; not saved before: was checkpointing removed?"
     return (
         f"{size} {each.category} in {place}{where}: {each.owner}; "
         f"{before}{format_exact(each.after)}{layers}"
