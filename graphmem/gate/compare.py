@@ -80,6 +80,7 @@ class TargetVerdict(msgspec.Struct, frozen=True):
         rest: the growth or shrinkage of everything else, so that causes and rest are the whole
             change; if nothing grew, the bytes of everything else.
         on_card: the verdict on the card of `fits`, or None.
+        budget_left: what `max_allocated` leaves of the peak, negative above it; None without it.
     """
 
     before: Entry | None
@@ -88,6 +89,7 @@ class TargetVerdict(msgspec.Struct, frozen=True):
     causes: list[Cause]
     on_card: OnCard | None = None
     rest: int = 0
+    budget_left: int | None = None
 
 
 def compare(
@@ -112,7 +114,9 @@ def compare(
         causes = _causes(baseline, after, report)
         change = after.allocated - (baseline.allocated if baseline is not None else 0)
         rest = change - sum(cause.growth for cause in causes)
-    return TargetVerdict(before, after, findings, causes, on_card, rest)
+    budget = config.max_allocated.allocated
+    left = None if budget is None else budget - after.allocated
+    return TargetVerdict(before, after, findings, causes, on_card, rest, left)
 
 
 def _findings(config: TargetConfig, before: Entry | None, after: Entry) -> Iterator[Finding]:

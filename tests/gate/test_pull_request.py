@@ -24,6 +24,7 @@ target = "net.py"
 
 [targets.tiny]
 target = "tiny.py"
+max_allocated = "1 GiB"
 """
 NET = """\
 import torch
@@ -133,6 +134,20 @@ def test_a_comment_has_a_row_for_each_target(comments: Comments, name: str) -> N
     assert comment.startswith("### GPU memory\n\n2 targets: ")
     assert rows == [("net", status), ("tiny", "same")]
     assert (causes(comment) == []) is (exit_code == 0)
+
+
+def test_a_comment_says_what_is_left_of_a_budget(comments: Comments) -> None:
+    _, comment = comments["wider"]
+    header, *rows = [line for line in comment.splitlines() if line.startswith("|")]
+
+    assert header == "| target | baseline | now | change | budget left | |"
+    assert re.search(r"^\| net \|.* \| - \| ❌ failed \|$", rows[1])
+    tiny = re.search(
+        r"^\| tiny \| .+ \| ([\d.]+) (\w+) \| same \| ([\d.]+) MiB \| same \|$", rows[2]
+    )
+    assert tiny is not None
+    now = float(tiny[1]) * {"KiB": 2**-10, "MiB": 1}[tiny[2]]
+    assert now + float(tiny[3]) == pytest.approx(1024, abs=0.1)
 
 
 def test_checkpointing_that_has_gone_is_the_first_cause(comments: Comments) -> None:

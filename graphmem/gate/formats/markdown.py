@@ -16,8 +16,13 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 def as_markdown(check: Check) -> str:
     """The outcome as GitHub's Markdown."""
     lines = ["### GPU memory", "", messages.summary(check), ""]
-    lines += ["| target | baseline | now | change | |", "| --- | ---: | ---: | ---: | --- |"]
-    lines += map(_row, check.results)
+    has_budget = any(
+        each.verdict and each.verdict.budget_left is not None for each in check.results
+    )
+    budget = (" budget left |", " ---: |") if has_budget else ("", "")
+    lines.append(f"| target | baseline | now | change |{budget[0]} |")
+    lines.append(f"| --- | ---: | ---: | ---: |{budget[1]} --- |")
+    lines += [_row(each, has_budget) for each in check.results]
     for result in check.results:
         lines += _details(result)
     advice = messages.advice(check)
@@ -26,15 +31,17 @@ def as_markdown(check: Check) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _row(result: Result) -> str:
+def _row(result: Result, has_budget: bool) -> str:
     status = f"{_SIGNS.get(result.status, '')} {result.status}".strip()
     verdict = result.verdict
-    cells = ["-", "-", "-"]
+    cells = ["-", "-", "-", *["-"] * has_budget]
     if verdict is not None:
         before = verdict.before
         cells[0] = "-" if before is None else format_bytes(before.allocated)
         cells[1] = format_bytes(verdict.after.allocated)
         cells[2] = messages.change(before, verdict.after)
+        if verdict.budget_left is not None:
+            cells[3] = format_bytes(verdict.budget_left)
     return f"| {' | '.join((escaped(result.name), *map(escaped, cells), status))} |"
 
 
