@@ -15,7 +15,7 @@ from graphmem.annotations import KERNEL_MEMORY
 from graphmem.changes import Changes, changed
 from graphmem.compiled_code import PADDING
 from graphmem.errors import InputError
-from graphmem.gpus import DEFAULT_GPU, find_gpu
+from graphmem.gpus import DEFAULT_GPU, AssumedCard, find_gpu
 from graphmem.runtime import Runtime
 from graphmem.training_step import TrainingStep
 
@@ -76,7 +76,7 @@ class Request:
         changes: changes to the step that `build` made.
     """
 
-    gpu: str = DEFAULT_GPU
+    gpu: str = AssumedCard(DEFAULT_GPU)
     torch: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     autocast: str | None = None

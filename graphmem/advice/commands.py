@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from graphmem.gpus import AssumedCard
+
 if TYPE_CHECKING:
     from graphmem.analysis import Request
 
@@ -20,7 +22,9 @@ def _options(request: Request) -> Iterator[str]:
 
     untouched = Request()
     yield from _pairs("--set", request.settings)
-    for option in ("gpu", "torch", "autocast", "optimizer", "grads", "steps"):
+    if not isinstance(request.gpu, AssumedCard):
+        yield from ("--gpu", request.gpu)
+    for option in ("torch", "autocast", "optimizer", "grads", "steps"):
         value = getattr(request, option)
         if value != getattr(untouched, option):
             yield from (f"--{option}", str(value))

@@ -14,6 +14,7 @@ from graphmem.advice.commands import command_of
 from graphmem.cli import options
 from graphmem.cli.output import console, hint_at_cards, keep, progress, put_result
 from graphmem.cli.request import takes_request
+from graphmem.gpus import AssumedCard
 from graphmem.targets import RECORD
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def analyze(
             analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
         keep(analysis, html, save, report_progress, with_source=not no_source)
     put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
-    if isinstance(request.gpu, options.AssumedCard):
+    if isinstance(request.gpu, AssumedCard):
         hint_at_cards(analysis.report.runtime.title)
 
 

@@ -11,7 +11,7 @@ import typer
 from graphmem.cli.messages import NotKeyValueError, WrongRecordNameError
 from graphmem.errors import InputError
 from graphmem.files import check_place
-from graphmem.gpus import DEFAULT_GPU, GPUS
+from graphmem.gpus import DEFAULT_GPU, GPUS, AssumedCard
 from graphmem.targets import RECORD
 
 Target = Annotated[
@@ -32,12 +32,6 @@ Settings = Annotated[
 def card_names() -> list[str]:
     """The names that a shell offers for `--gpu`."""
     return [gpu.name for gpu in GPUS]
-
-
-class AssumedCard(str):
-    """The default card's name, when neither the command nor the project chose one."""
-
-    __slots__ = ()
 
 
 def card(context: typer.Context, option: typer.CallbackParam, name: str) -> str:

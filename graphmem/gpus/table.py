@@ -149,3 +149,9 @@ GPUS: tuple[Gpu, ...] = (
 
 DEFAULT_GPU = "a100-80gb"
 """The GPU that is used if none is named."""
+
+
+class AssumedCard(str):
+    """The default card's name, when neither the caller nor the project chose one."""
+
+    __slots__ = ()

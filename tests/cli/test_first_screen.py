@@ -230,6 +230,17 @@ class TestAdvice:
         lines = text.partition("the largest batch, and what saves most:\n")[2].splitlines()
         assert lines[0] == "    graphmem analyze model.py:build --gpu t4 --steps 1 --advice"
 
+    @pytest.mark.parametrize(
+        ("chosen", "hinted"), [((), ""), (("--gpu", "a100-80gb"), " --gpu a100-80gb")]
+    )
+    def test_a_pasted_command_is_for_the_same_card(
+        self, target: str, run_graphmem: Callable[..., Any], chosen: tuple[str, ...], hinted: str
+    ) -> None:
+        """In a project with a card of its own, the default card must be named as any other."""
+        text = run_graphmem("analyze", target, *chosen, "--steps", "1").stdout
+
+        assert f"    graphmem analyze model.py:build{hinted} --steps 1 --advice\n" in text
+
     def test_a_long_step_is_not_measured_unasked(self, target: str) -> None:
         request = Request(gpu="t4", steps=1, settings={"layers": "16", "batch": "8"})
 
