@@ -67,13 +67,18 @@ class UnknownStandInError(InputError):
 
 
 class NoStandInPartError(InputError):
-    """The stand-in for flash_attn lacks a function."""
+    """A stand-in lacks a function.
 
-    def __init__(self, what: str) -> None:
+    Args:
+        install: the command that installs the package's Python part without its kernels.
+    """
+
+    def __init__(self, package: str, what: str, install: str | None = None) -> None:
         super().__init__(
-            f"the stand-in for flash_attn has no {what}",
-            hint="install flash-attn's Python part (FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip "
-            "install flash-attn --no-build-isolation): it runs over the same kernels",
+            f"the stand-in for {package} has no {what}",
+            hint=f"install the package's Python part ({install}): it runs over the same kernels"
+            if install is not None
+            else "docs/fine_tuning.md says what it has, and how to provide your own stand-in",
         )
 
 
@@ -84,14 +89,4 @@ class SharedEventError(InputError):
         super().__init__(
             "events of the virtual GPU cannot be shared between processes",
             hint="run a single process",
-        )
-
-
-class NoFlashAttention3PartError(InputError):
-    """The stand-in for flash_attn_3 lacks a function."""
-
-    def __init__(self, what: object) -> None:
-        super().__init__(
-            f"the stand-in for flash_attn_3 has no {what}",
-            hint="docs/fine_tuning.md says what it has, and how to provide your own stand-in",
         )

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from graphmem.gpus import Gpu
-from graphmem.virtual_device.messages import UnknownStandInError
+from graphmem.virtual_device.messages import NoStandInPartError, UnknownStandInError
 
 GROUP = "graphmem.stand_ins"
 
@@ -84,13 +84,22 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
         yield
 
 
-def refusing(error: Callable[[str], Exception], name: str) -> Callable[..., NoReturn]:
-    """A function that a stand-in lacks: every call raises the error for its name."""
+def lacking(
+    package: str, names: Iterable[str], install: str | None = None
+) -> dict[str, Callable[..., NoReturn]]:
+    """Functions that a stand-in lacks, by name: calling one is an error that names it.
 
-    def call(*args: Any, **options: Any) -> NoReturn:
-        raise error(name)
+    Args:
+        install: the command that installs the package's Python part without its kernels.
+    """
 
-    return call
+    def refusing(name: str) -> Callable[..., NoReturn]:
+        def call(*args: Any, **options: Any) -> NoReturn:
+            raise NoStandInPartError(package, name, install)
+
+        return call
+
+    return {name: refusing(name) for name in names}
 
 
 def _is_installed(name: str) -> bool:

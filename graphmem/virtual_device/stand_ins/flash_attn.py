@@ -18,9 +18,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError
-from graphmem.virtual_device.stand_ins import StandIn, bert_padding, refusing
+from graphmem.virtual_device.stand_ins import StandIn, bert_padding, lacking
 from graphmem.virtual_device.stand_ins.flash_attn_kernels import kernels
 
+_INSTALL = "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip install flash-attn --no-build-isolation"
 _NO_WINDOW = (-1, -1)
 
 
@@ -115,7 +116,8 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
         block_table: Any = None,
     ) -> Any:
         if block_table is not None:
-            raise NoStandInPartError("flash_attn_varlen_func with a block_table")
+            what = "flash_attn_varlen_func with a block_table"
+            raise NoStandInPartError("flash_attn", what, _INSTALL)
         packed = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         options = (dropout_p, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
         return attend(q, k, v, packed, options)
@@ -125,7 +127,7 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
     return {
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
-        **{name: refusing(NoStandInPartError, name) for name in names},
+        **lacking("flash_attn", names, _INSTALL),
     }
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from graphmem.gpus import Gpu
-from graphmem.virtual_device.messages import NoFlashAttention3PartError
-from graphmem.virtual_device.stand_ins import StandIn, refusing
+from graphmem.virtual_device.messages import NoStandInPartError
+from graphmem.virtual_device.stand_ins import StandIn, lacking
 from graphmem.virtual_device.stand_ins.flash_attn_3_tiles import (
     mask_of,
     rounded,
@@ -106,7 +106,8 @@ def _backward_shapes(
 @functools.cache
 def _register_operators() -> None:
     """Register the operators; PyTorch keeps them for the life of the process."""
-    kernel = refusing(NoFlashAttention3PartError, "kernels, which run on a card only")
+    on_card = "kernels, which run on a card only"
+    kernel = lacking("flash_attn_3", [on_card])[on_card]
     for name, mutated, schema, shapes in (
         ("forward", (), _FORWARD, _forward_shapes),
         ("backward", ("dq", "dk", "dv"), _BACKWARD, _backward_shapes),
@@ -275,13 +276,13 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
     }
-    for name in ("qkvpacked_func", "with_kvcache", "combine"):
-        interface[f"flash_attn_{name}"] = refusing(NoFlashAttention3PartError, f"flash_attn_{name}")
+    lacks = ("flash_attn_qkvpacked_func", "flash_attn_with_kvcache", "flash_attn_combine")
+    interface.update(lacking("flash_attn_3", lacks))
 
     def get_kernel(repo_id: str, *args: Any, **options: Any) -> Any:
         plain = repo_id.lower().replace("-", "").replace("_", "")
         if not plain.endswith(("flashattn3", "flashattention3")):
-            raise NoFlashAttention3PartError(f"kernel {repo_id}")
+            raise NoStandInPartError("flash_attn_3", f"kernel {repo_id}")
         return SimpleNamespace(**interface, flash_attn_interface=SimpleNamespace(**interface))
 
     return {
