@@ -90,6 +90,8 @@ def lacking(
     """Functions that a stand-in lacks, by name: calling one is an error that names it.
 
     Args:
+        package: the stand-in.
+        names: the functions.
         install: the command that installs the package's Python part without its kernels.
     """
 
