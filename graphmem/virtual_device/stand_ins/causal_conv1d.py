@@ -16,6 +16,7 @@ Not covered: `causal_conv1d_varlen_states`, which is a Triton kernel in Python, 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -95,14 +96,15 @@ _EXTENSION: dict[str, Callable[..., None]] = {
 
 
 @functools.cache
-def _operator(name: str) -> Any:
-    """Register an operator of clause (2); PyTorch keeps it for the life of the process."""
-    return torch.library.custom_op(
-        f"DaoAILab::_causal_conv1d_{name}_cpp",
-        _EXTENSION[f"causal_conv1d_{name}"],
-        mutates_args=_WRITTEN[name],
-        schema=" ".join(_OPERATORS[name].split()),
-    )
+def _register_operators() -> None:
+    """Register those of clause (2); PyTorch keeps them for the life of the process."""
+    for name, schema in _OPERATORS.items():
+        torch.library.custom_op(
+            f"DaoAILab::_causal_conv1d_{name}_cpp",
+            _EXTENSION[f"causal_conv1d_{name}"],
+            mutates_args=_WRITTEN[name],
+            schema=" ".join(schema.split()),
+        )
 
 
 def causal_conv1d_fwd_function(
@@ -117,7 +119,7 @@ def causal_conv1d_fwd_function(
     """The convolution's output."""
     out = torch.empty_like(x)
     given = (x, weight, bias, seq_idx, initial_states, out, final_states_out, silu_activation)
-    _operator("fwd")(*given)
+    torch.ops.DaoAILab._causal_conv1d_fwd_cpp(*given)
     return out
 
 
@@ -139,7 +141,7 @@ def causal_conv1d_bwd_function(
     dbias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     dinitial = _states(x, weight) if return_dinitial_states else None
     given = (x, weight, bias, dout, seq_idx, initial_states, dfinal_states)
-    _operator("bwd")(*given, dx, dweight, dbias, dinitial, silu_activation)
+    torch.ops.DaoAILab._causal_conv1d_bwd_cpp(*given, dx, dweight, dbias, dinitial, silu_activation)
     dweight = dweight.type_as(weight)
     dbias = None if dbias is None else dbias.type_as(bias)
     return dx, dweight, dbias, dinitial
@@ -157,7 +159,7 @@ def causal_conv1d_update_function(
     """The output of one step of generation."""
     out = torch.empty_like(x)
     given = (x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices)
-    _operator("update")(*given)
+    torch.ops.DaoAILab._causal_conv1d_update_cpp(*given)
     return out
 
 
@@ -246,6 +248,8 @@ def causal_conv1d_update(
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
+    if importlib.util.find_spec("causal_conv1d") is None:  # else the package registers them
+        _register_operators()
     interface = {each.__name__: each for each in (causal_conv1d_fn, causal_conv1d_update)}
     functions: tuple[Callable[..., Any], ...] = (
         causal_conv1d_fwd_function,
