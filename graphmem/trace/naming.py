@@ -15,7 +15,12 @@ import torch
 from graphmem.frames import is_program, short_path
 from graphmem.graph import OwnerKind, Source
 from graphmem.trace.location import Location, without_wrappers
-from graphmem.trace.quantised import parts_of, tensors_beside, tensors_of_objects
+from graphmem.trace.quantised import (
+    parts_of,
+    tensors_beside,
+    tensors_of_objects,
+    tensors_within,
+)
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import retaining_line
 
@@ -87,8 +92,8 @@ def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None
             if parameter.grad is not None:
                 recorder.identify(parameter.grad, OwnerKind.GRADIENT, f"{name}.grad")
             for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    recorder.identify(value, OwnerKind.OPTIMIZER_STATE, f"{name}.{key}")
+                for path, tensor in tensors_within(value):
+                    recorder.identify(tensor, OwnerKind.OPTIMIZER_STATE, f"{name}.{key}{path}")
 
 
 def name_variables(recorder: Recorder, location: Location) -> None:

@@ -1,9 +1,10 @@
-"""The parts of a quantised weight: packed numbers, scales, tables.
+"""The parts of a quantised weight or an optimizer's state: packed numbers, scales, tables.
 
 (1) A tensor that holds others (torchao's) consists of those: `weight.qdata`, `weight.scale`.
 (2) A parameter of a library's class keeps statistics in its attributes, or in those of an object
 there (bitsandbytes' `Params4bit` keeps `quant_state.absmax`).
 (3) A module may keep them in a separate object (bitsandbytes' `Linear8bitLt`: `state.SCB`).
+(4) An optimizer's state may be a list (SOAP's `Q`), or an object (GaLore's `projector`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,25 @@ def tensors_of_objects(module: torch.nn.Module) -> Iterator[tuple[str, torch.Ten
         if _is_foreign(value):
             for path, tensor in _below(value, _DEPTH - 1):
                 yield f"{name}.{path}", tensor
+
+
+def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch.Tensor]]:
+    """Clause (4): the tensors in one value of an optimizer's state, each with its path."""
+    if isinstance(value, torch.Tensor):
+        yield from parts_of(value)
+    elif depth and isinstance(value, (list, tuple)):
+        for i, each in enumerate(value):
+            yield from _suffixed(f"[{i}]", each, depth)
+    elif depth and isinstance(value, dict):
+        for key, each in value.items():
+            yield from _suffixed(f"[{key!r}]", each, depth)
+    elif depth and _is_foreign(value):
+        for name, each in vars(value).items():
+            yield from _suffixed(f".{name}", each, depth)
+
+
+def _suffixed(suffix: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((suffix + path, tensor) for path, tensor in tensors_within(value, depth - 1))
 
 
 def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
