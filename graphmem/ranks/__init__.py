@@ -37,6 +37,7 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
         init,
         objects,
         pipelines,
+        remote_calls,
         spawned,
     )
 
@@ -51,6 +52,7 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
         *fsdp2.replacements(recorder),
         *objects.replacements(mail),
         *pipelines.replacements(),
+        *remote_calls.replacements(),
         *spawned.replacements(),
     ]
 

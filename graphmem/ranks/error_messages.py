@@ -37,6 +37,16 @@ class NoReducerModelError(InputError):
         )
 
 
+class RemoteCallsError(InputError):
+    """A script starts `torch.distributed.rpc`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch.distributed.rpc does not work under graphmem run: no other process would answer",
+            hint="docs/ranks.md lists what works",
+        )
+
+
 class SparseGradientsError(InputError):
     """DistributedDataParallel reduces sparse gradients."""
 

@@ -20,8 +20,8 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
 a copy of this rank's tensor, and sums of CPU tensors count each rank once. Tensors on the card are
-copied only if they may be counts or bytes that programs read: integers of at most 1 MiB. Those sent
-from one rank to one other have that rank's own values (graphmem/ranks/messages.py).
+copied only if programs may read them: integers of at most 1 MiB. Those sent from one rank to one
+other have that rank's own values (graphmem/ranks/messages.py).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from typing import Any, Protocol
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
+
+from graphmem.ranks.sizes import check_gathered, check_scattered
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
@@ -81,9 +83,7 @@ class DoneWork(_Work):  # type: ignore[misc]
         """Always true."""
         return True
 
-    def is_success(self) -> bool:
-        """Always true."""
-        return True
+    is_success = is_completed
 
     def exception(self) -> None:
         """Always None."""
@@ -282,6 +282,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
         """Give every rank what each sends, in one tensor."""
+        check_gathered(output, sent, self._size)
         self._gather_copies(output, sent)
         return self._begun([output], [sent, output])
 
@@ -334,6 +335,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
         """Give each rank its part of the sum of one tensor."""
+        check_scattered(output, sent, self._size)
         return self._begun([output], [sent, output])
 
     def reduce_scatter_single_coalesced(
@@ -387,9 +389,8 @@ def _is_on_card(held: Any) -> bool:
 
 
 def _is_read(tensor: torch.Tensor) -> bool:
-    if tensor.device.type == "cpu":
-        return True
-    return not tensor.is_floating_point() and tensor.nbytes <= _READ_BYTES
+    is_short_integer = not tensor.is_floating_point() and tensor.nbytes <= _READ_BYTES
+    return tensor.device.type == "cpu" or is_short_integer
 
 
 def _copy(output: torch.Tensor, sent: torch.Tensor) -> None:

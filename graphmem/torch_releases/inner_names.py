@@ -246,6 +246,7 @@ INNER_NAMES = (
         "FullyShardedDataParallel with a card's number",
         _RANKS,
     ),
+    Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),
     Names("torch.multiprocessing", "start_processes", "ranks that a script starts", _RANKS),
     Names("torch.multiprocessing.spawn", "start_processes", "ranks that a script starts", _RANKS),
     Names("torch.distributed.c10d_logger", "_get_msg_dict", "collectives that fail", _RANKS),

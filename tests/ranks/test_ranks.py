@@ -273,6 +273,57 @@ class TestWorlds:
         assert done.exit_code == 2
         assert "rank 1 waits for an object that rank 0 does not send" in done.stderr
 
+    def test_remote_calls_are_rejected_at_once(self, run: Run, tmp_path: Path) -> None:
+        """No process answers; PyTorch would wait for one in C++, where no signal is handled."""
+        script = self.script(
+            tmp_path,
+            "import torch.distributed.rpc as rpc",
+            "rpc.init_rpc('worker0', rank=0, world_size=2)",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.exit_code == 2
+        assert "torch.distributed.rpc does not work under graphmem run" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("call", "told"),
+        [
+            (
+                "dist.reduce_scatter_tensor(card(3), card(7))",
+                "ValueError: input tensor must be the same size as output size times world size",
+            ),
+            (
+                "dist.reduce_scatter_tensor(card(3), card(6).int())",
+                "TypeError: input tensor must be the same type as the output tensor.",
+            ),
+            (
+                "dist.all_gather_into_tensor(card(7), card(3))",
+                "output tensor size must be equal to world_size times input tensor size",
+            ),
+            (
+                "dist.all_gather_into_tensor(card(6), card(3).int())",
+                "TypeError: output tensor must have the same type as input tensor",
+            ),
+        ],
+    )
+    def test_an_uneven_shard_is_the_error_of_nccl(
+        self, run: Run, tmp_path: Path, call: str, told: str
+    ) -> None:
+        """test/distributed/test_c10d_nccl.py, `test_reduce_scatter_base_basics` and its kin."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "def card(size): return torch.ones(size, device='cuda')",
+            call,
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.exit_code == 1
+        assert told in done.stderr
+        assert ", line 4" in done.stderr
+
     def test_fully_shard_makes_its_mesh_of_the_card(self, run: Run, tmp_path: Path) -> None:
         script = self.script(
             tmp_path,
