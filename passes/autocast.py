@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch.fx
 
@@ -69,14 +70,14 @@ class Cast:
 
 @dataclass(frozen=True)
 class AutocastFindings:
-    """Policies and casts; the sums are over the last forward phase.
+    """Policies and casts; the sums are over the last forward phase that has casts.
 
     Attributes:
         policies: one for each operation, by its index.
         casts: in order.
         saved_bytes: see clause (6).
         cast_bytes: see clause (7).
-        cached_weight_bytes: copies of weights that the cache holds at once.
+        cached_weight_bytes: the most that the cache holds at once, of copies of weights.
     """
 
     policies: tuple[Policy, ...]
@@ -99,18 +100,35 @@ class AutocastFindings:
 
 def find_autocast(graph: StepGraph, runtime: Runtime, annotations: Annotations) -> AutocastFindings:
     """Find the policy of every operation and every cast, and sum them up."""
-    casts = {op.index: _cast(op, graph) for op in graph.ops if _is_cast(op)}
-    last = max((phase.step for phase in graph.phases), default=-1)
-    of_last = [
-        cast for cast in casts.values() if graph.phases[graph.ops[cast.op].phase].step == last
-    ]
+    casts = tuple(_cast(op, graph) for op in graph.ops if _is_cast(op))
+    last = _last_phase_with(casts, graph)
+    of_last = [cast for cast in casts if graph.ops[cast.op].phase == last]
     return AutocastFindings(
-        policies=_policies(graph, casts.values()),
-        casts=tuple(casts.values()),
-        saved_bytes=_saved_bytes(graph, {cast.storage for cast in of_last}),
+        policies=_policies(graph, casts),
+        casts=casts,
+        saved_bytes=_saved_bytes(graph, last, {cast.storage for cast in casts}),
         cast_bytes=sum(cast.nbytes for cast in of_last if cast.weight is None),
-        cached_weight_bytes=sum(cast.nbytes for cast in of_last if cast.weight is not None),
+        cached_weight_bytes=_most_cached(casts, graph),
     )
+
+
+def _last_phase_with(casts: Iterable[Cast], graph: StepGraph) -> int | None:
+    """The last forward phase with a cast, or without one the last phase with a cast."""
+    phases = {graph.ops[cast.op].phase for cast in casts}
+    forwards = {phase for phase in phases if graph.phases[phase].name is PhaseName.FORWARD}
+    return max(forwards or phases, default=None)
+
+
+def _most_cached(casts: Iterable[Cast], graph: StepGraph) -> int:
+    """The most bytes at once, each cast from its birth until the cache lets go (clause 5)."""
+    changes = []
+    for cast in casts:
+        if cast.weight is None:
+            continue
+        changes.append((graph.storages[cast.storage].birth, cast.nbytes))
+        if cast.cached_until is not None:
+            changes.append((cast.cached_until, -cast.nbytes))
+    return max(accumulate(nbytes for _, nbytes in sorted(changes)), default=0)
 
 
 def _is_cast(op: Op) -> bool:
@@ -162,15 +180,14 @@ def _policy(op: Op, graph: StepGraph, shown: Policy) -> Policy:
     return listed or shown
 
 
-def _saved_bytes(graph: StepGraph, casts: set[int]) -> int:
-    forwards = [phase for phase in graph.phases if phase.name is PhaseName.FORWARD]
-    if not forwards:
+def _saved_bytes(graph: StepGraph, phase: int | None, casts: set[int]) -> int:
+    if phase is None or graph.phases[phase].name is not PhaseName.FORWARD:
         return 0
-    last = forwards[-1]
+    end = graph.phases[phase].end
     return sum(
         storage.nbytes
         for storage in graph.storages
-        if storage.id not in casts and _is_saved_in_lower_precision(storage, last.end, graph)
+        if storage.id not in casts and _is_saved_in_lower_precision(storage, end, graph)
     )
 
 

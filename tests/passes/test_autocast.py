@@ -152,6 +152,27 @@ def test_a_weight_is_cast_once_for_all_its_users_and_held_by_the_cache() -> None
     assert weight.cached_until is not None
 
 
+def test_the_cache_of_one_forward_pass_at_a_time_is_stated_for_accumulated_gradients() -> None:
+    """Each forward pass is a region of its own, which ends with the cache empty.
+
+    `autocast_increment_nesting`, aten/src/ATen/autocast_mode.cpp: `clear_cache` when the outermost
+    region exits. The input's cast is a forward pass's, not the iteration's.
+    """
+
+    def build() -> TrainingStep:
+        return TrainingStep(
+            model=Twice(), inputs=torch.randn(32, 64), autocast="fp16", accumulate=2
+        )
+
+    graph = trace(build, gpu=find_gpu("a100"), options=TraceOptions(steps=1))
+    findings: AutocastFindings = AUTOCAST.run(graph, RUNTIME, {})
+
+    assert [cast.weight for cast in findings.casts if cast.weight] == ["layer.weight"] * 2
+    assert findings.cached_weight_bytes == 64 * 64 * 2
+    assert findings.cast_bytes == 32 * 64 * 2
+    assert findings.saved_bytes == 32 * 64 * 2
+
+
 def test_the_first_input_is_cast_and_the_programs_casts_are_not_autocasts() -> None:
     """The second layer's input is in half precision already; `.float()` is the program's own."""
     _, findings = linear_under_autocast()
