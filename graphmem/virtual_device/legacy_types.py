@@ -2,11 +2,16 @@
 
 A CPU build has the names but refuses to instantiate them
 (`torch/csrc/tensor/python_tensor.cpp`). Here they make tensors of the virtual GPU by the rules of
-`legacy_tensor_ctor` (torch/csrc/utils/tensor_new.cpp): from sizes, or from data.
+`legacy_tensor_ctor` (torch/csrc/utils/tensor_new.cpp): from sizes, or from data. `Tensor.type` of
+such a type, or of its name, moves and casts at once, and returns the tensor itself if it has that
+type already (`THPVariable_type`, tools/autograd/templates/python_variable_methods.cpp: it calls
+`dispatch_to` without a copy; it initialises CUDA in C, where a CPU build has none).
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,11 +33,34 @@ _DTYPES = {
 
 
 def legacy_type_replacements() -> list[Replacement]:
-    """List the types to replace."""
-    return [
+    """List the types to replace, and the method that takes them."""
+    types: list[Replacement] = [
         (torch.cuda, name, _LegacyType(name, (), {"dtype": dtype}))
         for name, dtype in _DTYPES.items()
     ]
+    return [*types, (torch.Tensor, "type", _typed_by(torch.Tensor.type))]
+
+
+def _typed_by(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def typed(
+        tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **keywords: Any
+    ) -> Any:
+        wanted = _dtype_on_the_card(dtype)
+        if wanted is None:
+            return original(tensor, dtype, non_blocking, **keywords)
+        on_the_card = tensor.device if tensor.device.type == "cuda" else torch.device("cuda")
+        return tensor.to(on_the_card, wanted, non_blocking, **keywords)
+
+    return typed
+
+
+def _dtype_on_the_card(wanted: Any) -> torch.dtype | None:
+    if isinstance(wanted, _LegacyType):
+        return wanted.dtype
+    if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
+        return _DTYPES.get(wanted.removeprefix("torch.cuda."))
+    return None
 
 
 class _LegacyType(type):

@@ -612,6 +612,16 @@ class TestDevices:
         assert isinstance(sized, torch.cuda.HalfTensor)  # type: ignore[attr-defined]
         assert not isinstance(made, torch.cuda.HalfTensor)  # type: ignore[attr-defined]
 
+    def test_type_moves_to_a_legacy_type_as_in_scripts_of_2018(self) -> None:
+        on_the_host = torch.zeros(3, 4, dtype=torch.uint8)
+        moved = on_the_host.type(torch.cuda.FloatTensor)  # type: ignore[attr-defined]
+        named = on_the_host.type("torch.cuda.HalfTensor")
+
+        assert (moved.dtype, moved.device.type) == (torch.float32, "cuda")
+        assert (named.dtype, named.device.type) == (torch.float16, "cuda")
+        assert moved.type(torch.cuda.FloatTensor) is moved  # type: ignore[attr-defined]
+        assert moved.type() == "torch.cuda.FloatTensor"
+
     def test_torchscript_makes_tensors_there(self) -> None:
         @torch.jit.script
         def make() -> torch.Tensor:
