@@ -1,8 +1,9 @@
 """Writes operations as nodes of one `torch.fx.Graph`, in execution order.
 
-Every tensor remembers the node that made it. One that no operation made gets a placeholder, and one
-of several results gets its `getitem` when it is first used; these nodes describe their tensor in
-`meta["tensor"]`.
+Every tensor remembers the node that made it; for parameters the writer does, because programs pass
+a parameter's attributes on to its class (accelerate's `init_empty_weights`). One that no operation
+made gets a placeholder, and one of several results gets its `getitem` when it is first used; these
+nodes describe their tensor in `meta["tensor"]`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from graphmem.graph import TensorOut
 from graphmem.virtual_device.notes import NOTHING, Note
 
 MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
 """The node that made a tensor, or the node and the tensor's position among its results."""
+
+_NOTED = frozenset({torch.Tensor, FakeTensor})
 
 
 class NodeWriter:
@@ -37,6 +42,7 @@ class NodeWriter:
         self._names: dict[Any, str] = {}
         self._last_placeholder: torch.fx.Node | None = None
         self._placeholders = 0
+        self._makers = WeakIdKeyDictionary()  # of tensors of other classes
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.Node:
         """Append a call of `func`.
@@ -55,12 +61,22 @@ class NodeWriter:
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:
         """The node that made a tensor; a placeholder if no operation did."""
-        made_by: MadeBy | None = getattr(tensor, "_graphmem_node", NOTHING).value
+        made_by = self._remembered(tensor)
         return self._node_of(tensor) if made_by is None else made_by
 
     def remember(self, tensor: torch.Tensor, node: MadeBy) -> None:
         """Note that a tensor is a node's result, or one of its results."""
-        tensor._graphmem_node = Note(node)  # type: ignore[attr-defined]
+        if type(tensor) in _NOTED:
+            tensor._graphmem_node = Note(node)  # type: ignore[attr-defined]
+        else:
+            self._makers[tensor] = node
+
+    def _remembered(self, tensor: torch.Tensor) -> MadeBy | None:
+        if type(tensor) in _NOTED:
+            made_by: MadeBy | None = getattr(tensor, "_graphmem_node", NOTHING).value
+        else:
+            made_by = self._makers.get(tensor)
+        return made_by
 
     def _to_nodes(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -74,7 +90,7 @@ class NodeWriter:
         return value
 
     def _node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
-        made_by = getattr(tensor, "_graphmem_node", NOTHING).value
+        made_by = self._remembered(tensor)
         if isinstance(made_by, torch.fx.Node):
             return made_by
         node = self._placeholder() if made_by is None else self.item(*made_by)

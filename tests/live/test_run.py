@@ -599,3 +599,26 @@ def test_repeated_reads_on_one_line_are_one_line_of_the_report(
 
     listed = [line for line in outcome.stderr.splitlines() if f"{script}:5, 40 times)" in line]
     assert len(listed) == 1, outcome.stderr
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_attributes_of_parameters_are_the_programs_own(
+    run_graphmem: Run, tmp_path: Path, place: str
+) -> None:
+    """accelerate's `register_empty_parameter` (big_modeling.py) hands them to their class."""
+    script = tmp_path / "empty.py"
+    script.write_text(
+        "import torch\n"
+        "from accelerate import init_on_device\n"
+        f"with init_on_device(torch.device('{place}')):\n"
+        "    first = torch.nn.Linear(4, 4)\n"
+        "    second = torch.nn.Linear(4, 4)\n"
+        "    second.weight = first.weight\n"
+        "kept = torch.nn.Parameter(torch.ones(2))\n"
+        "(2 * kept).sum().backward()\n"
+        "print(second.weight.device, vars(kept))\n"
+    )
+
+    outcome = run_graphmem("run", str(script))
+
+    assert (outcome.exit_code, outcome.stdout) == (0, f"{place} {{}}\n"), outcome.stderr
