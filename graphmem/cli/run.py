@@ -140,7 +140,6 @@ def run(
         run_ranks(worlds, [*again, *program], output_format, output, (html, save))
     from graphmem.live.gpu import VirtualGpu
     from graphmem.live.running import run as run_program
-    from graphmem.report.answer import was_used
 
     tell = _teller()
     to_run = _program(script, arguments or (), max_steps, is_module=is_module)
@@ -162,7 +161,7 @@ def run(
     analysis = device.analysis()
     keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
-    if isinstance(gpu, AssumedCard) and was_used(analysis.report):
+    if isinstance(gpu, AssumedCard) and analysis.report.operations:
         hint_at_cards(device.runtime.gpu.title)
     raise ending.error or typer.Exit(ending.exit_code)
 
