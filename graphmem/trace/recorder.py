@@ -261,21 +261,21 @@ class Recorder:
         """Name the holder of a tensor's storage: a parameter, an optimizer's state.
 
         The first identity stays: a storage that is both `wte.weight` and `lm_head.weight` keeps
-        the former name. If a tensor wraps others, each of them is identified.
+        the former name. If a tensor wraps others, each of them is identified. An optimizer's state,
+        found after the step that makes it, has always been that, unless a variable was named.
         """
         if is_wrapper(type(tensor)):
             for each in held_by(tensor):
                 self.identify(each, kind, name)
             return
         storage = self.storage_of(tensor)
-        if storage is None:
+        if storage is None or (held := self._held_as[storage.id]).kind is not OwnerKind.VARIABLE:
             return
-        held = self._held_as[storage.id]
-        if held.kind is not OwnerKind.VARIABLE:
+        if kind is OwnerKind.OPTIMIZER_STATE and not held.name:
+            held.kind, held.name = kind, name
             return
-        now = self.next_tick()
-        held.end = now
-        self._hold(storage, kind, name, now)
+        held.end = self.next_tick()
+        self._hold(storage, kind, name, held.end)
 
     def label(self, storage: int, kind: OwnerKind, name: str) -> None:
         """Label a storage, by its number, without adding a holder."""

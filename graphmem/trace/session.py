@@ -261,7 +261,11 @@ class Session:
         """Register every optimizer that steps, and when it does."""
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+            known = self._optimizers.get(id(optimizer))
+            if known is None or known() is not optimizer:
+                self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+                for model in self.location.roots:
+                    name_model(self.recorder, model)
             name_optimizer(self.recorder, optimizer)
 
         def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -101,6 +101,22 @@ def test_every_part_of_a_nested_state_has_a_name() -> None:
     }
 
 
+def test_what_the_first_step_makes_is_named_at_the_peak_in_that_step() -> None:
+    with graphmem.virtual_gpu("t4") as gpu:
+        optimizer = stepped(torch.optim.Adam, "cuda", steps=1)
+    del optimizer
+
+    report = gpu.report()
+    of_weights = [each for each in report.at_peak.holders if each.shape == [WIDTH, WIDTH]]
+    assert (report.peak.phase, report.peak.op) == ("optimizer", "aten._foreach_sqrt.default")
+    assert sorted(each.reason for each in of_weights if each.category != "temporary") == [
+        "the parameter weight",
+        "weight.exp_avg, the optimizer's state",
+        "weight.exp_avg_sq, the optimizer's state",
+        "weight.grad, the gradient that the optimizer reads",
+    ]
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a state that have memory."""
     if isinstance(value, torch.Tensor):
