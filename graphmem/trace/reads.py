@@ -189,8 +189,9 @@ class Reads:
         self._recorder.assume(
             what, f"{share:g} of them ({bound})", "the route depends on data", source
         )
-        text = f"a size that depends on data is taken as {share:g} of its bound"
-        self._say((text, source), f"{text}; choose with --assume {source or 'nonzero'}=…")
+        text = f"assuming {share:g} of the bound for a size that depends on data"
+        override = f"override with --assume {source or 'nonzero'}=FRACTION"
+        self._say((text, source), f"{text}; {override}")
         return round(share * numel)
 
     def pads(self) -> bool:
@@ -269,10 +270,11 @@ class Reads:
     def _assume(self, what: str, value: str, name: str | None, source: Source | None) -> None:
         self._recorder.assume(what, value, WHY, source)
         by = name or (str(source) if source is not None else None)
-        choose = "" if by is None else f"; choose with --assume {by}=…"
+        override = "" if by is None else f"; override with --assume {by}=VALUE"
         at = "" if source is None else f" at {source.in_words}"
-        self._newest = f"{what}{at} was taken as {value}, which may be why{choose}"
-        self._say((what, source), f"{what} is taken as {value}{choose}")
+        self._newest = f"{what}{at} was taken as {value}, which may be why{override}"
+        assumed = f"{value} for {what}" if name is None else f"{what} = {value}"
+        self._say((what, source), f"assuming {assumed} (nothing is computed){override}")
 
     def _say(self, key: tuple[str, Source | None], text: str) -> None:
         if key in self._told:

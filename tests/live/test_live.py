@@ -269,7 +269,8 @@ class TestAnswers:
             for _ in range(3):
                 assert loss.item() == 1.0
         assert len(told) == 1
-        assert "loss is taken as 1.0; choose with --assume loss=…" in told[0]
+        assert "assuming loss = 1.0 (nothing is computed)" in told[0]
+        assert "; override with --assume loss=VALUE" in told[0]
         assert [each.times for each in gpu.report().assumptions] == [3]
 
     def test_a_line_that_reads_many_tensors_is_told_three_of_them(self) -> None:
@@ -278,7 +279,7 @@ class TestAnswers:
             norms = {name: torch.randn((), device="cuda") for name in "abcde"}
             assert list(map(float, norms.values())) == [1.0] * 5
         assert len(told) == 4
-        assert all("is taken as 1.0" in line for line in told[:3])
+        assert all(" = 1.0 (nothing is computed)" in line for line in told[:3])
         assert "others read there are assumed likewise" in told[3]
         assert len(gpu.report().assumptions) == 5
 

@@ -188,7 +188,7 @@ class TestTraining:
         # the evaluation reads 6.4 twice, for 64 rows
         assert "epoch 1 loss 2.50 eval 0.2000" in done.stdout
         told = [line for line in done.stderr.splitlines() if line.startswith("graphmem: ")]
-        assert len([line for line in told if "loss is taken as 2.5" in line]) == 1
+        assert len([line for line in told if "assuming loss = 2.5" in line]) == 1
         listed = re.search(r"assumed or left out(.*)", done.stderr, re.S)
         assert listed
         assert "loss: 2.5" in listed[1]
