@@ -1,7 +1,8 @@
 """The holders of a report for display: equal layers folded, reasons without formulas.
 
 Holders fold into one line if they have the same size, dtype, shape, category and source line, and
-their modules and reasons differ only in numbers: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`.
+their modules and reasons differ only in numbers: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`,
+`history[0-9]` for `history[0]` to `history[9]`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from graphmem.graph import OwnerKind
 from graphmem.layer_ranges import fold
 from graphmem.report.schema import Holder
 
-_NUMBER = re.compile(r"(?<![\w-])\d+(?=\.|$)|(?<=\.)\d+(?=\.|\b)")
+_NUMBER = re.compile(r"(?<![\w-])\d+(?=\.|$)|(?<=\.)\d+(?=\.|\b)|(?<=\w\[)\d+(?=\])")
+_ITEM = re.compile(r"(?<=\w)\[(\d+)\]")
+_FOLDED_ITEM = re.compile(r"\[\.\[?([\d,-]+)\]?\.\]")
 _SAVED = "saved for the backward pass by "
 _VARIABLE = re.compile(r"; held by the variable .*$")
 _MOST_NAMES = 3
@@ -95,7 +98,10 @@ def _key(holder: Holder, *, verbose: bool) -> tuple[object, ...]:
 
 
 def _folded(names: Iterable[str]) -> str:
-    """Fold names that differ only in numbers; otherwise the first name and a count."""
-    folded = list(fold(dict.fromkeys(names, 0)))
+    """Fold names that differ only in numbers; otherwise the first name and a count.
+
+    `fold` looks for numbers between dots: those of items, `history[0]`, get some meanwhile.
+    """
+    folded = list(fold(dict.fromkeys((_ITEM.sub(r"[.\1.]", name) for name in names), 0)))
     more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
-    return folded[0] + more
+    return _FOLDED_ITEM.sub(r"[\1]", folded[0]) + more

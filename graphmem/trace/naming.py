@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphmem.frames import is_program, short_path
-from graphmem.graph import OwnerKind, Source
+from graphmem.graph import Owner, OwnerKind, Source, Storage
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.quantised import (
     parts_of,
@@ -101,15 +101,35 @@ def name_variables(recorder: Recorder, location: Location) -> None:
     for frame in location.user_frames():
         code = frame.f_code
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
+        names: dict[int, tuple[Storage, list[str]]] = {}
         for name, value in variables_of(frame).items():
             for suffix, tensor in tensors_held(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
-                    recorder.name_variable(storage, f"{name}{suffix}", source)
+                    names.setdefault(storage.id, (storage, []))[1].append(f"{name}{suffix}")
+        for storage, found in names.values():
+            _name_local(recorder.variable_of(storage), found, source)
     for root in location.roots:
         _name_attributes(recorder, root)
     for module in _user_modules(location):
         _name_globals(recorder, module)
+
+
+def _name_local(variable: Owner | None, names: Sequence[str], source: Source) -> None:
+    """Name a local variable; one that a tensor has left, as for a list, gives up its name."""
+    if variable is None or variable.name in names:
+        return
+    known = variable.source
+    is_ours = known is not None and (known.file, known.function) == (source.file, source.function)
+    if not variable.name or is_ours:
+        variable.name, variable.source = names[0], source
+
+
+def _nameless(recorder: Recorder, tensor: torch.Tensor) -> Owner | None:
+    """The unnamed variable that alone holds a tensor's storage."""
+    storage = recorder.storage_of(tensor)
+    variable = None if storage is None else recorder.variable_of(storage)
+    return None if variable is None or variable.name else variable
 
 
 def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
@@ -119,11 +139,10 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         for attribute, value in vars(module).items():
             for suffix, tensor in tensors_held(value):
-                storage = recorder.storage_of(tensor)
-                if storage is not None and file is not None and recorder.is_nameless(storage):
-                    source = retaining_line(file, attribute, of_class=kind.__name__)
-                    name = f"{path or kind.__name__}.{attribute}{suffix}"
-                    recorder.name_variable(storage, name, source)
+                variable = _nameless(recorder, tensor)
+                if variable is not None and file is not None:
+                    variable.name = f"{path or kind.__name__}.{attribute}{suffix}"
+                    variable.source = retaining_line(file, attribute, of_class=kind.__name__)
 
 
 def _user_modules(location: Location) -> list[ModuleType]:
@@ -137,10 +156,10 @@ def _user_modules(location: Location) -> list[ModuleType]:
 def _name_globals(recorder: Recorder, module: ModuleType) -> None:
     for name, value in list(vars(module).items()):
         for suffix, tensor in tensors_held(value):
-            storage = recorder.storage_of(tensor)
-            if storage is not None and recorder.is_nameless(storage):
-                source = retaining_line(str(module.__file__), name)
-                recorder.name_variable(storage, f"{name}{suffix}", source)
+            variable = _nameless(recorder, tensor)
+            if variable is not None:
+                variable.name = f"{name}{suffix}"
+                variable.source = retaining_line(str(module.__file__), name)
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:

@@ -288,16 +288,10 @@ class Recorder:
             for birth in op.births:
                 self.label(birth, OwnerKind.COMPILED, name)
 
-    def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
-        """Name the Python variable that holds a storage."""
-        if self.is_nameless(storage):
-            held = self._held_as[storage.id]
-            held.name, held.source = name, source
-
-    def is_nameless(self, storage: Storage) -> bool:
-        """Whether only an unnamed Python variable holds a storage."""
+    def variable_of(self, storage: Storage) -> Owner | None:
+        """The owner that is a Python variable, named or not, if one holds a storage."""
         held = self._held_as.get(storage.id)
-        return held is not None and held.kind is OwnerKind.VARIABLE and not held.name
+        return held if held is not None and held.kind is OwnerKind.VARIABLE else None
 
     def identity_of(self, tensor: object) -> str | None:
         """The name of the holder of a tensor's storage; None if it is just a variable."""

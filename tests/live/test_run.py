@@ -334,6 +334,29 @@ class TestFindings:
         assert "running_out.py:28): Tried to allocate 60.00 GiB" in refused[1]
         assert "held by the variable hoard[0]" in "\n".join(lines)
 
+    def test_equal_tensors_of_a_list_are_one_line_named_after_it(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """9 of 10 tensors of 2^27 floats, 512 MiB each, were in the list at a backward pass."""
+        script = tmp_path / "hoarding.py"
+        script.write_text(
+            "import torch\n"
+            "def main():\n"
+            "    history = []\n"
+            "    for _ in range(10):\n"
+            "        made = torch.randn(2**27, device='cuda')\n"
+            "        torch.ones((), device='cuda', requires_grad=True).backward()\n"
+            "        history.append(made)\n"
+            "        del made\n"
+            "    torch.empty(2**34, dtype=torch.uint8, device='cuda')\n"
+            "main()\n"
+        )
+        done = run("--gpu", "t4", script)
+
+        told = " ".join(done.stderr.split())
+        assert "4.500 GiB 9 x 512.0 MiB, float32 [134217728] (" in told
+        assert "held by the variable history[0-8] (" in told
+
     def test_the_parameters_of_an_oversized_model_are_named(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"
         arguments = ["--gpu", "a100-80gb", "--format", "json", "-o", output]
