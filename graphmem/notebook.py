@@ -58,5 +58,7 @@ def _card(line: str) -> str:
             return DEFAULT_GPU
         case ["--gpu", name]:
             return name
+        case [option] if option.startswith("--gpu="):
+            return option.removeprefix("--gpu=")
         case _:
             raise MagicOptionsError(line)

@@ -88,6 +88,20 @@ def test_a_wrong_argument_suggests_the_nearest(call: Callable[[], Any], hint: st
     assert caught.value.hint == hint
 
 
+def test_a_model_without_its_inputs_is_told_how_to_give_them() -> None:
+    with pytest.raises(messages.ModelWithoutInputsError) as caught:
+        graphmem.analyze(a_model())
+
+    assert str(caught.value) == "Sequential has no inputs, and its forward needs input"
+    assert caught.value.hint == "graphmem.analyze(model, inputs, loss=…)"
+
+
+@pytest.mark.parametrize("steps", [0, "2", 1.5])
+def test_a_number_of_steps_that_is_none_is_rejected(steps: Any) -> None:
+    with pytest.raises(messages.WrongStepsError, match=f"steps={steps!r}: it must be an integer"):
+        graphmem.analyze(a_model(), torch.ones(1, WIDTH), steps=steps)
+
+
 def test_a_hint_is_printed_with_the_error() -> None:
     with pytest.raises(InputError) as caught:
         graphmem.analyze(a_model(), torch.ones(1, WIDTH), gpu="h1000")
@@ -177,7 +191,7 @@ class TestCellMagic:
         names = set(shell.user_ns)
 
         report = shell.magics["graphmem"](
-            "--gpu t4", "x = torch.ones(1024, 1024, device='cuda')\ny = x @ x\n"
+            "--gpu=t4", "x = torch.ones(1024, 1024, device='cuda')\ny = x @ x\n"
         )
 
         # two matrices, and cuBLAS's workspace

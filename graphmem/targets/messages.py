@@ -167,6 +167,23 @@ class WrongAccumulateError(InputError):
         super().__init__(f"{name}() asks for accumulate={accumulate!r}; it must be at least 1")
 
 
+class ModelWithoutInputsError(InputError):
+    """`graphmem.analyze(model)` of a model that needs inputs."""
+
+    def __init__(self, name: str, needed: Sequence[str]) -> None:
+        super().__init__(
+            f"{name} has no inputs, and its forward needs {', '.join(needed)}",
+            hint="graphmem.analyze(model, inputs, loss=…)",
+        )
+
+
+class WrongStepsError(InputError):
+    """The number of iterations is invalid."""
+
+    def __init__(self, steps: Any) -> None:
+        super().__init__(f"steps={steps!r}: it must be an integer, at least 1")
+
+
 class NoInputsError(InputError):
     """A model that needs inputs has none."""
 

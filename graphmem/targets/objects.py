@@ -16,11 +16,16 @@ def target_of(
     """Convert a Python object to a target for `load_target`.
 
     Raises:
-        InputError: inputs or a loss are given for something that has its own.
+        InputError: a model lacks its inputs, or something that has its own is given more.
     """
     from torch import nn
 
+    from graphmem.targets.returned import inputs_needed
+
     if isinstance(target, nn.Module):
+        needed = inputs_needed(target) if inputs is None else []
+        if needed:
+            raise messages.ModelWithoutInputsError(type(target).__name__, needed)
         if inputs is None:
             return _named(lambda: target, target)
         return _named(lambda: TrainingStep(model=target, inputs=inputs, loss=loss), target)
@@ -41,12 +46,15 @@ def _named(make: Callable[[], Any], thing: Any) -> Callable[[], Any]:
 
 
 def check_names(function: str, given: dict[str, Any], options: type, *more: str) -> None:
-    """Reject unknown options.
+    """Reject unknown options, and a number of steps that is none.
 
     Raises:
-        InputError: there is one; the hint has the nearest name.
+        InputError: there is one; of an unknown option the hint has the nearest name.
     """
     known = [*more, *(each.name for each in fields(options))]
     for name in given:
         if name not in known:
             raise messages.UnknownArgumentError(function, name, known)
+    steps = given.get("steps", 1)
+    if not isinstance(steps, int) or steps < 1:
+        raise messages.WrongStepsError(steps)

@@ -71,12 +71,17 @@ def _check(step: TrainingStep, name: str) -> None:
 def _no_inputs(model: torch.nn.Module | None, name: str) -> tuple[()]:
     """The inputs of a model that takes none."""
     assert model is not None
-    needed = [
+    needed = inputs_needed(model)
+    if needed:
+        raise messages.NoInputsError(name, needed)
+    return ()
+
+
+def inputs_needed(model: torch.nn.Module) -> list[str]:
+    """The parameters of a model's `forward` that have no default."""
+    return [
         parameter.name
         for parameter in parameters_of(model.forward).values()
         if parameter.default is Parameter.empty
         and parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     ]
-    if needed:
-        raise messages.NoInputsError(name, needed)
-    return ()
