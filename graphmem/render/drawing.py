@@ -36,7 +36,8 @@ _TALLEST = 250.0
 _ARROW = 7.0
 _HOW_TO_READ = """\
 Rounded boxes are operations, executed in the direction of the arrow.
-Square boxes are the storages they allocate: as high as their bytes, filled if alive at the peak.
+Square boxes are the storages they allocate: as high as their bytes (small ones as their text),
+filled if alive at the peak.
 Lines lead from what allocates a storage to it, and on to what releases it.
 An asterisk in a name stands for the number of a layer."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
@@ -17,6 +19,7 @@ from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.cli import main
 from graphmem.record import save
 from graphmem.render.page import page
+from graphmem.report.advice_info import AdviceInfo, BatchInfo
 from graphmem.report.categories import CATEGORY_COLOURS
 from graphmem.units import format_bytes
 from tests.support.browser import Open
@@ -305,18 +308,23 @@ def test_text_has_the_contrast_wcag_requires(open_page: Open, theme: str) -> Non
 
 
 def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
-    browser = open_page(page(refused_analysis()))
+    analysis = refused_analysis()
+    batch = BatchInfo(64, 32, 33, f"graphmem analyze {'model.py:build --gpu t4 ' * 5}")
+    report = replace(analysis.report, advice=AdviceInfo(batch, []))
+    browser = open_page(page(dataclasses.replace(analysis, report=report)))
     size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         widths = browser.execute_script(
             "const { scrollWidth, clientWidth } = document.documentElement;"
-            "return [scrollWidth, clientWidth]"
+            "const command = document.querySelector('#advice pre');"
+            "return [scrollWidth, clientWidth, command.scrollWidth, command.clientWidth]"
         )
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     assert widths[0] == widths[1] <= 400
+    assert widths[2] == widths[3]
 
 
 def test_two_reports_are_compared(open_page: Open) -> None:
