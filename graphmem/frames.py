@@ -85,11 +85,14 @@ def packages_folder() -> str:
 
 
 def short_path(file: str) -> str:
-    """A path relative to the working directory or to the installed packages, else in full."""
+    """A path relative to the installed packages or to the working directory, else in full.
+
+    The packages come first: often their environment is in the project.
+    """
+    if file.startswith(packages_folder()):
+        return file.removeprefix(packages_folder())
     path = Path(file)
-    if path.is_relative_to(Path.cwd()):
-        return str(path.relative_to(Path.cwd()))
-    return file.removeprefix(packages_folder())
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
 def acts_for_the_program(function: _Function) -> _Function:

@@ -210,3 +210,13 @@ class TestModule:
 
         assert asking.seen == [""]
         assert location.roots == []
+
+
+def test_a_package_is_named_the_same_in_an_environment_within_the_project(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packages = Path(torch.__file__).parents[1]
+    monkeypatch.chdir(packages.parent)  # such a project
+
+    assert short_path(f"{packages}/transformers/trainer.py") == "transformers/trainer.py"
+    assert short_path(f"{packages.parent}/train.py") == "train.py"
