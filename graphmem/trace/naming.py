@@ -125,11 +125,9 @@ def _name_local(variable: Owner | None, names: Sequence[str], source: Source) ->
         variable.name, variable.source = names[0], source
 
 
-def _nameless(recorder: Recorder, tensor: torch.Tensor) -> Owner | None:
-    """The unnamed variable that alone holds a tensor's storage."""
-    storage = recorder.storage_of(tensor)
-    variable = None if storage is None else recorder.variable_of(storage)
-    return None if variable is None or variable.name else variable
+def _is_nameless(recorder: Recorder, storage: Storage) -> bool:
+    variable = recorder.variable_of(storage)
+    return variable is not None and not variable.name
 
 
 def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
@@ -139,10 +137,11 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         for attribute, value in vars(module).items():
             for suffix, tensor in tensors_held(value):
-                variable = _nameless(recorder, tensor)
-                if variable is not None and file is not None:
-                    variable.name = f"{path or kind.__name__}.{attribute}{suffix}"
-                    variable.source = retaining_line(file, attribute, of_class=kind.__name__)
+                storage = recorder.storage_of(tensor)
+                if storage is not None and file is not None and _is_nameless(recorder, storage):
+                    source = retaining_line(file, attribute, of_class=kind.__name__)
+                    name = f"{path or kind.__name__}.{attribute}{suffix}"
+                    recorder.name_variable(storage, name, source)
 
 
 def _user_modules(location: Location) -> list[ModuleType]:
@@ -156,10 +155,10 @@ def _user_modules(location: Location) -> list[ModuleType]:
 def _name_globals(recorder: Recorder, module: ModuleType) -> None:
     for name, value in list(vars(module).items()):
         for suffix, tensor in tensors_held(value):
-            variable = _nameless(recorder, tensor)
-            if variable is not None:
-                variable.name = f"{name}{suffix}"
-                variable.source = retaining_line(str(module.__file__), name)
+            storage = recorder.storage_of(tensor)
+            if storage is not None and _is_nameless(recorder, storage):
+                source = retaining_line(str(module.__file__), name)
+                recorder.name_variable(storage, f"{name}{suffix}", source)
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:

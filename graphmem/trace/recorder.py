@@ -269,7 +269,7 @@ class Recorder:
                 self.identify(each, kind, name)
             return
         storage = self.storage_of(tensor)
-        if storage is None or (held := self._held_as[storage.id]).kind is not OwnerKind.VARIABLE:
+        if storage is None or (held := self.variable_of(storage)) is None:
             return
         if kind is OwnerKind.OPTIMIZER_STATE and not held.name:
             held.kind, held.name = kind, name
@@ -287,6 +287,11 @@ class Recorder:
         for op in self.graph.ops[first:]:
             for birth in op.births:
                 self.label(birth, OwnerKind.COMPILED, name)
+
+    def name_variable(self, storage: Storage, name: str, source: Source | None) -> None:
+        """Name the Python variable that holds a storage."""
+        if (held := self.variable_of(storage)) is not None and not held.name:
+            held.name, held.source = name, source
 
     def variable_of(self, storage: Storage) -> Owner | None:
         """The owner that is a Python variable, named or not, if one holds a storage."""
