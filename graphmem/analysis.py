@@ -92,6 +92,18 @@ class Request:
     settings: Mapping[str, str] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
 
+    def __post_init__(self) -> None:
+        """Reject a number of iterations that is none.
+
+        Raises:
+            InputError: it is.
+        """
+        steps: Any = self.steps
+        if not isinstance(steps, int) or steps < 1:
+            from graphmem.targets.messages import WrongStepsError
+
+            raise WrongStepsError(steps)
+
 
 class Options(TypedDict, total=False):
     """The fields of `Request` as keyword arguments, without `gpu`."""

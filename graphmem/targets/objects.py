@@ -23,12 +23,12 @@ def target_of(
     from graphmem.targets.returned import inputs_needed
 
     if isinstance(target, nn.Module):
-        needed = inputs_needed(target) if inputs is None else []
+        if inputs is not None:
+            return _named(lambda: TrainingStep(model=target, inputs=inputs, loss=loss), target)
+        needed = inputs_needed(target)
         if needed:
             raise messages.ModelWithoutInputsError(type(target).__name__, needed)
-        if inputs is None:
-            return _named(lambda: target, target)
-        return _named(lambda: TrainingStep(model=target, inputs=inputs, loss=loss), target)
+        return _named(lambda: target, target)
     if inputs is not None or loss is not None:
         raise messages.InputsWithoutModelError
     if isinstance(target, TrainingStep):
@@ -46,15 +46,12 @@ def _named(make: Callable[[], Any], thing: Any) -> Callable[[], Any]:
 
 
 def check_names(function: str, given: dict[str, Any], options: type, *more: str) -> None:
-    """Reject unknown options, and a number of steps that is none.
+    """Reject unknown options.
 
     Raises:
-        InputError: there is one; of an unknown option the hint has the nearest name.
+        InputError: there is one; the hint has the nearest name.
     """
     known = [*more, *(each.name for each in fields(options))]
     for name in given:
         if name not in known:
             raise messages.UnknownArgumentError(function, name, known)
-    steps = given.get("steps", 1)
-    if not isinstance(steps, int) or steps < 1:
-        raise messages.WrongStepsError(steps)
