@@ -273,9 +273,10 @@ def where(place: Peak | Refusal) -> str:
 def brief(report: Report) -> Iterator[Text]:
     """Three lines: the verdict, the peak, its place or that where memory runs out."""
     card = report.on_card
+    refused = None if card is None else card.refused
     if card is None:
         yield Text(f"on {report.runtime.title} ({format_bytes(report.runtime.memory)})")
-    elif card.refused is None:
+    elif refused is None:
         yield headline(report) + Text(f": {format_bytes(card.margin)} to spare")
     else:
         yield headline(report)
@@ -284,7 +285,6 @@ def brief(report: Report) -> Iterator[Text]:
         f"peak {format_bytes(found.allocated)} allocated ({format_exact(found.allocated)}"
         f"{collector_words.in_brief(report)}), {format_bytes(found.reserved)} reserved"
     )
-    refused = card.refused if card is not None else None
     if refused is not None:
         yield Text(f"out of memory {where(refused)}")
     else:
