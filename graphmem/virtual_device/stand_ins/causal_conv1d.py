@@ -26,7 +26,7 @@ import torch
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.stand_ins import StandIn, lacking
 
-INSTALL = (
+_INSTALL = (
     "CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE "
     "pip install causal-conv1d --no-build-isolation"
 )
@@ -256,7 +256,7 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
         causal_conv1d_bwd_function,
         causal_conv1d_update_function,
     )
-    varlen = lacking("causal_conv1d", ["causal_conv1d_varlen_states"], INSTALL)
+    varlen = lacking("causal_conv1d", ["causal_conv1d_varlen_states"], _INSTALL)
     return {
         "causal_conv1d_cuda": _EXTENSION,
         "causal_conv1d": {**interface, "__version__": STAND_IN.version},

@@ -69,7 +69,7 @@ def _of_projection(tensor: Any) -> Any:
     return torch.zeros_like(tensor, dtype=torch.float32 if varies else tensor.dtype)
 
 
-def in_rows(tensor: Any) -> Any:
+def _in_rows(tensor: Any) -> Any:
     """A copy, unless positions are contiguous."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -91,9 +91,9 @@ class _SelectiveScanFn(torch.autograd.Function):
         delta_softplus: bool,
         returns_state: bool,
     ) -> Any:
-        u, delta = in_rows(u), in_rows(delta)
+        u, delta = _in_rows(u), _in_rows(delta)
         D = None if D is None else D.contiguous()
-        B, C, z = in_rows(B), in_rows(C), in_rows(z)
+        B, C, z = _in_rows(B), _in_rows(C), _in_rows(z)
         ctx.ungrouped = [each.dim() == 3 for each in (B, C)]
         B, C = (each.unsqueeze(1) if each.dim() == 3 else each for each in (B, C))
         out, states, *gated = fwd(u, delta, A, B, C, D, z, delta_bias, delta_softplus)
@@ -107,7 +107,7 @@ class _SelectiveScanFn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, *others: Any) -> Any:
         *operands, states, out = ctx.saved_tensors
-        rest: list[Any] = [in_rows(dout), states, out, None, ctx.delta_softplus, False]
+        rest: list[Any] = [_in_rows(dout), states, out, None, ctx.delta_softplus, False]
         du, ddelta, dA, dB, dC, dD, dbias, *gate = bwd(*operands, *rest)
         dB, dC = (
             each.squeeze(1) if ungrouped else each
