@@ -160,7 +160,8 @@ class TestReport:
 
         grown = twice.peak.allocated - report.peak.allocated
         assert comparison.peak.change == grown > 0
-        assert f"{grown:+,}" in str(comparison)
+        assert f"{grown:+,}" in str(comparison) == repr(comparison)
+        assert "activations (saved)" in str(comparison)
 
     def test_it_is_read_back_unchanged(self, report: Report) -> None:
         assert Report.from_json(report.to_json()) == report

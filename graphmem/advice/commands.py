@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from graphmem.gpus import AssumedCard
+from graphmem.targets import is_record
 
 if TYPE_CHECKING:
     from graphmem.analysis import Request
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
 def command_of(name: str, target: str, request: Request) -> str:
     """The command line of `graphmem NAME` for a target with these options."""
     return shlex.join(["graphmem", name, target, *_options(request)])
+
+
+def advice_command(target: str, request: Request) -> str:
+    """The command that measures what would help; none for a saved step."""
+    if is_record(target):
+        return ""
+    return f"{command_of('analyze', target, request)} --advice"
 
 
 def _options(request: Request) -> Iterator[str]:

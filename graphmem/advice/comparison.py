@@ -29,7 +29,7 @@ class BeforeAfter:
         return self.after - self.before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReportComparison:
     """Two reports of one target."""
 
@@ -64,11 +64,14 @@ class ReportComparison:
             )
 
     def __str__(self) -> str:
-        """A line for each figure: before, after, change."""
-        rows = [(row.name, row.before, row.after, row.change) for row in self.rows()]
-        names = max(len(name) for name, *_ in rows)
-        lines = (f"{name:{names}} {b:>18,} {a:>18,} {c:>+18,}" for name, b, a, c in rows)
-        return "\n".join([f"{'bytes':{names}} {'before':>18} {'after':>18} {'change':>18}", *lines])
+        from graphmem.advice.comparison_table import comparison_table
+        from graphmem.plain_text import plain_text
+
+        return plain_text(lambda console: console.print(comparison_table(self))).rstrip("\n")
+
+    def __repr__(self) -> str:
+        """The table, which is what a notebook shows."""
+        return str(self)
 
     def to_json(self) -> str:
         """The rows as JSON."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphmem.advice.commands import command_of
+from graphmem.advice.commands import advice_command
 from graphmem.cli import options
 from graphmem.cli.output import console, hint_at_cards, keep, progress, put_result
 from graphmem.cli.request import takes_request
@@ -66,7 +66,8 @@ def analyze(
     with progress() as report_progress:
         if wants.first_aid(analysis.report, target):
             analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
-        keep(analysis, html, save, report_progress, with_source=not no_source)
+        more = advice_command(target, request)
+        keep(analysis, html, save, report_progress, with_source=not no_source, more=more)
     put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
     if isinstance(request.gpu, AssumedCard):
         hint_at_cards(analysis.report.runtime.title)
@@ -101,8 +102,8 @@ class _Wants:
             print_verdict(report, console(), verbose=self.verbose)
             return partial(print_rest, verbose=self.verbose)
         more = ""
-        if not (measures or self.advice is False or target.endswith(RECORD)):
-            more = f"{command_of('analyze', target, request)} --advice"
+        if not (measures or self.advice is False):
+            more = advice_command(target, request)
         return partial(print_report, verbose=self.verbose, more=more)
 
 

@@ -67,13 +67,14 @@ def keep(
     tell: Callable[[str], None],
     *,
     with_source: bool,
+    more: str = "",
 ) -> None:
     """Write the page and the saved step of an analysis, if requested."""
     if html is not None:
         from graphmem.render.page import page
 
         tell(f"drawing {html}")
-        write_text(html, page(analysis, with_source=with_source))
+        write_text(html, page(analysis, with_source=with_source, more=more))
     if record is not None:
         from graphmem.record import save
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from graphmem.advice.commands import advice_command
 from graphmem.cli import options
 from graphmem.cli.output import progress, write_bytes
 from graphmem.cli.request import takes_request
@@ -89,7 +90,14 @@ def render(
     view = View(depth, tuple(expand or ()), PhaseName(phase) if phase else None, around)
     with progress() as report_progress:
         other = _other(compare, request, report_progress) if compare else None
-        choices = PictureOptions(plot, table, view, other, with_source=not no_source)
+        choices = PictureOptions(
+            plot,
+            table,
+            view,
+            other,
+            with_source=not no_source,
+            more=advice_command(target, request),
+        )
         draw = renderer_for(output.name, choices)
         analysis = run_analysis(target, request, report_progress)
         report_progress("drawing")

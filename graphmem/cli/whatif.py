@@ -13,9 +13,6 @@ from graphmem.cli.output import console, progress
 from graphmem.cli.request import takes_request
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from graphmem.advice import ReportComparison
     from graphmem.analysis import Request
 
 
@@ -49,6 +46,7 @@ def whatif(
     Example: graphmem whatif model.py:build --checkpoint 'h.*' --batch 16
     """
     from graphmem.advice import ReportComparison
+    from graphmem.advice.comparison_table import comparison_table
     from graphmem.analysis import run_analysis
 
     if dtype is not None and autocast not in (None, "none"):
@@ -71,29 +69,4 @@ def whatif(
     if output_format == "json":
         typer.echo(comparison.to_json(), nl=False)
     else:
-        console().print(as_table(comparison))
-
-
-def as_table(comparison: ReportComparison) -> Table:
-    """One row for each figure: before, after, and the change."""
-    from rich.table import Table
-
-    from graphmem.units import format_bytes
-
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    table.add_column("at the peak, bytes")
-    for heading in ("before", "after", "change", ""):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in comparison.rows():
-        sign = "-" if row.change < 0 else "+"
-        table.add_row(
-            row.name,
-            f"{row.before:,}",
-            f"{row.after:,}",
-            f"{row.change:+,}" if row.change else "0",
-            f"{sign}{format_bytes(abs(row.change))}" if row.change else "",
-        )
-    table.add_row(
-        "operations", f"{comparison.before.operations:,}", f"{comparison.after.operations:,}"
-    )
-    return table
+        console().print(comparison_table(comparison))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.formulas.blocks import ModelBlocks
 from graphmem.graph import Category, Op, StepGraph, Storage
-from graphmem.report.categories import NAMES_ON_RANKS
+from graphmem.report.categories import CATEGORY_NAMES
 
 if TYPE_CHECKING:
     import torch.fx
@@ -63,11 +63,11 @@ class Role(NamedTuple):
     @property
     def is_activation(self) -> bool:
         """Whether it is not one of the report's categories (clause 1)."""
-        return self.what not in NAMES_ON_RANKS
+        return self.what not in CATEGORY_NAMES
 
     def __str__(self) -> str:
-        if self.what in NAMES_ON_RANKS:
-            return NAMES_ON_RANKS[self.what]
+        if self.what in CATEGORY_NAMES:
+            return CATEGORY_NAMES[self.what]
         return f"{self.what}{', blocks' if self.in_block else ', outside of blocks'}"
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphmem.parallel.schema import CandidateLayout, Plan, Search, StageInfo
-from graphmem.report.categories import COMMUNICATION, NAMES_ON_RANKS
+from graphmem.report.categories import CATEGORY_NAMES, COMMUNICATION
 from graphmem.units import format_bytes, format_exact
 
 _COLUMNS = ("parameter", "gradient", "optimizer_state", "activation", COMMUNICATION)
@@ -88,7 +88,7 @@ def _peak(plan: Plan) -> Iterator[Text | Table]:
         if nbytes:
             share = f"{100 * nbytes / fullest.peak:.1f} %"
             table.add_row(
-                NAMES_ON_RANKS.get(category, category), format_bytes(nbytes), f"{nbytes:,}", share
+                CATEGORY_NAMES.get(category, category), format_bytes(nbytes), f"{nbytes:,}", share
             )
     yield table
     yield Text()

@@ -31,6 +31,7 @@ class PictureOptions:
         view: the detail of the liveness graph.
         other: the run that a page has beside its own, or a report of one.
         with_source: whether a page contains the user's source files.
+        more: the command that measures what would help, for a page.
     """
 
     plot: Literal["liveness", "timeline"] = "liveness"
@@ -38,6 +39,7 @@ class PictureOptions:
     view: View = field(default_factory=View)
     other: Analysis | Report | None = None
     with_source: bool = True
+    more: str = ""
 
 
 def renderer_for(name: str, choices: PictureOptions) -> Draw:
@@ -65,7 +67,7 @@ def renderer_for(name: str, choices: PictureOptions) -> Draw:
 
 
 def _page(analysis: Analysis, choices: PictureOptions) -> str:
-    return page(analysis, choices.other, with_source=choices.with_source)
+    return page(analysis, choices.other, with_source=choices.with_source, more=choices.more)
 
 
 def _drawing(file_format: str, choices: PictureOptions) -> Draw:

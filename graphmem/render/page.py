@@ -38,11 +38,16 @@ SCRIPTS = (
 
 
 def page(
-    analysis: Analysis, other: Analysis | Report | None = None, *, with_source: bool = True
+    analysis: Analysis,
+    other: Analysis | Report | None = None,
+    *,
+    with_source: bool = True,
+    more: str = "",
 ) -> str:
     """Render an analysis as a page, beside another run or its report if one is given.
 
-    The page contains the user's source files, unless `with_source` is off.
+    The page contains the user's source files, unless `with_source` is off, and if the report has no
+    advice, `more`, the command that measures it.
     """
     content = columns(analysis)
     if with_source:
@@ -58,6 +63,7 @@ def page(
         verdict=answer.verdict_in_words(analysis.report),
         largest_batch=answer.largest_batch_in_words(analysis.report),
         bounds=list(answer.bounds_in_words(analysis.report)),
+        more=more,
         then=answer.then,
         style=Markup(_asset("page.css")),
         script=Markup(_script()),

@@ -24,7 +24,6 @@ CATEGORY_NAMES: Mapping[str, str] = MappingProxyType(
 
 COMMUNICATION = "communication"
 """The category of communication buffers."""
-NAMES_ON_RANKS = CATEGORY_NAMES
 
 # From the bottom of the stack to its top: longest-lived first.
 CATEGORY_COLOURS: Mapping[str, str] = MappingProxyType(

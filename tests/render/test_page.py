@@ -318,13 +318,16 @@ def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
         widths = browser.execute_script(
             "const { scrollWidth, clientWidth } = document.documentElement;"
             "const command = document.querySelector('#advice pre');"
-            "return [scrollWidth, clientWidth, command.scrollWidth, command.clientWidth]"
+            "const words = [...command.querySelectorAll('span')];"
+            "const lines = Math.max(...words.map((word) => word.getClientRects().length));"
+            "return [scrollWidth, clientWidth, command.scrollWidth, command.clientWidth, lines]"
         )
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     assert widths[0] == widths[1] <= 400
     assert widths[2] == widths[3]
+    assert widths[4] == 1, "a word of a command, such as --gpu, is broken"
 
 
 def test_two_reports_are_compared(open_page: Open) -> None:
@@ -428,3 +431,4 @@ def test_analyze_writes_the_page_as_well(tmp_path: Path) -> None:
 
     assert "peak" in report.read_text()
     assert html.read_text().startswith("<!doctype html>")
+    assert "<span>--advice</span>" in html.read_text(), "how to learn what would help"
