@@ -41,7 +41,7 @@ class Console(rich.console.Console):
 
 
 def plain_text(show: Callable[[Console], None], width: int = PLAIN_WIDTH) -> str:
-    """The output of `show`, without colour, at this width."""
+    """The output of `show`, without colour or trailing blanks, at this width."""
     buffer = io.StringIO()
     show(Console(file=buffer, width=width, highlight=False))
-    return buffer.getvalue()
+    return re.sub(" +$", "", buffer.getvalue(), flags=re.MULTILINE)
