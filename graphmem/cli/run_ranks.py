@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from graphmem.live.several_ranks import RankInfo, RanksReport
+    from graphmem.ranks.mismatches import Mismatch
     from graphmem.ranks.world import World
 
 
@@ -40,9 +41,11 @@ def run_ranks(
         kept: further outputs, which only a single rank can have.
 
     Raises:
-        InputError: another output was requested.
+        InputError: another output was requested, or the collectives of ranks do not match.
     """
     from graphmem.live.several_ranks import RanksReport, outcomes
+    from graphmem.ranks.error_messages import MismatchedCollectivesError
+    from graphmem.ranks.mismatches import first_mismatch
 
     if any(kept):
         raise OneRankOnlyError()
@@ -52,7 +55,7 @@ def run_ranks(
         return [*begun, "--format", "json", "--output", str(report), *arguments]
 
     told: set[str] = set()
-    found = []
+    found, made = [], {}
     ranks = [world.rank for world in worlds]
     for outcome in outcomes(ranks, command, len(os.sched_getaffinity(0))):
         sys.stdout.write(outcome.stdout)
@@ -61,8 +64,23 @@ def run_ranks(
                 typer.echo(line, err=True)
         told.update(outcome.stderr.splitlines())
         found.append(outcome.info)
+        if outcome.collectives is not None:
+            made[outcome.info.rank] = outcome.collectives
     _show(RanksReport.of(worlds[0].size, found), output_format, output)
+    mismatch = first_mismatch(made)
+    if mismatch is not None and mismatch.doubt is None:
+        raise MismatchedCollectivesError(mismatch.ranks, mismatch)
+    if mismatch is not None:
+        typer.echo(_in_doubt(mismatch), err=True)
     raise typer.Exit(next((each.exit_code for each in found if each.exit_code), 0))
+
+
+def _in_doubt(mismatch: Mismatch) -> str:
+    return (
+        f"graphmem: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} make different collectives, "
+        f"perhaps only because each was given its own values instead of the other's at "
+        f"{mismatch.doubt} (docs/ranks.md){mismatch}"
+    )
 
 
 def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from graphmem.live import (
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
+from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import devices_of
 from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
@@ -157,12 +158,15 @@ class VirtualGpu:
 
     def _replacements(self) -> list[Any]:
         session = self._session
+        journal = Journal(session.reads.known, session.location.place, lambda: session.is_stopped)
         return [
             *addresses.replacements(session.recorder, self._simulator.block_holding),
             *serialization.replacements(session.recorder, session.fake_mode, session.reads),
             *resized_storages.replacements(session.recorder, session.saved.replaced),
             *pool_pointers.replacements(self._simulator, session.fake_mode),
-            *surroundings.replacements(session.recorder, session.reads.known, self.memory.devices),
+            *surroundings.replacements(
+                session.recorder, session.reads.known, self.memory.devices, journal
+            ),
             *torchscript.replacements(session.reads.scripted),
         ]
 

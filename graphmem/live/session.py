@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -44,6 +44,7 @@ class LiveSession(Session):
         simulator: keeps the device's memory up to date.
         observer: samples the device when iterations begin.
         collector: notes when Python's cycle collector runs.
+        is_stopped: whether the requested iterations have run; the program may still clean up.
     """
 
     mode: LiveMode
@@ -74,6 +75,7 @@ class LiveSession(Session):
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
         self.collector = CollectorWatch(recorder)
         self._max_steps = max_steps
+        self.is_stopped = False
         self._is_complete = True
         self._forwards = 0
         self._walked = False
@@ -123,7 +125,11 @@ class LiveSession(Session):
         self._forwards += 1
         trains = self._made or self._walked
         if self._max_steps is not None and not trains and self._forwards > self._max_steps:
-            raise EnoughSteps
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self.is_stopped = True
+        raise EnoughSteps
 
     def _look_before_refusal(self) -> None:
         """Sample the device at a refused request."""
@@ -137,7 +143,7 @@ class LiveSession(Session):
         self.saved.forget_released()
         self.observer.begin_iteration(number)
         if self._max_steps is not None and number >= self._max_steps:
-            raise EnoughSteps
+            self._stop()
         self._is_complete = False
 
     def begin_backward(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Self
 import msgspec
 
 from graphmem.json_text import json_text
+from graphmem.ranks.journal import FOLDER, Collectives
 from graphmem.report import Report
 
 SCHEMA = "graphmem.ranks/1"
@@ -64,11 +66,12 @@ class RanksReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How a rank ended, and its output."""
+    """How a rank ended, its output, and its collectives if it ended well."""
 
     info: RankInfo
     stdout: str
     stderr: str
+    collectives: Collectives | None
 
 
 def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[RankOutcome]:
@@ -114,15 +117,20 @@ class _Processes:
         )
         exit_code = self._ended(rank, report, stdout, stderr)
         found = Report.from_json(report.read_bytes()) if report.exists() else None
-        written = (each.read_text(errors="replace") for each in (stdout, stderr))
-        return RankOutcome(RankInfo(rank, exit_code, found), *written)
+        out, err = (each.read_text(errors="replace") for each in (stdout, stderr))
+        made = None if exit_code else Collectives.read(self._folder, rank)
+        return RankOutcome(RankInfo(rank, exit_code, found), out, err, made)
 
     def _ended(self, rank: int, report: Path, stdout: Path, stderr: Path) -> int:
         with stdout.open("wb") as out, stderr.open("wb") as err:
             if self._is_over:
                 return 1
             process = subprocess.Popen(
-                self._command(rank, report), stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                self._command(rank, report),
+                env=os.environ | {FOLDER: str(self._folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
             )
             self._running.add(process)
             try:

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import ranks
 from graphmem.live.messages import SentTensorError
 from graphmem.live.mode import LiveMode
+from graphmem.ranks.journal import Journal
 from graphmem.trace.recorder import Recorder
 from graphmem.values.known import KnownValues
 from graphmem.virtual_device.devices import Devices
@@ -32,14 +33,16 @@ from graphmem.virtual_device.patching import Replacement
 _forking: list[bool] = []
 
 
-def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
+def replacements(
+    recorder: Recorder, known: KnownValues, devices: Devices, journal: Journal
+) -> list[Replacement]:
     """The attributes to replace."""
     _watch_forks()
     found: list[Replacement] = _shared_memory()
     if torch.distributed.is_available():
         found += [
             (sys, "excepthook", sys.excepthook),  # restored: a process group sets its own
-            *ranks.replacements(recorder, known, devices),
+            *ranks.replacements(recorder, known, devices, journal),
         ]
     return found
 

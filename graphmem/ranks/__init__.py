@@ -15,6 +15,7 @@ import torch.distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.ranks.group import LoneGroup
+from graphmem.ranks.journal import Journal
 from graphmem.ranks.messages import Messages
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.trace.recorder import Recorder
@@ -25,7 +26,9 @@ from graphmem.virtual_device.patching import Replacement
 __all__ = ["groups_taken_down", "replacements"]
 
 
-def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> list[Replacement]:
+def replacements(
+    recorder: Recorder, known: KnownValues, devices: Devices, journal: Journal
+) -> list[Replacement]:
     """List the attributes of `torch.distributed` to replace while a program runs."""
     # a build without distributed lacks what they import
     from graphmem.ranks import (
@@ -42,15 +45,15 @@ def replacements(recorder: Recorder, known: KnownValues, devices: Devices) -> li
     )
 
     mail, unwaited = _Mail(known), Unwaited(recorder)
-    _open.append((mail.messages, unwaited))
+    _open.append((mail.messages, unwaited, journal))
     return [
-        *init.replacements(recorder, mail, unwaited, devices),
+        *init.replacements(recorder, mail, unwaited, devices, journal),
         *batches.replacements(),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
         *fsdp1.replacements(),
         *fsdp2.replacements(recorder),
-        *objects.replacements(mail),
+        *objects.replacements(mail, journal),
         *pipelines.replacements(),
         *remote_calls.replacements(),
         *spawned.replacements(),
@@ -93,7 +96,7 @@ def _ranks_of(group: Any, *ranks: int) -> tuple[int, ...]:
     return tuple(torch.distributed.get_global_rank(group, rank) for rank in ranks)
 
 
-_open: list[tuple[Messages, Unwaited]] = []
+_open: list[tuple[Messages, Unwaited, Journal]] = []
 
 
 @contextmanager
@@ -103,9 +106,10 @@ def groups_taken_down() -> Iterator[None]:
         yield
     finally:
         while _open:
-            messages, unwaited = _open.pop()
+            messages, unwaited, journal = _open.pop()
             LoneGroup.byte_of_barrier = None
             messages.close()
+            journal.write()
             unwaited.tell()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

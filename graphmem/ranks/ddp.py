@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.reducer import Reducer
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
@@ -49,6 +50,9 @@ def _ignore(*args: Any, **options: Any) -> None:
 
 
 def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: Any = None) -> None:
+    if isinstance(group, NotedGroup):
+        elements = sum(each.numel() for each in parameters)
+        group.note("DistributedDataParallel", f"{len(parameters)} parameters, {elements:,} numbers")
     device = parameters[0].device
     count = torch.tensor([len(parameters)], device=device)
     gathered = [torch.empty_like(count) for _ in range(group.size())]

@@ -17,6 +17,18 @@ class NeverSentError(InputError):
         )
 
 
+class MismatchedCollectivesError(InputError):
+    """Ranks of a group differ in a collective."""
+
+    def __init__(self, ranks: tuple[int, int], details: object) -> None:
+        super().__init__(
+            f"the collectives of ranks {ranks[0]} and {ranks[1]} do not match, "
+            f"so real ones would hang or fail{details}",
+            hint="all ranks of a group must make the same collectives in the same order, with "
+            "tensors of the same types and sizes",
+        )
+
+
 class RankDoesNotRunError(InputError):
     """A rank waits for an object from one that is not running."""
 

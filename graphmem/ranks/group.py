@@ -19,9 +19,8 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       second backward pass, so both hold it longer than here.
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
-a copy of this rank's tensor, and sums of CPU tensors count each rank once. Tensors on the card are
-copied only if programs may read them: integers of at most 1 MiB. Those sent from one rank to one
-other have that rank's own values (graphmem/ranks/messages.py).
+a copy of this rank's tensor if programs may read it, and sums of CPU tensors count each rank once.
+Those sent from one rank to one other have that rank's own values (graphmem/ranks/messages.py).
 """
 
 from __future__ import annotations
@@ -215,7 +214,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give one rank the sum."""
-        return self.allreduce(tensors, opts)
+        self._sum(tensors, opts)
+        return self._begun(tensors, list(tensors))
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give every rank what one sends."""
@@ -233,13 +233,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork | None:
         """Send tensors to another rank."""
-        for tensor in filter(_is_read, tensors):
+        for tensor in filter(is_read, tensors):
             self._mail.send(self, destination, tensor)
         return self._message(tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork | None:
         """Receive tensors from another rank."""
-        arrivals = [self._mail.expect(self, source, each) for each in filter(_is_read, tensors)]
+        arrivals = [self._mail.expect(self, source, each) for each in filter(is_read, tensors)]
         return self._message(tensors, arrivals)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork | None:
@@ -295,7 +295,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         return self._begun(outputs, [*outputs, *inputs])
 
     def _gather_copies(self, output: torch.Tensor, sent: torch.Tensor) -> None:
-        if _is_read(output):
+        if is_read(output):
             for each in output.view(-1).chunk(self._size):
                 _copy(each, sent.reshape(-1))
 
@@ -388,12 +388,13 @@ def _is_on_card(held: Any) -> bool:
     return isinstance(held, torch.Tensor) and held.is_cuda
 
 
-def _is_read(tensor: torch.Tensor) -> bool:
+def is_read(tensor: torch.Tensor) -> bool:
+    """Whether programs may read a tensor: on the card, integers of at most 1 MiB."""
     is_short_integer = not tensor.is_floating_point() and tensor.nbytes <= _READ_BYTES
     return tensor.device.type == "cpu" or is_short_integer
 
 
 def _copy(output: torch.Tensor, sent: torch.Tensor) -> None:
-    if _is_read(output) and output.numel() == sent.numel():
+    if is_read(output) and output.numel() == sent.numel():
         with torch.no_grad():
             output.detach().copy_(sent.detach().view_as(output))

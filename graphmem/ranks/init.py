@@ -17,6 +17,8 @@ import torch.distributed
 from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 
 from graphmem.ranks.group import LoneGroup, Mail
+from graphmem.ranks.journal import Journal
+from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
@@ -28,7 +30,7 @@ _HashStore: Any = vars(torch.distributed)["HashStore"]
 
 
 def replacements(
-    recorder: Recorder, mail: Mail, unwaited: Unwaited, devices: Devices
+    recorder: Recorder, mail: Mail, unwaited: Unwaited, devices: Devices, journal: Journal
 ) -> list[Replacement]:
     """List the attributes to replace; assumptions go to the recorder."""
     cuda = _Cuda(devices)
@@ -36,7 +38,7 @@ def replacements(
     backend: Any = distributed_c10d.Backend
     card = torch.device("cuda", devices.own)
     plugin = backend._plugins["FAKE"]._replace(
-        creator_fn=partial(_make_group, recorder, mail, unwaited, card), extended_api=True
+        creator_fn=partial(_make_group, recorder, mail, unwaited, card, journal), extended_api=True
     )
     helper = distributed_c10d._new_process_group_helper
 
@@ -47,6 +49,8 @@ def replacements(
         group, prefix = helper(group_size, group_rank, ranks, "fake", store, *args, **kw)
         if group is not distributed_c10d.GroupMember.NON_GROUP_MEMBER:
             _rename(group, asked)
+            if isinstance(group, NotedGroup):
+                group.key = journal.group(ranks or range(group_size))
         if group_size > 1:
             recorder.assume("other ranks", "do what this one does", "only this rank runs", None)
         return group, prefix
@@ -87,12 +91,17 @@ def _make_group(
     mail: Mail,
     unwaited: Unwaited,
     card: torch.device,
+    journal: Journal,
     options: Any,
     backend_options: Any,
 ) -> LoneGroup:
     joined = recorder.run.note_communicator if options.group_size > 1 else _nothing
     rank, size = options.group_rank, options.group_size
-    return LoneGroup(rank, size, mail, card, unwaited.let_go, joined)
+    if not journal.is_open or size == 1:
+        return LoneGroup(rank, size, mail, card, unwaited.let_go, joined)
+    group = NotedGroup(rank, size, mail, card, unwaited.let_go, joined)
+    group.journal = journal
+    return group
 
 
 def _nothing() -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from graphmem.errors import InputError
+from graphmem.ranks import journal
 from graphmem.ranks.error_messages import NeverSentError
 from graphmem.ranks.world import World
 
@@ -110,7 +111,7 @@ class Messages:
             ]
             helper = subprocess.Popen(
                 command,
-                env=os.environ | {FOLDER: str(folder), "RANK": str(rank)},
+                env=os.environ | {FOLDER: str(folder), "RANK": str(rank), journal.FOLDER: ""},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

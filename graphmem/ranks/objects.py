@@ -19,22 +19,25 @@ from torch.distributed import distributed_c10d
 
 from graphmem.ranks.error_messages import RankDoesNotRunError
 from graphmem.ranks.group import Mail
+from graphmem.ranks.journal import Journal
 from graphmem.virtual_device.patching import Replacement
 
 
-def replacements(mail: Mail) -> list[Replacement]:
+def replacements(mail: Mail, journal: Journal) -> list[Replacement]:
     """List the functions to replace."""
     broadcast, scatter = distributed_c10d.broadcast, distributed_c10d.scatter
 
     def broadcast_values(tensor: torch.Tensor, *, group_src: int, group: Any) -> None:
-        broadcast(tensor, group_src=group_src, group=group)
+        with journal.arriving():
+            broadcast(tensor, group_src=group_src, group=group)
         sent = [tensor] * group.size() if group.rank() == group_src else None
         _exchange(mail, group, group_src, sent, tensor)
 
     def scatter_values(
         tensor: torch.Tensor, scatter_list: Any = None, *, group_src: int, group: Any
     ) -> None:
-        scatter(tensor, scatter_list, group_src=group_src, group=group)
+        with journal.arriving():
+            scatter(tensor, scatter_list, group_src=group_src, group=group)
         _exchange(mail, group, group_src, scatter_list, tensor)
 
     return [

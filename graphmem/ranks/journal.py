@@ -1,0 +1,204 @@
+"""What a rank writes down of its collectives, for a comparison with those of other ranks.
+
+A long run repeats a few collectives many times: each kind is written once, and each collective as a
+number. The values that ranks exchanged are kept as checksums, since each rank is given its own in
+place of others' (`graphmem.ranks.group`): where they differ, the ranks may go different ways from
+there on although real ones would not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphmem.frames import is_program
+from graphmem.graph import Source
+from graphmem.ranks.world import World
+from graphmem.trace.descriptions import DTYPE_NAMES
+from graphmem.values.known import KnownValues
+
+FOLDER = "GRAPHMEM_RANK_COLLECTIVES"
+"""The variable with the folder that several ranks write to."""
+
+_NAMES = "torch/distributed/distributed_c10d.py"
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A collective at a line of the program.
+
+    Attributes:
+        operation: what the backend does.
+        tensors: the tensors that must be alike on all ranks.
+        name: the function that the program called.
+        place: the line, in words; "" if there is none.
+    """
+
+    operation: str
+    tensors: str
+    name: str
+    place: str
+
+
+class OfGroup(msgspec.Struct):
+    """The collectives of a group on one device.
+
+    Attributes:
+        ranks: the group's.
+        number: counts the groups of the same ranks, in the order in which they were made.
+        device: "cuda" or "cpu"; each has a backend of its own.
+        made: the kind of each collective.
+        values: checksums of what this rank gave in, by the collective's position.
+    """
+
+    ranks: list[int]
+    number: int
+    device: str
+    made: list[int] = []
+    values: dict[int, int] = {}
+
+
+class Collectives(msgspec.Struct):
+    """The collectives of a rank; `is_stopped` if `--max-steps` ended it."""
+
+    is_stopped: bool
+    kinds: list[Kind]
+    sequences: list[OfGroup]
+
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> Self | None:
+        """Read what a rank wrote; None if it made no groups."""
+        path = folder / f"{rank}.collectives"
+        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else None
+
+
+Group = tuple[tuple[int, ...], int]
+
+
+class Journal:
+    """Notes the collectives of the rank that runs here, if others run as well."""
+
+    def __init__(
+        self,
+        known: KnownValues,
+        place: Callable[[], Source | None],
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        """Begin.
+
+        Args:
+            known: the values of tensors.
+            place: finds the line that runs.
+            is_stopped: whether the program has been stopped, so that it only cleans up.
+        """
+        folder = os.environ.get(FOLDER)
+        self._folder = Path(folder) if folder else None
+        self._known = known
+        self._world = World.of(os.environ)  # programs may unset the variables
+        self._place = place
+        self._is_stopped = is_stopped
+        self._groups: Counter[tuple[int, ...]] = Counter()
+        self._kinds: dict[Kind, int] = {}
+        self._sequences: dict[tuple[Group, str], OfGroup] = {}
+        self._arrives = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether collectives are noted."""
+        return self._folder is not None
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Name a new group alike on all of its ranks."""
+        key = tuple(sorted(ranks))
+        self._groups[key] += 1
+        return key, self._groups[key]
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Let collectives exchange values that really come from other ranks."""
+        self._arrives = True
+        try:
+            yield
+        finally:
+            self._arrives = False
+
+    def note(
+        self,
+        group: Group,
+        device: str,
+        operation: str,
+        tensors: Sequence[torch.Tensor] | str,
+        given: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Note a collective.
+
+        Args:
+            group: from `group`.
+            device: "cuda" or "cpu".
+            operation: what the backend does.
+            tensors: those that must be alike on all ranks, or what else must be.
+            given: tensors whose values the program may read on other ranks.
+        """
+        if self._is_stopped():
+            return
+        text = tensors if isinstance(tensors, str) else ", ".join(map(_in_words, tensors))
+        kind = Kind(operation, text, _called() or operation, self._line())
+        ranks, number = group
+        sequence = self._sequences.get((group, device))
+        if sequence is None:
+            sequence = OfGroup(list(ranks), number, device)
+            self._sequences[group, device] = sequence
+        if given and not self._arrives:
+            sequence.values[len(sequence.made)] = self._checksum(given)
+        sequence.made.append(self._kinds.setdefault(kind, len(self._kinds)))
+
+    def _line(self) -> str:
+        """The user's line, or a package's if the user called none."""
+        place = self._place()
+        return "" if place is None else (place.called_from or place).in_words
+
+    def _checksum(self, tensors: Sequence[torch.Tensor]) -> int:
+        found = 0
+        with _disable_current_modes():
+            for tensor in tensors:
+                known = self._known.of(tensor)
+                if known is not None:
+                    values = known.tensor.flatten().tolist()
+                    found = zlib.crc32(repr(values).encode(), found)
+        return found
+
+    def write(self) -> None:
+        """Write a file for the process that compares ranks."""
+        if self._folder is not None and self._world is not None and self._folder.is_dir():
+            found = Collectives(
+                self._is_stopped(), list(self._kinds), list(self._sequences.values())
+            )
+            (self._folder / f"{self._world.rank}.collectives").write_bytes(
+                msgspec.json.encode(found)
+            )
+
+
+def _in_words(tensor: torch.Tensor) -> str:
+    sizes = ", ".join(map(str, tensor.shape))
+    return f"{DTYPE_NAMES[tensor.dtype]}[{sizes}]"
+
+
+def _called() -> str | None:
+    """The function of `torch.distributed` that the program called, if it is on the stack."""
+    frame: Any = sys._getframe(1)
+    found = None
+    while frame is not None and not is_program(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        if frame.f_code.co_filename.endswith(_NAMES) and not name.startswith("_"):
+            found = name
+        frame = frame.f_back
+    return found

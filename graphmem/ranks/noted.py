@@ -1,0 +1,120 @@
+"""A group that notes each collective, with the tensors that all ranks must have alike.
+
+Which those are is what PyTorch compares under `TORCH_DISTRIBUTED_DEBUG=DETAIL`: the operation, and
+of its tensors the number, types and sizes (`CollectiveFingerPrint` in
+torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp of 2.13). Sizes may differ in `alltoall`, in
+coalesced collectives, and in lists of unequal tensors. Messages are not collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from graphmem.ranks.group import LoneGroup, is_read
+from graphmem.ranks.journal import Group, Journal
+
+Tensors = Sequence[torch.Tensor]
+Alike = tuple[Tensors, Tensors]
+"""The tensors that a rank gives in, and those that all ranks must have alike."""
+
+
+def _all(tensors: Tensors, *rest: Any) -> Alike:
+    return tensors, tensors
+
+
+def _single(output: torch.Tensor, sent: torch.Tensor, *rest: Any) -> Alike:
+    return [sent], [sent]
+
+
+def _both(output: torch.Tensor, sent: torch.Tensor, *rest: Any) -> Alike:
+    return [sent], [sent, output]
+
+
+def _uneven(output: torch.Tensor, sent: torch.Tensor, *rest: Any) -> Alike:
+    return [sent], []
+
+
+def _coalesced(outputs: Any, inputs: Tensors = (), *rest: Any) -> Alike:
+    return inputs if isinstance(inputs, list) else outputs, []
+
+
+def _gathered(outputs: Sequence[Tensors], inputs: Tensors, *rest: Any) -> Alike:
+    return inputs, inputs if _are_even(outputs) else []
+
+
+def _to_root(outputs: Sequence[Tensors], inputs: Tensors, *rest: Any) -> Alike:
+    return inputs, inputs
+
+
+def _from_root(outputs: Tensors, inputs: Sequence[Tensors], *rest: Any) -> Alike:
+    return [each for parts in inputs for each in parts], outputs
+
+
+def _scattered(outputs: Tensors, inputs: Sequence[Tensors], *rest: Any) -> Alike:
+    given = [each for parts in inputs for each in parts]
+    return given, outputs if _are_even(inputs) else []
+
+
+def _nothing(*arguments: Any) -> Alike:
+    return [], []
+
+
+def _are_even(lists: Sequence[Tensors]) -> bool:
+    return len({each.shape for each in lists[-1]}) == 1 if lists else True
+
+
+_NOTED: dict[str, tuple[str, Callable[..., Alike]]] = {
+    "allreduce": ("all_reduce", _all),
+    "allreduce_coalesced": ("all_reduce_coalesced", _coalesced),
+    "reduce": ("reduce", _all),
+    "broadcast": ("broadcast", _all),
+    "barrier": ("barrier", _nothing),
+    "monitored_barrier": ("monitored_barrier", _nothing),
+    "allgather": ("all_gather", _gathered),
+    "all_gather_single": ("all_gather_into_tensor", _single),
+    "all_gather_single_coalesced": ("all_gather_into_tensor_coalesced", _coalesced),
+    "allgather_coalesced": ("all_gather_coalesced", _coalesced),
+    "gather": ("gather", _to_root),
+    "scatter": ("scatter", _from_root),
+    "reduce_scatter": ("reduce_scatter", _scattered),
+    "reduce_scatter_single": ("reduce_scatter_tensor", _both),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced", _coalesced),
+    "all_to_all_single": ("all_to_all_single", _uneven),
+    "alltoall": ("all_to_all", _coalesced),
+}
+
+
+class NotedGroup(LoneGroup):
+    """The ranks of a group, seen from one that runs beside others."""
+
+    journal: Journal
+    key: Group
+
+    def note(self, operation: str, alike: Tensors | str, given: Tensors = ()) -> None:
+        """Note a collective."""
+        tensors = given or (() if isinstance(alike, str) else alike)
+        device = next((each.device.type for each in tensors), None)
+        if device is None:
+            device = "cuda" if torch.device("cuda") in self.device_types else "cpu"
+        read = list(filter(is_read, given))
+        self.journal.note(self.key, device, operation, alike, read)
+
+
+def _noting(method: Callable[..., Any], operation: str, parts: Callable[..., Alike]) -> Any:
+    def noted(group: NotedGroup, *arguments: Any, **options: Any) -> Any:
+        given, alike = parts(*arguments)
+        group.note(operation, alike, given)
+        return method(group, *arguments, **options)
+
+    return noted
+
+
+_methods = vars(LoneGroup)
+for _name, (_operation, _parts) in _NOTED.items():
+    _noted = _noting(_methods[_name], _operation, _parts)
+    for _other, _method in _methods.items():
+        if _method is _methods[_name]:  # its name in other releases
+            setattr(NotedGroup, _other, _noted)

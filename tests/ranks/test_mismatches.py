@@ -1,0 +1,160 @@
+"""Collectives that do not match between ranks, which hang or fail on real cards.
+
+The rules are those of PyTorch's own check (torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphmem.ranks.journal import FOLDER, Collectives
+from graphmem.ranks.mismatches import Mismatch, first_mismatch
+from tests.conftest import Outcome
+from tests.ranks.test_ranks import LAUNCHED
+
+HEAD = """import torch, torch.distributed as dist
+dist.init_process_group('cpu:gloo,cuda:nccl')
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+def card(*sizes, dtype=None): return torch.ones(*sizes, dtype=dtype, device='cuda')
+group, x, y = dist.new_group([0, 1]), card(4), card(8)
+held = torch.nn.Parameter(card(4))
+"""
+Compare = Callable[..., Mismatch | None]
+
+
+@pytest.fixture
+def compare(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Compare:
+    """Run two ranks of a script one after the other, and compare what they noted."""
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def compare(body: str, *options: str) -> Mismatch | None:
+        Path("s.py").write_text(HEAD + body)
+        found = {}
+        for rank in (0, 1):
+            chosen = "--nproc-per-node", "2", "--rank", str(rank)
+            done = run_graphmem("run", "--gpu", "h100", *chosen, *options, "s.py")
+            assert done.exit_code == 0, done.stderr
+            found[rank] = Collectives.read(tmp_path, rank) or Collectives(False, [], [])
+        return first_mismatch(found)
+
+    return compare
+
+
+FIRST = 1 + HEAD.count("\n")
+DDP = "torch.nn.parallel.DistributedDataParallel"
+NO_MORE = "no further collective of this group on cuda; its last is "
+
+
+@pytest.mark.parametrize(
+    ("body", "first", "second"),
+    [
+        (
+            "if rank: dist.broadcast(x, 0)\nelse: dist.all_reduce(x)",
+            f"all_reduce of float32[4] at s.py:{FIRST + 1}",
+            f"broadcast of float32[4] at s.py:{FIRST}",
+        ),
+        (
+            "dist.all_reduce(y if rank else x)",
+            f"all_reduce of float32[4] at s.py:{FIRST}",
+            f"all_reduce of float32[8] at s.py:{FIRST}",
+        ),
+        (
+            "if rank: x = x.bfloat16()\ndist.reduce_scatter_tensor(x[:2], x)",
+            f"reduce_scatter_tensor of float32[4], float32[2] at s.py:{FIRST + 1}",
+            f"reduce_scatter_tensor of bfloat16[4], bfloat16[2] at s.py:{FIRST + 1}",
+        ),
+        (
+            "if rank: dist.barrier(group)",
+            "no collective of this group on cuda",
+            f"barrier at s.py:{FIRST}",
+        ),
+        (
+            "dist.all_reduce(x)\nif not rank: dist.all_gather_object([None, None], 'one')",
+            f"all_gather_object of int64[1] at s.py:{FIRST + 1}",
+            "no collective of this group on cpu",
+        ),
+        (
+            "for _ in range(3 + rank): dist.all_reduce(x)",
+            f"{NO_MORE}all_reduce of float32[4] at s.py:{FIRST}",
+            f"all_reduce of float32[4] at s.py:{FIRST}",
+        ),
+        (
+            f"model = torch.nn.Linear(4, 4 + rank).cuda()\n{DDP}(model, [rank])",
+            f"DistributedDataParallel of 2 parameters, 20 numbers at s.py:{FIRST + 1}",
+            f"DistributedDataParallel of 2 parameters, 25 numbers at s.py:{FIRST + 1}",
+        ),
+    ],
+)
+def test_the_first_difference_has_both_lines(
+    compare: Compare, body: str, first: str, second: str
+) -> None:
+    assert compare(body) == Mismatch((0, 1), (first, second), None)
+
+
+def test_what_may_differ_between_ranks_does(compare: Compare) -> None:
+    """Splits, messages, who gathers, uneven lists, another order of groups."""
+    body = """
+dist.all_to_all_single(card(4 + rank), card(4 + rank), [2 + rank, 2], [2, 2 + rank])
+if rank: dist.recv(x, 0)
+else: dist.send(x, 1); dist.send(y, 1)
+dist.gather(x, None if rank else [card(4), card(4)], 0)
+dist.scatter(x, None if rank else [card(4), card(4)], 0)
+dist.all_gather([card(4), card(5)], card(4 + rank))
+works = [(x, group), (y, None)]
+for tensor, where in works[::-1] if rank else works: dist.all_reduce(tensor, group=where)
+dist.broadcast(x, 0)
+"""
+    assert compare(body) is None
+
+
+def test_values_that_are_not_exchanged_may_be_the_cause(compare: Compare) -> None:
+    """Real ranks gather 3 and 4 and pad both to 4; here each finds its own size twice."""
+    mismatch = compare(
+        "size = torch.tensor([3 + rank], device='cuda')\n"
+        "sizes = [torch.empty_like(size) for _ in range(2)]\n"
+        "dist.all_gather(sizes, size)\n"
+        "dist.all_reduce(card(max(sizes)))"
+    )
+
+    assert mismatch is not None
+    assert mismatch.doubt == f"s.py:{FIRST + 2}"
+    assert mismatch.did[1] == f"all_reduce of float32[4] at s.py:{FIRST + 3}"
+
+
+def test_ranks_stopped_at_different_places_are_compared_up_to_there(compare: Compare) -> None:
+    """The second iteration begins after the first collective or after the second."""
+    body = """
+optimizer = torch.optim.SGD([held])
+try:
+    for _ in range(2):
+        if rank: dist.all_reduce(x)
+        held.sum().backward()
+        if not rank: dist.all_reduce(x)
+        optimizer.step()
+finally:
+    if rank: dist.broadcast(x, 0)  # cleans up
+"""
+    assert compare(body, "--max-steps", "1") is None
+
+
+def test_several_ranks_that_do_not_match_are_an_error(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    script = tmp_path / "s.py"
+    script.write_text(HEAD + "dist.all_reduce(y if rank else x)")
+
+    done = run_graphmem("run", "--nproc-per-node", "2", "--rank", "all", str(script))
+
+    assert done.exit_code == 2
+    assert "fullest: rank" in done.stderr
+    assert "the collectives of ranks 0 and 1 do not match" in done.stderr
+    assert f"rank 1: all_reduce of float32[8] at {script}:{FIRST}" in done.stderr
