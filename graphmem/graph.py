@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphmem.compiled_code import CompiledCode
     from graphmem.cycle_collector import Collection
     from graphmem.host_bytes import HostBytes
+    from graphmem.module_calls import ModuleCall
 
 
 class OwnerKind(enum.StrEnum):
@@ -221,8 +222,7 @@ class SavedTensor:
     """A tensor that an autograd node holds.
 
     Attributes:
-        field: its name in the derivative formula, such as `self` or `result`; with its position if
-            the field is a list, `tensors[0]`.
+        field: its name in the derivative formula, such as `self`; in a list, `tensors[0]`.
         tensor: None if the user's hooks keep something else in its place.
         owner: autograd's entry among the storage's owners; None if no storage is counted.
     """
@@ -240,8 +240,7 @@ class AutogradNode:
         number: unique in the trace; a node made later has a higher one.
         name: such as `AddmmBackward0`.
         op: index of the operation whose derivative it is.
-        next: the target of each of its results: a node's number, the name of a leaf such as
-            `h.0.ln_1.weight`, or None if no gradient is wanted.
+        next: for each result a node's number, a leaf's name, or None if no gradient is wanted.
         saved: the tensors it held when it began to run.
         source: for a custom function, the line of its `forward`.
     """
@@ -334,11 +333,11 @@ class StepGraph:
     """The trace of one or more iterations.
 
     Attributes:
-        fx: every operation as one `torch.fx.Graph`, in order. `node.meta["op"]` is a node's
-            operation, `node.meta["tensor"]` the `TensorOut` of an input or one of several results.
+        fx: the operations in order; `node.meta` has a node's `op`, an input's or result's `tensor`.
         device: the device whose storages are counted.
         autograd_nodes: in the order in which they ran.
         modules: the class of every module by its qualified name.
+        calls: the line that calls each module, by its qualified name, in order of the first calls.
         parameters: whether each parameter requires a gradient, by its qualified name.
         tied: additional names of parameters that several modules share, each with the first name.
         is_routed: whether sizes depend on the routing of tokens, which is assumed.
@@ -357,6 +356,7 @@ class StepGraph:
     assumptions: list[Assumption] = field(default_factory=list)
     autograd_nodes: list[AutogradNode] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, ModuleCall] = field(default_factory=dict)
     parameters: dict[str, bool] = field(default_factory=dict)
     tied: dict[str, str] = field(default_factory=dict)
     emptied: list[int] = field(default_factory=list)

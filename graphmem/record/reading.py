@@ -83,6 +83,7 @@ class _Reader:
             modules=tables.modules,
             parameters=tables.parameters,
             tied=tables.tied,
+            calls=tables.calls,
             emptied=tables.emptied,
             collections=[
                 Collection(each.start, each.end, each.is_asked) for each in tables.collections

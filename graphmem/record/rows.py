@@ -12,11 +12,13 @@ import msgspec
 
 from graphmem.compiled_code import CompiledCode
 from graphmem.host_bytes import HostBytes
+from graphmem.module_calls import ModuleCall
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 4)
-"""1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`."""
+VERSION = (1, 5)
+"""1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`, 1.5
+`calls`."""
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -247,3 +249,4 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     host: HostBytes | None = None
     compiled: CompiledCode | None = None
     collections: list[CollectionRow] = []
+    calls: dict[str, ModuleCall] = {}

@@ -88,6 +88,7 @@ class _Writer:
             modules=graph.modules,
             parameters=graph.parameters,
             tied=graph.tied,
+            calls=graph.calls,
             emptied=graph.emptied,
             host=graph.host,
             compiled=graph.compiled,

@@ -18,6 +18,7 @@ from graphmem.graph import (
     StepGraph,
     Storage,
 )
+from graphmem.layer_ranges import fold
 from graphmem.pipeline import Annotations, HasReportLines, KnowsReasons
 from graphmem.report.kept import Categories
 from graphmem.report.reasons import reason_for
@@ -93,6 +94,7 @@ def build_report(
         ran=ran.on_card if ran is not None else None,
         timeline=_highest_of_parts(timeline),
         host=graph.host,
+        calls=fold(graph.calls),
         assumptions=[
             AssumptionInfo(
                 each.what,

@@ -8,6 +8,7 @@ import msgspec
 
 from graphmem.host_bytes import HostBytes
 from graphmem.json_text import json_text
+from graphmem.module_calls import ModuleCall
 from graphmem.report.advice_info import AdviceInfo
 from graphmem.report.collector_info import CollectorInfo
 
@@ -260,6 +261,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         ran: for a program that `graphmem run` ran, the verdict; `memory` is None then.
         advice: present if requested, or if the step does not fit.
         host: the host's memory; None in reports of older versions.
+        calls: how each module is called, equal layers folded; empty in reports of older versions.
         collector: the bounds of a program's peak, if Python's cycle collector decided it; else
             absent from JSON, and false.
     """
@@ -283,6 +285,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ran: OnCard | None = None
     advice: AdviceInfo | None = None
     host: HostBytes | None = None
+    calls: dict[str, ModuleCall] = {}
     collector: CollectorInfo | msgspec.UnsetType = msgspec.UNSET
 
     @property

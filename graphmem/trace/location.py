@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as module_hooks
+from torch.utils import checkpoint
 
 from graphmem.frames import Origin, is_program, origin_of, short_path
 from graphmem.graph import Source
+from graphmem.module_calls import ModuleCall
 from graphmem.trace.compiled.origins import Buffer
 
 
@@ -40,6 +42,7 @@ class Location:
     Attributes:
         within: the running target, in words, for package lines that no user line called.
         compiled: finds the buffer that compiled code is making, from a frame outwards.
+        calls: how each module is called, by its name.
     """
 
     def __init__(self, on_root: Callable[[torch.nn.Module], object] = lambda module: None) -> None:
@@ -52,6 +55,7 @@ class Location:
         self._on_root = on_root
         self.within = ""
         self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
+        self.calls: dict[str, ModuleCall] = {}
         self._outermost: FrameType | None = None
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
@@ -86,7 +90,35 @@ class Location:
         stack = self._of_thread.modules
         if not stack:
             self._on_root(module)
+        if name not in self.calls or not self.calls[name].checkpointed:
+            self._note_call(name, sys._getframe(1))
         stack.append(name)
+
+    def _note_call(self, name: str, frame: FrameType | None) -> None:
+        """Note how a module is called, from the frames between its call and its caller's.
+
+        A checkpointed method or function runs part of the module that is running already, which
+        stands for the part; a local function usually runs another module, as `block` in
+        `checkpoint(lambda x: block(x), x)`.
+        """
+        first: FrameType | None = None
+        calls = 0
+        while frame is not None and frame is not self._outermost:
+            code = frame.f_code
+            calls += code is _CALL
+            if calls > 1:
+                break
+            if code.co_name == "checkpoint" and code.co_filename == checkpoint.__file__:
+                if first is not None and self.module and "<locals>" not in first.f_code.co_qualname:
+                    name = self.module
+                line = _line(next(self._program_frames(frame), None))
+                self.calls[name] = ModuleCall(line, checkpointed=True)
+                return
+            if first is None and is_program(code.co_filename):
+                first = frame
+            frame = frame.f_back
+        if name not in self.calls:
+            self.calls[name] = ModuleCall(_line(first), checkpointed=False)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -163,7 +195,9 @@ class Location:
 
     def user_frames(self) -> Iterator[FrameType]:
         """The user's frames on the Python stack, innermost first."""
-        frame: FrameType | None = sys._getframe(1)
+        return self._program_frames(sys._getframe(1))
+
+    def _program_frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         while frame is not None and frame is not self._outermost:
             if is_program(frame.f_code.co_filename):
                 yield frame
@@ -179,6 +213,13 @@ def source_of(frame: FrameType) -> Source:
     """The line that a frame is at."""
     code = frame.f_code
     return Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
+
+
+_CALL = torch.nn.Module._call_impl.__code__
+
+
+def _line(frame: FrameType | None) -> str | None:
+    return None if frame is None else str(source_of(frame))
 
 
 def _nothing(frame: FrameType | None) -> None:

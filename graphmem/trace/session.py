@@ -87,6 +87,7 @@ class Session:
         self.recorder = recorder
         self._compiles = compiles
         self.location = Location(self._called)
+        recorder.graph.calls = self.location.calls
         self.fake_mode = VirtualFakeMode()
         if device.type == "cpu":
             share_with_fakes(self.recorder, self.fake_mode)

@@ -1,0 +1,18 @@
+"""The line that calls a module, and whether it does so through `torch.utils.checkpoint`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModuleCall(msgspec.Struct, frozen=True):
+    """The first call of a module.
+
+    Attributes:
+        source: the line of the program; None if there is none on the stack.
+        checkpointed: whether `torch.utils.checkpoint` runs the module; a module inside of a
+            checkpointed one is not marked itself.
+    """
+
+    source: str | None
+    checkpointed: bool
