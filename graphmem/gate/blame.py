@@ -36,7 +36,11 @@ def _without_layer(holder: Holder) -> str:
     reason = reason_of(holder)
     if not holder.module:
         return reason
-    reason = reason.replace(f"{holder.module}.", "….")
+    reason = _replaced(reason, holder.module, "…")
     for layer in _LAYER.finditer(holder.module):
-        reason = reason.replace(f"{holder.module[: layer.end()]}.", f"{layer[1]}*.")
+        reason = _replaced(reason, holder.module[: layer.end()], f"{layer[1]}*")
     return reason
+
+
+def _replaced(reason: str, module: str, name: str) -> str:
+    return re.sub(rf"(?<![\w.]){re.escape(module)}\.", lambda _: f"{name}.", reason)

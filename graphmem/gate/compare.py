@@ -6,9 +6,8 @@ Clauses:
       have there still fits if emptying the cache is enough;
   (2) a category counts requested bytes at the peak; a module pattern counts those of the module
       and of everything below it;
-  (3) if a limit is exceeded, the causes are what grew at the peak by category and module; if
-      nothing grew, the largest ones. A cause's line and owner are those of the current holders of
-      that category and module: if a named variable holds some, the variable's line.
+  (3) the causes are those of the peak's change (`graphmem/gate/causes.py`); if a limit is exceeded
+      although nothing grew, what the peak holds.
 """
 
 from __future__ import annotations
@@ -17,41 +16,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from graphmem.gate.blame import blame
+from graphmem.gate.causes import Cause, causes_of
 from graphmem.gate.config import TargetConfig
 from graphmem.gate.limits import Increase, is_below
 from graphmem.gate.lock import Entry, entry_of
 from graphmem.gpus import find_gpu
-from graphmem.layer_ranges import fold, members
 from graphmem.report import Report
-from graphmem.report.schema import Holder, OnCard
+from graphmem.report.build import ROUNDING
+from graphmem.report.schema import OnCard
 from graphmem.units import format_bytes
 
 _CAUSES = 5
-
-
-class Cause(msgspec.Struct, frozen=True):
-    """Bytes that grew at the peak; `module` may stand for equal layers, `h.[0-11].mlp`.
-
-    Attributes:
-        before, after: bytes of one of the layers; `before` is None if there is no growth.
-        layers: how many modules it stands for.
-        source: the line of the variable that holds it, else of the operation that made it.
-        owner: why the bytes are alive.
-    """
-
-    category: str
-    module: str
-    before: int | None
-    after: int
-    layers: int
-    source: str | None
-    owner: str
-
-    @property
-    def growth(self) -> int:
-        """Bytes added by all layers; without a baseline, all their bytes."""
-        return (self.after - (self.before or 0)) * self.layers
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -76,9 +51,9 @@ class TargetVerdict(msgspec.Struct, frozen=True):
 
     Attributes:
         before: the baseline's entry, or None.
-        causes: what grew, largest growth first; empty without growth and findings.
-        rest: the growth or shrinkage of everything else, so that causes and rest are the whole
-            change; if nothing grew, the bytes of everything else.
+        causes: the largest, growth first if the peak grew; empty without a change or a finding.
+        rest: what all other causes add by category, and what the allocator's rounding does, so
+            that causes and rest are the whole change; if nothing grew, the whole peak.
         on_card: the verdict on the card of `fits`, or None.
         budget_left: what `max_allocated` leaves of the peak, negative above it; None without it.
     """
@@ -88,7 +63,7 @@ class TargetVerdict(msgspec.Struct, frozen=True):
     findings: list[Finding]
     causes: list[Cause]
     on_card: OnCard | None = None
-    rest: int = 0
+    rest: dict[str, int] = {}
     budget_left: int | None = None
 
 
@@ -105,18 +80,28 @@ def compare(
     """
     after = entry_of(report)
     findings = [*_findings(config, before, after), *_refusals(config, on_card)]
-    has_grown = before is not None and after.allocated > before.allocated
+    change = after.allocated - before.allocated if before is not None else 0
     exceeds_baseline = any(finding.before is not None for finding in findings)
     causes: list[Cause] = []
-    rest = 0
-    if findings or has_grown:
-        baseline = before if has_grown or exceeds_baseline else None
-        causes = _causes(baseline, after, report)
-        change = after.allocated - (baseline.allocated if baseline is not None else 0)
-        rest = change - sum(cause.growth for cause in causes)
+    rest: dict[str, int] = {}
+    if findings or change:
+        baseline = before if change > 0 or exceeds_baseline or not findings else None
+        causes, rest = _largest(causes_of(baseline, after, report))
+        whole = change if baseline is not None else after.allocated
+        rest[ROUNDING] = whole - sum(rest.values()) - sum(cause.growth for cause in causes)
     budget = config.max_allocated.allocated
     left = None if budget is None else budget - after.allocated
     return TargetVerdict(before, after, findings, causes, on_card, rest, left)
+
+
+def _largest(causes: list[Cause]) -> tuple[list[Cause], dict[str, int]]:
+    """The largest causes in their order, and the growth of all others by category."""
+    by_size = sorted(causes, key=lambda cause: (not cause.checkpointing, -abs(cause.growth)))
+    largest, others = by_size[:_CAUSES], by_size[_CAUSES:]
+    rest: dict[str, int] = {}
+    for cause in others:
+        rest[cause.category] = rest.get(cause.category, 0) + cause.growth
+    return [cause for cause in causes if cause in largest], rest
 
 
 def _findings(config: TargetConfig, before: Entry | None, after: Entry) -> Iterator[Finding]:
@@ -175,22 +160,3 @@ def _bytes_below(entry: Entry, pattern: str) -> int:
         for module, nbytes in modules.items()
         if is_below(module, pattern)
     )
-
-
-def _causes(before: Entry | None, after: Entry, report: Report) -> list[Cause]:
-    """The largest growths, with equal layers folded."""
-    holders: dict[tuple[str, str], list[Holder]] = {}
-    for holder in report.at_peak.holders:
-        holders.setdefault((holder.category, holder.module), []).append(holder)
-    causes = []
-    for category, modules in after.modules.items():
-        grown: dict[str, tuple[int | None, int, str | None, str]] = {}
-        for module, nbytes in modules.items():
-            old = before.modules.get(category, {}).get(module, 0) if before else None
-            if nbytes > (old or 0):
-                grown[module] = (old, nbytes, *blame(holders[category, module]))
-        for module, (was, nbytes, source, owner) in fold(grown).items():
-            layers = len(list(members(module)))
-            causes.append(Cause(category, module, was, nbytes, layers, source, owner))
-    causes.sort(key=lambda cause: (-cause.growth, cause.category, cause.module))
-    return causes[:_CAUSES]

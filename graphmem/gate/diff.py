@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from graphmem.gate.blame import blame
+from graphmem.gate.causes import Cause, causes_of
+from graphmem.gate.lock import entry_of
 from graphmem.layer_ranges import fold, members
 from graphmem.report import Report
 from graphmem.report.schema import Holder, Peak
@@ -53,13 +55,20 @@ class ReportDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
-    """Two predictions of one target."""
+    """Two predictions of one target.
+
+    Attributes:
+        differences: of storages.
+        checkpointing: the modules whose checkpointing is gone or new; the differences include the
+            activations.
+    """
 
     schema: str = SCHEMA
     name: str
     before: Peak
     after: Peak
     differences: list[ReportDifference]
+    checkpointing: list[Cause] = []
 
     @property
     def growth(self) -> int:
@@ -101,7 +110,14 @@ def diff_reports(name: str, before: Report, after: Report) -> Diff:
     ]
     sign = 1 if after.peak.allocated >= before.peak.allocated else -1
     differences.sort(key=lambda each: (-sign * each.growth, each.category, each.module, each.op))
-    return Diff(name=name, before=before.peak, after=after.peak, differences=differences)
+    causes = causes_of(entry_of(before), entry_of(after), after)
+    return Diff(
+        name=name,
+        before=before.peak,
+        after=after.peak,
+        differences=differences,
+        checkpointing=[each for each in causes if each.checkpointing],
+    )
 
 
 def _grouped(report: Report) -> _Groups:

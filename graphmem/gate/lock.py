@@ -3,7 +3,8 @@
 Clauses:
   (1) everything is sorted and nothing depends on the machine, so the same code gives the same text;
   (2) one line stands for all equal layers (graphmem/layer_ranges.py);
-  (3) an entry changes only when its bytes change: a new torch that changes none leaves it as it is.
+  (3) an entry changes only when its bytes or its checkpointed modules change: a new torch that
+      changes none leaves it as it is.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         gpu, torch: the card and version it was predicted for.
         allocated, reserved: bytes at the peak of allocated bytes.
+        checkpointed: the modules that `torch.utils.checkpoint` runs, equal layers folded; unset in
+            baselines of older versions.
         phases: the highest allocated bytes of each phase, over all steps.
         categories: bytes at the peak.
         modules: the same bytes by category and module, without the allocator's rounding.
@@ -47,6 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     allocated: int
     reserved: int
+    checkpointed: list[str] | msgspec.UnsetType = msgspec.UNSET
     phases: dict[str, int]
     categories: dict[str, int]
     modules: Modules
@@ -107,10 +111,18 @@ def entry_of(report: Report) -> Entry:
         torch=report.runtime.torch,
         allocated=report.peak.allocated,
         reserved=report.peak.reserved,
+        checkpointed=_checkpointed(report),
         phases=phases,
         categories={name: size for name, size in report.at_peak.by_category.items() if size},
         modules=modules,
     )
+
+
+def _checkpointed(report: Report) -> list[str] | msgspec.UnsetType:
+    if not report.calls:
+        return msgspec.UNSET
+    calls = unfold(report.calls)
+    return list(fold({name: 0 for name, call in calls.items() if call.checkpointed}))
 
 
 def read_lock(path: Path) -> Lock:

@@ -1,4 +1,4 @@
-"""The report on a pull request that removes checkpointing: the true cause first, every byte."""
+"""The causes of a change: equal layers together, checkpointing named, every byte listed."""
 
 from __future__ import annotations
 
@@ -6,113 +6,208 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from graphmem.gate.compare import Cause, TargetVerdict
+from graphmem import Report, analyze
+from graphmem.gate.compare import TargetVerdict, compare
+from graphmem.gate.config import TargetConfig
+from graphmem.gate.diff import diff_reports
 from graphmem.gate.formats import messages
-from graphmem.gate.lock import Entry
-from tests.support.gate_project import Project, Run
+from graphmem.gate.formats.differences import DIFF_FORMATS
+from graphmem.gate.lock import Entry, Lock, entry_of
+from graphmem.module_calls import ModuleCall
+from graphmem.report.schema import Holder
+from tests.gate.test_compare import Make, holder, report
+from tests.support.gate_project import TINY, Project
 
-NET = """\
+__all__ = ["report"]
+
+MODEL = """\
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    def __init__(self, width):
+    def __init__(self, by_itself=False):
         super().__init__()
-        self.up = nn.Linear(width, 4 * width)
-        self.act = nn.ReLU()
-        self.down = nn.Linear(4 * width, width)
+        self.by_itself = by_itself
+        self.up = nn.Linear(8, 8)
+
+    def inner(self, x):
+        return self.up(x)
 
     def forward(self, x):
-        return x + self.down(self.act(self.up(x)))
+        if self.by_itself:
+            return checkpoint(self.inner, x, use_reentrant=False)
+        return self.inner(x)
 
 
 class Net(nn.Module):
-    def __init__(self, layers=6, width=256):
+    def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
-        self.head = nn.Linear(width, 512)
+        self.plain, self.local, self.old = Block(), Block(), Block()
+        self.layers = nn.ModuleList(Block(by_itself=True) for _ in range(3))
 
     def forward(self, x):
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return self.head(x)
+        x = self.plain(x)
+        x = checkpoint(lambda y: self.local(y), x, use_reentrant=False)
+        x = checkpoint(self.old, x, use_reentrant=True)
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 def build():
-    return Net(), torch.randn(4096, 256)
+    return Net(), torch.randn(2, 8)
 """
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A repository whose working tree removes checkpointing."""
-    project = Project.create(tmp_path_factory.mktemp("causes") / "project", net__py=NET)
-    project.write("graphmem.toml", '[targets.net]\ntarget = "net.py:build"\n')
-    project.graphmem("check", "--update")
-    project.commit("baseline")
-    project.edit("net.py", "checkpoint(block, x, use_reentrant=False)", "block(x)")
-    project.edit("net.py", "512", "768")
-    return project
+def calling(report: Report, **lines: str) -> Report:
+    """The report of a step that calls `h.0` to `h.3`, and of these, `checkpointed` at a line."""
+    calls = {"h.[0-3]": ModuleCall(lines["plain"], False)} if "plain" in lines else {}
+    if "checkpointed" in lines:
+        calls["h.[0-3]"] = ModuleCall(lines["checkpointed"], True)
+    return msgspec.structs.replace(report, calls={"": ModuleCall(None, False), **calls})
 
 
-@pytest.fixture(scope="module")
-def found(project: Project) -> Run:
-    return project.graphmem("check", "--format", "json")
+def layers(mebibytes: int, *numbers: int) -> list[Holder]:
+    return [holder(f"h.{number}", mebibytes) for number in numbers]
 
 
-def test_the_layers_are_one_cause_and_the_first(found: Run) -> None:
-    """Each layer saves ReLU's result for `down`, 4096 x 1024 floats.
-
-    With checkpointing the last layer did so at the peak too, when its block was recomputed.
-    """
-    assert found.exit_code == 1
-    first = found.json()["results"][0]["verdict"]["causes"][0]
-
-    assert (first["category"], first["module"]) == ("activation", "blocks.[0-4].act")
-    assert (first["before"], first["after"]) == (0, 4 * 4096 * 1024)
-    assert first["layers"] == 5
+def said(before: Report, after: Report) -> list[str]:
+    """The causes of a change, as all formats say them."""
+    verdict = compare(TargetConfig(target="a.py"), entry_of(before), after)
+    result: Any = SimpleNamespace(verdict=verdict)
+    return messages.causes(result)
 
 
-def test_the_cause_says_that_nothing_was_saved_before(project: Project) -> None:
-    """Also in the annotation of a pull request, on the line that saves it."""
-    said = "in each of 5; not saved before: was checkpointing removed?"
-
-    assert said in project.graphmem("check").stdout
-    annotation = project.graphmem("check", "--format", "github").stdout
-    assert said in annotation
-    assert annotation.startswith("::error file=net.py,line=14,")
+def line_of(text: str) -> str:
+    return f"model.py:{1 + [line.strip() for line in MODEL.splitlines()].index(text)}"
 
 
-def test_every_byte_of_the_change_is_accounted_for(found: Run) -> None:
-    verdict = found.json()["results"][0]["verdict"]
-    change = verdict["after"]["allocated"] - verdict["before"]["allocated"]
-    causes = verdict["causes"]
+def test_the_line_of_each_call_is_known_and_whether_it_is_checkpointed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
 
-    listed = sum((each["after"] - each["before"]) * each["layers"] for each in causes)
-    assert change == listed + verdict["rest"]
+    calls = analyze("model.py", steps=2).calls
+
+    assert calls == {
+        "": ModuleCall(None, False),
+        "plain": ModuleCall(line_of("x = self.plain(x)"), False),
+        "local": ModuleCall(
+            line_of("x = checkpoint(lambda y: self.local(y), x, use_reentrant=False)"), True
+        ),
+        "old": ModuleCall(line_of("x = checkpoint(self.old, x, use_reentrant=True)"), True),
+        "layers.[0-2]": ModuleCall(
+            line_of("return checkpoint(self.inner, x, use_reentrant=False)"), True
+        ),
+        "layers.[0-2].up": ModuleCall(line_of("return self.up(x)"), False),
+        **{f"{each}.up": ModuleCall(line_of("return self.up(x)"), False) for each in _SINGLE},
+    }
 
 
-def test_unlisted_bytes_have_a_line_to_themselves() -> None:
+_SINGLE = ("plain", "local", "old")
+
+
+def test_checkpointing_that_has_gone_comes_before_larger_causes(report: Make) -> None:
+    before = calling(report(*layers(1, 0)), checkpointed="a.py:5")
+    after = calling(report(*layers(1, 0, 1, 2), holder("head", 8)), plain="a.py:6")
+
+    assert said(before, after) == [
+        (
+            "checkpointing of h.[0-3] is gone: +2.0 MiB activation, called without it at a.py:6; "
+            "1,048,576 -> 3,145,728 bytes"
+        ),
+        "+8.0 MiB activation in head (a.py:3): saved for the backward pass; 0 -> 8,388,608 bytes",
+    ]
+    assert DIFF_FORMATS["text"]([diff_reports("it", before, after)]).splitlines()[1] == (
+        f"  {said(before, after)[0]}"
+    )
+
+
+def test_checkpointing_that_is_new_is_told_as_what_it_saves(report: Make) -> None:
+    before = calling(report(*layers(2, 0, 1, 2, 3)), plain="a.py:6")
+    after = calling(report(*layers(2, 0)), checkpointed="a.py:5")
+
+    assert said(before, after) == [
+        (
+            "checkpointing of h.[0-3] is new: -6.0 MiB activation, called at a.py:5; "
+            "8,388,608 -> 2,097,152 bytes"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({}, {"checkpointed": "a.py:5"}),  # a baseline of an older version
+        ({"checkpointed": "a.py:5"}, {"checkpointed": "a.py:7"}),
+        ({"checkpointed": "a.py:5"}, {"head": ""}),  # the layers are gone as well
+    ],
+)
+def test_checkpointing_is_no_cause_if_it_is_not_known_to_have_changed(
+    report: Make, old: dict[str, str], new: dict[str, str]
+) -> None:
+    before = report(*layers(1, 0))
+    before = calling(before, **old) if old else before
+    after = calling(report(*layers(1, 0, 1)), **new)
+
+    assert [each.partition(" (")[0] for each in said(before, after)] == [
+        "+1.0 MiB activation in h.1"
+    ]
+
+
+def test_a_later_moment_that_holds_the_same_of_another_layer_is_no_change(report: Make) -> None:
+    before = report(holder("h.1", 4, "temporary"), *layers(2, 0))
+    after = report(holder("h.5", 4, "temporary"), *layers(2, 0, 1, 2))
+
+    assert [each.partition(" (")[0] for each in said(before, after)] == [
+        "+4.0 MiB activation in h.[1-2]"
+    ]
+    assert said(before, after)[0].endswith("; 0 -> 2,097,152 bytes in each of 2")
+
+
+def test_what_is_not_listed_is_told_by_category(report: Make) -> None:
+    names = "abcdefgh"
+    kept = [holder(name, 9, op=name) for name in names]
+    lines = [
+        msgspec.structs.replace(each, source=f"a.py:{number}") for number, each in enumerate(kept)
+    ]
+    gone = [holder("z", 1, "temporary"), holder("y", 2, "input")]
+
+    *_, last = said(report(*gone), report(*lines))
+
+    assert last == "everything else: +27.0 MiB activation, -2.0 MiB input, -1.0 MiB temporary"
+
+
+def test_rounding_alone_is_told_as_such() -> None:
     entry = Entry(
         gpu="h100", torch="2.13.0", allocated=0, reserved=0, phases={}, categories={}, modules={}
     )
-    cause = Cause("activation", "h.[0-3]", 512, 1536, 4, None, "saved")
-    result: Any = SimpleNamespace(verdict=TargetVerdict(entry, entry, [], [cause], rest=-2048))
+    result: Any = SimpleNamespace(verdict=TargetVerdict(entry, entry, [], [], rest={"rounding": 9}))
 
-    assert messages.causes(result)[-1] == "-2.0 KiB everything else together"
-
-
-def test_no_derivative_formula_is_in_the_way(project: Project) -> None:
-    markdown = project.graphmem("check", "--format", "markdown").stdout
-
-    assert "grad" not in markdown.partition("activation in")[2].splitlines()[0]
+    assert messages.causes(result) == ["the only change: +9 B rounding"]
 
 
-def test_a_shallow_clone_gets_a_hint_what_to_fetch(project: Project, tmp_path: Path) -> None:
+def test_the_baseline_keeps_which_modules_are_checkpointed(report: Make) -> None:
+    made = entry_of(calling(report(*layers(1, 0)), checkpointed="a.py:5"))
+    old = msgspec.structs.replace(made, checkpointed=msgspec.UNSET)
+
+    assert made.checkpointed == ["h.[0-3]"]
+    assert '"h.[0-3]",' in Lock(targets={"one": made}).to_toml()
+    kept = Lock(targets={"one": old}).updated({"one": made}, frozenset({"one"}))
+    assert kept.targets["one"] == made
+    assert "checkpointed" not in Lock(targets={"one": old}).to_toml()
+
+
+def test_a_shallow_clone_gets_a_hint_what_to_fetch(tmp_path: Path) -> None:
+    project = Project.create(tmp_path / "project", tiny__py=TINY)
+    project.write("graphmem.toml", '[targets.tiny]\ntarget = "tiny.py"\n')
+    project.commit("a target")
     project.git("clone", "--quiet", "--depth", "1", f"file://{project.root}", str(tmp_path / "c"))
 
     done = Project(tmp_path / "c").graphmem("check", "--since", "origin/nowhere")

@@ -124,7 +124,7 @@ def test_a_list_that_keeps_outputs_fails_and_its_line_is_named(story: Story) -> 
 
     assert run.exit_code == 1
     assert f"(model.py:{story.keeping_line}): held by OUTPUTS[0] and 2 more" in run.stdout
-    assert re.search(r"in head .* bytes -> [\d,]+ bytes", run.stdout)
+    assert re.search(r"in head .*; [\d,]+ -> [\d,]+ bytes", run.stdout)
 
 
 def test_twice_the_context_fails_and_attention_is_named_first(story: Story) -> None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from graphmem.gate.diff import Diff, ReportDifference
 from graphmem.gate.formats.markdown import escaped
-from graphmem.gate.formats.messages import signed
+from graphmem.gate.formats.messages import cause, signed
 from graphmem.json_text import json_text
 from graphmem.report.schema import Peak
 from graphmem.units import format_bytes, format_exact
@@ -45,6 +45,7 @@ def _lines(diff: Diff) -> list[str]:
     before, after = diff.before.allocated, diff.after.allocated
     change = signed(diff.growth) if diff.growth else "same"
     lines = [f"{diff.name}: {change}, peak {format_exact(before)} -> {format_exact(after)}"]
+    lines += [f"  {cause(each)}" for each in diff.checkpointing]
     lines += [f"  {_line(each)}" for each in diff.differences[:_LISTED]]
     left = len(diff.differences) - _LISTED
     if left > 0:

@@ -33,8 +33,8 @@ def _annotations(result: Result) -> Iterator[str]:
     for finding in result.verdict.findings:
         text = "\n".join((messages.finding(result, finding), *causes))
         yield _command("error", f"graphmem {finding.rule}", text, place)
-    if causes and not result.verdict.findings:
-        text = "\n".join((f"{result.name} grew within its limits", *causes))
+    if result.status == "larger":
+        text = "\n".join((messages.headline(result), *causes))
         yield _command("warning", "graphmem", text, place)
 
 

@@ -24,7 +24,7 @@ def as_markdown(check: Check) -> str:
     lines.append(f"| --- | ---: | ---: | ---: |{budget[1]} --- |")
     lines += [_row(each, has_budget) for each in check.results]
     for result in check.results:
-        lines += _details(result)
+        lines += _details(result, is_update=check.is_update)
     advice = messages.advice(check)
     if advice:
         lines += ["", f"{advice[0].upper()}{advice[1:]}."]
@@ -45,17 +45,19 @@ def _row(result: Result, has_budget: bool) -> str:
     return f"| {' | '.join((escaped(result.name), *map(escaped, cells), status))} |"
 
 
-def _details(result: Result) -> Iterator[str]:
+def _details(result: Result, *, is_update: bool) -> Iterator[str]:
     if result.failure is not None:
         yield from ("", f"**{escaped(messages.failure(result))}**")
     card_note = messages.card_note(result)
     if card_note:
         yield from ("", f"Note: {escaped(card_note)}")
-    if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
+    if result.verdict is None or not (result.verdict.findings or messages.causes(result)):
         return
     yield from ("", f"#### {escaped(result.name)}", "")
     for finding in result.verdict.findings:
         yield f"**{escaped(messages.finding(result, finding))}**  "
+    if not result.verdict.findings:
+        yield escaped(messages.headline(result, is_update=is_update))
     note = messages.baseline_note(result)
     if note:
         yield f"Note: {escaped(note)}"

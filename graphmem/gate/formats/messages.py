@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from graphmem.gate.causes import Cause
 from graphmem.gate.check import Check, Result
-from graphmem.gate.compare import Cause, Finding
+from graphmem.gate.compare import Finding
 from graphmem.gate.lock import Entry
-from graphmem.graph import Category
 from graphmem.report.answer import where
 from graphmem.report.schema import OnCard
 from graphmem.units import counted, format_bytes, format_exact
@@ -44,32 +44,43 @@ def _doubt(card: OnCard) -> str:
 
 
 def cause(each: Cause) -> str:
-    """A cause of growth: module, line, owner, bytes before and after."""
-    place = each.module or "outside any module"
+    """A cause: module, line, owner, bytes before and after."""
     layers = f" in each of {each.layers}" if each.layers > 1 else ""
-    where = f" ({each.source})" if each.source else ""
-    size, before = format_bytes(each.growth), ""
+    size, sizes = format_bytes(each.growth), f"{format_exact(each.after)}{layers}"
     if each.before is not None:
-        size, before = signed(each.growth), f"{format_exact(each.before)} -> "
-    if each.before == 0 and each.category == Category.ACTIVATION and each.layers > 1:
-        layers += "; not saved before: was checkpointing removed?"
-    return (
-        f"{size} {each.category} in {place}{where}: {each.owner}; "
-        f"{before}{format_exact(each.after)}{layers}"
-    )
+        size, sizes = signed(each.growth), f"{each.before:,} -> {sizes}"
+    if each.checkpointing is not None:
+        module = each.module or "the whole model"
+        line = f", {_CALLED[each.checkpointing]} at {each.source}" if each.source else ""
+        what = f"checkpointing of {module} is {each.checkpointing}"
+        return f"{what}: {size} {each.category}{line}; {sizes}"
+    place = f"in {each.module}" if each.module else "outside any module"
+    where = f" ({each.source})" if each.source else ""
+    return f"{size} {each.category} {place}{where}: {each.owner or _NOTHING}; {sizes}"
+
+
+_CALLED = {"gone": "called without it", "new": "called"}
+_NOTHING = "none is alive at the peak now"
+
+
+def headline(result: Result, *, is_update: bool = False) -> str:
+    """What comes before the causes if no limit is exceeded."""
+    if result.status == "smaller":
+        return f"{result.name} shrank"
+    return f"{result.name} grew" if is_update else f"{result.name} grew within its limits"
 
 
 def causes(result: Result) -> list[str]:
     """The causes, one line each, and the rest, so that every byte of the change is covered."""
     verdict = result.verdict
-    if verdict is None or not verdict.causes:
+    if verdict is None:
         return []
     lines = [cause(each) for each in verdict.causes]
-    if verdict.rest:
-        is_growth = verdict.causes[0].before is not None
-        rest = signed(verdict.rest) if is_growth else format_bytes(verdict.rest)
-        lines.append(f"{rest} everything else together")
-    return lines
+    written = format_bytes if any(each.before is None for each in verdict.causes) else signed
+    by_size = sorted(verdict.rest.items(), key=lambda item: -abs(item[1]))
+    rest = [f"{written(nbytes)} {category}" for category, nbytes in by_size if nbytes]
+    name = "everything else" if lines else "the only change"
+    return [*lines, f"{name}: {', '.join(rest)}"] if rest else lines
 
 
 def failure(result: Result) -> str:

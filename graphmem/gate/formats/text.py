@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -28,13 +29,23 @@ def print_check(check: Check, console: Console) -> None:
     """Print the outcome."""
     console.print(_table(check))
     for result in check.results:
-        for line in _details(result):
-            console.print(line, soft_wrap=True)
+        for line in _details(result, is_update=check.is_update):
+            _print(line, console)
     console.print()
     console.print(messages.summary(check))
     advice = messages.advice(check)
     if advice:
         console.print(Text.assemble(("hint: ", "bold"), advice), soft_wrap=True)
+
+
+def _print(line: Text, console: Console) -> None:
+    """Print a line; a terminal wraps it with a hanging indent, a log keeps it whole."""
+    if not console.is_terminal:
+        console.print(line, soft_wrap=True)
+        return
+    indent = len(line.plain) - len(line.plain.lstrip())
+    for number, part in enumerate(line.wrap(console, console.width - 4)):
+        console.print(Padding(part, (0, 0, 0, indent + 2 if number else 0)))
 
 
 def _table(check: Check) -> Table:
@@ -58,7 +69,7 @@ def _sizes(result: Result) -> tuple[str, str, str]:
     return before, after, messages.change(verdict.before, verdict.after)
 
 
-def _details(result: Result) -> Iterator[Text]:
+def _details(result: Result, *, is_update: bool) -> Iterator[Text]:
     if result.failure is not None:
         yield Text()
         yield Text.assemble(("error: ", "bold red"), messages.failure(result))
@@ -67,13 +78,13 @@ def _details(result: Result) -> Iterator[Text]:
     card_note = messages.card_note(result)
     if card_note:
         yield Text(f"note: {card_note}")
-    if result.verdict is None or not (result.verdict.findings or result.verdict.causes):
+    if result.verdict is None or not (result.verdict.findings or messages.causes(result)):
         return
     yield Text()
     for finding in result.verdict.findings:
         yield Text.assemble(("failed: ", "bold red"), messages.finding(result, finding))
     if not result.verdict.findings:
-        yield Text(f"{result.name} grew within its limits")
+        yield Text(messages.headline(result, is_update=is_update))
     note = messages.baseline_note(result)
     if note:
         yield Text(f"  note: {note}")
