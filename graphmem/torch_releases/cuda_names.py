@@ -204,6 +204,7 @@ CUDA_NAMES = (
     Names("torch.cuda.MemPool", "__new__", "refusing pools in `analyze`", "that error"),
     Names("torch.cuda.nvtx", "_nvtx", "NVTX ranges", _PROGRAM),
     Names("torch.cuda.streams", "Stream ExternalStream Event", "streams", _PROGRAM),
+    Names(_C, "_is_flash_attention_available", "what a build for CUDA has", "xformers"),
     Names("torch.version", "cuda", "the CUDA version of the simulated build", _PROGRAM),
     Names("torch", "Stream Event Generator", "streams and random numbers", _PROGRAM),
 )

@@ -173,6 +173,7 @@ def _build_of(torch_release: tuple[int, int]) -> list[Replacement]:
         (torch.version, "cuda", version),
         (torch._C, "_cuda_getArchFlags", lambda: kernels),
         (torch._C, "_cuda_getCompiledVersion", lambda: number),
+        (torch._C, "_is_flash_attention_available", lambda: True),  # in every wheel for CUDA
     ]
 
 

@@ -90,3 +90,19 @@ class SharedEventError(InputError):
             "events of the virtual GPU cannot be shared between processes",
             hint="run a single process",
         )
+
+
+class UnsupportedReleaseError(InputError):
+    """A package's installed release calls other kernels than those that have rules.
+
+    Args:
+        package: its name, as `pip` knows it.
+        found: the release that is installed.
+        oldest: the first that is supported.
+    """
+
+    def __init__(self, package: str, found: str, oldest: str) -> None:
+        super().__init__(
+            f"{package} {found} calls kernels without a rule: graphmem knows {oldest} and later",
+            hint=f"pip install --no-deps '{package}>={oldest}'",
+        )

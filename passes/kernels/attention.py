@@ -7,25 +7,30 @@
 (2) Flash, backward: incoming gradient and output are made contiguous in the kernel's order; then
     row sums and a float32 gradient of the queries are allocated, and with fewer heads of keys than
     of queries a gradient of keys and values for each head of queries (`mha_bwd`).
-(3) Memory-efficient: see `efficient_attention`; cuDNN: see `cudnn_attention`.
+(3) Flash, sequences packed without padding: the forward pass splits nothing (`mha_varlen_fwd`);
+    in the backward pass row sums and float32 gradient have 128 rows more for each sequence
+    (`mha_varlen_bwd`).
+(4) Memory-efficient: see `efficient_attention`; cuDNN: see `cudnn_attention`.
+
+Not covered: deterministic flash; of packed sequences, one query each for several heads per key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 
 from .attention_operands import is_sequence_first, operand
-from .call import Call, Rule, during
+from .call import Call, Rule, UnknownOperandError, during
 from .cudnn_attention import cudnn_backward, cudnn_forward
 from .efficient_attention import efficient_backward, efficient_forward
-from .layout import item_bytes
+from .layout import is_contiguous, item_bytes
 from .reduction import contiguous_copy
 
 _FLOAT_BYTES = 4
 _QUERY_BLOCK = 64
+_ROWS_BLOCK = 128
 _ENOUGH_WORK = 0.8
 _NEAR_BEST = 0.85
 _MOST_SPLITS = 128
@@ -47,6 +52,10 @@ def _flash(call: Call) -> Iterator[Step]:
 
 
 def _of_splits(call: Call) -> list[Scratch]:
+    if _is_packed(call):
+        if call.value("max_q") == 1:
+            raise UnknownOperandError("query")
+        return []
     batch, heads, queries, width = operand(call, "query").shape
     keys = operand(call, "key").shape[2]
     splits = 1 if call.value("dropout_p") else _splits(call, batch * heads, queries, keys, width)
@@ -57,6 +66,10 @@ def _of_splits(call: Call) -> list[Scratch]:
         Scratch("logsumexp of splits", rows),
         Scratch("outputs of splits", rows * _rounded_width(width)),
     ]
+
+
+def _is_packed(call: Call) -> bool:
+    return call.optional("cum_seq_q") is not None
 
 
 def _splits(call: Call, batch_heads: int, queries: int, keys: int, width: int) -> int:
@@ -81,7 +94,10 @@ def _rounded_width(width: int) -> int:
 
 
 def _flash_backward(call: Call) -> Iterator[Step]:
-    """Clause (2)."""
+    """Clauses (2) and (3)."""
+    if _is_packed(call):
+        yield from _packed_backward(call)
+        return
     grad, out, query = (operand(call, name) for name in ("grad_out", "out", "query"))
     copies = [
         contiguous_copy(tensor, what)
@@ -89,21 +105,42 @@ def _flash_backward(call: Call) -> Iterator[Step]:
         if not is_sequence_first(tensor)
     ]
     batch, heads, queries, width = query.shape
-    rows = batch * heads * -(-queries // 128) * 128 * _FLOAT_BYTES
-    held = [
-        Scratch("row sums of output * gradient", rows),
-        Scratch("gradient of the queries in float32", rows * _rounded_width(width)),
-        *_expanded(operand(call, "key"), heads),
-    ]
+    rows = batch * -(-queries // _ROWS_BLOCK) * _ROWS_BLOCK
+    keys = operand(call, "key")
+    batch_keys = keys.shape[0] * keys.shape[2]
+    held = _gradients(call, rows, heads, width, (batch_keys, keys.shape[1]))
     yield from during(copies, (*call.outputs(), *during(held)))
 
 
-def _expanded(key: TensorOut, heads: int) -> list[Scratch]:
-    batch, key_heads, keys, width = key.shape
+def _packed_backward(call: Call) -> Iterator[Step]:
+    """Clause (3)."""
+    names = {"grad_out": "the gradient", "out": "the output"}
+    copies = [
+        contiguous_copy(call.tensor(name), what)
+        for name, what in names.items()
+        if not is_contiguous(call.tensor(name))
+    ]
+    total, heads, width = call.tensor("query").shape
+    sequences = call.tensor("cum_seq_q").shape[0] - 1
+    keys = call.tensor("key")
+    held = _gradients(call, total + _ROWS_BLOCK * sequences, heads, width, keys.shape[:2])
+    yield from during(copies, (*call.outputs(), *during(held)))
+
+
+def _gradients(
+    call: Call, rows: int, heads: int, width: int, keys: tuple[int, ...]
+) -> list[Scratch]:
+    """What both backward passes allocate; `keys` are rows and heads of the keys."""
+    floats = rows * heads * _FLOAT_BYTES
+    held = [
+        Scratch("row sums of output * gradient", floats),
+        Scratch("gradient of the queries in float32", floats * _rounded_width(width)),
+    ]
+    key_rows, key_heads = keys
     if key_heads == heads:
-        return []
-    nbytes = batch * keys * heads * width * item_bytes(key.dtype)
-    return [
+        return held
+    nbytes = key_rows * heads * width * item_bytes(call.tensor("key").dtype)
+    return held + [
         Scratch(f"gradient of the {what} for each head of queries", nbytes)
         for what in ("keys", "values")
     ]

@@ -12,6 +12,7 @@
       of keys and values that do not fit into registers (kernel_backward.h, `workspace_elements_gq`,
       `workspace_elements_gk`, `workspace_strideBH`; the lists of kernels in kernels/cutlassB.h).
       It outlives the row sums: the function holds the workspace, the kernel's launcher the sums.
+      Of packed sequences (`cu_seqlens_q`) each counts as a sample, as long as the longest.
   (5) Backward, torch 2.14 on, fewer heads of keys than of queries: gradients of keys and values for
       each head of queries, between the three gradients and that of the bias; they are summed into
       the results while the workspace is held (cuda/attention_backward.cu, `sum_out`).
@@ -20,7 +21,7 @@ Which kernels fit into a card's shared memory is assumed: blocks of 128 queries 
 capabilities 8.0, 9.0 and 10.0, and in 16 bits also 7.0 (the generator of the kernels says that 7.5
 and 8.6 need the smaller ones).
 
-Not covered: sequences of different lengths in one batch, deterministic algorithms.
+Not covered: deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -156,16 +157,26 @@ def tile_of(call: Call) -> Tile:
 
 def workspace_bytes(call: Call, tile: Tile) -> int:
     """Clause (4)."""
-    query, key, value = (operand(call, name) for name in ("query", "key", "value"))
-    batch, heads, queries, width = query.shape
+    query, value = operand(call, "query"), operand(call, "value")
+    batch, queries, keys = _sequences(call)
+    _, heads, _, width = query.shape
     tiles = ceil_div(queries, tile.queries) * ceil_div(width, tile.keys)
     floats = tiles * (_LOCK_BYTES // _FLOAT_BYTES + tile.queries * tile.keys)
     if is_half(query.dtype) and not _fits_registers(call, tile):
-        splits = _splits(batch * heads, key.shape[2], tile)
+        splits = _splits(batch * heads, keys, tile)
         widths = (width, value.shape[-1])
         columns = sum(ceil_div(each, tile.queries) * tile.queries for each in widths)
         floats += splits * tile.keys * columns
     return batch * heads * ceil_div(floats, 4) * 4 * _FLOAT_BYTES
+
+
+def _sequences(call: Call) -> tuple[int, int, int]:
+    """`num_batches`, `num_queries` and `num_keys` of the kernel."""
+    starts = call.optional("cu_seqlens_q")
+    if starts is not None:
+        return starts.shape[0] - 1, call.value("max_seqlen_q"), call.value("max_seqlen_k")
+    batch, _, queries, _ = operand(call, "query").shape
+    return batch, queries, operand(call, "key").shape[2]
 
 
 def _splits(batch_heads: int, keys: int, tile: Tile) -> int:

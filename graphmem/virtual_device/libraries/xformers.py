@@ -1,0 +1,51 @@
+"""xformers without its binary: its Python runs, over PyTorch's own attention kernels.
+
+`xformers.ops.memory_efficient_attention` calls `aten._flash_attention_forward` and
+`aten._efficient_attention_forward` (xformers/ops/fmha/flash.py and cutlass.py of 0.0.35), for which
+graphmem has rules, or flash-attn's extension where that is installed. What the wheel's binary
+(`_C.so`) has besides are kernels for sparse weights; it is linked with CUDA's libraries, and where
+these are missing xformers notes that it was not built for CUDA, and refuses every tensor on a card.
+
+Releases before 0.0.34 bring attention kernels of their own (`xformers/flash_attn_3/_C.so`), which
+have no rules: such a release is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from types import ModuleType
+
+from graphmem.virtual_device.libraries.imports import executed_by
+from graphmem.virtual_device.messages import UnsupportedReleaseError
+
+_LOADER = "xformers._cpp_lib"
+_OLDEST = (0, 0, 34)
+
+
+@contextmanager
+def standing_in() -> Iterator[None]:
+    """Let xformers be imported as on a machine with a card."""
+    with executed_by(_LOADER, _execute):
+        yield
+
+
+def _execute(module: ModuleType) -> None:
+    """Run the code of the module that loads the binary, whether or not it can.
+
+    Raises:
+        InputError: the release has kernels without rules.
+    """
+    found = version("xformers")
+    if tuple(int(part) for part in found.split(".")[:3]) < _OLDEST:
+        raise UnsupportedReleaseError("xformers", found, "0.0.34")
+    assert module.__loader__ is not None
+    logger = logging.getLogger("xformers")  # it warns that the binary could not be loaded
+    was_silent, logger.disabled = logger.disabled, True
+    try:
+        module.__loader__.exec_module(module)
+    finally:
+        logger.disabled = was_silent
+    module._built_with_cuda = True  # type: ignore[attr-defined]

@@ -1,0 +1,122 @@
+"""xformers' own Python over PyTorch's attention kernels; figures are derived from the sources.
+
+flash: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp of PyTorch; efficient:
+.../cuda/attention_backward.cu and mem_eff_attention/kernel_backward.h; Python: xformers 0.0.35,
+xformers/ops/fmha/__init__.py (`_fMHA`), flash.py and cutlass.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphmem
+from graphmem.virtual_device.messages import UnsupportedReleaseError
+from tests.support.sizes import in_blocks
+
+HALF, FLOAT = 2, 4
+BATCH, ROWS, HEADS, WIDTH = 2, 250, 8, 64
+ELEMENTS = BATCH * ROWS * HEADS * WIDTH
+
+
+@pytest.fixture
+def attention() -> Iterator[Any]:
+    with graphmem.virtual_gpu("a100"):
+        yield pytest.importorskip("xformers.ops")
+
+
+def operands(dtype: torch.dtype, batch: int = BATCH, rows: int = ROWS) -> list[torch.Tensor]:
+    size = (batch, rows, HEADS, WIDTH)
+    return [torch.zeros(size, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def kept_and_peak(call: Any) -> tuple[Any, int, int]:
+    """What a call returns, the bytes that it leaves, and the most that it took."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    kept = torch.cuda.memory_allocated() - before
+    return result, kept, torch.cuda.max_memory_allocated() - before
+
+
+def packed(attention: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Attention of sequences of 100, 200 and 300 rows."""
+    mask = attention.fmha.attn_bias.BlockDiagonalMask.from_seqlens([100, 200, 300], device="cuda")
+    out: torch.Tensor = attention.memory_efficient_attention(
+        *operands(dtype, batch=1, rows=600), attn_bias=mask
+    )
+    return out
+
+
+def backward_peak(out: torch.Tensor) -> int:
+    gradient = torch.ones_like(out)
+    return kept_and_peak(lambda: out.backward(gradient))[2]
+
+
+def test_half_precision_runs_flash_attention(attention: Any) -> None:
+    """`_fMHA` keeps the output and the log-sum-exp, of which autograd makes a gradient of zeros."""
+    sums = in_blocks(BATCH * HEADS * ROWS * FLOAT)
+    states = 2 * 512  # of the generator, freed when `_flash_fwd` returns
+    q, k, v = operands(torch.float16)
+    out, kept, peak = kept_and_peak(lambda: attention.memory_efficient_attention(q, k, v))
+    assert (kept, peak) == (ELEMENTS * HALF + sums, ELEMENTS * HALF + sums + states)
+
+    in_tiles = BATCH * HEADS * 256 * FLOAT  # 250 rows up to a multiple of 128
+    assert backward_peak(out) == 3 * ELEMENTS * HALF + sums + in_tiles + in_tiles * WIDTH
+
+
+def test_single_precision_runs_the_memory_efficient_kernel(attention: Any) -> None:
+    """Its log-sum-exp is padded to 32 rows (`get_padded_lse`): here 250 become 256."""
+    sums = BATCH * HEADS * 256 * FLOAT
+    q, k, v = operands(torch.float32)
+    out, kept, _ = kept_and_peak(lambda: attention.memory_efficient_attention(q, k, v))
+    assert kept == ELEMENTS * FLOAT + sums
+
+    workspace = BATCH * HEADS * 4 * (4 + 64 * 64) * FLOAT  # 4 blocks of 64 queries, and their locks
+    rows = in_blocks(BATCH * HEADS * ROWS * FLOAT)
+    products = ELEMENTS * FLOAT + 2 * rows  # the product, its sums, and these transposed
+    scratch = max(products, rows + workspace)
+    assert backward_peak(out) == 3 * ELEMENTS * FLOAT + sums + scratch
+
+
+def test_flash_pads_each_packed_sequence_to_a_block(attention: Any) -> None:
+    """`mha_varlen_bwd`: 128 more rows for each of three sequences."""
+    total = 600 * HEADS * WIDTH
+    rows = (600 + 3 * 128) * HEADS * FLOAT
+    sums = in_blocks(600 * HEADS * FLOAT)
+    expected = 3 * total * HALF + sums + in_blocks(rows) + rows * WIDTH
+    assert backward_peak(packed(attention, torch.float16)) == expected
+
+
+def test_the_efficient_kernel_works_on_each_packed_sequence(attention: Any) -> None:
+    """`num_batches` is 3, `num_queries` 300: 5 blocks of 64 each, also of the short ones."""
+    total = 600 * HEADS * WIDTH
+    sums = 3 * HEADS * 320 * FLOAT  # of each sequence, 300 rows padded to 320
+    workspace = 3 * HEADS * 5 * (4 + 64 * 64) * FLOAT
+    rows = in_blocks(600 * HEADS * FLOAT)
+    scratch = max(total * FLOAT + 2 * rows, rows + in_blocks(workspace))
+    assert backward_peak(packed(attention, torch.float32)) == 3 * total * FLOAT + sums + scratch
+
+
+def test_a_release_with_kernels_of_its_own_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.0.33 brings FlashAttention 3 (`xformers/flash_attn_3/_C.so`)."""
+    package, metadata = tmp_path / "xformers", tmp_path / "xformers-0.0.33.post2.dist-info"
+    package.mkdir()
+    metadata.mkdir()
+    (package / "__init__.py").write_text("from . import _cpp_lib\n")
+    (package / "_cpp_lib.py").touch()
+    (metadata / "METADATA").write_text("Name: xformers\nVersion: 0.0.33.post2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "xformers"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    with graphmem.virtual_gpu("a100"), pytest.raises(UnsupportedReleaseError, match=r"0\.0\.34"):
+        importlib.import_module("xformers")
