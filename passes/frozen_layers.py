@@ -1,7 +1,8 @@
 """Which saved tensors freezing each layer avoids, which it does not, and why.
 
-A layer here is a module that runs operations itself and none of whose own parameters train; a
-model that trains in full has no findings. Clauses, for the last forward pass:
+A layer here is a module that runs operations itself and none of whose own parameters train. Where
+none of them has parameters there are no findings: what runs trains in full. Clauses, for the last
+forward pass:
   (1) an operation without an autograd node has nothing upstream that trains: nothing is saved;
   (2) for an operation with a node, the tensors that only formulas of unwanted gradients need are
       *pruned*: a frozen linear layer passes a gradient on with its weight alone;
@@ -31,9 +32,9 @@ from .saved_tensors import SavedTensors
 
 NOTHING_UPSTREAM = "nothing upstream trains, so nothing is saved"
 LINEAR = (
-    "it is linear in its input: the gradient goes through with the weight alone, so {} is not saved"
+    "it is linear in its input: the gradient goes through with the weight alone, so {} not saved"
 )
-NEEDED = "a parameter upstream trains and {} needs it, so {} is saved"
+NEEDED = "a parameter upstream trains and {} needs it, so {} saved"
 NO_TENSOR = "its derivative needs no tensor"
 
 
@@ -79,7 +80,7 @@ class FrozenLayers:
 def find_frozen_layers(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> FrozenLayers:
-    """Find every layer without trained parameters; none if all parameters train."""
+    """Find every layer without trained parameters; none if all that run train."""
     forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
     if not forwards or all(graph.parameters.values()):
         return FrozenLayers(())
@@ -91,6 +92,8 @@ def find_frozen_layers(
         trains = any(graph.parameters[name] for name in own[op.module])
         if op.phase == forwards[-1] and op.module and not trains:
             ops[op.module].append(op)
+    if not any(own[module] for module in ops):
+        return FrozenLayers(())
     tick = graph.phases[forwards[-1]].end
     search = _Search(graph, annotations.of(SAVED_TENSORS), tick)
     return FrozenLayers(
@@ -154,10 +157,16 @@ class _Search:
         if not has_nodes:
             return NOTHING_UPSTREAM
         if kept:
-            return NEEDED.format(kept[0].partition(".")[0], " and ".join(dict.fromkeys(kept)))
+            return NEEDED.format(kept[0].partition(".")[0], _listed(kept))
         if pruned:
-            return LINEAR.format(" and ".join(dict.fromkeys(pruned)))
+            return LINEAR.format(_listed(pruned))
         return NO_TENSOR
+
+
+def _listed(fields: list[str]) -> str:
+    """Fields as the subject of a sentence, "SiluBackward0.self is"."""
+    *others, last = dict.fromkeys(fields)
+    return f"{', '.join(others)} and {last} are" if others else f"{last} is"
 
 
 def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:

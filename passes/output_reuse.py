@@ -23,7 +23,7 @@ from graphmem.annotations import SAVED_TENSORS
 from graphmem.graph import Op, PhaseName, Source, StepGraph
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
-from graphmem.units import format_bytes
+from graphmem.units import counted, format_bytes
 
 from . import derivatives
 from .saved_tensors import Saved, SavedTensors
@@ -72,7 +72,7 @@ class OutputReuse:
             if saves > 0:
                 costs = sum(each.costs_bytes for each in found)
                 yield (
-                    f"{name} ({len(found)} times) keeps its {found[0].written_in}, "
+                    f"{name} ({counted(len(found), 'call')}) keeps its {found[0].written_in}, "
                     f"{format_bytes(costs)}; one whose derivative uses its output, such as relu "
                     f"or tanh, would save {format_bytes(saves)}"
                 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graphmem.annotations import CHECKPOINTING, OUTPUT_REUSE
 from graphmem.errors import InputError
 from graphmem.graph import AutocastState, OwnerKind, StepGraph
+from graphmem.units import counted
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis, Request
@@ -144,7 +145,7 @@ def _activations(request: Request, analysis: Analysis) -> Iterator[Candidate]:
     for old, found in known.items():
         new = "leaky_relu-inplace" if old == "leaky_relu" else "relu"
         yield Candidate(
-            f"{new} in place of {old} ({len(found)} times)",
+            f"{new} in place of {old} ({counted(len(found), 'call')})",
             f"--activation {old}={new}",
             "the same function" if old == "leaky_relu" else "a different function: train again",
             str(found[0].source or found[0].module),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.changes import Changes
@@ -32,7 +34,7 @@ def test_frozen_linear_layers_store_nothing() -> None:
 
     assert {each.kept_bytes for each in layers} == {0}
     assert sum(each.pruned_bytes for each in layers) == 8 * ONE
-    assert set(reasons(analysis).values()) == {LINEAR.format("MmBackward0.self")}
+    assert set(reasons(analysis).values()) == {LINEAR.format("MmBackward0.self is")}
     assert analysis.report.saved_for_backward == 2 * ONE
 
 
@@ -40,7 +42,7 @@ def test_frozen_linear_layers_with_relu_between_store_its_results() -> None:
     analysis = analyzed("1", "3", "5", "7", relu=True, layers=4)
     found = reasons(analysis)
 
-    assert found["2"] == NEEDED.format("ReluBackward0", "ReluBackward0.result")
+    assert found["2"] == NEEDED.format("ReluBackward0", "ReluBackward0.result is")
     assert "linear in its input" in found["3"]
     kept = {each.module: each.kept_bytes for each in analysis.annotations["frozen_layers"].layers}
     assert (kept["2"], kept["3"]) == (ONE, 0)
@@ -77,3 +79,15 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 def test_a_fully_trained_model_has_no_finding() -> None:
     assert not analyzed().annotations["frozen_layers"].layers
+
+
+def test_a_frozen_copy_that_does_not_run_makes_no_finding() -> None:
+    """As an average of the weights is kept for evaluation."""
+
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        model.average = nn.Linear(8, 8).requires_grad_(False)
+        model.forward = lambda x: model[2](model[1](model[0](x)))  # type: ignore[method-assign]
+        return model, torch.randn(4, 8)
+
+    assert not run_analysis(build, Request(steps=1)).annotations["frozen_layers"].layers
