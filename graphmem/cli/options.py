@@ -244,7 +244,7 @@ Verbose = Annotated[
         help="Show the derivative formulas that keep tensors alive, and PyTorch's full message.",
     ),
 ]
-Brief = Annotated[bool, typer.Option("--brief", help="Three lines: verdict, peak, place.")]
+Brief = Annotated[bool, typer.Option("--brief", help="Three lines: verdict, peak, place or leak.")]
 
 DEFAULT_STEPS = 3
 DEFAULT_GPU_NAME = DEFAULT_GPU

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,11 +23,19 @@ from graphmem.graph import Source
 from graphmem.trace.location import Location
 from graphmem.trace.naming import variables_of
 from graphmem.trace.recorder import Recorder
-from graphmem.trace.retaining_lines import retaining_line
+from graphmem.trace.retaining_lines import Function, retaining_line
 from graphmem.trace.saved_tensors import SavedTensorHooks
 
 DEPTH = 4
 _PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
+
+
+class Variable(NamedTuple):
+    """A variable of a file: a global, or a local one of a function."""
+
+    name: str
+    file: str
+    function: Function | None
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,10 @@ def holders_of(
 ) -> dict[int, Retention]:
     """The holder of each storage, by id, except for storages that no name reaches."""
     search = _Search(set(wanted), recorder, saved)
-    for name, file, value in named_values(location):
+    for variable, value in named_values(location):
         if not search.missing:
             break
-        search.look(name, file, value)
+        search.look(variable, value)
     return search.found
 
 
@@ -77,18 +85,18 @@ class _Search:
         self._seen: set[int] = set()
         self._nodes: set[Any] = set()
 
-    def look(self, name: str, file: str, value: Any) -> None:
+    def look(self, variable: Variable, value: Any) -> None:
         """Follow one named value."""
         tensors = list(_tensors_below(value, DEPTH, self._seen))
         for tensor in tensors:
             storage = self._recorder.storage_of(tensor)
             if storage is not None:
-                self._found(storage.id, name, file, through_graph=False)
+                self._found(storage.id, variable, through_graph=False)
         for tensor in tensors:
             if tensor.grad_fn is not None:
-                self._follow(tensor.grad_fn, name, file)
+                self._follow(tensor.grad_fn, variable)
 
-    def _follow(self, node: Any, name: str, file: str) -> None:
+    def _follow(self, node: Any, variable: Variable) -> None:
         stack = [node]
         while stack:
             node = stack.pop()
@@ -96,28 +104,28 @@ class _Search:
                 continue
             self._nodes.add(node)
             for storage in self._saved.storages_of(node):
-                self._found(storage.id, name, file, through_graph=True)
+                self._found(storage.id, variable, through_graph=True)
             stack += [following for following, _ in node.next_functions if following is not None]
 
-    def _found(self, storage: int, name: str, file: str, *, through_graph: bool) -> None:
+    def _found(self, storage: int, variable: Variable, *, through_graph: bool) -> None:
         if storage in self.missing:
             self.missing.discard(storage)
-            self.found[storage] = Retention(
-                Referrer(name, retaining_line(file, name)), through_graph
-            )
+            name, file, function = variable
+            line = retaining_line(file, name, of_function=function)
+            self.found[storage] = Retention(Referrer(name, line), through_graph)
 
 
-def named_values(location: Location) -> Iterator[tuple[str, str, Any]]:
-    """The name, file and value of each variable; variables that outlive a function come first."""
+def named_values(location: Location) -> Iterator[tuple[Variable, Any]]:
+    """Each variable with its value; variables that outlive a function come first."""
     frames = list(location.user_frames())
     names = ["__main__", *(frame.f_globals.get("__name__", "") for frame in frames)]
     for module in map(_module, dict.fromkeys(names)):
         if module is not None:
             for name, value in list(vars(module).items()):
-                yield name, str(module.__file__), value
+                yield Variable(name, str(module.__file__), None), value
     for frame in reversed(frames):
         for name, value in variables_of(frame).items():
-            yield name, frame.f_code.co_filename, value
+            yield Variable(name, frame.f_code.co_filename, Function.of(frame)), value
 
 
 def _module(name: str) -> ModuleType | None:

@@ -100,7 +100,7 @@ class Observer:
     def _name_what_is_there(self) -> None:
         """Name models that were not called yet as well: one that does not fit never will be."""
         recorder, location = self._recorder, self._location
-        for _, _, value in named_values(location):
+        for _, value in named_values(location):
             if isinstance(value, torch.nn.Module):
                 name_model(recorder, value)
         name_variables(recorder, location)

@@ -105,11 +105,14 @@ def _does_not_fit(
 
 
 def _leaks(report: Report) -> Iterator[Padding]:
-    """The leaks that ended the program."""
+    yield from (indented(Text(line, style="bold yellow")) for line in _leaks_in_words(report))
+
+
+def _leaks_in_words(report: Report) -> Iterator[str]:
+    """The program's leaks, the largest first."""
     for found in report.findings:
         if found.found_by == GROWTH:
-            lines = [line for line in found.lines if not line.startswith(" ")]
-            yield from (indented(Text(f"a leak: {line}", style="bold yellow")) for line in lines)
+            yield from (f"a leak: {line}" for line in found.lines if not line.startswith(" "))
 
 
 def _times(card: OnCard) -> str:
@@ -271,7 +274,7 @@ def where(place: Peak | Refusal) -> str:
 
 
 def brief(report: Report) -> Iterator[Text]:
-    """Three lines: the verdict, the peak, its place or that where memory runs out."""
+    """Three lines: the verdict, the peak, its place or that where memory runs out, or a leak."""
     card = report.on_card
     refused = None if card is None else card.refused
     if card is None:
@@ -285,7 +288,6 @@ def brief(report: Report) -> Iterator[Text]:
         f"peak {format_bytes(found.allocated)} allocated ({format_exact(found.allocated)}"
         f"{collector_words.in_brief(report)}), {format_bytes(found.reserved)} reserved"
     )
-    if refused is not None:
-        yield Text(f"out of memory {where(refused)}")
-    else:
-        yield Text(where(found) if was_used(report) else "nothing ran on the card")
+    place = where(found) if was_used(report) else "nothing ran on the card"
+    last = [f"out of memory {where(refused)}"] if refused is not None else []
+    yield Text("; ".join([*last, *_leaks_in_words(report)]) or place)

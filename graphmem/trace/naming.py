@@ -22,7 +22,7 @@ from graphmem.trace.quantised import (
     tensors_within,
 )
 from graphmem.trace.recorder import Recorder
-from graphmem.trace.retaining_lines import retaining_line
+from graphmem.trace.retaining_lines import Function, retaining_line
 
 MOST_ITEMS = 1000
 
@@ -101,28 +101,35 @@ def name_variables(recorder: Recorder, location: Location) -> None:
     for frame in location.user_frames():
         code = frame.f_code
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
-        names: dict[int, tuple[Storage, list[str]]] = {}
+        names: dict[int, tuple[Storage, dict[str, Source]]] = {}
         for name, value in variables_of(frame).items():
             for suffix, tensor in tensors_held(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
-                    names.setdefault(storage.id, (storage, []))[1].append(f"{name}{suffix}")
+                    line = _retaining(frame, name) if suffix else None
+                    names.setdefault(storage.id, (storage, {}))[1][name + suffix] = line or source
         for storage, found in names.values():
-            _name_local(recorder.variable_of(storage), found, source)
+            _name_local(recorder.variable_of(storage), found)
     for root in location.roots:
         _name_attributes(recorder, root)
     for module in _user_modules(location):
         _name_globals(recorder, module)
 
 
-def _name_local(variable: Owner | None, names: Sequence[str], source: Source) -> None:
+def _retaining(frame: FrameType, name: str) -> Source | None:
+    """The line that fills a local container, which the running line seldom is."""
+    return retaining_line(frame.f_code.co_filename, name, of_function=Function.of(frame))
+
+
+def _name_local(variable: Owner | None, lines: Mapping[str, Source]) -> None:
     """Name a local variable; one that a tensor has left, as for a list, gives up its name."""
-    if variable is None or variable.name in names:
+    if variable is None or variable.name in lines:
         return
     known = variable.source
+    name, source = next(iter(lines.items()))
     is_ours = known is not None and (known.file, known.function) == (source.file, source.function)
     if not variable.name or is_ours:
-        variable.name, variable.source = names[0], source
+        variable.name, variable.source = name, source
 
 
 def _is_nameless(recorder: Recorder, storage: Storage) -> bool:

@@ -251,6 +251,16 @@ class TestFindings:
         assert done.stdout == "0\n1\n"
         assert "a leak: 4.000 GiB" in done.stderr
 
+    def test_a_brief_report_names_the_leak_in_its_third_line(self, run: Run) -> None:
+        done = run("--gpu", "t4", "--brief", SCRIPTS / "leaking.py")
+
+        fits, peak, leak = done.stderr.splitlines()
+        assert fits.startswith("fits on Tesla T4")
+        assert peak.startswith("peak ")
+        assert re.fullmatch(
+            r"a leak: .* more every iteration, .* held by `losses` \(.*:18\).*", leak
+        )
+
     def test_what_iterations_keep_is_not_temporary(self, run: Run, tmp_path: Path) -> None:
         """For each of 3 iterations: every layer's input (`x` is the batch) and the last output."""
         output = tmp_path / "report.json"
@@ -355,7 +365,7 @@ class TestFindings:
 
         told = " ".join(done.stderr.split())
         assert "4.500 GiB 9 x 512.0 MiB, float32 [134217728] (" in told
-        assert "held by the variable history[0-8] (" in told
+        assert f"held by the variable history[0-8] ({script}:7)" in told
 
     def test_the_parameters_of_an_oversized_model_are_named(self, run: Run, tmp_path: Path) -> None:
         output = tmp_path / "report.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphmem.trace.retaining_lines import retaining_line
+from graphmem.trace.retaining_lines import Function, retaining_line
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,22 @@ def test_an_attribute_belongs_to_its_class_only(tmp_path: Path) -> None:
     lines = [retaining_line(str(file), "kept", of_class=name) for name in ("A", "B", "C")]
 
     assert [source and source.line for source in lines] == [3, 6, None]
+
+
+def test_a_local_variable_belongs_to_its_function_only(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "def f(x):\n    kept = []\n    kept.append(x)\n"
+        "@decorated\ndef g(x):\n    kept = [x]\n"
+        "class A:\n    def f(self, x):\n        kept = {}\n"
+    )
+
+    functions = [Function("f", 1), Function("g", 4), Function("f", 8), Function("h", 1)]
+    lines = [retaining_line(str(file), "kept", of_function=each) for each in functions]
+
+    assert [source and (source.line, source.function) for source in lines] == [
+        (3, "f"), (6, "g"), (9, "f"), None,
+    ]  # fmt: skip
 
 
 def test_an_unreadable_file_names_nothing(tmp_path: Path) -> None:
