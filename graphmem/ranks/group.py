@@ -32,11 +32,11 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
+from graphmem.ranks.copies import copy, copy_to_each, is_read
 from graphmem.ranks.sizes import check_gathered, check_scattered
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
-_READ_BYTES = 1 << 20
 
 
 class Mail(Protocol):
@@ -274,8 +274,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         held: list[Any] = [list(inputs)]
         for gathered, sent in zip(outputs, inputs, strict=True):
             held.append(_flat(gathered))
-            for each in gathered:
-                _copy(each, sent)
+            copy_to_each(gathered, sent)
         return self._begun([each for gathered in outputs for each in gathered], held)
 
     def all_gather_single(
@@ -297,7 +296,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     def _gather_copies(self, output: torch.Tensor, sent: torch.Tensor) -> None:
         if is_read(output):
             for each in output.view(-1).chunk(self._size):
-                _copy(each, sent.reshape(-1))
+                copy(each, sent.reshape(-1))
 
     def allgather_coalesced(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None
@@ -305,20 +304,19 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Gather several lists at once."""
         for gathered in outputs:
             for each, sent in zip(gathered, inputs, strict=True):
-                _copy(each, sent)
+                copy(each, sent)
         return self._begun([each for gathered in outputs for each in gathered])
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> DoneWork:
         """Give one rank what each sends."""
         for gathered, sent in zip(outputs, inputs, strict=False):
-            for each in gathered:
-                _copy(each, sent)
+            copy_to_each(gathered, sent)
         return self._begun([each for gathered in outputs for each in gathered], [*outputs, *inputs])
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> DoneWork:
         """Give each rank its part of what one sends."""
         for output, parts in zip(outputs, inputs, strict=False):
-            _copy(output, parts[self._rank])
+            copy(output, parts[self._rank])
         return self._begun(outputs, [*outputs, *inputs])
 
     def reduce_scatter(
@@ -328,7 +326,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         held: list[Any] = [list(outputs), [list(parts) for parts in inputs]]
         for output, parts in zip(outputs, inputs, strict=True):
             held.append(_flat(parts))
-            _copy(output, parts[self._rank])
+            copy(output, parts[self._rank])
         return self._begun(outputs, held)
 
     def reduce_scatter_single(
@@ -354,14 +352,14 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> DoneWork:
         """Give each rank a part of what each sends."""
         if output.shape == sent.shape:
-            _copy(output, sent)
+            copy(output, sent)
         return self._begun([output], [sent, output])
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DoneWork:
         """`all_to_all_single` for lists."""
         for output, sent in zip(outputs, inputs, strict=True):
             if output.shape == sent.shape:
-                _copy(output, sent)
+                copy(output, sent)
         return self._begun(outputs, [*outputs, *inputs])
 
     _allgather_base = all_gather_single
@@ -386,15 +384,3 @@ def _unless_waiting(arguments: Tensors, opts: Any) -> list[torch.Tensor]:
 
 def _is_on_card(held: Any) -> bool:
     return isinstance(held, torch.Tensor) and held.is_cuda
-
-
-def is_read(tensor: torch.Tensor) -> bool:
-    """Whether programs may read a tensor: on the card, integers of at most 1 MiB."""
-    is_short_integer = not tensor.is_floating_point() and tensor.nbytes <= _READ_BYTES
-    return tensor.device.type == "cpu" or is_short_integer
-
-
-def _copy(output: torch.Tensor, sent: torch.Tensor) -> None:
-    if is_read(output) and output.numel() == sent.numel():
-        with torch.no_grad():
-            output.detach().copy_(sent.detach().view_as(output))

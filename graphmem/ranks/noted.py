@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from graphmem.ranks.group import LoneGroup, is_read
+from graphmem.ranks.copies import is_read
+from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Group, Journal
 
 Tensors = Sequence[torch.Tensor]

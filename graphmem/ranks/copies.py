@@ -1,0 +1,39 @@
+"""Copies of this rank's tensors, in place of what other ranks send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_READ_BYTES = 1 << 20
+
+
+def is_read(tensor: torch.Tensor) -> bool:
+    """Whether programs may read a tensor: on the card, integers of at most 1 MiB."""
+    is_short_integer = not tensor.is_floating_point() and tensor.nbytes <= _READ_BYTES
+    return tensor.device.type == "cpu" or is_short_integer
+
+
+def copy(output: torch.Tensor, sent: torch.Tensor) -> None:
+    """Copy a tensor into one of as many elements, if programs may read that."""
+    if is_read(output) and output.numel() == sent.numel():
+        with torch.no_grad():
+            output.detach().copy_(sent.detach().view_as(output))
+
+
+def copy_to_each(outputs: Sequence[torch.Tensor], sent: torch.Tensor) -> None:
+    """Copy a tensor into each of a list.
+
+    Values are known of whole storages. `all_gather_object` and `gather_object` gather into parts of
+    one tensor, which is filled first so that each part can be written by itself.
+    """
+    if not outputs:
+        return
+    whole = outputs[0]._base
+    parts = sum(each.numel() for each in outputs if each._base is whole)
+    if whole is not None and whole.numel() == parts and all(map(is_read, outputs)):
+        with torch.no_grad():
+            whole.detach().zero_()
+    for each in outputs:
+        copy(each, sent)
