@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel with a card's number as `device_id`.
+"""FullyShardedDataParallel with a card's number, as `device_id` or as that of the current card.
 
 It calls `torch.device(number)`, which asks C++ for an accelerator; a CPU build of PyTorch has none.
 """
@@ -18,17 +18,33 @@ def replacements() -> list[Replacement]:
     """List the functions to replace."""
     init_handle: Callable[..., Any] = _init_utils._init_device_handle
     get_device: Callable[..., Any] = _init_utils._get_device_from_device_id
+    get_compute_device: Callable[..., Any] = _init_utils._get_compute_device
 
     def init_device_handle(state: Any, module: Any, ignored: Any, device_id: Any) -> Any:
         return init_handle(state, module, ignored, _named(device_id))
 
-    def get_device_from_device_id(device_id: Any, *args: Any, **options: Any) -> Any:
-        return get_device(_named(device_id), *args, **options)
+    def get_device_from_device_id(device_id: Any, rank: int, handle: Any = torch.cuda) -> Any:
+        return get_device(_named(device_id), rank, _Named(handle))
+
+    def compute_device(module: Any, ignored: Any, device: Any, rank: int, handle: Any) -> Any:
+        return get_compute_device(module, ignored, device, rank, _Named(handle))
 
     return [
         (fully_sharded_data_parallel, "_init_device_handle", init_device_handle),
         (_init_utils, "_get_device_from_device_id", get_device_from_device_id),
+        (_init_utils, "_get_compute_device", compute_device),
     ]
+
+
+class _Named:
+    """A device's module, such as `torch.cuda`, that gives the current card a name."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def current_device(self) -> Any:
+        """The current device, as `torch.device` takes it."""
+        return _named(self._handle.current_device())
 
 
 def _named(device_id: Any) -> Any:

@@ -236,7 +236,7 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.fsdp._init_utils",
-        "_init_device_handle _get_device_from_device_id",
+        "_init_device_handle _get_device_from_device_id _get_compute_device",
         "FullyShardedDataParallel with a card's number",
         _RANKS,
     ),
@@ -244,6 +244,12 @@ INNER_NAMES = (
         "torch.distributed.fsdp.fully_sharded_data_parallel",
         "_init_device_handle",
         "FullyShardedDataParallel with a card's number",
+        _RANKS,
+    ),
+    Names(
+        "torch.distributed.fsdp._optim_utils",
+        "_map_param_key_to_optim_keys _allgather_orig_param_states",
+        "optimizer states that only other ranks hold",
         _RANKS,
     ),
     Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),
