@@ -84,7 +84,7 @@ def _in_doubt(mismatch: Mismatch) -> str:
 
 
 def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:
-    """Environment variables by which a lone rank can run another one for an iteration.
+    """Environment variables by which a rank can run another one beside it.
 
     Args:
         options: the options of `graphmem run`, as in `run_ranks`.
@@ -93,7 +93,7 @@ def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:
     from graphmem.ranks.messages import COMMAND
 
     begun = [sys.executable, "-m", "graphmem", "run", "--rank", "RANK"]
-    return {COMMAND: json.dumps([*begun, *options, "--max-steps", "1", *program])}
+    return {COMMAND: json.dumps([*begun, *options, *program])}
 
 
 def _show(report: RanksReport, output_format: str, output: Path | None) -> None:

@@ -15,7 +15,8 @@ from typing import Self
 import msgspec
 
 from graphmem.json_text import json_text
-from graphmem.ranks.journal import FOLDER, Collectives
+from graphmem.ranks import journal, messages
+from graphmem.ranks.journal import Collectives
 from graphmem.report import Report
 
 SCHEMA = "graphmem.ranks/1"
@@ -125,9 +126,11 @@ class _Processes:
         with stdout.open("wb") as out, stderr.open("wb") as err:
             if self._is_over:
                 return 1
+            messages.mark_started(rank, self._folder)
             process = subprocess.Popen(
                 self._command(rank, report),
-                env=os.environ | {FOLDER: str(self._folder)},
+                env=os.environ
+                | dict.fromkeys((journal.FOLDER, messages.FOLDER), str(self._folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -137,3 +140,4 @@ class _Processes:
                 return process.wait()
             finally:
                 self._running.discard(process)
+                messages.mark_ended(rank, self._folder)

@@ -35,7 +35,7 @@ class RankDoesNotRunError(InputError):
     def __init__(self, rank: object, source: int) -> None:
         super().__init__(
             f"rank {rank} waits for an object from rank {source}, which is not running",
-            hint="`graphmem run --nproc-per-node N script.py` runs it for one iteration",
+            hint="`graphmem run --nproc-per-node N script.py` runs it beside this one",
         )
 
 

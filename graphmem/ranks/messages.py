@@ -1,7 +1,7 @@
 """Messages that one rank sends to another by value: pickled objects and their lengths.
 
 Ranks of a job on this machine share a folder, with one file per message. A rank that waits for a
-message from one that is not running starts that one in another process, for one iteration: a stage
+message from one that is not running starts that one in another process, which ends with it: a stage
 of a pipeline asks the one before it for shapes (`PipelineStage._shape_inference`,
 torch/distributed/pipelining/stage.py). Waiting for a message that never comes is an error.
 """
@@ -26,6 +26,7 @@ from graphmem.ranks.world import World
 COMMAND = "GRAPHMEM_RANK_COMMAND"
 """The variable with a rank's command line, as JSON; "RANK" stands for its number."""
 FOLDER = "GRAPHMEM_RANK_MESSAGES"
+"""The variable with the folder of the messages, where several ranks run."""
 _PATIENCE = 600.0
 _PAUSE = 0.05
 
@@ -85,7 +86,9 @@ class Messages:
     def close(self) -> None:
         """End the processes started here, and mark this rank as ended."""
         if self._folder is not None and self._world is not None and self._folder.is_dir():
-            _write(self._folder / f"{self._world.rank}.ended", "")
+            rank = self._world.rank
+            if _process_of(rank, self._folder) == str(os.getpid()):
+                mark_ended(rank, self._folder)
         self._stack.close()
 
     def _place(self, rank: int) -> Path:
@@ -97,7 +100,8 @@ class Messages:
                 if shared is not None
                 else self._stack.enter_context(TemporaryDirectory(prefix="graphmem-messages-"))
             )
-            _claim(self._folder, rank)
+            if _claim(rank, self._folder):
+                mark_started(rank, self._folder, os.getpid())
             for name, text in self._kept:
                 _write(self._folder / name, text)
             self._kept.clear()
@@ -105,7 +109,7 @@ class Messages:
 
     def _has_ended(self, rank: int, folder: Path) -> bool:
         """Whether a rank has ended; one that is not running is started."""
-        if _claim(folder, rank):
+        if _claim(rank, folder):
             command = [
                 str(rank) if part == "RANK" else part for part in json.loads(os.environ[COMMAND])
             ]
@@ -116,21 +120,37 @@ class Messages:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
+            mark_started(rank, folder, helper.pid)
             self._helpers[rank] = helper
-            self._stack.callback(_end, helper)
+            self._stack.callback(_end, rank, folder, helper)
         helper_here = self._helpers.get(rank)
         if helper_here is not None and helper_here.poll() is not None:
             return True
         return (folder / f"{rank}.ended").exists()
 
 
-def _claim(folder: Path, rank: int) -> bool:
-    """Mark a rank as started; returns whether it was not."""
+def _claim(rank: int, folder: Path) -> bool:
+    """Keep others from starting a rank; returns whether it was not started before."""
     try:
         (folder / f"{rank}.started").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
+
+
+def mark_started(rank: int, folder: Path, process: int | None = None) -> None:
+    """Tell others which process runs a rank; None: one that somebody else watches."""
+    _write(folder / f"{rank}.started", str(process))
+
+
+def _process_of(rank: int, folder: Path) -> str | None:
+    started = folder / f"{rank}.started"
+    return started.read_text() if started.exists() else None
+
+
+def mark_ended(rank: int, folder: Path) -> None:
+    """Tell others that a rank sends nothing more."""
+    _write(folder / f"{rank}.ended", "")
 
 
 def _is_circle(folder: Path, source: int, destination: int) -> bool:
@@ -153,7 +173,10 @@ def _write(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(rank: int, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    """End a process started here; others may then start the rank again."""
+    if process.poll() is None and _process_of(rank, folder) == str(process.pid):
+        (folder / f"{rank}.started").unlink()
     process.terminate()
     try:
         process.wait(10)

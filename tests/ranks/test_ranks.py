@@ -609,11 +609,14 @@ class TestCards:
     def test_objects_of_one_rank_reach_the_others(
         self, run: Run, script: Callable[..., Path], rank: int
     ) -> None:
-        """Rank 2 has no such objects: ranks 0 and 1 run for it."""
+        """Rank 2 has no such objects: ranks 0 and 1 run for it, for more than one iteration."""
         path = script(
             "dist.init_process_group('nccl')",
             "rank = dist.get_rank()",
             "torch.cuda.set_device(rank)",
+            "weight = torch.nn.Parameter(torch.ones(4, device='cuda'))",
+            "optimizer = torch.optim.SGD([weight])",
+            "for _ in range(2): weight.sum().backward(); optimizer.step()",
             "sent = ['a', {1: 2}] if rank == 0 else [None, None]",
             "dist.broadcast_object_list(sent, src=0)",
             "got = [None]",
@@ -625,6 +628,48 @@ class TestCards:
         done = run("--nproc-per-node", "3", "--rank", str(rank), path)
 
         assert (done.exit_code, done.stdout) == (0, f"['a', {{1: 2}}] ['for {rank}']\n")
+
+    def test_a_long_object_is_gathered(self, run: Run, script: Callable[..., Path]) -> None:
+        """Its bytes fill a part of one tensor for both ranks."""
+        path = script(
+            "dist.init_process_group('nccl')",
+            "gathered = [None, None]",
+            "dist.all_gather_object(gathered, 'x' * 20_000)",
+            "print(*map(len, gathered))",
+        )
+
+        done = run("--nproc-per-node", "2", path)
+
+        assert (done.exit_code, done.stdout) == (0, "20000 20000\n"), done.stderr
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_optimizer_states_of_other_shards_are_gathered(
+        self, run: Run, script: Callable[..., Path], rank: int
+    ) -> None:
+        """Of 4 x 8 + 4 and 4 x 4 + 4 numbers each shard has 28, so no shard has all parameters."""
+        path = script(
+            "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP",
+            "dist.init_process_group('nccl')",
+            "torch.cuda.set_device(dist.get_rank())",
+            "model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 4))",
+            "model = FSDP(model, use_orig_params=True).cuda()",
+            "optimizer = torch.optim.AdamW(model.parameters())",
+            "model(torch.ones(2, 8, device='cuda')).sum().backward()",
+            "optimizer.step()",
+            "states = FSDP.optim_state_dict(model, optimizer)['state']",
+            "for name, state in states.items():",
+            "    print(name, *state['exp_avg'].shape, float(state['step']))",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", str(rank), path)
+
+        assert done.exit_code == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "0.bias 4 1.0",
+            "0.weight 4 8 1.0",
+            "1.bias 4 1.0",
+            "1.weight 4 4 1.0",
+        ]
 
     def test_fsdp_takes_the_number_of_a_card(self, run: Run, script: Callable[..., Path]) -> None:
         """As Lightning passes it; it also reads DDP's statistics."""
