@@ -99,10 +99,11 @@ class UnsupportedReleaseError(InputError):
         package: its name, as `pip` knows it.
         found: the release that is installed.
         oldest: the first that is supported.
+        install: the command that installs a newer one; by default pip's.
     """
 
-    def __init__(self, package: str, found: str, oldest: str) -> None:
+    def __init__(self, package: str, found: str, oldest: str, install: str | None = None) -> None:
         super().__init__(
-            f"{package} {found} calls kernels without a rule: graphmem knows {oldest} and later",
-            hint=f"pip install --no-deps '{package}>={oldest}'",
+            f"{package} {found} is installed; graphmem knows the kernels of {oldest} and later",
+            hint=install or f"pip install '{package}>={oldest}'",
         )

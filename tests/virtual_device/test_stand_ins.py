@@ -16,7 +16,11 @@ import torch
 
 import graphmem
 from graphmem.errors import InputError
-from graphmem.virtual_device.messages import NoStandInPartError, UnknownStandInError
+from graphmem.virtual_device.messages import (
+    NoStandInPartError,
+    UnknownStandInError,
+    UnsupportedReleaseError,
+)
 from tests.support.places import ROOT
 
 HALF, FLOAT = 2, 4
@@ -173,7 +177,23 @@ def test_what_a_stand_in_lacks_is_rejected_by_name() -> None:
         with pytest.raises(NoStandInPartError):
             package.flash_attn_with_kvcache()
     with pytest.raises(UnknownStandInError):
-        graphmem.virtual_gpu("a100", stand_in=["apex"])
+        graphmem.virtual_gpu("a100", stand_in=["no_such_package"])
+
+
+@pytest.mark.parametrize(
+    ("package", "too_old"), [("causal_conv1d", "1.5.0.post8"), ("flash_attn", "2.6.3")]
+)
+def test_an_installed_release_that_calls_other_kernels_is_refused(
+    package: str, too_old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """causal_conv1d 1.5.1 and flash-attn 2.7.0 changed what they pass and take."""
+    metadata = tmp_path / f"{package}-{too_old}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {package}\nVersion: {too_old}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnsupportedReleaseError, match=too_old) as caught:
+        graphmem.virtual_gpu("a100", stand_in=[package])
+    assert "FORCE_BUILD=TRUE" in str(caught.value.hint)
 
 
 STRANGER = """

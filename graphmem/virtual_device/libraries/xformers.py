@@ -15,14 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from types import ModuleType
 
 from graphmem.virtual_device.libraries.imports import executed_by
-from graphmem.virtual_device.messages import UnsupportedReleaseError
+from graphmem.virtual_device.package_releases import check_release
 
 _LOADER = "xformers._cpp_lib"
-_OLDEST = (0, 0, 34)
+_OLDEST = "0.0.34"
 
 
 @contextmanager
@@ -38,14 +37,13 @@ def _execute(module: ModuleType) -> None:
     Raises:
         InputError: the release has kernels without rules.
     """
-    found = version("xformers")
-    if tuple(int(part) for part in found.split(".")[:3]) < _OLDEST:
-        raise UnsupportedReleaseError("xformers", found, "0.0.34")
-    assert module.__loader__ is not None
+    check_release("xformers", _OLDEST)
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
     logger = logging.getLogger("xformers")  # it warns that the binary could not be loaded
     was_silent, logger.disabled = logger.disabled, True
     try:
-        module.__loader__.exec_module(module)
+        module.__spec__.loader.exec_module(module)
     finally:
         logger.disabled = was_silent
     module._built_with_cuda = True  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError, UnknownStandInError
+from graphmem.virtual_device.package_releases import check_release
 
 GROUP = "graphmem.stand_ins"
 
@@ -39,26 +40,33 @@ class StandIn:
         version: the version it claims to be.
         source: the sources that its allocations were read from.
         modules: called with the card; returns each module's contents by name, by its full name.
+        oldest: the first release whose Python part calls the stand-in's kernels as they are.
+        install: the command that installs the package's Python part without its kernels.
     """
 
     distribution: str
     version: str
     source: str
     modules: Callable[[Gpu], Mapping[str, Mapping[str, Any]]]
+    oldest: str = "0"
+    install: str | None = None
 
 
 def find(names: Iterable[str]) -> list[StandIn]:
     """Load the stand-ins with these names.
 
     Raises:
-        InputError: one does not exist.
+        InputError: one does not exist, or an older release of its package is installed.
     """
     known = {point.name: point for point in entry_points(group=GROUP)}
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:
             raise UnknownStandInError(name, ", ".join(sorted(known)) or "none", GROUP)
-    return [known[name].load() for name in wanted]
+    found: list[StandIn] = [known[name].load() for name in wanted]
+    for each in found:
+        check_release(each.distribution, each.oldest, each.install)
+    return found
 
 
 @contextmanager

@@ -271,4 +271,6 @@ STAND_IN = StandIn(
     version="1.7.0",
     source="causal-conv1d 1.7.0, csrc/causal_conv1d.cpp and causal_conv1d/cpp_functions.py",
     modules=_modules,
+    oldest="1.5.1",
+    install=_INSTALL,
 )

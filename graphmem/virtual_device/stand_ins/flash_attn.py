@@ -11,6 +11,7 @@ Not covered: `flash_attn.layers`, `losses` and `ops`, which are Triton kernels i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from graphmem.virtual_device.messages import NoStandInPartError
 from graphmem.virtual_device.stand_ins import StandIn, bert_padding, lacking
 from graphmem.virtual_device.stand_ins.flash_attn_kernels import kernels
 
-_INSTALL = "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip install flash-attn --no-build-isolation"
+_INSTALL = (
+    "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
+    "pip install flash-attn --no-deps --no-build-isolation"
+)
 _NO_WINDOW = (-1, -1)
 
 
@@ -136,7 +140,10 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
     return {
         "flash_attn_2_cuda": kernels(gpu),
         "flash_attn": {**interface, "__version__": STAND_IN.version},
-        "flash_attn.flash_attn_interface": interface,
+        "flash_attn.flash_attn_interface": {
+            **interface,
+            "flash_attn_gpu": SimpleNamespace(**kernels(gpu)),  # xformers calls the extension
+        },
         "flash_attn.bert_padding": bert_padding.names(),
     }
 
@@ -146,4 +153,6 @@ STAND_IN = StandIn(
     version="2.8.3",
     source="flash-attention 2.8, csrc/flash_attn/flash_api.cpp and flash_attn_interface.py",
     modules=_modules,
+    oldest="2.7.0",
+    install=_INSTALL,
 )
