@@ -22,6 +22,12 @@ _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
 _WHOLE = frozenset({int})
+_UPDATES = frozenset(
+    getattr(torch.ops.aten, f"{prefix}{name}_")
+    for prefix in ("", "_foreach_")
+    for name in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp")
+)
+"""Arithmetic in place: the tensors written to stay as they are, whatever number comes with them."""
 _HOST = torch.device("cpu")
 
 
@@ -125,6 +131,9 @@ class VirtualFakeMode(FakeTensorMode):
         PyTorch's own method makes a dataclass for every tensor, which takes a quarter of a trace's
         time. Nearly all arguments are plain tensors or plain values, and only those are handled
         here; PyTorch handles the rest, and decides what cannot be cached.
+
+        Adam's step size differs in each iteration: with its value in the key, each update of the
+        parameters would be computed anew, and its result kept.
         """
         if not isinstance(args, (list, tuple)):
             super()._prep_args_for_hash(result, args, *rest)
@@ -132,7 +141,9 @@ class VirtualFakeMode(FakeTensorMode):
         result += (type(args), len(args))
         for arg in args:
             kind = type(arg)
-            if kind in _PLAIN:
+            if kind is float and getattr(result[0], "overloadpacket", None) in _UPDATES:
+                result.append(kind)
+            elif kind in _PLAIN:
                 result += (kind, arg)
             elif kind is FakeTensor and self._is_plain(arg):
                 result.append(_looks(arg))

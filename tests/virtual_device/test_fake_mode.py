@@ -90,6 +90,20 @@ def test_a_cached_result_is_what_the_operation_returns(model: str, gpu: str | No
     assert FakeTensorMode.cache_hits - hits > len(graph.ops) / 2
 
 
+@pytest.mark.parametrize("number", [0.25, [0.25, 0.125]])
+def test_another_step_size_is_not_another_result(number: Any) -> None:
+    """Adam divides by `1 - beta ** step`, which differs in each iteration."""
+    update = torch._foreach_addcdiv_ if isinstance(number, list) else torch._foreach_mul_
+    with VirtualFakeMode():
+        tensors = [torch.empty(3, 7), torch.empty(2)]
+        arguments = [tensors] * 2 if isinstance(number, list) else []
+        update(tensors, *arguments, number)
+        misses = FakeTensorMode.cache_misses
+        halves = [each / 2 for each in number] if isinstance(number, list) else number / 2
+        update(tensors, *arguments, halves)
+        assert FakeTensorMode.cache_misses == misses
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_cached_fake_tensor_is_what_the_constructor_makes(
