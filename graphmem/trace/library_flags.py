@@ -23,7 +23,7 @@ def note_flags(recorder: Recorder) -> None:
             "4 bytes",
             None,
         )
-    if not any(op.target.startswith("aten.convolution") for op in recorder.graph.ops):
+    if not any(name.startswith("aten.convolution") for name in recorder.operators):
         return
     if torch.backends.cudnn.deterministic:
         recorder.assume(

@@ -49,6 +49,7 @@ class Recorder:
         overwritten: the error for reading a storage, by its id.
         host: follows the tensors on the CPU, unless that is the counted device.
         newest_node: the number of the newest autograd node when the last operation ran.
+        operators: the names of the operators that have run.
     """
 
     def __init__(self, device: torch.device, run: LiveRun | None = None) -> None:
@@ -61,6 +62,7 @@ class Recorder:
         self.weak: dict[int, Storage] = {}
         self.overwritten: dict[int, str] = {}
         self.newest_node = -1
+        self.operators: set[str] = set()
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
         self._refs = StorageRefs(self._release)
@@ -333,12 +335,14 @@ class Recorder:
         forward: int | None,
     ) -> Op:
         """Append one operation with its outputs and the storages it allocated."""
+        target = _name_of(func)
+        self.operators.add(target)
         index = len(self.graph.ops)
         node = self._nodes.write(func, args, kwargs)
         op = Op(
             index=index,
             node=node,
-            target=_name_of(func),
+            target=target,
             tick=tick,
             phase=len(self.graph.phases) - 1,
             module=module,
