@@ -51,7 +51,7 @@ class CardReplay:
     @property
     def reserved_bytes(self) -> int:
         """The highest reserved bytes."""
-        return max(moment.reserved for moment in self.timeline.moments)
+        return max(self.timeline.moments.reserved)
 
     @property
     def allocated_bytes(self) -> int:

@@ -14,35 +14,10 @@ from graphmem.allocator import Block, CachingAllocator, SegmentInfo
 from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent, alive_after
 from graphmem.graph import Op, StepGraph, Storage
 from graphmem.kernel_program import Output, Program, Take, storages_of, tick_of
+from graphmem.moments import Moment, Moments
 
 _TICK = itemgetter(0)
 _NO_PROGRAMS: Mapping[int, Program] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Moment:
-    """The device's bytes after one allocation or free, or after its cache was emptied.
-
-    Several moments may share a tick: the steps of one kernel. `index` counts them all from 0.
-    `event` is what led to the moment; None at the beginning.
-    """
-
-    index: int
-    tick: int
-    allocated: int
-    requested: int
-    reserved: int
-    event: Event | None = None
-
-    @property
-    def born(self) -> Storage | None:
-        """The storage that was allocated, or None."""
-        return self.event.storage if isinstance(self.event, Birth) else None
-
-    @property
-    def died(self) -> Storage | None:
-        """The storage that was freed, or None."""
-        return self.event.storage if isinstance(self.event, Death) else None
 
 
 @dataclass(frozen=True)
@@ -50,8 +25,7 @@ class Timeline:
     """The bytes of a device over the ticks of a trace.
 
     Attributes:
-        moments: one for each allocation, free and emptying of the cache, in order; the first, at
-            tick 0, is empty.
+        moments: one for each allocation, free and emptying of the cache, in order.
         block_bytes: by storage id, the bytes of its block.
         addresses: by storage id, the address of its block.
         segments: the reserved segments at the end, with their blocks.
@@ -59,8 +33,8 @@ class Timeline:
             returned to the driver: `segment_free` or `segment_unmap`, address, bytes.
     """
 
-    moments: list[Moment]
-    block_bytes: dict[int, int]
+    moments: Moments = field(default_factory=Moments)
+    block_bytes: dict[int, int] = field(default_factory=dict)
     addresses: dict[int, int] = field(default_factory=dict)
     segments: tuple[SegmentInfo, ...] = ()
     given_back: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
@@ -77,17 +51,16 @@ class Timeline:
         """
         first = self.index_at(start)
         last = len(self.moments) - 1 if end is None else self.index_at(end)
-        index = max(range(first, last + 1), key=lambda i: (self.moments[i].allocated, -i))
-        return self.moments[index], self.moments[index].born
+        moment = self.moments[max(range(first, last + 1), key=self.moments.allocated.__getitem__)]
+        return moment, moment.born
 
     def alive_at(self, moment: Moment) -> list[Storage]:
         """The storages that the device held at one of `moments`, in order of allocation."""
-        events = (each.event for each in self.moments[: moment.index + 1])
-        return list(alive_after(filter(None, events)).values())
+        return list(alive_after(self.moments.events(moment.index + 1)).values())
 
     def index_at(self, tick: int) -> int:
         """The index of the last moment at or before `tick`; -1 if there is none."""
-        return bisect_right(self.moments, tick, key=lambda moment: moment.tick) - 1
+        return bisect_right(self.moments.ticks, tick) - 1
 
 
 class Memory(Protocol):
@@ -117,7 +90,7 @@ class Simulator:
         """
         self.allocator = allocator
         self._memory = memory or allocator
-        self.timeline = Timeline([Moment(0, 0, 0, 0, 0)], {})
+        self.timeline = Timeline()
         self._alive: dict[int, tuple[Storage, Block]] = {}
 
     def apply(self, event: Event) -> None:
@@ -165,16 +138,12 @@ class Simulator:
         self.timeline.given_back[len(self.timeline.moments)] = given_back
 
     def _note(self, event: Event) -> None:
-        moments, stats = self.timeline.moments, self.allocator.statistics
-        moments.append(
-            Moment(
-                len(moments),
-                event.tick,
-                stats.allocated_bytes.current,
-                stats.requested_bytes.current,
-                stats.reserved_bytes.current,
-                event,
-            )
+        stats = self.allocator.statistics
+        self.timeline.moments.add(
+            event,
+            stats.allocated_bytes.current,
+            stats.requested_bytes.current,
+            stats.reserved_bytes.current,
         )
 
     def block_of(self, storage: Storage) -> Block | None:

@@ -28,7 +28,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnC
     runtime, graph = simulator.runtime, simulator.recorder.graph
     context = runtime.context
     last = simulator.refusals[-1] if ran_out and simulator.refusals else None
-    reserved = max(moment.reserved for moment in timeline.moments)
+    reserved = max(timeline.moments.reserved)
     capacity = capacity_of(simulator.memory.allocator)
     margin = capacity - reserved if last is None else last.free - last.tried
     more = context.estimate_bytes - context.least_bytes + runtime.gpu.memory_surplus_bytes

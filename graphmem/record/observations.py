@@ -9,9 +9,10 @@ from graphmem.allocator import SegmentInfo
 from graphmem.allocator.pool import BLOCK_STATES, BlockInfo
 from graphmem.events import Birth, CacheEmptied, Death, Event
 from graphmem.graph import Storage
+from graphmem.moments import Moments
 from graphmem.record import rows
 from graphmem.record.step import Observed
-from graphmem.simulate import Moment, Timeline
+from graphmem.simulate import Timeline
 
 
 def observed_table(
@@ -74,7 +75,7 @@ def observed_of(
     Raises:
         ValueError: the table refers to something that does not exist, or is not in order.
     """
-    if not table.moments or table.moments[0].allocated:
+    if not table.moments or table.moments[0] != _EMPTY:
         raise ValueError("a timeline that does not begin empty")
     scratch = {each.id: read_storage(each.id, each.storage) for each in table.scratch}
 
@@ -83,27 +84,33 @@ def observed_of(
 
     try:
         timeline = Timeline(
-            moments=[_moment(index, row, storage) for index, row in enumerate(table.moments)],
+            moments=_moments(table.moments[1:], storage),
             block_bytes={number: size for number, size, _ in table.blocks},
             addresses={number: address for number, _, address in table.blocks},
             segments=tuple(map(_segment, table.segments)),
             given_back=dict(table.given_back),
         )
-    except LookupError:
+    except (LookupError, OverflowError):
         raise ValueError("a timeline of storages that do not exist") from None
     _check(timeline)
     return Observed(timeline, table.sections, table.on_card)
 
 
-def _moment(index: int, row: rows.MomentRow, storage: Callable[[int], Storage]) -> Moment:
-    event: Event | None = None
-    if row.born is not None:
-        event = Birth(row.tick, storage(row.born))
-    elif row.died is not None:
-        event = Death(row.tick, storage(row.died))
-    elif index:
-        event = CacheEmptied(row.tick)
-    return Moment(index, row.tick, row.allocated, row.requested, row.reserved, event)
+_EMPTY = rows.MomentRow(0, 0, 0, 0, None, None)
+
+
+def _moments(after: Sequence[rows.MomentRow], storage: Callable[[int], Storage]) -> Moments:
+    moments = Moments()
+    for row in after:
+        event: Event
+        if row.born is not None:
+            event = Birth(row.tick, storage(row.born))
+        elif row.died is not None:
+            event = Death(row.tick, storage(row.died))
+        else:
+            event = CacheEmptied(row.tick)
+        moments.add(event, row.allocated, row.requested, row.reserved)
+    return moments
 
 
 def _segment(row: rows.SegmentRow) -> SegmentInfo:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from graphmem.analysis import Analysis
 from graphmem.graph import Category, OwnerKind, StepGraph, Storage
+from graphmem.moments import Moment
 from graphmem.pipeline import KnowsReasons
 from graphmem.report.build import module_of
 from graphmem.report.kept import Categories
 from graphmem.report.reasons import reason_for
-from graphmem.simulate import Moment
 
 
 @dataclass(frozen=True)

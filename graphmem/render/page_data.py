@@ -67,7 +67,7 @@ class _Columns:
         self._texts = Texts()
         self._lifetimes = lifetimes(analysis)
         self._peak, _ = analysis.timeline.peak()
-        self._moment_ticks = [moment.tick for moment in analysis.timeline.moments]
+        self._moment_ticks = analysis.timeline.moments.ticks
         self._op_ticks = [op.tick for op in analysis.graph.ops]
 
     def build(self) -> dict[str, Any]:
@@ -86,9 +86,9 @@ class _Columns:
     def _moments(self) -> Columns:
         moments = self._analysis.timeline.moments
         return {
-            "allocated": _differences(moment.allocated for moment in moments),
-            "requested": _differences(moment.requested for moment in moments),
-            "reserved": _differences(moment.reserved for moment in moments),
+            "allocated": _differences(moments.allocated),
+            "requested": _differences(moments.requested),
+            "reserved": _differences(moments.reserved),
             "op": _differences(self._ops_at(self._moment_ticks)),
         }
 

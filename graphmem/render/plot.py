@@ -69,7 +69,7 @@ def _draw(axes: Axes, analysis: Analysis) -> None:
         linewidth=0,
     )
     moments = analysis.timeline.moments
-    reserved = [moments[i].reserved / unit for i in picked]
+    reserved = [moments.reserved[i] / unit for i in picked]
     axes.step(picked, reserved, "--", where="post", color="#444", linewidth=1, label="reserved")
     _mark_peak(axes, analysis, unit)
     _mark_phases(axes, analysis, first, last)
@@ -86,7 +86,7 @@ def _draw(axes: Axes, analysis: Analysis) -> None:
 def _extent(analysis: Analysis) -> tuple[int, int]:
     """The first and the last moment of the step with the peak."""
     graph = analysis.graph
-    ticks = [moment.tick for moment in analysis.timeline.moments]
+    ticks = analysis.timeline.moments.ticks
     phases = graph.phases_of(analysis.report.peak.step)
     if not phases:
         return 0, len(ticks) - 1
@@ -129,7 +129,7 @@ def _mark_peak(axes: Axes, analysis: Analysis, unit: int) -> None:
 
 
 def _mark_phases(axes: Axes, analysis: Analysis, first: int, last: int) -> None:
-    ticks = [moment.tick for moment in analysis.timeline.moments]
+    ticks = analysis.timeline.moments.ticks
     for phase in analysis.graph.phases:
         start, end = (int(i) for i in np.searchsorted(ticks, [phase.start, phase.end + 1]))
         start, end = max(first, start), min(last, end)

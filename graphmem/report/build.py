@@ -19,6 +19,7 @@ from graphmem.graph import (
     Storage,
 )
 from graphmem.layer_ranges import fold
+from graphmem.moments import Moment
 from graphmem.pipeline import Annotations, HasReportLines, KnowsReasons
 from graphmem.report.kept import Categories
 from graphmem.report.reasons import reason_for
@@ -39,7 +40,7 @@ from graphmem.report.schema import (
     StepInfo,
 )
 from graphmem.runtime import Runtime
-from graphmem.simulate import Moment, Timeline
+from graphmem.simulate import Timeline
 from graphmem.torch_releases.assumed import assumed_of
 from graphmem.version import __version__
 
@@ -127,9 +128,7 @@ def _highest_of_parts(timeline: Timeline) -> list[int]:
     moments = timeline.moments
     parts = min(TIMELINE_PARTS, len(moments))
     bounds = [len(moments) * i // parts for i in range(parts + 1)]
-    return [
-        max(moment.allocated for moment in moments[first:last]) for first, last in pairwise(bounds)
-    ]
+    return [max(moments.allocated[first:last]) for first, last in pairwise(bounds)]
 
 
 def saved_for_backward(graph: StepGraph) -> int:

@@ -54,7 +54,7 @@ def with_collector(report: Report, graph: StepGraph, runtime: Runtime, run: Time
         return report
     card = report.on_card
     capacity = capacity_of(runtime.new_allocator()) if card is None else card.capacity
-    events = [each.event for each in run.moments if each.event is not None]
+    events = list(run.moments.events())
     as_run, lowest, highest = (
         _replayed(_with_deaths(events, deaths), runtime, capacity)
         for deaths in ({}, _earliest(graph), _latest(graph))

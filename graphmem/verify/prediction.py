@@ -58,13 +58,14 @@ class Prediction:
         timeline = self._timeline
         before = max(0, timeline.index_at(start.tick_in(self.graph) - 1))
         end = None if last is None else 1 + timeline.index_at(last.last_tick_in(self.graph))
-        moments = timeline.moments[before:end]
+        allocated = timeline.moments.allocated[before:end]
+        reserved = timeline.moments.reserved[before:end]
         return Figures(
-            base_allocated=moments[0].allocated,
-            peak_allocated=max(moment.allocated for moment in moments),
-            end_allocated=moments[-1].allocated,
-            peak_reserved=max(moment.reserved for moment in moments),
-            end_reserved=moments[-1].reserved,
+            base_allocated=allocated[0],
+            peak_allocated=max(allocated),
+            end_allocated=allocated[-1],
+            peak_reserved=max(reserved),
+            end_reserved=reserved[-1],
         )
 
     def shortage(self, room_bytes: int) -> MemoryState | None:

@@ -25,7 +25,8 @@ from graphmem.graph import Source
 from graphmem.live.gpu import VirtualGpu
 from graphmem.live.messages import EnteredTwiceError, SentTensorError
 from graphmem.live.session import EnoughSteps
-from graphmem.simulate import Moment, Timeline, simulate
+from graphmem.moments import Moment
+from graphmem.simulate import Timeline, simulate
 from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
 from graphmem.values.choices import Choices
