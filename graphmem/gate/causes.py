@@ -3,7 +3,7 @@
 Clauses:
   (1) bytes are compared by category and module, and equal layers together: where a moment later
       in the backward pass holds for `blocks.5.up` what an earlier one held for `blocks.1.up`,
-      nothing has changed. Groups with the same line and owner are one cause, as are all weights;
+      nothing has changed. Groups with the same line and owner are one cause;
   (2) if checkpointing of modules that still run is gone, their additional activations are one
       cause, and the first; if it is new, the activations that they no longer hold are one;
   (3) a cause's line and owner are those of the current holders: if a named variable holds some, the

@@ -39,6 +39,7 @@ INNER_NAMES = (
         "telling checkpointing which backward pass it is in",
         "checkpointing",
     ),
+    Names("torch.nn.Module", "_call_impl", "the calls of modules", _NO_TRACE),
     Names("torch.autograd", "_make_grads", "the start of a backward pass", _BACKWARD),
     Names("torch.autograd.Variable", "_execution_engine", "replacing the engine", _BACKWARD),
     Names("torch.autograd.function.Function", "apply", "Python functions", _BACKWARD),

@@ -102,11 +102,11 @@ class Location:
         `checkpoint(lambda x: block(x), x)`.
         """
         first: FrameType | None = None
-        calls = 0
+        entered = 0
         while frame is not None and frame is not self._outermost:
             code = frame.f_code
-            calls += code is _CALL
-            if calls > 1:
+            entered += code is _CALL
+            if entered > 1:
                 break
             if code.co_name == "checkpoint" and code.co_filename == checkpoint.__file__:
                 if first is not None and self.module and "<locals>" not in first.f_code.co_qualname:
@@ -215,6 +215,9 @@ def source_of(frame: FrameType) -> Source:
     return Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
 
 
+# A module's hooks and `forward` run in `_call_impl` (torch/nn/modules/module.py of 2.13).
+# `checkpoint` calls its function itself, or by way of `CheckpointFunction.forward`
+# (torch/utils/checkpoint.py); when that runs again in the backward pass, it is not on the stack.
 _CALL = torch.nn.Module._call_impl.__code__
 
 
