@@ -12,6 +12,8 @@ from graphmem.live.gpu import VirtualGpu
 from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
 from graphmem.live.session import EnoughSteps
 from graphmem.time_limit import time_limit
+from graphmem.user_errors import place_of
+from graphmem.virtual_device.stand_ins import stand_in_for
 
 INTERRUPTED = 130
 
@@ -65,12 +67,12 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     except NoSuchProgramError:
         raise
     except InputError as error:
-        return Ending(error.exit_code, error=error)
+        return Ending(error.exit_code, _where(error), error)
     except GraphmemError:
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
         _print_error(error)
-        return Ending(1, f"ended by {type(error).__name__}: {_first_sentence(error)}")
+        return Ending(1, f"ended by {type(error).__name__}: {_first_sentence(error)}{_hint(error)}")
     return Ending(0)
 
 
@@ -94,6 +96,21 @@ def _print_error(error: BaseException) -> None:
         chain.__traceback__ = without_graphmem(chain.__traceback__)
         chain = chain.__cause__ or chain.__context__
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _hint(error: BaseException) -> str:
+    stand_in = stand_in_for(error)
+    if stand_in is None:
+        return ""
+    if stand_in.models_nothing:
+        return "; graphmem models nothing of it (docs/fine_tuning.md)"
+    return f"; --stand-in {stand_in.distribution} stands in for it"
+
+
+def _where(error: InputError) -> str | None:
+    """The program's line that was refused, unless the refusal names it."""
+    place = place_of(error)
+    return f"stopped at {place}" if place and place not in str(error) else None
 
 
 def _first_sentence(error: BaseException) -> str:

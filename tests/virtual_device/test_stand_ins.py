@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from graphmem.virtual_device.messages import (
     UnknownStandInError,
     UnsupportedReleaseError,
 )
+from tests.conftest import Outcome
 from tests.support.places import ROOT
 
 HALF, FLOAT = 2, 4
@@ -176,6 +178,11 @@ def test_what_a_stand_in_lacks_is_rejected_by_name() -> None:
         package: Any = importlib.import_module("flash_attn")
         with pytest.raises(NoStandInPartError):
             package.flash_attn_with_kvcache()
+    with graphmem.virtual_gpu("a100", stand_in=["mamba_ssm"]):
+        mamba: Any = importlib.import_module("mamba_ssm")
+        assert not isinstance(package, mamba.Mamba2)
+        with pytest.raises(NoStandInPartError, match="Mamba2"):
+            type("Own", (mamba.Mamba2,), {})
     with pytest.raises(UnknownStandInError):
         graphmem.virtual_gpu("a100", stand_in=["no_such_package"])
 
@@ -194,6 +201,40 @@ def test_an_installed_release_that_calls_other_kernels_is_refused(
     with pytest.raises(UnsupportedReleaseError, match=too_old) as caught:
         graphmem.virtual_gpu("a100", stand_in=[package])
     assert "FORCE_BUILD=TRUE" in str(caught.value.hint)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformer_engine") is not None, reason="it is installed"
+)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "graphmem models nothing of it"),
+        (["--stand-in", "transformer_engine"], "stopped at layer.py:3"),
+    ],
+)
+def test_what_no_stand_in_models_is_refused_at_its_line(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_graphmem: Callable[..., Outcome],
+) -> None:
+    script = "import transformer_engine.pytorch as te\n\nte.Linear(4, 4)\n"
+    (tmp_path / "layer.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    done = run_graphmem("run", *options, "layer.py")
+    assert said in done.stderr
+    assert ("has no Linear" in done.stderr) == bool(options)
+
+
+def test_a_missing_package_that_has_a_stand_in_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
+) -> None:
+    (tmp_path / "train.py").write_text("import flash_attn_3.kernels")
+    monkeypatch.chdir(tmp_path)
+    done = run_graphmem("run", "train.py")
+    assert "; --stand-in flash_attn_3 stands in for it" in done.stderr
 
 
 STRANGER = """

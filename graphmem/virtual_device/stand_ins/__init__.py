@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, DistributionFinder, entry_points
+from importlib.metadata import Distribution, DistributionFinder, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -42,6 +42,7 @@ class StandIn:
         modules: called with the card; returns each module's contents by name, by its full name.
         oldest: the first release whose Python part calls the stand-in's kernels as they are.
         install: the command that installs the package's Python part without its kernels.
+        models_nothing: whether it only names what it refuses.
     """
 
     distribution: str
@@ -50,6 +51,7 @@ class StandIn:
     modules: Callable[[Gpu], Mapping[str, Mapping[str, Any]]]
     oldest: str = "0"
     install: str | None = None
+    models_nothing: bool = False
 
 
 def find(names: Iterable[str]) -> list[StandIn]:
@@ -58,7 +60,7 @@ def find(names: Iterable[str]) -> list[StandIn]:
     Raises:
         InputError: one does not exist, or an older release of its package is installed.
     """
-    known = {point.name: point for point in entry_points(group=GROUP)}
+    known = _known()
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         if name not in known:
@@ -67,6 +69,18 @@ def find(names: Iterable[str]) -> list[StandIn]:
     for each in found:
         check_release(each.distribution, each.oldest, each.install)
     return found
+
+
+def stand_in_for(error: BaseException) -> StandIn | None:
+    """The stand-in for the package whose absence an error reports, if there is one."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = (missing or "").partition(".")[0]
+    point = _known().get(package)
+    return None if point is None else point.load()
+
+
+def _known() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 @contextmanager
@@ -95,11 +109,11 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
 def lacking(
     package: str, names: Iterable[str], install: str | None = None
 ) -> dict[str, Callable[..., NoReturn]]:
-    """Functions that a stand-in lacks, by name: calling one is an error that names it.
+    """What a stand-in lacks, by name: calling it is an error that names it, and so is a subclass.
 
     Args:
         package: the stand-in.
-        names: the functions.
+        names: the functions, and the classes, whose names begin with a capital letter.
         install: the command that installs the package's Python part without its kernels.
     """
 
@@ -107,7 +121,9 @@ def lacking(
         def call(*args: Any, **options: Any) -> NoReturn:
             raise NoStandInPartError(package, name, install)
 
-        return call
+        if not name[0].isupper():
+            return call
+        return type(name, (), {"__new__": call, "__init_subclass__": classmethod(call)})
 
     return {name: refusing(name) for name in names}
 
