@@ -11,13 +11,15 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import graphmem
-from graphmem.virtual_device.messages import UnsupportedReleaseError
+from graphmem.virtual_device.messages import NoStandInPartError, UnsupportedReleaseError
+from graphmem.virtual_device.stand_ins.xformers import STAND_IN
 from tests.support.sizes import in_blocks
 
 HALF, FLOAT = 2, 4
@@ -25,10 +27,15 @@ BATCH, ROWS, HEADS, WIDTH = 2, 250, 8, 64
 ELEMENTS = BATCH * ROWS * HEADS * WIDTH
 
 
-@pytest.fixture
-def attention() -> Iterator[Any]:
-    with graphmem.virtual_gpu("a100"):
-        yield pytest.importorskip("xformers.ops")
+@pytest.fixture(params=["installed", "stand-in"])
+def attention(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with graphmem.virtual_gpu("a100") as gpu:
+        if request.param == "installed":
+            yield pytest.importorskip("xformers.ops")
+        else:
+            modules = STAND_IN.modules(gpu.runtime.gpu)
+            fmha = SimpleNamespace(attn_bias=SimpleNamespace(**modules["xformers.ops.fmha"]))
+            yield SimpleNamespace(**modules["xformers.ops"], fmha=fmha)
 
 
 def operands(dtype: torch.dtype, batch: int = BATCH, rows: int = ROWS) -> list[torch.Tensor]:
@@ -102,6 +109,40 @@ def test_the_efficient_kernel_works_on_each_packed_sequence(attention: Any) -> N
     rows = in_blocks(600 * HEADS * FLOAT)
     scratch = max(total * FLOAT + 2 * rows, rows + in_blocks(workspace))
     assert backward_peak(packed(attention, torch.float32)) == 3 * total * FLOAT + sums + scratch
+
+
+@pytest.mark.parametrize("rows", [256, 250])
+def test_three_dimensions_are_one_head_and_a_mask_takes_the_efficient_kernel(
+    attention: Any, rows: int
+) -> None:
+    """As diffusers calls it; in 16 bits a width of 64 keeps gradients in registers."""
+    q, k, v = (operands(torch.float16, rows=256)[0][:, :, 0].detach() for _ in range(3))
+    q = q.requires_grad_()
+    mask = torch.zeros(BATCH, 256, 256, device="cuda", dtype=torch.float16)[:, :, :rows]
+    out, kept, _ = kept_and_peak(
+        lambda: attention.memory_efficient_attention(q, k[:, :rows], v[:, :rows], mask, scale=1.0)
+    )
+    sums = BATCH * 256 * FLOAT
+    assert kept == BATCH * 256 * WIDTH * HALF + sums
+
+    gradients = BATCH * (256 + 2 * rows) * WIDTH * HALF
+    workspace = BATCH * 4 * (4 + 64 * 64) * FLOAT
+    assert backward_peak(out) == gradients + 2 * sums + in_blocks(workspace)
+
+
+def test_nothing_that_trains_keeps_no_sums(attention: Any) -> None:
+    """`compute_log_sumexp=False`."""
+    q, k, v = (each.detach() for each in operands(torch.float32))
+    _, kept, peak = kept_and_peak(lambda: attention.memory_efficient_attention(q, k, v))
+    assert kept == peak == ELEMENTS * FLOAT
+
+
+def test_what_the_stand_in_lacks_names_the_installation() -> None:
+    with graphmem.virtual_gpu("a100") as gpu:
+        attend = STAND_IN.modules(gpu.runtime.gpu)["xformers.ops"]["memory_efficient_attention"]
+        with pytest.raises(NoStandInPartError) as caught:
+            attend(*operands(torch.float16), op=object())
+    assert "pip install --no-deps xformers" in str(caught.value.hint)
 
 
 def test_a_release_with_kernels_of_its_own_is_refused_by_name(

@@ -6,6 +6,9 @@ graphmem has rules, or flash-attn's extension where that is installed. What the 
 (`_C.so`) has besides are kernels for sparse weights; it is linked with CUDA's libraries, and where
 these are missing xformers notes that it was not built for CUDA, and refuses every tensor on a card.
 
+It looks up the type of a mask in a list, which has tensors as such (`SUPPORTED_ATTN_BIAS_TYPES`);
+those on the virtual card are of another type.
+
 Releases before 0.0.34 bring attention kernels of their own (`xformers/flash_attn_3/_C.so`), which
 have no rules: such a release is refused.
 """
@@ -16,34 +19,50 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.virtual_device.libraries.imports import executed_by
 from graphmem.virtual_device.package_releases import check_release
 
 _LOADER = "xformers._cpp_lib"
+_KERNEL = "xformers.ops.fmha.cutlass"
 _OLDEST = "0.0.34"
 
 
 @contextmanager
 def standing_in() -> Iterator[None]:
     """Let xformers be imported as on a machine with a card."""
-    with executed_by(_LOADER, _execute):
+    with executed_by(_LOADER, _load), executed_by(_KERNEL, _accept_masks):
         yield
 
 
-def _execute(module: ModuleType) -> None:
+def _load(module: ModuleType) -> None:
     """Run the code of the module that loads the binary, whether or not it can.
 
     Raises:
         InputError: the release has kernels without rules.
     """
     check_release("xformers", _OLDEST)
-    assert module.__spec__ is not None
-    assert module.__spec__.loader is not None
     logger = logging.getLogger("xformers")  # it warns that the binary could not be loaded
     was_silent, logger.disabled = logger.disabled, True
     try:
-        module.__spec__.loader.exec_module(module)
+        _execute(module)
     finally:
         logger.disabled = was_silent
     module._built_with_cuda = True  # type: ignore[attr-defined]
+
+
+def _accept_masks(module: ModuleType) -> None:
+    """Run the code of the memory-efficient kernel, and let it take the virtual card's tensors."""
+    _execute(module)
+    kernels: Any = module
+    for kernel in (kernels.FwOp, kernels.BwOp):
+        kernel.SUPPORTED_ATTN_BIAS_TYPES = (*kernel.SUPPORTED_ATTN_BIAS_TYPES, FakeTensor)
+
+
+def _execute(module: ModuleType) -> None:
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    module.__spec__.loader.exec_module(module)
