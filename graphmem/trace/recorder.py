@@ -12,15 +12,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from graphmem.graph import (
-    Op,
-    Owner,
-    OwnerKind,
-    Source,
-    StepGraph,
-    Storage,
-    TensorOut,
-)
+from graphmem.graph import Op, Owner, OwnerKind, Source, StepGraph, Storage, TensorOut
 from graphmem.trace.assumptions import Assumptions
 from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name
 from graphmem.trace.fx_writer import MadeBy, NodeWriter
