@@ -103,7 +103,7 @@ def test_the_first_difference_has_both_lines(
 def test_what_may_differ_between_ranks_does(compare: Compare) -> None:
     """Splits, messages, who gathers, uneven lists, another order of groups."""
     body = """
-dist.all_to_all_single(card(4 + rank), card(4 + rank), [2 + rank, 2], [2, 2 + rank])
+dist.all_to_all_single(card(3), card(2 + 2 * rank), [1, 2], [1 + rank] * 2)
 if rank: dist.recv(x, 0)
 else: dist.send(x, 1); dist.send(y, 1)
 dist.gather(x, None if rank else [card(4), card(4)], 0)
