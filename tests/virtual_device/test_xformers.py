@@ -130,6 +130,19 @@ def test_three_dimensions_are_one_head_and_a_mask_takes_the_efficient_kernel(
     assert backward_peak(out) == gradients + 2 * sums + in_blocks(workspace)
 
 
+@pytest.mark.parametrize("shares_storage", [False, True])
+def test_unbind_stacks_gradients_unless_they_are_one(attention: Any, shares_storage: bool) -> None:
+    """`_stack_or_none_fw`: gradients that are slices of a tensor are not copied."""
+    whole = torch.zeros(BATCH, ROWS, 3, HEADS, WIDTH, device="cuda", requires_grad=True)
+    parts = attention.unbind(whole, 2)
+    one = torch.zeros_like(whole).unbind(2)
+    own = [torch.zeros_like(each) for each in one]
+    given = one if shares_storage else own
+
+    _, _, peak = kept_and_peak(lambda: torch.autograd.grad(parts, whole, given))
+    assert peak == (0 if shares_storage else 3 * ELEMENTS * FLOAT)
+
+
 def test_nothing_that_trains_keeps_no_sums(attention: Any) -> None:
     """`compute_log_sumexp=False`."""
     q, k, v = (each.detach() for each in operands(torch.float32))
@@ -142,6 +155,9 @@ def test_what_the_stand_in_lacks_names_the_installation() -> None:
         attend = STAND_IN.modules(gpu.runtime.gpu)["xformers.ops"]["memory_efficient_attention"]
         with pytest.raises(NoStandInPartError) as caught:
             attend(*operands(torch.float16), op=object())
+        bias = STAND_IN.modules(gpu.runtime.gpu)["xformers.ops.fmha.attn_bias"]
+        with pytest.raises(NoStandInPartError, match="BlockDiagonalPaddedKeysMask"):
+            bias["BlockDiagonalPaddedKeysMask"].from_seqlens([1])
     assert "pip install --no-deps xformers" in str(caught.value.hint)
 
 

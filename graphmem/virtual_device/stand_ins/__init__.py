@@ -123,9 +123,21 @@ def lacking(
 
         if not name[0].isupper():
             return call
-        return type(name, (), {"__new__": call, "__init_subclass__": classmethod(call)})
+        held = {"__new__": call, "__init_subclass__": classmethod(call), "_refuse": call}
+        return _Refused(name, (), held)
 
     return {name: refusing(name) for name in names}
+
+
+class _Refused(type):
+    """A class that a stand-in lacks: asking for its method, such as a factory, is refused too."""
+
+    _refuse: Callable[[], NoReturn]
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("_"):  # Python and libraries look for these where they may be missing
+            raise AttributeError(name)
+        cls._refuse()
 
 
 def _is_installed(name: str) -> bool:

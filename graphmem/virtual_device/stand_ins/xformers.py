@@ -31,12 +31,23 @@ from graphmem.virtual_device.stand_ins.xformers_masks import (
     BlockDiagonalMask,
     LowerTriangularMask,
 )
+from graphmem.virtual_device.stand_ins.xformers_unbind import unbind
 
 _INSTALL = "pip install --no-deps xformers"
 _HALF = (torch.float16, torch.bfloat16)
 _WIDEST = 256
 _REFUSED = "attention with op=, output_dtype=, heads in groups or deterministic algorithms"
-_NOT_HERE = "SwiGLU memory_efficient_attention_partial unbind RMSNorm fmha_op AttentionOpBase"
+_NOT_HERE = (
+    "memory_efficient_attention_partial memory_efficient_attention_backward "
+    "memory_efficient_attention_forward_requires_grad MemoryEfficientAttentionCutlassOp "
+    "MemoryEfficientAttentionFlashAttentionOp scaled_index_add index_select_cat rope_padded "
+    "SwiGLU swiglu RMSNorm"
+).split()
+_MASKS_NOT_HERE = (
+    "AttentionBias LowerTriangularMaskWithTensorBias LowerTriangularFromBottomRightMask "
+    "BlockDiagonalCausalFromBottomRightMask BlockDiagonalCausalWithOffsetPaddedKeysMask "
+    "BlockDiagonalPaddedKeysMask BlockDiagonalCausalLocalAttentionMask"
+).split()
 
 
 class _Attention(torch.autograd.Function):
@@ -179,17 +190,19 @@ def memory_efficient_attention(
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
+    here = (LowerTriangularMask, BlockDiagonalMask, BlockDiagonalCausalMask)
     masks = {
-        each.__name__: each
-        for each in (LowerTriangularMask, BlockDiagonalMask, BlockDiagonalCausalMask)
+        **{each.__name__: each for each in here},
+        **lacking("xformers", _MASKS_NOT_HERE, _INSTALL),
     }
     attention = {
         "memory_efficient_attention": memory_efficient_attention,
+        "unbind": unbind,
         "memory_efficient_attention_forward": partial(memory_efficient_attention, is_forward=True),
     }
     return {
         "xformers": {"__version__": STAND_IN.version},
-        "xformers.ops": {**attention, **masks, **lacking("xformers", _NOT_HERE.split(), _INSTALL)},
+        "xformers.ops": {**attention, **masks, **lacking("xformers", _NOT_HERE, _INSTALL)},
         "xformers.ops.fmha": {**attention, **masks},
         "xformers.ops.fmha.attn_bias": masks,
     }
