@@ -50,6 +50,7 @@ class VirtualFakeMode(FakeTensorMode):
         self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._wrap = _wrapping(self)
+        self._empty_strided = torch.empty_strided  # a virtual GPU's resolves devices by number
 
     def dispatch(
         self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Any = None
@@ -83,7 +84,7 @@ class VirtualFakeMode(FakeTensorMode):
         if looks is None or entry.inplace_idx is not None or not self._is_plainly_made(looks):
             return super()._get_output_tensor_from_cache_entry(state, entry, key, *func_and_args)
         with torch._C._DisableTorchDispatch():
-            memory = torch.empty_strided(
+            memory = self._empty_strided(
                 looks.shape,
                 looks.stride,
                 dtype=looks.dtype,
