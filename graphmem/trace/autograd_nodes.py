@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch.autograd.function import BackwardCFunction
@@ -34,7 +35,7 @@ class AutogradNodes:
         self._recorder.graph.autograd_nodes.append(
             AutogradNode(
                 number=number,
-                name=node.name(),
+                name=sys.intern(node.name()),
                 op=None if forward is None else forward.index,
                 next=tuple(self._next(following) for following, _ in node.next_functions),
                 saved=tuple(self._saved.describe(node)),

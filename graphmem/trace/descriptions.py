@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import cache
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -14,15 +17,24 @@ DTYPE_NAMES = {
 }
 
 
+_SIZES: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+
+def sizes(numbers: Iterable[int]) -> tuple[int, ...]:
+    """A shape or strides; equal ones are one tuple, since layers and iterations are alike."""
+    found = tuple(numbers)
+    return _SIZES.setdefault(found, found)
+
+
 def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
     """Describe a tensor; its storage is None if that is not counted."""
     is_strided = tensor.layout is torch.strided
     is_sparse = tensor.layout is torch.sparse_coo
     return TensorOut(
-        shape=tuple(tensor.shape),
+        shape=sizes(tensor.shape),
         dtype=DTYPE_NAMES[tensor.dtype],
         storage=None if storage is None else storage.id,
-        stride=tensor.stride() if is_strided else (),
+        stride=sizes(tensor.stride()) if is_strided else (),
         offset=int(tensor.storage_offset()) if is_strided else 0,
         nonzeros=tensor._nnz() if is_sparse else None,
         is_coalesced=is_sparse and tensor.is_coalesced(),
@@ -31,4 +43,7 @@ def described(tensor: torch.Tensor, storage: Storage | None) -> TensorOut:
 
 def device_name(tensor: torch.Tensor) -> str:
     """The name of a tensor's device; `device` of a fake one would dispatch an operation."""
-    return str(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)
+    return _name_of(tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device)
+
+
+_name_of = cache(str)

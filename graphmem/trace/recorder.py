@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Op, Owner, OwnerKind, Source, StepGraph, Storage, TensorOut
 from graphmem.trace.assumptions import Assumptions
-from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name
+from graphmem.trace.descriptions import DTYPE_NAMES, described, device_name, sizes
 from graphmem.trace.fx_writer import MadeBy, NodeWriter
 from graphmem.trace.phases import Phases
 from graphmem.trace.storage_refs import StorageRef, StorageRefs
@@ -144,7 +144,7 @@ class Recorder:
             nbytes=nbytes,
             birth=self.next_tick(),
             op=op,
-            shape=tuple(tensor.shape),
+            shape=sizes(tensor.shape),
             dtype=DTYPE_NAMES[tensor.dtype],
             device=device_name(tensor),
         )
@@ -202,8 +202,9 @@ class Recorder:
         if self._refs.get(ref.key) is ref:
             del self._refs[ref.key]
         number = ref.storage.id
-        self._holders[number] -= 1
-        if self._holders[number]:
+        holders = self._holders.pop(number) - 1
+        if holders:
+            self._holders[number] = holders
             return
         if self._dying is None:
             self.let_go(ref.storage, self._held_as.pop(number))
