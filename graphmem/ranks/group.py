@@ -141,6 +141,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._let_go = let_go
         self._rank = rank
         self._size = size
+        self._name = ""
         self.device_types: list[torch.device] = []
         self._shelves: list[tuple[int, list[Any]]] = []
         self._coalesced: list[Arrival] | None = None
@@ -187,8 +188,10 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def pg_name(self) -> str:
-        """The name under which it is registered."""
-        return str(torch.distributed.distributed_c10d._world.pg_names[self])
+        """The name under which it is registered, or was until it was destroyed."""
+        if not self._name:
+            self._name = str(torch.distributed.distributed_c10d._world.pg_names[self])
+        return self._name
 
     group_name = pg_name
 

@@ -226,6 +226,19 @@ class TestWorlds:
             done.stderr.split()
         )
 
+    def test_one_group_is_destroyed(self, run: Run, tmp_path: Path) -> None:
+        """`destroy_process_group` forgets the group's name before it asks the group for it."""
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "dist.destroy_process_group(dist.new_group([0, 1]))",
+            "print(dist.is_initialized())",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert (done.exit_code, done.stdout) == (0, "True\n"), done.stderr
+
     def test_a_device_mesh_needs_no_other_rank(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
