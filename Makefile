@@ -41,7 +41,7 @@ quick: $(INSTALLED)
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(ENGINE:%=tests/%) $(PYTEST_ARGS)
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest $(PARALLEL) -m "not slow") $(PYTEST_ARGS)
+	$(VENV)/bin/python -m $(if $(TORCH),tools.versions,pytest $(PARALLEL) --durations=25 -m "not slow") $(PYTEST_ARGS)
 
 test-all: $(INSTALLED)
 	GRAPHMEM_OPINFO_SAMPLES=3 $(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
