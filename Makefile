@@ -1,7 +1,7 @@
 # Each target sets up all it needs: the first run makes .venv, later ones start at once.
 #
 #   make analyze    the main job on a shipped fixture
-#   make quick      the tests of the engine, within a minute: while you work on it
+#   make quick      the tests of the engine, in about a minute: while you work on it
 #   make test       the tests but the slow ones; PYTEST_ARGS="-k gpus -x" passes arguments on
 #   make test-all   the slow ones as well: before a release, and after a change to the gate's cache
 #                   TORCH=2.15.0 runs them on that release, in an environment of its own, and writes

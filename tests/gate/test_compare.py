@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import jsonschema
@@ -231,6 +232,23 @@ def test_every_annotation_is_one_line_of_the_grammar(check: Check) -> None:
 
     assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "::notice"]
     assert all(ANNOTATION.fullmatch(line) for line in lines)
+
+
+@pytest.mark.parametrize(("is_of_project", "line"), [(True, 3), (False, 1)])
+def test_an_annotation_is_at_a_line_of_the_project(
+    report: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_of_project: bool, line: int
+) -> None:
+    """A package's file has a relative name too, and is not in the repository."""
+    monkeypatch.chdir(tmp_path)
+    if is_of_project:
+        (tmp_path / "a.py").touch()
+    config = read_table({"target": "a.py", "max_allocated": "1 MiB"}, TargetConfig)
+    verdict = compare(config, None, report(holder("h.0", 8)))
+    result = Result(name="one", target="a.py", status="failed", verdict=verdict)
+
+    annotated = FORMATS["github"](Check(results=[result]))
+
+    assert annotated.startswith(f"::error file=a.py,line={line},")
 
 
 def test_sarif_and_junit_fit_their_schemas(check: Check) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from graphmem.gate.check import Result
 from graphmem.gate.config import FILE
 
 
 def place_of(result: Result) -> tuple[str, int]:
-    """File and line of the first cause within the project, else of the target."""
+    """File and line of the first cause within the project, else of the target.
+
+    A package's file is written from its package on, and is not in the project.
+    """
     for cause in result.verdict.causes if result.verdict else ():
         file, _, line = (cause.source or "").rpartition(":")
-        if line.isdigit() and not file.startswith("/"):
+        if line.isdigit() and not file.startswith("/") and Path(file).is_file():
             return file, int(line)
     location = result.target.rpartition(":")[0] or result.target
     return (location, 1) if location.endswith((".py", ".pt2")) else (FILE, 1)
