@@ -6,7 +6,7 @@ import msgspec
 
 
 class ModuleCall(msgspec.Struct, frozen=True):
-    """The first call of a module.
+    """The first call of a module, or its first checkpointed one.
 
     Attributes:
         source: the line of the program; None if there is none on the stack.

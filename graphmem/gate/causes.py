@@ -1,9 +1,10 @@
 """The causes of a change of the peak: what it holds more of, and what it holds less of.
 
 Clauses:
-  (1) bytes are compared by category and module, and equal layers together: where a moment later
-      in the backward pass holds for `blocks.5.up` what an earlier one held for `blocks.1.up`,
-      nothing has changed. Groups with the same line and owner are one cause;
+  (1) bytes are compared by category and module, and layers whose names differ in a number
+      together: where a moment later in the backward pass holds for `blocks.5.up` what an earlier
+      one held for `blocks.1.up`, nothing has changed. Parameters, buffers and optimizer states,
+      which last, are compared one by one. Groups with the same line and owner are one cause;
   (2) if checkpointing of modules that still run is gone, their additional activations are one
       cause, and the first; if it is new, the activations that they no longer hold are one;
   (3) a cause's line and owner are those of the current holders: if a named variable holds some, the
@@ -27,6 +28,7 @@ from graphmem.module_calls import ModuleCall
 from graphmem.report import Report
 
 _MOST_NAMES = 3
+_LASTING = (Category.PARAMETER, Category.BUFFER, Category.OPTIMIZER_STATE)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 Checkpointing = Literal["gone", "new"]
@@ -41,6 +43,7 @@ class Cause(msgspec.Struct, frozen=True):
         source: the line of the variable that holds it, else of the operation that made it.
         owner: why the bytes are alive; "" if nothing is left.
         checkpointing: whether checkpointing of the modules is gone or new.
+        instead: the modules within that have it instead; "" if none do.
     """
 
     category: str
@@ -51,6 +54,7 @@ class Cause(msgspec.Struct, frozen=True):
     source: str | None
     owner: str
     checkpointing: Checkpointing | None = None
+    instead: str = ""
 
     @property
     def growth(self) -> int:
@@ -106,16 +110,16 @@ def _checkpointing(
     what: Checkpointing
     for what, sign, modules in (("gone", 1, gone), ("new", -1, added)):
         for folded, source in fold(modules).items():
-            within = {
-                name: each
-                for name, each in activations.items()
-                if _is_within(name, list(members(folded)))
-            }
+            outer = list(members(folded))
+            within = {name: each for name, each in activations.items() if _is_within(name, outer)}
             total = _total(within.values())
-            if (total.after - total.before) * sign > 0:
-                yield Cause(Category.ACTIVATION, folded, *total, 1, source, "", what)
-                for name in within:
-                    del activations[name]
+            if (total.after - total.before) * sign <= 0:
+                continue
+            finer = {name: 0 for name in new if what == "gone" and _is_within(name, outer)}
+            instead = ", ".join(fold(finer))
+            yield Cause(Category.ACTIVATION, folded, *total, 1, source, "", what, instead)
+            for name in within:
+                del activations[name]
 
 
 def _by_layer_group(changes: _Changes, report: Report, *, has_baseline: bool) -> Iterator[Cause]:
@@ -140,7 +144,8 @@ def _layer_groups(changes: _Changes) -> Iterator[tuple[str, dict[str, _Change]]]
         groups: dict[str, dict[str, _Change]] = {}
         for name, each in modules.items():
             if each.before != each.after:
-                groups.setdefault(_NUMBER.sub("*", name), {})[name] = each
+                key = name if category in _LASTING else _NUMBER.sub("*", name)
+                groups.setdefault(key, {})[name] = each
         for group in groups.values():
             total = _total(group.values())
             if total.before != total.after:

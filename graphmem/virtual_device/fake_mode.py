@@ -23,11 +23,16 @@ _PLAIN = frozenset(
 )
 _WHOLE = frozenset({int})
 _UPDATES = frozenset(
-    getattr(torch.ops.aten, f"{prefix}{name}_")
-    for prefix in ("", "_foreach_")
-    for name in ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp")
+    getattr(torch.ops.aten, f"{prefix}{name}{ending}")
+    for prefix, names, endings in (
+        ("", "add sub mul div addcmul addcdiv lerp", ("", "_")),
+        ("_foreach_", "add sub mul div addcmul addcdiv lerp", ("", "_")),
+        ("_fused_", "adam adamw adagrad sgd", ("_",)),
+    )
+    for name in names.split()
+    for ending in endings
 )
-"""Arithmetic in place: the tensors written to stay as they are, whatever number comes with them."""
+"""What optimizers compute with: of a number, only its type matters to the results."""
 _HOST = torch.device("cpu")
 
 
@@ -133,13 +138,12 @@ class VirtualFakeMode(FakeTensorMode):
         time. Nearly all arguments are plain tensors or plain values, and only those are handled
         here; PyTorch handles the rest, and decides what cannot be cached.
 
-        Adam's step size differs in each iteration: with its value in the key, each update of the
-        parameters would be computed anew, and its result kept.
+        A step size differs in each iteration (Adam's, a schedule's): with its value in the key,
+        each update of the parameters would be computed anew, and its result kept.
         """
-        if not isinstance(args, (list, tuple)):
-            super()._prep_args_for_hash(result, args, *rest)
-            return
         result += (type(args), len(args))
+        if isinstance(args, dict):
+            args = (*args, *args.values())
         for arg in args:
             kind = type(arg)
             if kind is float and getattr(result[0], "overloadpacket", None) in _UPDATES:

@@ -171,6 +171,29 @@ def test_a_later_moment_that_holds_the_same_of_another_layer_is_no_change(report
     assert said(before, after)[0].endswith("; 0 -> 2,097,152 bytes in each of 2")
 
 
+def test_parameters_of_two_layers_do_not_make_up_for_each_other(report: Make) -> None:
+    """As where two layers of a Sequential swap their widths."""
+    before = report(holder("h.0", 4, "parameter"), holder("h.2", 1, "parameter"))
+    after = report(holder("h.0", 1, "parameter"), holder("h.2", 5, "parameter"))
+
+    assert [each.partition(" (")[0] for each in said(before, after)] == [
+        "+4.0 MiB parameter in h.2",
+        "-3.0 MiB parameter in h.0",
+    ]
+
+
+def test_modules_that_are_checkpointed_in_place_of_a_larger_one_are_named(report: Make) -> None:
+    made = report(*layers(1, 0))
+    calls = {"h": ModuleCall("a.py:5", True), "h.[0-3]": ModuleCall("a.py:6", False)}
+    before = msgspec.structs.replace(made, calls=calls)
+    after = calling(report(*layers(1, 0, 1)), checkpointed="a.py:6")
+    after = msgspec.structs.replace(after, calls={"h": ModuleCall("a.py:5", False), **after.calls})
+
+    assert said(before, after)[0].startswith(
+        "checkpointing of h is gone (h.[0-3] instead): +1.0 MiB activation, called without it at"
+    )
+
+
 def test_what_is_not_listed_is_told_by_category(report: Make) -> None:
     names = "abcdefgh"
     kept = [holder(name, 9, op=name) for name in names]

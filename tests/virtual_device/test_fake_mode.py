@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem import virtual_gpu
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
 from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
@@ -90,18 +92,31 @@ def test_a_cached_result_is_what_the_operation_returns(model: str, gpu: str | No
     assert FakeTensorMode.cache_hits - hits > len(graph.ops) / 2
 
 
-@pytest.mark.parametrize("number", [0.25, [0.25, 0.125]])
-def test_another_step_size_is_not_another_result(number: Any) -> None:
-    """Adam divides by `1 - beta ** step`, which differs in each iteration."""
-    update = torch._foreach_addcdiv_ if isinstance(number, list) else torch._foreach_mul_
-    with VirtualFakeMode():
-        tensors = [torch.empty(3, 7), torch.empty(2)]
-        arguments = [tensors] * 2 if isinstance(number, list) else []
-        update(tensors, *arguments, number)
-        misses = FakeTensorMode.cache_misses
-        halves = [each / 2 for each in number] if isinstance(number, list) else number / 2
-        update(tensors, *arguments, halves)
-        assert FakeTensorMode.cache_misses == misses
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.optim.Adam,
+        partial(torch.optim.Adam, foreach=False),
+        torch.optim.SGD,
+        partial(torch.optim.AdamW, fused=True),
+        torch.optim.Adagrad,
+    ],
+    ids=["foreach", "loop", "sgd", "fused", "adagrad"],
+)
+def test_another_step_size_is_not_another_result(make: Any) -> None:
+    """Adam divides by `1 - beta ** step`, and a schedule changes the rate."""
+    with virtual_gpu("a100"):
+        model = nn.Linear(5, 3).cuda()
+        optimizer = make(model.parameters())
+        misses = []
+        for i in range(5):
+            optimizer.param_groups[0]["lr"] = 1 / (2 + i)
+            model(torch.ones(2, 5, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            misses.append(FakeTensorMode.cache_misses)
+
+    assert misses[-1] == misses[-3]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])

@@ -53,6 +53,7 @@ def cause(each: Cause) -> str:
         module = each.module or "the whole model"
         line = f", {_CALLED[each.checkpointing]} at {each.source}" if each.source else ""
         what = f"checkpointing of {module} is {each.checkpointing}"
+        what += f" ({each.instead} instead)" if each.instead else ""
         return f"{what}: {size} {each.category}{line}; {sizes}"
     place = f"in {each.module}" if each.module else "outside any module"
     where = f" ({each.source})" if each.source else ""
