@@ -38,12 +38,14 @@ class Kind(msgspec.Struct, frozen=True):
 
     Attributes:
         operation: what the backend does.
-        tensors: the tensors that must be alike on all ranks.
+        alike: what must be alike on all ranks: the types and numbers of elements of tensors.
+        tensors: the same in words, with the sizes of tensors.
         name: the function that the program called.
         place: the line, in words; "" if there is none.
     """
 
     operation: str
+    alike: str
     tensors: str
     name: str
     place: str
@@ -110,6 +112,7 @@ class Journal:
         self._kinds: dict[Kind, int] = {}
         self._sequences: dict[tuple[Group, str], OfGroup] = {}
         self._arrives = False
+        self._are_weights = False
 
     @property
     def is_open(self) -> bool:
@@ -131,6 +134,15 @@ class Journal:
         finally:
             self._arrives = False
 
+    @contextmanager
+    def sharing_weights(self) -> Iterator[None]:
+        """Let collectives exchange weights, which no program goes by."""
+        self._are_weights = True
+        try:
+            yield
+        finally:
+            self._are_weights = False
+
     def note(
         self,
         group: Group,
@@ -146,19 +158,22 @@ class Journal:
             device: "cuda" or "cpu".
             operation: what the backend does.
             tensors: those that must be alike on all ranks, or what else must be.
-            given: tensors whose values the program may read on other ranks.
+            given: tensors whose values other ranks are sent.
         """
         if self._is_stopped():
             return
-        text = tensors if isinstance(tensors, str) else ", ".join(map(_in_words, tensors))
-        kind = Kind(operation, text, _called() or operation, self._line())
+        if isinstance(tensors, str):
+            alike = words = tensors
+        else:
+            alike, words = (", ".join(map(each, tensors)) for each in (_counted, _in_words))
+        kind = Kind(operation, alike, words, _called() or operation, self._line())
         ranks, number = group
         sequence = self._sequences.get((group, device))
         if sequence is None:
             sequence = OfGroup(list(ranks), number, device)
             self._sequences[group, device] = sequence
-        if given and not self._arrives:
-            sequence.values[len(sequence.made)] = self._checksum(given)
+        if not self._arrives:
+            self._note_values(sequence, given)
         sequence.made.append(self._kinds.setdefault(kind, len(self._kinds)))
 
     def _line(self) -> str:
@@ -166,15 +181,20 @@ class Journal:
         place = self._place()
         return "" if place is None else (place.called_from or place).in_words
 
-    def _checksum(self, tensors: Sequence[torch.Tensor]) -> int:
-        found = 0
+    def _note_values(self, sequence: OfGroup, tensors: Sequence[torch.Tensor]) -> None:
+        """Note a checksum of the known values, by which a program may choose what it does."""
+        found = None
         with _disable_current_modes():
             for tensor in tensors:
-                known = self._known.of(tensor)
+                known = None if self._is_weight(tensor) else self._known.of(tensor)
                 if known is not None:
-                    values = known.tensor.flatten().tolist()
-                    found = zlib.crc32(repr(values).encode(), found)
-        return found
+                    found = zlib.crc32(_bytes(known.tensor), found or 0)
+        if found is not None:
+            sequence.values[len(sequence.made)] = found
+
+    def _is_weight(self, tensor: torch.Tensor) -> bool:
+        is_of_weights = self._are_weights and tensor.is_floating_point()
+        return is_of_weights or isinstance(tensor, torch.nn.Parameter)
 
     def write(self) -> None:
         """Write a file for the process that compares ranks."""
@@ -185,6 +205,15 @@ class Journal:
             (self._folder / f"{self._world.rank}.collectives").write_bytes(
                 msgspec.json.encode(found)
             )
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return plain.contiguous().flatten().view(torch.uint8).numpy()
+
+
+def _counted(tensor: torch.Tensor) -> str:
+    return f"{DTYPE_NAMES[tensor.dtype]} * {tensor.numel()}"
 
 
 def _in_words(tensor: torch.Tensor) -> str:

@@ -87,7 +87,7 @@ def _compared(one: _Side, other: _Side) -> Mismatch | None:
         if first is None or second is None:
             if one.journal.is_stopped or other.journal.is_stopped:
                 return None
-        elif (first.operation, first.tensors) == (second.operation, second.tensors):
+        elif (first.operation, first.alike) == (second.operation, second.alike):
             if doubt is None and _values_differ(one, other, position):
                 doubt = first.place
             continue

@@ -4,6 +4,11 @@ Which those are is what PyTorch compares under `TORCH_DISTRIBUTED_DEBUG=DETAIL`:
 of its tensors the number, types and sizes (`CollectiveFingerPrint` in
 torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp of 2.13). Sizes may differ in `alltoall`, in
 coalesced collectives, and in lists of unequal tensors. Messages are not collectives.
+
+Of the sizes only the number of elements matters, which is all that NCCL is told: `input.numel()` in
+`allreduce_impl`, `broadcast`, `reduce`, `allgather` and `_allgather_base`, `output.numel()` in
+`reduce_scatter` and `_reduce_scatter_base` (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp),
+`inputs.numel()` in `gather` and `outputs.numel()` in `scatter` (torch/csrc/cuda/nccl.cpp).
 """
 
 from __future__ import annotations
@@ -12,10 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed import utils
+from torch.distributed.fsdp import _init_utils as fsdp
 
-from graphmem.ranks.copies import is_read
 from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Group, Journal
+from graphmem.virtual_device.patching import Replacement
 
 Tensors = Sequence[torch.Tensor]
 Alike = tuple[Tensors, Tensors]
@@ -100,8 +107,7 @@ class NotedGroup(LoneGroup):
         device = next((each.device.type for each in tensors), None)
         if device is None:
             device = "cuda" if torch.device("cuda") in self.device_types else "cpu"
-        read = list(filter(is_read, given))
-        self.journal.note(self.key, device, operation, alike, read)
+        self.journal.note(self.key, device, operation, alike, given)
 
 
 def _noting(method: Callable[..., Any], operation: str, parts: Callable[..., Alike]) -> Any:
@@ -119,3 +125,14 @@ for _name, (_operation, _parts) in _NOTED.items():
     for _other, _method in _methods.items():
         if _method is _methods[_name]:  # its name in other releases
             setattr(NotedGroup, _other, _noted)
+
+
+def replacements(journal: Journal) -> list[Replacement]:
+    """List the function by which wrappers give all ranks the weights of one."""
+    share = utils._sync_params_and_buffers
+
+    def share_weights(*arguments: Any, **options: Any) -> None:
+        with journal.sharing_weights():
+            share(*arguments, **options)
+
+    return [(each, "_sync_params_and_buffers", share_weights) for each in (utils, fsdp)]

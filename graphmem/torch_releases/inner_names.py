@@ -235,6 +235,10 @@ INNER_NAMES = (
         Names(module, "batch_isend_irecv", "messages in batches", _RANKS)
         for module in ("torch.distributed.distributed_c10d", "torch.distributed")
     ),
+    *(
+        Names(module, "_sync_params_and_buffers", "weights that one rank sends to all", _RANKS)
+        for module in ("torch.distributed.utils", "torch.distributed.fsdp._init_utils")
+    ),
     Names(
         "torch.distributed.fsdp._init_utils",
         "_init_device_handle _get_device_from_device_id _get_compute_device",

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from graphmem.ranks.journal import FOLDER, Collectives
+from graphmem.ranks.journal import FOLDER, Collectives, Journal
 from graphmem.ranks.mismatches import Mismatch, first_mismatch
+from graphmem.values.known import KnownValues
+from graphmem.values.rules import Rules
 from tests.conftest import Outcome
 from tests.ranks.test_ranks import LAUNCHED
 
@@ -51,6 +54,9 @@ def compare(
 
 FIRST = 1 + HEAD.count("\n")
 DDP = "torch.nn.parallel.DistributedDataParallel"
+WEIGHTS_SENT = f"""torch.manual_seed(rank)
+{DDP}(torch.nn.Linear(4, 4).cuda(), [rank])
+dist.broadcast(torch.nn.Parameter(x + rank), 0)"""
 NO_MORE = "no further collective of this group on cuda; its last is "
 
 
@@ -92,6 +98,11 @@ NO_MORE = "no further collective of this group on cuda; its last is "
             f"DistributedDataParallel of 2 parameters, 20 numbers at s.py:{FIRST + 1}",
             f"DistributedDataParallel of 2 parameters, 25 numbers at s.py:{FIRST + 1}",
         ),
+        (  # no program goes by the weights that rank 0 sends
+            f"{WEIGHTS_SENT}\ndist.all_reduce(y if rank else x)",
+            f"all_reduce of float32[4] at s.py:{FIRST + 3}",
+            f"all_reduce of float32[8] at s.py:{FIRST + 3}",
+        ),
     ],
 )
 def test_the_first_difference_has_both_lines(
@@ -101,7 +112,7 @@ def test_the_first_difference_has_both_lines(
 
 
 def test_what_may_differ_between_ranks_does(compare: Compare) -> None:
-    """Splits, messages, who gathers, uneven lists, another order of groups."""
+    """Splits, messages, who gathers, uneven lists, another order of groups, shapes."""
     body = """
 dist.all_to_all_single(card(3), card(2 + 2 * rank), [1, 2], [1 + rank] * 2)
 if rank: dist.recv(x, 0)
@@ -112,6 +123,8 @@ dist.all_gather([card(4), card(5)], card(4 + rank))
 works = [(x, group), (y, None)]
 for tensor, where in works[::-1] if rank else works: dist.all_reduce(tensor, group=where)
 dist.broadcast(x, 0)
+dist.all_reduce(card(2, 2) if rank else x)
+dist.all_gather_into_tensor(y, card(1, 4) if rank else x)
 """
     assert compare(body) is None
 
@@ -128,6 +141,59 @@ def test_values_that_are_not_exchanged_may_be_the_cause(compare: Compare) -> Non
     assert mismatch is not None
     assert mismatch.doubt == f"s.py:{FIRST + 2}"
     assert mismatch.did[1] == f"all_reduce of float32[4] at s.py:{FIRST + 3}"
+
+
+def test_a_known_float_on_the_card_may_be_the_cause(compare: Compare) -> None:
+    """Real ranks both have 1.0, the greatest; here each has its own, and `.item()` returns it."""
+    mismatch = compare(
+        "flag = torch.tensor(float(rank), device='cuda')\n"
+        "dist.all_reduce(flag, op=dist.ReduceOp.MAX)\n"
+        "if flag.item() > 0: dist.all_reduce(x)"
+    )
+
+    assert mismatch is not None
+    assert mismatch.doubt == f"s.py:{FIRST + 1}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.ones(4), torch.tensor([1.0, 1.0, 1.0, 2.0])),
+        (torch.tensor(1.5), torch.tensor(2.5)),
+        (torch.tensor([True, False]), torch.tensor([False, True])),
+        (torch.tensor([1j]).conj(), torch.tensor([1j])),
+        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
+        (torch.arange(6).view(2, 3).t(), torch.arange(6).view(3, 2)),
+        (torch.ones(0), None),
+    ],
+)
+def test_values_of_any_type_are_compared(
+    one: torch.Tensor,
+    other: torch.Tensor | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    def noted(rank: int, tensor: torch.Tensor) -> Collectives:
+        monkeypatch.setenv("RANK", str(rank))
+        journal = Journal(KnownValues(Rules(), lambda: None), lambda: None, lambda: False)
+        group = journal.group([0, 1])
+        journal.note(group, "cpu", "broadcast", [tensor], [tensor])
+        journal.note(group, "cpu", "reduce" if rank else "allreduce", [])
+        journal.write()
+        found = Collectives.read(tmp_path, rank)
+        assert found is not None
+        return found
+
+    alike = first_mismatch({0: noted(0, one), 1: noted(1, one.clone())})
+    assert alike is not None
+    assert alike.doubt is None
+    if other is not None:
+        different = first_mismatch({0: noted(0, one), 1: noted(1, other)})
+        assert different is not None
+        assert different.doubt is not None
 
 
 def test_ranks_stopped_at_different_places_are_compared_up_to_there(compare: Compare) -> None:
