@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from graphmem.errors import InputError
-from graphmem.ranks import journal
+from graphmem.ranks import journal, orphans
 from graphmem.ranks.error_messages import NeverSentError
 from graphmem.ranks.world import World
 
@@ -37,6 +37,7 @@ class Messages:
     """The messages of the rank that runs here."""
 
     def __init__(self) -> None:
+        orphans.end_with_starter()
         self._stack = ExitStack()
         self._world = World.of(os.environ)  # programs may unset the variables
         self._folder: Path | None = None
@@ -79,8 +80,10 @@ class Messages:
             if time.monotonic() > until:
                 raise _never(source, destination)
             time.sleep(_PAUSE)
-        waits.unlink(missing_ok=True)
         found: Numbers | None = json.loads(path.read_text())
+        waits.unlink(missing_ok=True)
+        if not _helped(destination, folder).exists():
+            path.unlink()  # no other process runs this rank
         return found
 
     def close(self) -> None:
@@ -110,12 +113,15 @@ class Messages:
     def _has_ended(self, rank: int, folder: Path) -> bool:
         """Whether a rank has ended; one that is not running is started."""
         if _claim(rank, folder):
+            _helped(rank, folder).touch()
             command = [
                 str(rank) if part == "RANK" else part for part in json.loads(os.environ[COMMAND])
             ]
             helper = subprocess.Popen(
                 command,
-                env=os.environ | {FOLDER: str(folder), "RANK": str(rank), journal.FOLDER: ""},
+                env=os.environ
+                | {FOLDER: str(folder), "RANK": str(rank), journal.FOLDER: ""}
+                | orphans.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -123,10 +129,12 @@ class Messages:
             mark_started(rank, folder, helper.pid)
             self._helpers[rank] = helper
             self._stack.callback(_end, rank, folder, helper)
-        helper_here = self._helpers.get(rank)
-        if helper_here is not None and helper_here.poll() is not None:
+        if _ended(rank, folder).exists():
             return True
-        return (folder / f"{rank}.ended").exists()
+        process, helper_here = _process_of(rank, folder), self._helpers.get(rank)
+        if helper_here is not None and process == str(helper_here.pid):
+            return helper_here.poll() is not None
+        return orphans.is_gone(process)
 
 
 def _claim(rank: int, folder: Path) -> bool:
@@ -140,6 +148,7 @@ def _claim(rank: int, folder: Path) -> bool:
 
 def mark_started(rank: int, folder: Path, process: int | None = None) -> None:
     """Tell others which process runs a rank; None: one that somebody else watches."""
+    _ended(rank, folder).unlink(missing_ok=True)  # a helper may have run it before
     _write(folder / f"{rank}.started", str(process))
 
 
@@ -150,16 +159,33 @@ def _process_of(rank: int, folder: Path) -> str | None:
 
 def mark_ended(rank: int, folder: Path) -> None:
     """Tell others that a rank sends nothing more."""
-    _write(folder / f"{rank}.ended", "")
+    _write(_ended(rank, folder), "")
+
+
+def _ended(rank: int, folder: Path) -> Path:
+    return folder / f"{rank}.ended"
+
+
+def _helped(rank: int, folder: Path) -> Path:
+    """Exists if a rank has ever been run by a helper, which may read its messages again."""
+    return folder / f"{rank}.helped"
 
 
 def _is_circle(folder: Path, source: int, destination: int) -> bool:
-    """Whether the other rank waits for something that this one has not sent."""
+    """Whether the other rank waits for something that this one has not sent.
+
+    It stops waiting before it deletes what it has read, so it is asked again after that is missed.
+    """
+    awaited = _awaited(source, folder)
+    is_unsent = awaited.startswith(f"{destination}-{source}.") and not (folder / awaited).exists()
+    return is_unsent and _awaited(source, folder) == awaited
+
+
+def _awaited(rank: int, folder: Path) -> str:
     try:
-        awaited = (folder / f"{source}.waits").read_text()
+        return (folder / f"{rank}.waits").read_text()
     except FileNotFoundError:
-        return False
-    return awaited.startswith(f"{destination}-{source}.") and not (folder / awaited).exists()
+        return ""
 
 
 def _never(source: int, destination: int) -> InputError:
@@ -174,8 +200,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _end(rank: int, folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """End a process started here; others may then start the rank again."""
-    if process.poll() is None and _process_of(rank, folder) == str(process.pid):
+    """End a process started here; others may start the rank again unless it reached its end."""
+    if _process_of(rank, folder) == str(process.pid) and not _ended(rank, folder).exists():
         (folder / f"{rank}.started").unlink()
     process.terminate()
     try:
