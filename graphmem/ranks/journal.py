@@ -59,6 +59,7 @@ class OfGroup(msgspec.Struct):
         number: counts the groups of the same ranks, in the order in which they were made.
         device: "cuda" or "cpu"; each has a backend of its own.
         made: the kind of each collective.
+        moments: the number of collectives that the rank made before each, in any group.
         values: checksums of what this rank gave in, by the collective's position.
     """
 
@@ -66,6 +67,7 @@ class OfGroup(msgspec.Struct):
     number: int
     device: str
     made: list[int] = []
+    moments: list[int] = []
     values: dict[int, int] = {}
 
 
@@ -111,6 +113,7 @@ class Journal:
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._kinds: dict[Kind, int] = {}
         self._sequences: dict[tuple[Group, str], OfGroup] = {}
+        self._made = 0
         self._arrives = False
         self._are_weights = False
 
@@ -174,6 +177,8 @@ class Journal:
             self._sequences[group, device] = sequence
         if not self._arrives:
             self._note_values(sequence, given)
+        sequence.moments.append(self._made)
+        self._made += 1
         sequence.made.append(self._kinds.setdefault(kind, len(self._kinds)))
 
     def _line(self) -> str:

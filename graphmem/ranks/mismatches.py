@@ -4,11 +4,14 @@
     the tensors that must be alike are compared; the lines may differ.
 (2) A rank that makes one more than another differs as well, unless `--max-steps` stopped either.
 (3) Where ranks gave different values into a collective and each went on with its own, they may
-    differ later for this reason alone. Such a difference is in doubt: it is told with that line.
+    differ later for this reason alone, also in another group or on another device. Such a
+    difference is in doubt: it is told with that line. In a group of both ranks it is their own
+    values that must differ, else those of any two ranks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -41,8 +44,12 @@ def first_mismatch(found: Mapping[int, Collectives]) -> Mismatch | None:
     return next(certain, next(iter(differences), None))
 
 
+_ByGroup = dict[tuple[tuple[int, ...], int, str], dict[int, OfGroup]]
+"""What each rank made, by the group's ranks and number, and the device."""
+
+
 def _mismatches(found: Mapping[int, Collectives]) -> Iterator[Mismatch]:
-    by_group: dict[tuple[tuple[int, ...], int, str], dict[int, OfGroup]] = {}
+    by_group: _ByGroup = {}
     for rank, journal in found.items():
         for each in journal.sequences:
             by_group.setdefault((tuple(each.ranks), each.number, each.device), {})[rank] = each
@@ -50,10 +57,17 @@ def _mismatches(found: Mapping[int, Collectives]) -> Iterator[Mismatch]:
         one, *others = [rank for rank in ranks if rank in found]
         nothing = OfGroup(list(ranks), number, device)
         for other in others:
-            pair = tuple(_Side(rank, found[rank], made.get(rank, nothing)) for rank in (one, other))
-            mismatch = _compared(*pair)
-            if mismatch is not None:
-                yield mismatch
+            first, second = (
+                _Side(rank, found[rank], made.get(rank, nothing)) for rank in (one, other)
+            )
+            position = _first_difference(first, second)
+            if position is not None:
+                did = first.in_words(position), second.in_words(position)
+                doubts = (
+                    *_doubts(first, second, position, by_group),
+                    *_doubts(second, first, position, by_group),
+                )
+                yield Mismatch((one, other), did, min(doubts)[1] if doubts else None)
 
 
 @dataclass(frozen=True)
@@ -79,22 +93,36 @@ class _Side:
         )
 
 
-def _compared(one: _Side, other: _Side) -> Mismatch | None:
-    lengths = len(one.made.made), len(other.made.made)
-    doubt = None
-    for position in range(max(lengths)):
+def _first_difference(one: _Side, other: _Side) -> int | None:
+    for position in range(max(len(one.made.made), len(other.made.made))):
         first, second = one.kind(position), other.kind(position)
         if first is None or second is None:
-            if one.journal.is_stopped or other.journal.is_stopped:
-                return None
-        elif (first.operation, first.alike) == (second.operation, second.alike):
-            if doubt is None and _values_differ(one, other, position):
-                doubt = first.place
-            continue
-        did = one.in_words(position), other.in_words(position)
-        return Mismatch((one.rank, other.rank), did, doubt)
+            is_stopped = one.journal.is_stopped or other.journal.is_stopped
+            return None if is_stopped else position
+        if (first.operation, first.alike) != (second.operation, second.alike):
+            return position
     return None
 
 
-def _values_differ(one: _Side, other: _Side, position: int) -> bool:
-    return one.made.values.get(position) != other.made.values.get(position)
+def _doubts(
+    side: _Side, other: _Side, position: int, by_group: _ByGroup
+) -> Iterator[tuple[int, str]]:
+    """Where a rank first gave in other values than another before it differed, for each group."""
+    moments = side.made.moments
+    until = moments[position] if position < len(moments) else math.inf
+    for (ranks, _, _), made in by_group.items():
+        own = made.get(side.rank)
+        if own is None:
+            continue
+        compared = [other.rank] if other.rank in ranks else ranks
+        unlike = (_first_unlike(own, made[each]) for each in compared if each in made)
+        found = min(unlike, default=len(own.made))
+        if found < len(own.made) and own.moments[found] < until:
+            yield own.moments[found], side.journal.kinds[own.made[found]].place
+
+
+def _first_unlike(own: OfGroup, other: OfGroup) -> int:
+    """The first collective into which two ranks gave different values; else their number."""
+    both = min(len(own.made), len(other.made))
+    unlike = own.values.items() ^ other.values.items()
+    return min((position for position, _ in unlike if position < both), default=len(own.made))

@@ -143,10 +143,11 @@ def test_values_that_are_not_exchanged_may_be_the_cause(compare: Compare) -> Non
     assert mismatch.did[1] == f"all_reduce of float32[4] at s.py:{FIRST + 3}"
 
 
-def test_a_known_float_on_the_card_may_be_the_cause(compare: Compare) -> None:
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_known_float_may_be_the_cause(compare: Compare, device: str) -> None:
     """Real ranks both have 1.0, the greatest; here each has its own, and `.item()` returns it."""
     mismatch = compare(
-        "flag = torch.tensor(float(rank), device='cuda')\n"
+        f"flag = torch.tensor(float(rank), device='{device}')\n"
         "dist.all_reduce(flag, op=dist.ReduceOp.MAX)\n"
         "if flag.item() > 0: dist.all_reduce(x)"
     )
@@ -194,6 +195,13 @@ def test_values_of_any_type_are_compared(
         different = first_mismatch({0: noted(0, one), 1: noted(1, other)})
         assert different is not None
         assert different.doubt is not None
+
+
+def test_a_later_exchange_is_not_the_cause(compare: Compare) -> None:
+    mismatch = compare("dist.all_reduce(y if rank else x)\ndist.all_reduce(torch.tensor(rank))")
+
+    assert mismatch is not None
+    assert mismatch.doubt is None
 
 
 def test_ranks_stopped_at_different_places_are_compared_up_to_there(compare: Compare) -> None:
