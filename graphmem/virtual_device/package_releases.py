@@ -28,5 +28,5 @@ def check_release(package: str, oldest: str, install: str | None = None) -> None
 
 
 def _numbers(release: str) -> list[int]:
-    """The first three numbers: of 1.5.0.post8, 1, 5 and 0."""
-    return [int(number) for number in re.findall(r"\d+", release)[:3]]
+    """The first three numbers: of 1.5.0.post8, 1, 5 and 0; of 2.7, as in PEP 440, 2, 7 and 0."""
+    return [int(number) for number in [*re.findall(r"\d+", release), 0, 0][:3]]

@@ -203,6 +203,17 @@ def test_an_installed_release_that_calls_other_kernels_is_refused(
     assert "FORCE_BUILD=TRUE" in str(caught.value.hint)
 
 
+def test_a_release_without_its_last_number_is_that_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2.7 is 2.7.0 (PEP 440)."""
+    metadata = tmp_path / "flash_attn-2.7.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: flash_attn\nVersion: 2.7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    graphmem.virtual_gpu("a100", stand_in=["flash_attn"])
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("transformer_engine") is not None, reason="it is installed"
 )
