@@ -60,6 +60,19 @@ def test_mixed_norms_answer_in_the_dtype_of_their_weights() -> None:
     assert out.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("prefix", "weights"), [("", 2), ("rms_", 1)])
+def test_other_norms_refuse_weights_of_another_dtype(prefix: str, weights: int) -> None:
+    """`layer_norm_affine` makes the output like the input, and reads weights in its type."""
+    forward = getattr(importlib.import_module("fused_layer_norm_cuda"), f"{prefix}forward_affine")
+    data = torch.zeros(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+    parameters = [torch.zeros(WIDTH, device="cuda") for _ in range(weights)]
+    with pytest.raises(RuntimeError, match="expected scalar type BFloat16 but found Float"):
+        forward(data, (WIDTH,), *parameters, 1e-5)
+    assert forward(data, (WIDTH,), *(each.bfloat16() for each in parameters), 1e-5)[0].dtype == (
+        torch.bfloat16
+    )
+
+
 def test_adam_allocates_nothing_and_lamb_two_norms() -> None:
     """`multi_tensor_lamb_cuda`: in chunks of 65,536 elements the larger tensor has 160.
 
@@ -72,6 +85,7 @@ def test_adam_allocates_nothing_and_lamb_two_norms() -> None:
     adam = (0.1, 0.9, 0.99, 1e-8, 1, 1, 1, 0.0)
     _, kept, peak = kept_and_peak(lambda: amp.multi_tensor_adam(65_536, flag, lists, *adam))
     assert (kept, peak) == (0, 0)
+    assert amp.update_scale_hysteresis(flag, flag, flag, flag, 2.0, 0.5, 1, 1) is flag
 
     norm = torch.zeros(1, device="cuda")
     lamb = (0.1, 0.9, 0.99, 1e-8, 1, 1, 0.0, 1, 1, norm, 1.0, False)

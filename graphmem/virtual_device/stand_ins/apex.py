@@ -9,7 +9,8 @@ Read from NVIDIA/apex 6424da3 (2026-07-08).
     elements each, as many as the largest has (csrc/multi_tensor_l2norm_kernel.cu). LAMB takes two
     (csrc/multi_tensor_lamb.cu), NovoGrad one (csrc/multi_tensor_novograd.cu).
 (3) A norm layer returns its output and one statistic, or two, of each row in float32; its backward
-    pass sums gradients of weight and bias from 16 parts (csrc/layer_norm_cuda.cpp,
+    pass sums gradients of weight and bias from 16 parts. The output has the input's type, which the
+    weight must have too, or in `*_mixed_dtypes` the weight's (csrc/layer_norm_cuda.cpp,
     csrc/layer_norm_cuda_kernel.cu).
 
 Not covered: Apex's other extensions (`apex.contrib`, `syncbn`, `mlp_cuda`, softmax), and
@@ -73,13 +74,28 @@ def _novograd(chunk_size: int, noop: Any, lists: Any, *rest: Any) -> None:
     del held
 
 
-def _forward(statistics: int, data: Any, shape: Any, *affine: Any) -> list[Any]:
+def _forward(is_mixed: bool, statistics: int, data: Any, shape: Any, *affine: Any) -> list[Any]:
     """Clause (3); `affine` is weight, bias and epsilon, as far as there are any."""
-    weight = affine[0] if len(affine) > 1 else data
+    weights = affine[:-1]
+    if not is_mixed:
+        _require_dtype(data, weights)
     rows = data.numel() // prod(shape)
     dtype = torch.float32 if data.dtype in (torch.float16, torch.bfloat16) else data.dtype
-    out = torch.empty_like(data, dtype=weight.dtype)
+    out = torch.empty_like(data, dtype=weights[0].dtype if is_mixed else data.dtype)
     return [out, *(data.new_empty(rows, dtype=dtype) for _ in range(statistics))]
+
+
+def _require_dtype(data: Any, weights: Any) -> None:
+    """`gamma->data_ptr<scalar_t_out>()`, where the output has the input's type."""
+    for weight in weights:
+        if weight.dtype != data.dtype:
+            wanted, found = (_scalar_type(each) for each in (data, weight))
+            raise RuntimeError(f"expected scalar type {wanted} but found {found}")
+
+
+def _scalar_type(tensor: Any) -> str:
+    """PyTorch's name of a type in C++: of `torch.cuda.BFloat16Tensor`, BFloat16."""
+    return str(tensor.type().rpartition(".")[2].removesuffix("Tensor"))
 
 
 def _backward(statistics: int, gradient: Any, *args: Any) -> Any:
@@ -102,13 +118,14 @@ def _amp() -> dict[str, Callable[..., Any]]:
         "multi_tensor_lamb": _lamb,
         "multi_tensor_lamb_mp": _lamb,
         "multi_tensor_novograd": _novograd,
+        "update_scale_hysteresis": lambda scale, *rest: scale,  # csrc/update_scale_hysteresis.cu
     }
 
 
 def _layer_norm() -> dict[str, Callable[..., Any]]:
     kinds = {"": 2, "rms_": 1}  # mean and inverse deviation, or the latter alone
     forward = {
-        f"{kind}forward{affine}": partial(_forward, statistics)
+        f"{kind}forward{affine}": partial(_forward, affine.endswith("mixed_dtypes"), statistics)
         for kind, statistics in kinds.items()
         for affine in ("", "_affine", "_affine_mixed_dtypes")
     }
