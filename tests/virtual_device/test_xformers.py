@@ -34,7 +34,8 @@ def attention(request: pytest.FixtureRequest) -> Iterator[Any]:
             yield pytest.importorskip("xformers.ops")
         else:
             modules = STAND_IN.modules(gpu.runtime.gpu)
-            fmha = SimpleNamespace(attn_bias=SimpleNamespace(**modules["xformers.ops.fmha"]))
+            masks = SimpleNamespace(**modules["xformers.ops.fmha.attn_bias"])
+            fmha = SimpleNamespace(attn_bias=masks)
             yield SimpleNamespace(**modules["xformers.ops"], fmha=fmha)
 
 
@@ -130,6 +131,40 @@ def test_three_dimensions_are_one_head_and_a_mask_takes_the_efficient_kernel(
     assert backward_peak(out) == gradients + 2 * sums + in_blocks(workspace)
 
 
+@pytest.mark.parametrize("rows", [256, 250])
+def test_rows_of_a_tensor_as_mask_begin_at_multiples_of_16_bytes(attention: Any, rows: int) -> None:
+    """`_check_bias_alignment` of cutlass.py: 250 numbers of 2 bytes are 500."""
+    given = operands(torch.float16, rows=rows)
+    mask = torch.zeros(BATCH, HEADS, rows, rows, device="cuda", dtype=torch.float16)
+    if rows == 256:
+        assert attention.memory_efficient_attention(*given, mask).shape == given[0].shape
+        return
+    error = "No operator found for `memory_efficient_attention_forward` with inputs:"
+    with pytest.raises(NotImplementedError, match=error) as caught:
+        attention.memory_efficient_attention(*given, mask)
+    reason = "attn_bias.stride(-2) % 8 != 0 (attn_bias.stride() = (500000, 62500, 250, 1))"
+    assert reason in str(caught.value)
+
+
+def test_a_trained_mask_has_the_shape_of_the_products(attention: Any) -> None:
+    """`Inputs.validate_inputs` of common.py."""
+    mask = torch.zeros(1, HEADS, 256, 256, device="cuda", requires_grad=True)
+    with pytest.raises(ValueError, match="Invalid shape for attention bias"):
+        attention.memory_efficient_attention(*operands(torch.float32, rows=256), mask)
+
+
+def test_a_mask_packs_a_list_into_a_copy_and_splits_it_without(attention: Any) -> None:
+    """`BlockDiagonalMask.from_tensor_list`: two sequences of 100 rows, one of 300."""
+    batches = [torch.zeros(size, rows, 64, device="cuda") for size, rows in ((2, 100), (1, 300))]
+    kind = attention.fmha.attn_bias.BlockDiagonalMask
+    (mask, whole), kept, _ = kept_and_peak(lambda: kind.from_tensor_list(batches))
+    assert mask.q_seqinfo.seqstart_py == [0, 100, 200, 500]
+    assert kept == in_blocks(500 * 64 * FLOAT) + 512  # the copy, and where sequences start
+
+    parts, kept, _ = kept_and_peak(lambda: mask.make_causal().split(whole))
+    assert ([each.shape for each in parts], kept) == ([each.shape for each in batches], 0)
+
+
 @pytest.mark.parametrize("shares_storage", [False, True])
 def test_unbind_stacks_gradients_unless_they_are_one(attention: Any, shares_storage: bool) -> None:
     """`_stack_or_none_fw`: gradients that are slices of a tensor are not copied."""
@@ -158,7 +193,26 @@ def test_what_the_stand_in_lacks_names_the_installation() -> None:
         bias = STAND_IN.modules(gpu.runtime.gpu)["xformers.ops.fmha.attn_bias"]
         with pytest.raises(NoStandInPartError, match="BlockDiagonalPaddedKeysMask"):
             bias["BlockDiagonalPaddedKeysMask"].from_seqlens([1])
+        mask = bias["BlockDiagonalMask"].from_seqlens([1])
+        with pytest.raises(NoStandInPartError, match=r"BlockDiagonalMask\.materialize"):
+            mask.materialize((1, 1))
     assert "pip install --no-deps xformers" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["ops", "ops.fmha", "ops.fmha.attn_bias"])
+def test_the_stand_in_has_or_refuses_every_public_name(name: str) -> None:
+    with graphmem.virtual_gpu("a100") as gpu:
+        package = vars(pytest.importorskip(f"xformers.{name}"))
+        modules = STAND_IN.modules(gpu.runtime.gpu)
+    defined = {
+        key
+        for key, each in package.items()
+        if getattr(each, "__module__", "") == f"xformers.{name}"
+    }
+    public = {key for key in {*defined, *package.get("__all__", ())} if not key.startswith("_")}
+    here = {*modules[f"xformers.{name}"], *(key.rpartition(".")[2] for key in modules)}
+    assert public
+    assert public - here == set()
 
 
 def test_a_release_with_kernels_of_its_own_is_refused_by_name(

@@ -4,7 +4,7 @@ Read from xformers 0.0.35, xformers/ops/fmha/.
 
 (1) Tensors in 16 bits, at most 256 wide, without a tensor as mask take FlashAttention on compute
     capability 8.0 or newer (`flash.FwOp`), others the memory-efficient kernel, up to 9.0
-    (`cutlass.FwOp`). Without a kernel it is xformers' error that is raised.
+    (`cutlass.FwOp`). Without a kernel it is xformers' error that is raised (xformers_kernels.py).
 (2) `_fMHA` keeps queries, keys, values, output and log-sum-exp, and returns the latter as well, of
     which autograd makes a gradient of zeros (`__init__.py`). With dropout it keeps the state of the
     generator.
@@ -26,27 +26,47 @@ import torch
 from graphmem.gpus import Gpu
 from graphmem.virtual_device.messages import NoStandInPartError
 from graphmem.virtual_device.stand_ins import StandIn, lacking
+from graphmem.virtual_device.stand_ins.xformers_kernels import (
+    EFFICIENT,
+    FLASH,
+    AttentionKernel,
+    taken,
+)
 from graphmem.virtual_device.stand_ins.xformers_masks import (
+    INSTALL,
+    AttentionBias,
     BlockDiagonalCausalMask,
     BlockDiagonalMask,
     LowerTriangularMask,
 )
 from graphmem.virtual_device.stand_ins.xformers_unbind import unbind
 
-_INSTALL = "pip install --no-deps xformers"
-_HALF = (torch.float16, torch.bfloat16)
-_WIDEST = 256
 _REFUSED = "attention with op=, output_dtype=, heads in groups or deterministic algorithms"
 _NOT_HERE = (
     "memory_efficient_attention_partial memory_efficient_attention_backward "
-    "memory_efficient_attention_forward_requires_grad MemoryEfficientAttentionCutlassOp "
-    "MemoryEfficientAttentionFlashAttentionOp scaled_index_add index_select_cat rope_padded "
-    "SwiGLU swiglu RMSNorm"
+    "memory_efficient_attention_forward_requires_grad merge_attentions AttentionOp "
+    "AttentionOpBase MemoryEfficientAttentionCkOp MemoryEfficientAttentionSplitKCkOp "
+    "MemoryEfficientAttentionCutlassFwdFlashBwOp MemoryEfficientAttentionCutlassOp "
+    "MemoryEfficientAttentionFlashAttentionOp ALL_FW_OPS ALL_BW_OPS"
+).split()
+_OTHER_OPERATORS = (
+    "index_select_cat scaled_index_add ColumnParallelLinear RowParallelLinear RMSNorm rope_padded "
+    "sequence_parallel_leading_matmul sequence_parallel_trailing_matmul "
+    "fused_allgather_and_anything fused_allgather_and_linear fused_anything_and_reducescatter "
+    "fused_linear_and_reducescatter SwiGLU SwiGLUEagerOp SwiGLUOp SwiGLUOpDispatch swiglu "
+    "tiled_matmul get_stack_strides stack_or_none sparsify24 sparsify24_like Sparse24Tensor "
+    "masked_matmul"
 ).split()
 _MASKS_NOT_HERE = (
-    "AttentionBias LowerTriangularMaskWithTensorBias LowerTriangularFromBottomRightMask "
-    "BlockDiagonalCausalFromBottomRightMask BlockDiagonalCausalWithOffsetPaddedKeysMask "
-    "BlockDiagonalPaddedKeysMask BlockDiagonalCausalLocalAttentionMask"
+    "BlockDiagonalCausalFromBottomRightMask BlockDiagonalCausalLocalAttentionFromBottomRightMask "
+    "BlockDiagonalCausalLocalAttentionMask BlockDiagonalCausalLocalAttentionPaddedKeysMask "
+    "BlockDiagonalCausalWithOffsetGappyKeysMask BlockDiagonalCausalWithOffsetPaddedKeysMask "
+    "BlockDiagonalGappyKeysMask BlockDiagonalLocalAttentionPaddedKeysMask "
+    "BlockDiagonalPaddedKeysMask LocalAttentionFromBottomRightMask "
+    "LowerTriangularFromBottomRightLocalAttentionMask LowerTriangularFromBottomRightMask "
+    "LowerTriangularMaskWithTensorBias PagedBlockDiagonalCausalWithOffsetGappyKeysMask "
+    "PagedBlockDiagonalCausalWithOffsetPaddedKeysMask PagedBlockDiagonalGappyKeysMask "
+    "PagedBlockDiagonalPaddedKeysMask"
 ).split()
 
 
@@ -55,7 +75,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, p: float, scale: Any) -> Any:
-        kernel = _kernel(q, v, k, bias)
+        kernel = _KERNELS[taken(q, k, v, bias, p, trains=True)]
         out, sums, *state = kernel.forward(q, k, v, bias, p, scale, True)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.state = state if p else [None, None]
@@ -124,29 +144,7 @@ class _Efficient:
         return (*made[:3], made[3] if trains else None)
 
 
-def _kernel(q: Any, v: Any, k: Any, bias: Any) -> Any:
-    """Clause (1)."""
-    card = torch.cuda.get_device_capability(q.device)
-    width, is_half = q.shape[-1], q.dtype in _HALF
-    fits = is_half and width <= _WIDEST and width % 8 == 0 and width == v.shape[-1]
-    if card >= (8, 0) and fits and _is_square(q, k, bias):
-        return _Flash
-    multiple = (8 if is_half else 4) if card >= (8, 0) else 8 if is_half and card >= (7, 0) else 1
-    is_aligned = width % multiple == 0 and v.shape[-1] % multiple == 0
-    if card <= (9, 0) and is_aligned and not (q.dtype == torch.bfloat16 and card < (8, 0)):
-        return _Efficient
-    raise NotImplementedError(
-        f"No operator found for `memory_efficient_attention_forward` with inputs: "
-        f"{tuple(q.shape)} ({q.dtype})"
-    )
-
-
-def _is_square(q: Any, k: Any, bias: Any) -> bool:
-    """`_check_needs_no_topleft`: a causal mask needs as many keys as queries; none is a tensor."""
-    if isinstance(bias, BlockDiagonalCausalMask):
-        return bool(bias.q_seqinfo.seqstart_py == bias.k_seqinfo.seqstart_py)
-    is_square = not isinstance(bias, LowerTriangularMask) or q.shape[1] == k.shape[1]
-    return is_square and not isinstance(bias, torch.Tensor)
+_KERNELS: dict[AttentionKernel, Any] = {FLASH: _Flash, EFFICIENT: _Efficient}
 
 
 def _is_causal(bias: Any) -> bool:
@@ -177,33 +175,35 @@ def memory_efficient_attention(
     """Attention of (batch, rows, heads, width), or (batch, rows, width)."""
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     if op is not None or output_dtype is not None or query.dim() > 4 or is_deterministic:
-        raise NoStandInPartError("xformers", _REFUSED, _INSTALL)
+        raise NoStandInPartError("xformers", _REFUSED, INSTALL)
     shape = (*query.shape[:-1], value.shape[-1])
     if query.dim() == 3:
         query, key, value = (each.unsqueeze(2) for each in (query, key, value))
         attn_bias = attn_bias.unsqueeze(1) if isinstance(attn_bias, torch.Tensor) else attn_bias
     given = (query, key, value, attn_bias, p, scale)
     if is_forward or not any(each.requires_grad for each in given[:3]):
-        kernel = _kernel(query, value, key, attn_bias)
+        kernel = _KERNELS[taken(*given[:5], trains=False)]
         return kernel.forward(*given, False)[0].reshape(shape)
     return _Attention.apply(*given)[0].reshape(shape)  # type: ignore[no-untyped-call]
 
 
 def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
-    here = (LowerTriangularMask, BlockDiagonalMask, BlockDiagonalCausalMask)
+    here = (AttentionBias, LowerTriangularMask, BlockDiagonalMask, BlockDiagonalCausalMask)
     masks = {
         **{each.__name__: each for each in here},
-        **lacking("xformers", _MASKS_NOT_HERE, _INSTALL),
+        **lacking("xformers", _MASKS_NOT_HERE, INSTALL),
     }
     attention = {
         "memory_efficient_attention": memory_efficient_attention,
-        "unbind": unbind,
         "memory_efficient_attention_forward": partial(memory_efficient_attention, is_forward=True),
+        **lacking("xformers", _NOT_HERE, INSTALL),
     }
+    others = {"unbind": unbind, **lacking("xformers", _OTHER_OPERATORS, INSTALL)}
+    base = {"AttentionBias": AttentionBias, "LowerTriangularMask": LowerTriangularMask}
     return {
         "xformers": {"__version__": STAND_IN.version},
-        "xformers.ops": {**attention, **masks, **lacking("xformers", _NOT_HERE, _INSTALL)},
-        "xformers.ops.fmha": {**attention, **masks},
+        "xformers.ops": {**attention, **others, **base, "AttentionMask": AttentionBias},
+        "xformers.ops.fmha": {**attention, **base, "BlockDiagonalMask": BlockDiagonalMask},
         "xformers.ops.fmha.attn_bias": masks,
     }
 
@@ -214,5 +214,5 @@ STAND_IN = StandIn(
     source="xformers 0.0.35, xformers/ops/fmha/__init__.py, flash.py and cutlass.py",
     modules=_modules,
     oldest="0.0.34",
-    install=_INSTALL,
+    install=INSTALL,
 )
