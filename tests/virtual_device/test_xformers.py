@@ -153,6 +153,13 @@ def test_a_trained_mask_has_the_shape_of_the_products(attention: Any) -> None:
         attention.memory_efficient_attention(*operands(torch.float32, rows=256), mask)
 
 
+def test_one_head_without_training_may_have_a_tensor_as_mask(attention: Any) -> None:
+    """As diffusers samples; `_is_bias_type_supported_in_BMK` of common.py looks up its type."""
+    q, k, v = (each[:, :, 0].detach() for each in operands(torch.float32, rows=256))
+    mask = torch.zeros(BATCH, 256, 256, device="cuda")
+    assert attention.memory_efficient_attention(q, k, v, mask).shape == q.shape
+
+
 def test_a_mask_packs_a_list_into_a_copy_and_splits_it_without(attention: Any) -> None:
     """`BlockDiagonalMask.from_tensor_list`: two sequences of 100 rows, one of 300."""
     batches = [torch.zeros(size, rows, 64, device="cuda") for size, rows in ((2, 100), (1, 300))]

@@ -6,8 +6,9 @@ graphmem has rules, or flash-attn's extension where that is installed. What the 
 (`_C.so`) has besides are kernels for sparse weights; it is linked with CUDA's libraries, and where
 these are missing xformers notes that it was not built for CUDA, and refuses every tensor on a card.
 
-It looks up the type of a mask in a list, which has tensors as such (`SUPPORTED_ATTN_BIAS_TYPES`);
-those on the virtual card are of another type.
+It looks up the type of a mask in lists, which have tensors as such (`SUPPORTED_ATTN_BIAS_TYPES` of
+cutlass.py, `_is_bias_type_supported_in_BMK` of common.py); those on the virtual card are of another
+type.
 
 Releases before 0.0.34 bring attention kernels of their own (`xformers/flash_attn_3/_C.so`), which
 have no rules: such a release is refused.
@@ -28,13 +29,18 @@ from graphmem.virtual_device.package_releases import check_release
 
 _LOADER = "xformers._cpp_lib"
 _KERNEL = "xformers.ops.fmha.cutlass"
+_INPUTS = "xformers.ops.fmha.common"
 _OLDEST = "0.0.34"
 
 
 @contextmanager
 def standing_in() -> Iterator[None]:
     """Let xformers be imported as on a machine with a card."""
-    with executed_by(_LOADER, _load), executed_by(_KERNEL, _accept_masks):
+    with (
+        executed_by(_LOADER, _load),
+        executed_by(_KERNEL, _accept_masks),
+        executed_by(_INPUTS, _accept_masks_of_one_head),
+    ):
         yield
 
 
@@ -60,6 +66,14 @@ def _accept_masks(module: ModuleType) -> None:
     kernels: Any = module
     for kernel in (kernels.FwOp, kernels.BwOp):
         kernel.SUPPORTED_ATTN_BIAS_TYPES = (*kernel.SUPPORTED_ATTN_BIAS_TYPES, FakeTensor)
+
+
+def _accept_masks_of_one_head(module: ModuleType) -> None:
+    """Run the code that checks operands; those without a dimension of heads may have a tensor."""
+    _execute(module)
+    inputs: Any = module
+    is_supported = inputs._is_bias_type_supported_in_BMK
+    inputs._is_bias_type_supported_in_BMK = lambda kind: kind is FakeTensor or is_supported(kind)
 
 
 def _execute(module: ModuleType) -> None:
