@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import graphmem
 from tests.support.places import ROOT
 
 LLAMA = f"{ROOT / 'fixtures' / 'llama.py'}:build"
+_HINT = re.compile(r"  <p>The largest batch, and what saves most:</p>\n.*?</pre>\n", re.DOTALL)
 SMALL = ("--set", "layers=1", "--set", "seq=16", "--set", "batch=2")
 
 SCRIPT = """
@@ -91,6 +93,8 @@ class TestReaders:
 
         if ending == "pickle":  # the objects are equal, but equal strings are shared differently
             assert pickle.loads(read.read_bytes()) == pickle.loads(traced.read_bytes())
+        elif ending == "html":  # on a saved step no change can be tried
+            assert read.read_text() == _HINT.sub("", traced.read_text())
         else:
             assert read.read_bytes() == traced.read_bytes()
 
