@@ -43,5 +43,5 @@ class Console(rich.console.Console):
 def plain_text(show: Callable[[Console], None], width: int = PLAIN_WIDTH) -> str:
     """The output of `show`, without colour or trailing blanks, at this width."""
     buffer = io.StringIO()
-    show(Console(file=buffer, width=width, highlight=False))
+    show(Console(file=buffer, width=width, highlight=False, color_system=None, force_jupyter=False))
     return re.sub(" +$", "", buffer.getvalue(), flags=re.MULTILINE)
