@@ -31,8 +31,6 @@ ENGINE := allocator gpus house/test_architecture.py passes/test_frozen_layers.py
 # A worker takes whole files, so that what their tests share is made once; long files stay early.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
-unexport PYTHONDONTWRITEBYTECODE # tests start many processes, each of which would compile graphmem anew
-
 .PHONY: analyze quick test test-all lint benchmark clean
 
 analyze: $(INSTALLED)
