@@ -43,6 +43,7 @@ from graphmem import TrainingStep, ranks
 from graphmem.caller import Belongings
 from graphmem.live import resized_storages
 from graphmem.ranks import messages
+from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import World
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions
@@ -187,8 +188,9 @@ class _RankTracer(_Tracer):
     @contextmanager
     def _device_context(self, belongings: Belongings) -> Iterator[None]:
         recorder, known = self._recorder, self._session.reads.known
+        journal = Journal(known, lambda: None, lambda: False)
         replacements = [
-            *ranks.replacements(recorder, known, Devices()),
+            *ranks.replacements(recorder, known, Devices(), journal),
             *resized_storages.replacements(recorder, self._session.saved.replaced),
         ]
         with (
