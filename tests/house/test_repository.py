@@ -146,6 +146,7 @@ def test_make_test_installs_torch_alone_and_first() -> None:
         "torch==$(or $(TORCH),2.13.0)",
         "triton==$(or $(TRITON),3.7.1)",
         "$(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]' 'transformers<5'",
+        '--no-deps "xformers==0.0.35; $(XFORMERS_WHEELS)")',
     ]
 
 
