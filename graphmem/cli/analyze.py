@@ -62,11 +62,11 @@ def analyze(
     with progress() as report_progress, time_limit(timeout):
         analysis = run_analysis(target, request, report_progress)
     wants = _Wants(output_format, output, verbose, brief, advice)
-    show = wants.begin(analysis, target, request)
+    more = advice_command(target, request)
+    show = wants.begin(analysis, target, more)
     with progress() as report_progress:
         if wants.first_aid(analysis.report, target):
             analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
-        more = advice_command(target, request)
         keep(analysis, html, save, report_progress, with_source=not no_source, more=more)
     put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
     if isinstance(request.gpu, AssumedCard):
@@ -90,8 +90,11 @@ class _Wants:
             return False
         return bool(self.advice) or not (card.fits or self.brief or self.output_format == "json")
 
-    def begin(self, analysis: Analysis, target: str, request: Request) -> Callable[..., None]:
-        """Print the verdict first if advice takes a while; return what prints the rest."""
+    def begin(self, analysis: Analysis, target: str, more: str) -> Callable[..., None]:
+        """Print the verdict first if advice takes a while; return what prints the rest.
+
+        `more` is the command that measures advice.
+        """
         from graphmem.report.text import print_brief, print_report, print_rest, print_verdict
 
         if self.brief:
@@ -101,10 +104,8 @@ class _Wants:
         if measures and self.output is None and self.output_format == "text":
             print_verdict(report, console(), verbose=self.verbose)
             return partial(print_rest, verbose=self.verbose)
-        more = ""
-        if not (measures or self.advice is False):
-            more = advice_command(target, request)
-        return partial(print_report, verbose=self.verbose, more=more)
+        unwanted = measures or self.advice is False
+        return partial(print_report, verbose=self.verbose, more="" if unwanted else more)
 
 
 def with_advice(

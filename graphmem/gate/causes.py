@@ -23,7 +23,7 @@ import msgspec
 from graphmem.gate.blame import blame
 from graphmem.gate.lock import Entry
 from graphmem.graph import Category
-from graphmem.layer_ranges import fold, members
+from graphmem.layer_ranges import fold, members, unfold
 from graphmem.module_calls import ModuleCall
 from graphmem.report import Report
 
@@ -102,7 +102,7 @@ def _checkpointing(
 ) -> Iterator[Cause]:
     """Take the activations that checkpointing explains out of the changes."""
     old = [name for folded in before for name in members(folded)]
-    now = {name: call for folded, call in calls.items() for name in members(folded)}
+    now = unfold(calls)
     new = [name for name, call in now.items() if call.checkpointed]
     gone = {name: now[name].source for name in old if name in now and not _is_within(name, new)}
     added = {name: now[name].source for name in new if not _is_within(name, old)}

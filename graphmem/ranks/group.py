@@ -189,11 +189,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     @property
     def pg_name(self) -> str:
         """The name under which it is registered, or was until it was destroyed."""
-        if not self._name:
-            self._name = str(torch.distributed.distributed_c10d._world.pg_names[self])
-        return self._name
+        return self._name or str(torch.distributed.distributed_c10d._world.pg_names[self])
 
     group_name = pg_name
+
+    def keep_name(self) -> None:
+        """Keep its name: `destroy_process_group` forgets that before it asks for it."""
+        self._name = self.pg_name
 
     # In place -----------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def replacements(
         group, prefix = helper(group_size, group_rank, ranks, "fake", store, *args, **kw)
         if group is not distributed_c10d.GroupMember.NON_GROUP_MEMBER:
             _rename(group, asked)
-            group.pg_name  # noqa: B018 - it is asked for again when the name is gone
+            group.keep_name()
             if isinstance(group, NotedGroup):
                 group.key = journal.group(ranks or range(group_size))
         if group_size > 1:

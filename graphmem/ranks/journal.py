@@ -59,7 +59,7 @@ class OfGroup(msgspec.Struct):
         number: counts the groups of the same ranks, in the order in which they were made.
         device: "cuda" or "cpu"; each has a backend of its own.
         made: the kind of each collective.
-        moments: the number of collectives that the rank made before each, in any group.
+        order: the number of collectives that the rank made before each, in any group.
         values: checksums of what this rank gave in, by the collective's position.
     """
 
@@ -67,7 +67,7 @@ class OfGroup(msgspec.Struct):
     number: int
     device: str
     made: list[int] = []
-    moments: list[int] = []
+    order: list[int] = []
     values: dict[int, int] = {}
 
 
@@ -177,7 +177,7 @@ class Journal:
             self._sequences[group, device] = sequence
         if not self._arrives:
             self._note_values(sequence, given)
-        sequence.moments.append(self._made)
+        sequence.order.append(self._made)
         self._made += 1
         sequence.made.append(self._kinds.setdefault(kind, len(self._kinds)))
 

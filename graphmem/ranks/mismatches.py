@@ -108,8 +108,8 @@ def _doubts(
     side: _Side, other: _Side, position: int, by_group: _ByGroup
 ) -> Iterator[tuple[int, str]]:
     """Where a rank first gave in other values than another before it differed, for each group."""
-    moments = side.made.moments
-    until = moments[position] if position < len(moments) else math.inf
+    order = side.made.order
+    until = order[position] if position < len(order) else math.inf
     for (ranks, _, _), made in by_group.items():
         own = made.get(side.rank)
         if own is None:
@@ -117,8 +117,8 @@ def _doubts(
         compared = [other.rank] if other.rank in ranks else ranks
         unlike = (_first_unlike(own, made[each]) for each in compared if each in made)
         found = min(unlike, default=len(own.made))
-        if found < len(own.made) and own.moments[found] < until:
-            yield own.moments[found], side.journal.kinds[own.made[found]].place
+        if found < len(own.made) and own.order[found] < until:
+            yield own.order[found], side.journal.kinds[own.made[found]].place
 
 
 def _first_unlike(own: OfGroup, other: OfGroup) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 import graphmem
 from graphmem.virtual_device.messages import NoStandInPartError
+from tests.support.card_bytes import kept_and_peak
 
 ROWS, WIDTH = 4096, 1024
 BLOCK = 512  # what a few numbers take
@@ -22,14 +22,6 @@ HALF, FLOAT = 2, 4
 def card() -> Iterator[None]:
     with graphmem.virtual_gpu("a100", stand_in=["apex"]):
         yield
-
-
-def kept_and_peak(call: Any) -> tuple[Any, int, int]:
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = call()
-    kept = torch.cuda.memory_allocated() - before
-    return result, kept, torch.cuda.max_memory_allocated() - before
 
 
 @pytest.mark.parametrize(("prefix", "statistics", "weights"), [("", 2, 2), ("rms_", 1, 1)])

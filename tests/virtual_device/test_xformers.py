@@ -20,6 +20,7 @@ import torch
 import graphmem
 from graphmem.virtual_device.messages import NoStandInPartError, UnsupportedReleaseError
 from graphmem.virtual_device.stand_ins.xformers import STAND_IN
+from tests.support.card_bytes import kept_and_peak
 from tests.support.sizes import in_blocks
 
 HALF, FLOAT = 2, 4
@@ -42,15 +43,6 @@ def attention(request: pytest.FixtureRequest) -> Iterator[Any]:
 def operands(dtype: torch.dtype, batch: int = BATCH, rows: int = ROWS) -> list[torch.Tensor]:
     size = (batch, rows, HEADS, WIDTH)
     return [torch.zeros(size, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
-
-
-def kept_and_peak(call: Any) -> tuple[Any, int, int]:
-    """What a call returns, the bytes that it leaves, and the most that it took."""
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    result = call()
-    kept = torch.cuda.memory_allocated() - before
-    return result, kept, torch.cuda.max_memory_allocated() - before
 
 
 def packed(attention: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -120,10 +120,8 @@ class _Efficient:
 
     @staticmethod
     def forward(q: Any, k: Any, v: Any, bias: Any, p: float, scale: Any, keeps: bool) -> Any:
-        starts, longest, _ = _packed(q, k, bias)
-        longest = longest if isinstance(bias, BlockDiagonalMask) else (-1, -1)
-        tensor = bias if isinstance(bias, torch.Tensor) else None
-        given = (q, k, v, tensor, *starts, *longest, p, int(_is_causal(bias)), keeps)
+        tensor, sequences = _mask(q, k, bias)
+        given = (q, k, v, tensor, *sequences, p, int(_is_causal(bias)), keeps)
         made: Any = torch.ops.aten._efficient_attention_forward(*given, scale=scale)[:4]
         return made
 
@@ -132,12 +130,10 @@ class _Efficient:
         gradient: Any, q: Any, k: Any, v: Any, out: Any, sums: Any, state: Any, *options: Any
     ) -> Any:
         bias, p, scale = options
-        starts, longest, _ = _packed(q, k, bias)
-        longest = longest if isinstance(bias, BlockDiagonalMask) else (-1, -1)
-        tensor = bias if isinstance(bias, torch.Tensor) else None
+        tensor, sequences = _mask(q, k, bias)
         trains = tensor is not None and tensor.requires_grad
         seeds = state if p else [torch.Tensor(), torch.Tensor()]
-        given = (gradient.to(q.dtype), q, k, v, tensor, out, *starts, *longest, sums, p, *seeds)
+        given = (gradient.to(q.dtype), q, k, v, tensor, out, *sequences, sums, p, *seeds)
         made = torch.ops.aten._efficient_attention_backward(
             *given, int(_is_causal(bias)), trains, scale=scale
         )
@@ -158,6 +154,13 @@ def _packed(q: Any, k: Any, bias: Any) -> Any:
     queries, keys = bias.q_seqinfo, bias.k_seqinfo
     starts, longest = (queries.seqstart, keys.seqstart), (queries.max_seqlen, keys.max_seqlen)
     return starts, longest, lambda tensor: tensor.reshape(-1, *tensor.shape[2:])
+
+
+def _mask(q: Any, k: Any, bias: Any) -> Any:
+    """A mask as the memory-efficient kernel takes it: a tensor; starts and longest lengths."""
+    starts, longest, _ = _packed(q, k, bias)
+    tensor = bias if isinstance(bias, torch.Tensor) else None
+    return tensor, (*starts, *(longest if isinstance(bias, BlockDiagonalMask) else (-1, -1)))
 
 
 def memory_efficient_attention(
