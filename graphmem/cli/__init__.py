@@ -147,12 +147,17 @@ def _help_option(made: Callable[[Any], Any], context: Any) -> Any:
 
 
 def _tidy(option: Any) -> None:
-    """Have rich print `[default: …]`, which it takes for markup, and no type of a flag."""
+    """Have rich print `[default: …]`, which it takes for markup, and no type that says nothing."""
     text = getattr(option, "help", None)
     if text:
         option.help = re.sub(r"(?<!\\)\[default:", r"\\[default:", text)
-    if getattr(option, "is_flag", False):
+    is_argument = option.param_type_name == "argument"
+    if is_argument or getattr(option, "is_flag", False):
         option.display_type_rich = lambda ctx: None
+    if is_argument:
+        name = option.metavar
+        is_bare = option.required or name.startswith("[")
+        option._usage_display_name = lambda: name if is_bare else f"[{name}]"
 
 
 def _set_debug(context: typer.Context, value: bool) -> None:

@@ -107,7 +107,8 @@ def _report(error: BaseException, settings: Settings) -> int:
         print_error(str(error), error.user_traceback, error.hint)
         return error.exit_code
     if isinstance(error, typer.TyperException):
-        print_error(" ".join(error.format_message().split()), None, _usage_hint(error))
+        message = error.format_message().replace("Value error, ", "")  # pydantic's words
+        print_error(" ".join(message.split()), None, _usage_hint(error))
         return error.exit_code
     if isinstance(error, OSError) and error.errno in _FULL:
         _discard_stdout()

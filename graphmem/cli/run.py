@@ -193,8 +193,8 @@ def _tell_ending(
     if ending.why is not None:
         tell(ending.why)
     misplaced = [each for each in arguments if each.partition("=")[0] in _OWN_OPTIONS]
-    if misplaced and ending.exit_code:
-        tell(f"hint: {misplaced[0]} went to the script; graphmem's options stand before {script}")
+    if misplaced:
+        tell(f"hint: {misplaced[0]} went to the script; graphmem's options go before {script}")
 
 
 def _spelled(*given: tuple[str, object]) -> list[str]:

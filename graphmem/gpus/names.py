@@ -52,13 +52,18 @@ def _gpu_without_platform(name: str) -> Gpu:
         return gpu
     nearest = dict.fromkeys(
         _BY_NORMALISED_NAME[near].name
-        for near in get_close_matches(wanted, _BY_NORMALISED_NAME, n=4)
+        for near in get_close_matches(wanted, _BY_NORMALISED_NAME, n=4, cutoff=_cutoff(wanted))
     )
     if nearest:
-        hint = f"did you mean {' or '.join(nearest)}? `graphmem gpus` lists all"
+        hint = f"did you mean {' or '.join(nearest)}? `graphmem gpus` lists them all"
     else:
         hint = "`graphmem gpus` lists the known ones, and explains how to describe another"
     raise UnknownGpuError(name, hint)
+
+
+def _cutoff(name: str) -> float:
+    """The least likeness of a name to be suggested; of one with two characters, one is wrong."""
+    return 0.6 if len(name) > 2 else 0.5
 
 
 _PLATFORM = re.compile(r",\s*driver\s*=([^,]*)")

@@ -86,26 +86,27 @@ class FragmentationWatch:
         """The lines of the report."""
         if self._pinned_bytes:
             yield (
-                f"{format_both(self._pinned_bytes)} of "
-                f"{format_bytes(self._reserved_bytes)} reserved are free and cannot be given back"
+                f"{format_both(self._pinned_bytes)} of the "
+                f"{format_bytes(self._reserved_bytes)} reserved is free but cannot be released"
             )
             yield from self._lines
 
     def _what_pins(self, pin: Pin, held: dict[int, Retention]) -> str:
         if not pin.storages:
-            return "what the program took without a tensor"
+            return "memory that the program took without a tensor"
         largest = pin.storages[0]
         op = self._graph.op_of(largest)
-        where = "" if op is None or op.source is None else f"made at {op.source}, "
+        where = "" if op is None or op.source is None else f" made at {op.source}"
         holder = held.get(largest.id)
         why = self._reason_for(largest) if holder is None else f"held by {holder.by}"
-        return f"{largest.nbytes:,} bytes, {where}{why}"
+        return f"{format_bytes(largest.nbytes)}{where}, {why}"
 
 
 def _line(what: str, pins: list[Pin]) -> str:
     free_bytes = sum(pin.free_bytes for pin in pins)
     segments = counted(len(pins), "segment")
-    return f"  {free_bytes:,} bytes of {segments}, where the largest in use is {what}"
+    each = "each " if len(pins) > 1 else ""
+    return f"  {format_both(free_bytes)} free in {segments}, {each}pinned by {what}"
 
 
 def _pin(segment: SegmentInfo, storage_at: dict[int, Storage]) -> Pin | None:

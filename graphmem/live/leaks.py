@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.live.holders import Referrer, Retention
-from graphmem.units import format_bytes
+from graphmem.live.largest import largest, most_common
+from graphmem.units import format_both
 
 FEWEST_ITERATIONS = 3
 FEWEST_AT_REFUSAL = 2
@@ -55,7 +56,7 @@ class Leak:
         bytes_each: allocated bytes kept of the newest iteration.
         iterations: how many iterations left something.
         total: allocated bytes kept of all iterations.
-        largest: some of the largest storages of the newest iteration.
+        largest: the largest storages of the newest iteration.
         through_graph: whether autograd's graph holds some of it.
     """
 
@@ -119,17 +120,21 @@ class LeakDetector:
     def report_lines(self) -> Iterator[str]:
         """The lines of the report."""
         for leak in self.leaks:
+            holder = leak.holder or "nothing that has a name"
             yield (
-                f"{format_bytes(leak.bytes_each)} ({leak.bytes_each:,} bytes) more every "
-                f"iteration, {leak.total:,} bytes of {leak.iterations} iterations: held by "
-                f"{leak.holder or 'nothing that has a name'}{_GRAPH if leak.through_graph else ''}"
+                f"{format_both(leak.bytes_each)} more every iteration, {leak.total:,} bytes after "
+                f"{leak.iterations} iterations: held by {holder}"
+                f"{_GRAPH if leak.through_graph else ''}"
             )
-            for storage in leak.largest:
-                op = self._graph.op_of(storage)
-                made_by = "" if op is None else f" of {op.target}"
-                where = "" if op is None or op.source is None else f" ({op.source})"
-                shape = " x ".join(map(str, storage.shape)) or "scalar"
-                yield f"  {storage.nbytes:,} bytes: {storage.dtype} [{shape}]{made_by}{where}"
+            lines = map(self._line, leak.largest)
+            yield from (f"  {line}" for line in most_common(lines, _LARGEST))
+
+    def _line(self, storage: Storage) -> str:
+        op = self._graph.op_of(storage)
+        made_by = "" if op is None else f" of {op.target.removesuffix('.default')}"
+        where = "" if op is None or op.source is None else f" ({op.source})"
+        shape = " x ".join(map(str, storage.shape)) or "scalar"
+        return f"{format_both(storage.nbytes)}: {storage.dtype} [{shape}]{made_by}{where}"
 
     def _has_grown(self) -> bool:
         before, last, now = (start.allocated for start in self.starts[-3:])
@@ -180,12 +185,12 @@ class LeakDetector:
     ) -> Leak:
         newest = max(born[storage.id] for storage in kept)
         of_newest = [storage for storage in kept if born[storage.id] == newest]
-        of_newest.sort(key=lambda storage: (-storage.nbytes, storage.id))
+        of_newest.sort(key=lambda storage: storage.id)
         return Leak(
             holder,
             bytes_each=sum(map(self._block_bytes, of_newest)),
             iterations=len({born[storage.id] for storage in kept}),
             total=sum(map(self._block_bytes, kept)),
-            largest=tuple(of_newest[:_LARGEST]),
+            largest=tuple(largest(of_newest, lambda storage: storage.nbytes, _LARGEST)),
             through_graph=through_graph,
         )

@@ -51,5 +51,5 @@ class ArgumentsForTargetError(InputError):
     def __init__(self, target: str, argument: str) -> None:
         super().__init__(
             f"{target} takes no arguments, and {argument} follows it",
-            hint="graphmem's options stand before it; give build() other defaults",
+            hint="graphmem's options go before it; to change the step, change build()'s defaults",
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphmem.graph import Storage
+from graphmem.live.largest import largest, most_common
 from graphmem.live.online_simulator import RefusedRequest
 from graphmem.units import format_bytes
 
@@ -41,10 +42,13 @@ class OutOfMemorySection:
             where = "" if op.source is None else f" ({op.source})"
             name = op.target.removesuffix(".default")
             yield f"{name}{module}{where}: {_beginning(refusal.message)}"
-        held = sorted(refusal.alive, key=lambda each: (-each[1], each[0].id))
-        yield f"  the {min(_LISTED, len(held))} largest that the device held then:"
-        for storage, block_bytes in held[:_LISTED]:
-            yield f"    {format_bytes(block_bytes)} {self._line(storage, refusal)}"
+        held = sorted(refusal.alive, key=lambda each: each[0].id)
+        yield "  the largest tensors on the GPU at that moment:"
+        lines = (
+            f"{format_bytes(block_bytes)} {self._line(storage, refusal)}"
+            for storage, block_bytes in largest(held, lambda each: each[1], _LISTED)
+        )
+        yield from (f"    {line}" for line in most_common(lines, _LISTED))
 
     def _line(self, storage: Storage, refusal: RefusedRequest) -> str:
         shape = " x ".join(map(str, storage.shape)) or "scalar"

@@ -63,7 +63,7 @@ def optimizer_named(name: str) -> Callable[..., torch.optim.Optimizer] | None:
         base = name.removesuffix(suffix) if suffix else name
         if base in OPTIMIZERS and base + suffix == name:
             return partial(OPTIMIZERS[base], **options)
-    raise UnknownOptimizerError(name, ", ".join(OPTIMIZERS))
+    raise UnknownOptimizerError(name, list(OPTIMIZERS))
 
 
 class TrainingLoop:
@@ -121,8 +121,8 @@ class TrainingLoop:
         if self._closed_over.names:
             self._notice(
                 f"host tensors that the loss closes over ({', '.join(self._closed_over.names)})",
-                "they move to the card with the inputs",
-                "the loop is graphmem's own; a step of yours moves them itself",
+                "moved to the card with the inputs",
+                "a loop of your own (TrainingStep's step) moves them itself",
                 self._closed_over.source,
             )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from graphmem.errors import InputError
+from collections.abc import Sequence
+
+from graphmem.errors import InputError, did_you_mean
 
 
 class StrictError(InputError):
@@ -38,10 +40,15 @@ class NoKernelOnCardError(InputError):
 class UnknownOptimizerError(InputError):
     """graphmem knows no optimizer of that name."""
 
-    def __init__(self, name: str, known: str) -> None:
+    def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(
             f"unknown optimizer {name!r}",
-            hint=f"one of none, {known}, each also with -foreach, -fused or -single",
+            hint=did_you_mean(
+                name,
+                known,
+                f"choose none, or one of {', '.join(known)}, each also with -foreach, -fused or "
+                "-single",
+            ),
         )
 
 
@@ -97,7 +104,7 @@ class UnknownAutocastError(InputError):
     """Autocast takes two precisions."""
 
     def __init__(self, autocast: str) -> None:
-        super().__init__(f"unknown autocast {autocast!r}", hint="fp16, bf16, or none at all")
+        super().__init__(f"unknown autocast {autocast!r}", hint="choose fp16, bf16 or none")
 
 
 class EndlessLoopError(InputError):

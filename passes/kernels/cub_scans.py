@@ -66,7 +66,10 @@ _REDUCE_TILE_BYTES = 256 * 16 * 4  # `reduce::policy_hub`, `Policy600`
 _REDUCE_THREADS = 256
 _REDUCE_SUBSCRIPTION = 5  # `subscription_factor`
 
-SMALL_NOTE = "known for CUB of CUDA 13 (torch 2.11 on) on cards from 8.0 on; tens of KiB"
+SMALL_NOTE = (
+    "really tens of KiB, known for CUDA 13 (torch 2.11 and later) on compute capability 8.0 and "
+    "later"
+)
 
 
 def scan(call: Call, count: int, dtype: str) -> Scratch:
@@ -153,7 +156,7 @@ def _storage(call: Call, what: str, nbytes: int | None) -> Scratch:
     what = f"storage of CUB's {what}"
     is_known = CUB_IS_OF_CUDA_13.holds_in(call.runtime.release) and bool(nbytes)
     if not is_known or call.runtime.gpu.compute_capability < _CAPABILITIES[0]:
-        call.leave_out(what, "0 bytes", SMALL_NOTE)
+        call.leave_out(f"temporary {what}", "0 bytes", SMALL_NOTE)
         return Scratch(what, 0)
     return Scratch(what, nbytes or 0)
 

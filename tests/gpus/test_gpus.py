@@ -53,7 +53,7 @@ def test_case_spaces_and_hyphens_are_ignored(written: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "nearest"),
-    [("a100-88gb", "a100-80gb"), ("h10", "h100-80gb"), ("rtx 4900", "rtx-4090")],
+    [("a100-88gb", "a100-80gb"), ("h10", "h100-80gb"), ("rtx 4900", "rtx-4090"), ("t5", "t4")],
 )
 def test_an_unknown_gpu_suggests_the_nearest_names(written: str, nearest: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"unknown GPU {written!r}")) as refusal:

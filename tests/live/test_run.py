@@ -199,11 +199,15 @@ class TestTraining:
         assert done.exit_code == 1
         assert "diverged\n" in done.stderr
 
-    def test_an_option_after_the_script_gets_a_hint(self, run: Run) -> None:
-        done = run(SCRIPTS / "training.py", "--gpu", "t4")
+    @pytest.mark.parametrize(("script", "exit_code"), [("training.py", 2), ("fragmenting.py", 0)])
+    def test_an_option_after_the_script_gets_a_hint(
+        self, run: Run, script: str, exit_code: int
+    ) -> None:
+        """The first script rejects what it does not know, the second reads no options."""
+        done = run(SCRIPTS / script, "--gpu", "t4")
 
-        assert done.exit_code == 2
-        assert "hint: --gpu went to the script; graphmem's options stand before" in done.stderr
+        assert done.exit_code == exit_code
+        assert "hint: --gpu went to the script; graphmem's options go before" in done.stderr
 
     def test_a_malformed_assumption_is_rejected(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
@@ -281,6 +285,20 @@ class TestFindings:
         names = [each["found_by"] for each in report_of(output)["findings"]]
         assert names[:2] == ["out of memory", "memory that grows"]
 
+    def test_equal_lines_of_a_finding_are_one(self, run: Run, tmp_path: Path) -> None:
+        """Each iteration keeps the 8 layers' inputs; what is left is of the fourth iteration."""
+        output = tmp_path / "report.json"
+        arguments = ["--gpu", "t4", "--format", "json", "-o", output]
+        run(*arguments, SCRIPTS / "leaking_fast.py", "98304")
+
+        report = report_of(output)
+        _, *growing = findings_of(report, "memory that grows")
+        assert len(growing) == 1
+        assert growing[0].startswith("  8 x 384.0 MiB (402,653,184 bytes): ")
+        lines = findings_of(report, "out of memory")
+        assert lines[1] == "  the largest tensors on the GPU at that moment:"
+        assert re.match(r"    \d+ x 384.0 MiB float32 \[98304 x 1024\]: saved", lines[2])
+
     def test_a_script_that_fits_says_so_first(self, run: Run, tmp_path: Path) -> None:
         saved = tmp_path / "step.graphmem"
         output = tmp_path / "report.json"
@@ -306,8 +324,9 @@ class TestFindings:
 
         assert done.stdout == "80 800\n"
         total, line, *_ = findings_of(report_of(output), "fragmentation")
-        assert f"({40 * 18 * MIB:,} bytes) of 800.0 MiB reserved" in total
+        assert f"({40 * 18 * MIB:,} bytes) of the 800.0 MiB reserved" in total
         assert "40 segments" in line
+        assert "each pinned by 2.0 MiB made at" in line
         assert "fragmenting.py:10, held by `kept`" in line
 
     def test_the_text_names_a_finding_once_above_its_lines(self, run: Run) -> None:
@@ -318,7 +337,7 @@ class TestFindings:
         assert name == "  fragmentation"
         assert total.startswith("    720.0 MiB")
         # continuation lines are indented, even wrapped ones
-        assert line.startswith(" " * 6 + f"{40 * 18 * MIB:,} bytes of 40 segments")
+        assert line.startswith(" " * 6 + f"720.0 MiB ({40 * 18 * MIB:,} bytes) free in 40 segments")
         assert rest.startswith(" " * 6)
         assert rest[6] != " "
 
