@@ -226,7 +226,8 @@ def analysis_of(step: TracedStep) -> Analysis:
         allocator = runtime.new_allocator(bounded=False)
         timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
         memory = memory_info(runtime, graph, annotations, timeline)
-    report = build_report(step.name, runtime, graph, annotations, timeline, memory, ran)
+    named = step.name, step.options
+    report = build_report(named, runtime, graph, annotations, timeline, memory, ran)
     report = with_collector(report, graph, runtime, timeline)
     return Analysis(report, step, annotations, timeline)
 
@@ -279,6 +280,7 @@ def traced_step(
     Raises:
         InputError: the target or an option cannot be used; a saved step cannot be changed.
     """
+    from graphmem.advice.commands import options_of
     from graphmem.record import TracedStep, is_record, load
 
     if is_record(target):
@@ -288,7 +290,7 @@ def traced_step(
     runtime = runtime_of(request)
     runtime.new_allocator(bounded=False)  # reports wrong settings before the trace
     name, graph, batch = _traced(target, request, runtime, progress)
-    return TracedStep(name, runtime, graph, batch=batch)
+    return TracedStep(name, runtime, graph, batch=batch, options=options_of(request))
 
 
 _READ_OF_A_RECORD = frozenset({"steps", "bounds"})
@@ -356,8 +358,7 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     from graphmem.virtual_device.fake_mode import VirtualFakeMode
 
     runtime = runtime_of(request)
-    loaded = load_target(target, request.settings)
-    mode = VirtualFakeMode()
+    loaded, mode = load_target(target, request.settings), VirtualFakeMode()
     with (
         turn("an analysis"),
         put_back(all_values=True) as before,

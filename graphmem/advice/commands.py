@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphmem.gpus import AssumedCard
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 def command_of(name: str, target: str, request: Request) -> str:
     """The command line of `graphmem NAME` for a target with these options."""
     return shlex.join(["graphmem", name, target, *_options(request)])
+
+
+def options_of(request: Request) -> str:
+    """The options of a request, except for the card."""
+    return shlex.join(_options(replace(request, gpu=AssumedCard(request.gpu))))
 
 
 def advice_command(target: str, request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -158,7 +159,7 @@ def run(
         )
         ending = run_program(to_run, device, timeout)
     _tell_ending(ending, script, arguments or (), tell)
-    analysis = device.analysis()
+    analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
     if isinstance(gpu, AssumedCard) and analysis.report.operations:

@@ -201,9 +201,9 @@ class VirtualGpu:
         """The bytes reserved now."""
         return self.memory.settled().statistics.reserved_bytes.current
 
-    def analysis(self) -> Analysis:
-        """The report so far, with the data behind it."""
-        return analysis_of(self.step())
+    def analysis(self, options: str = "") -> Analysis:
+        """The report so far, with the data behind it; `options` are the program's arguments."""
+        return analysis_of(replace(self.step(), options=options))
 
     def step(self) -> TracedStep:
         """The step captured so far; `graphmem.record.save` writes it."""

@@ -54,7 +54,7 @@ def step_of(tables: rows.Tables) -> TracedStep:
         observed = observed_of(tables.observed, graph.storages, reader.storage)
     parse_release(tables.torch)
     runtime = Runtime(find_gpu(tables.gpu), tables.torch, tables.env)
-    return TracedStep(tables.target, runtime, graph, observed)
+    return TracedStep(tables.target, runtime, graph, observed, options=tables.options)
 
 
 class _Reader:

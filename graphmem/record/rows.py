@@ -16,7 +16,7 @@ from graphmem.module_calls import ModuleCall
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 5)
+VERSION = (1, 6)
 """1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`, 1.5
 `calls`."""
 
@@ -250,3 +250,4 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     compiled: CompiledCode | None = None
     collections: list[CollectionRow] = []
     calls: dict[str, ModuleCall] = {}
+    options: str = ""

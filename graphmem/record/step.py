@@ -32,6 +32,8 @@ class TracedStep:
 
     Attributes:
         name: the target, as the user wrote it.
+        options: what else the user wrote, except for the card: options of a trace, arguments of a
+            script.
         runtime: the machine that it was captured for.
         graph: operations, storages, owners, phases.
         observed: observations of `graphmem run`; None for a trace.
@@ -43,6 +45,7 @@ class TracedStep:
     graph: StepGraph
     observed: Observed | None = None
     batch: int | None = None
+    options: str = ""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class _Writer:
             version=rows.VERSION,
             written_by=f"graphmem {__version__}",
             target=step.name,
+            options=step.options,
             gpu=label_of(runtime.gpu),
             torch=runtime.torch,
             env=dict(runtime.env),

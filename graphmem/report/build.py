@@ -61,7 +61,7 @@ URGENT = ("out of memory", GROWTH, "fragmentation")
 
 
 def build_report(
-    target: str,
+    target: tuple[str, str],
     runtime: Runtime,
     graph: StepGraph,
     annotations: Annotations,
@@ -72,7 +72,7 @@ def build_report(
     """Build the report of a trace and its annotations.
 
     Args:
-        target: the target's name.
+        target: the target's name, and the options that it was traced or run with.
         runtime: the machine.
         graph: the step graph.
         annotations: the results of the passes.
@@ -83,7 +83,8 @@ def build_report(
     moment, storage = timeline.peak()
     return Report(
         graphmem=__version__,
-        target=target,
+        target=target[0],
+        options=target[1],
         runtime=_runtime(runtime),
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],

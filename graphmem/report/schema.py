@@ -250,6 +250,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `graphmem analyze`.
 
     Attributes:
+        options: what the target was traced or run with, except for the card; empty in reports of
+            older versions.
         saved_for_backward: bytes that autograd holds after the last step's last forward pass;
             without parameters, with host tensors, each storage once.
         operations: the number of operations in the step graph.
@@ -286,6 +288,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     advice: AdviceInfo | None = None
     host: HostBytes | None = None
     calls: dict[str, ModuleCall] = {}
+    options: str = ""
     collector: CollectorInfo | msgspec.UnsetType = msgspec.UNSET
 
     @property

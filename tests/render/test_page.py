@@ -311,7 +311,7 @@ def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
     analysis = refused_analysis()
     batch = BatchInfo(64, 32, 33, f"graphmem analyze {'model.py:build --gpu t4 ' * 5}")
     report = replace(analysis.report, advice=AdviceInfo(batch, []))
-    browser = open_page(page(dataclasses.replace(analysis, report=report)))
+    browser = open_page(page(dataclasses.replace(analysis, report=report), analysis))
     size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
@@ -320,7 +320,11 @@ def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
             "const command = document.querySelector('#advice pre');"
             "const words = [...command.querySelectorAll('span')];"
             "const lines = Math.max(...words.map((word) => word.getClientRects().length));"
-            "return [scrollWidth, clientWidth, command.scrollWidth, command.clientWidth, lines]"
+            "const names = [...document.querySelectorAll('.compared th, .source-lines th')];"
+            "const narrow = names.filter(({ textContent, offsetWidth, offsetHeight }) =>"
+            "  /\\w{2}/.test(textContent) && offsetHeight > 2 * offsetWidth);"
+            "return [scrollWidth, clientWidth, command.scrollWidth, command.clientWidth, lines,"
+            "  names.length, narrow.length]"
         )
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -328,6 +332,7 @@ def test_a_narrow_screen_shows_all_of_it(open_page: Open) -> None:
     assert widths[0] == widths[1] <= 400
     assert widths[2] == widths[3]
     assert widths[4] == 1, "a word of a command, such as --gpu, is broken"
+    assert widths[5] > widths[6] == 0, "a name or number is broken into letters"
 
 
 def test_two_reports_are_compared(open_page: Open) -> None:
@@ -345,13 +350,18 @@ def test_two_runs_stand_side_by_side_on_one_scale(open_page: Open, tmp_path: Pat
     """Saved steps: both pictures have the height of the larger one, and the differences add up."""
     smaller, larger = small_analysis(), refused_analysis()
     files = [str(tmp_path / name) for name in ("smaller.graphmem", "larger.graphmem")]
-    for analysis, file in zip((smaller, larger), files, strict=True):
-        save(analysis.step, Path(file))
+    for analysis, file, batch in zip((smaller, larger), files, (2, 4), strict=True):
+        save(dataclasses.replace(analysis.step, options=f"--set batch={batch}"), Path(file))
     html = tmp_path / "both.html"
 
     assert main(["render", files[0], "--compare", files[1], "-o", str(html)]) == 0
     browser = open_page(html.read_text(encoding="utf-8"))
 
+    captions = [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#runs figcaption")]
+    assert [re.findall(r"--set batch=\d", each) for each in captions] == [
+        ["--set batch=4"],
+        ["--set batch=2"],
+    ]
     pictures = browser.find_elements(By.CSS_SELECTOR, "#runs canvas")
     peaks = [format_bytes(each.report.peak.allocated) for each in (larger, smaller)]
     labels = [each.get_attribute("aria-label") or "" for each in pictures]

@@ -32,8 +32,8 @@ function showComparison(page, content) {
     : [];
   replaceChildren(
     "comparison",
-    element("p", {}, `This page: ${report.target} on ${report.runtime.title}. `
-      + `The other run: ${other.target} on ${other.runtime.title}.`),
+    element("p", {}, `This page: ${nameOf(report)} on ${report.runtime.title}. `
+      + `The other run: ${nameOf(other)} on ${other.runtime.title}.`),
     element("div", { id: "runs", class: "runs" }),
     differences("peak", peakOf(report), peakOf(other), true),
     differences("peak of each phase", byPhase(report), byPhase(other), true),
@@ -46,15 +46,20 @@ function showComparison(page, content) {
   page.compared = otherData ? showRuns([otherData, page.data]) : [];
 }
 
+/* The target with its options, which tell two runs of one target apart. */
+function nameOf(report) {
+  return `${report.target} ${report.options || ""}`.trim();
+}
+
 /* The step of the peak of each run, the other one first. */
 function showRuns(runs) {
   const canvases = runs.map(({ report, moments, peak }) => element("canvas", {
     role: "img",
-    "aria-label": `${report.target}: ${formatBytes(moments.allocated[peak])} allocated at the peak`,
+    "aria-label": `${nameOf(report)}: ${formatBytes(moments.allocated[peak])} allocated at the peak`,
   }));
   replaceChildren("runs", ...runs.map(({ report, moments, peak }, i) => element("figure", {},
     element("figcaption", {}, element("b", {}, i ? "this run" : "other run"),
-      ` ${report.target}, ${formatBytes(moments.allocated[peak])}`),
+      ` ${nameOf(report)}, ${formatBytes(moments.allocated[peak])}`),
     canvases[i])));
   const timelines = runs.map((data, i) =>
     new Timeline({ data, state: { moment: data.peak, storage: -1, found: null } }, canvases[i]));

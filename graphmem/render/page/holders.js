@@ -16,7 +16,7 @@ function showHolders(page) {
   const bytes = alive.reduce((sum, i) => sum + data.block[i], 0);
   replaceChildren(
     "holders-sum",
-    `${alive.length.toLocaleString("en-US")} storages, ${formatBytes(bytes)} in their blocks`,
+    `${alive.length.toLocaleString("en-US")} storages, ${formatBytes(bytes)} in total`,
   );
   const rows = state.groupBy === "storage"
     ? storageRows(page, alive) : groupRows(page, alive, GROUPINGS[state.groupBy]);

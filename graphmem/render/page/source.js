@@ -44,7 +44,7 @@ class SourceView {
     oneTabStop(document.getElementById("source-body"));
     const others = this.files.length > 1 ? "the other files, " : "";
     replaceChildren("source-note", elsewhere
-      ? `${formatBytes(elsewhere)} come from ${others}packages, the optimizer or no known line; `
+      ? `${formatBytes(elsewhere)} comes from ${others}packages, the optimizer or no known line; `
         + "group the table below by line to see them."
       : "");
   }
