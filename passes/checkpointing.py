@@ -61,7 +61,7 @@ class Checkpointing:
         for each in self.modules[:1]:
             yield (
                 f"checkpointing {each.module} would save {format_bytes(each.saves_bytes)} at the "
-                f"end of the forward pass and compute {each.recomputed_operations} operations again"
+                f"end of the forward pass and recompute {each.recomputed_operations} operations"
             )
 
 

@@ -47,14 +47,14 @@ class CompilationSavings:
         nbytes = sum(each.fused_bytes for each in self.graphs)
         yield (
             f"of {results:,} results in {counted(len(self.graphs), 'compiled graph')}, {fused:,} "
-            f"({format_bytes(nbytes)}) only exist inside of fused kernels"
+            f"({format_bytes(nbytes)}) exist only inside fused kernels"
         )
         again = sum(each.recomputed for each in self.graphs)
         if again:
             nbytes = sum(each.recomputed_bytes for each in self.graphs)
             yield (
-                f"backward graphs compute {counted(again, 'result')} of forward graphs again "
-                f"({format_bytes(nbytes)}), which the partitioner found cheaper than keeping them"
+                f"backward graphs recompute {counted(again, 'result')} of forward graphs "
+                f"({format_bytes(nbytes)}): the partitioner found that cheaper than keeping them"
             )
 
 

@@ -73,8 +73,8 @@ class OutputReuse:
                 costs = sum(each.costs_bytes for each in found)
                 yield (
                     f"{name} ({counted(len(found), 'call')}) keeps its {found[0].written_in}, "
-                    f"{format_bytes(costs)}; one whose derivative uses its output, such as relu "
-                    f"or tanh, would save {format_bytes(saves)}"
+                    f"{format_bytes(costs)}; an activation whose derivative uses its output, such "
+                    f"as relu or tanh, would save {format_bytes(saves)}"
                 )
 
 

@@ -120,4 +120,5 @@ def _read(path: Path) -> Outcome | None:
 
 def _key(job: Job) -> str:
     parts = (_FORMAT, installation_digest(), job.target, job.request)
-    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:32]
+    text = msgspec.json.encode(parts, order="sorted", enc_hook=str)  # an `AssumedCard` is a name
+    return hashlib.sha256(text).hexdigest()[:32]

@@ -26,6 +26,7 @@ CATEGORY_OF: Mapping[str, str] = MappingProxyType(
         "autocast_cache": "autocast_cache",
         "inputs": "input",
         "temporaries": "temporary",
+        "kept": "kept",
         "workspaces": "workspace",
     }
 )
@@ -102,6 +103,7 @@ class Limits(msgspec.Struct, Generic[L], forbid_unknown_fields=True, frozen=True
     autocast_cache: L | None = None
     inputs: L | None = None
     temporaries: L | None = None
+    kept: L | None = None
     workspaces: L | None = None
     modules: dict[str, L] = {}
 

@@ -66,7 +66,5 @@ def _refusal(refusal: RefusedRequest, graph: StepGraph, timeline: Timeline) -> R
         reserved=refusal.reserved,
         free=refusal.free,
         message=refusal.message,
-        held=AliveStorages(graph, Annotations({}), timeline, moment, ran=True).build(
-            HOLDERS_AT_REFUSAL
-        ),
+        held=AliveStorages(graph, Annotations({}), timeline, moment).build(HOLDERS_AT_REFUSAL),
     )

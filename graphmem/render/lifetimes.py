@@ -56,7 +56,7 @@ def lifetimes(analysis: Analysis) -> list[Lifetime]:
 
 def categories_of(analysis: Analysis) -> Categories:
     """The categories of an analysis's storages."""
-    return Categories(analysis.graph, ran=analysis.step.observed is not None)
+    return Categories(analysis.graph)
 
 
 def category_of(life: Lifetime, peak: Moment, categories: Categories) -> Category:

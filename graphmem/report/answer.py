@@ -53,7 +53,7 @@ def verdict(report: Report, *, verbose: bool = False, more: str = "") -> Iterato
     else:
         yield from _does_not_fit(report, card, card.refused, verbose=verbose)
     if more:
-        yield indented(Text("the largest batch, and what saves most:", style="dim"))
+        yield indented(Text("measure the largest batch and the biggest savings:", style="dim"))
         yield _command(more, 2 * INDENT)
     yield Text()
 
@@ -150,7 +150,7 @@ def peak(report: Report) -> Iterator[Text | Padding]:
     yield Text.assemble(
         (f"peak {format_bytes(found.allocated)} allocated", "bold"),
         f" ({format_exact(found.allocated)})",
-        ", on a card large enough" if wanted else "",
+        ", on a card that is large enough" if wanted else "",
     )
     yield indented(where(found))
     share = 100 * found.allocated / runtime.memory
@@ -219,7 +219,7 @@ def advice(report: Report) -> Iterator[Text | Padding]:
         if found.batch.command and found.batch.fits != found.batch.traced:
             yield _command(found.batch.command, 2 * INDENT)
     if found.changes:
-        yield Text("what saves most, each measured", style="bold")
+        yield Text("biggest savings, each measured", style="bold")
     for number, change in enumerate(found.changes, 1):
         yield _numbered(
             number, f"{change.what}: saves {format_bytes(change.saves)}, then {then(change)}"
@@ -236,7 +236,7 @@ def then(change: ChangeInfo) -> str:
     """The verdict after a change."""
     if change.fits:
         return f"it fits with {format_bytes(change.margin)} to spare"
-    return f"{format_bytes(abs(change.margin))} are still missing"
+    return f"it is still {format_bytes(abs(change.margin))} short"
 
 
 def verdict_in_words(report: Report) -> list[str]:

@@ -89,7 +89,7 @@ def build_report(
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
-        at_peak=AliveStorages(graph, annotations, timeline, moment, ran=ran is not None).build(),
+        at_peak=AliveStorages(graph, annotations, timeline, moment).build(),
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
         memory=memory,
@@ -250,11 +250,9 @@ class AliveStorages:
         annotations: Annotations,
         timeline: Timeline,
         moment: Moment,
-        *,
-        ran: bool = False,
     ) -> None:
         self._graph = graph
-        self._categories = Categories(graph, ran=ran)
+        self._categories = Categories(graph)
         self._reasons = [each for each in annotations.values() if isinstance(each, KnowsReasons)]
         self._blocks = timeline.block_bytes
         self._moment = moment

@@ -16,15 +16,10 @@ from graphmem.graph import Category, StepGraph, Storage
 class Categories:
     """Assigns categories to a graph's storages."""
 
-    def __init__(self, graph: StepGraph, *, ran: bool) -> None:
-        """Prepare the categories of a graph.
-
-        Args:
-            graph: the graph of a trace, or of a program.
-            ran: whether `graphmem run` ran it; the loop of a trace keeps nothing it should not.
-        """
+    def __init__(self, graph: StepGraph) -> None:
+        """Prepare the categories of the graph of a trace, or of a program."""
         self._starts: dict[int, int] = {}
-        for phase in graph.phases if ran else ():
+        for phase in graph.phases:
             self._starts.setdefault(phase.step, phase.start)
         self._spans = sorted((phase.start, phase.step) for phase in graph.phases)
         self._marks = [mark.tick for mark in graph.marks if mark.name == "optimizer.step"]

@@ -227,7 +227,9 @@ class TestAdvice:
         """The report prints the command that would measure them instead."""
         text = run_graphmem("analyze", target, "--gpu", "t4", "--steps", "1").stdout
 
-        lines = text.partition("the largest batch, and what saves most:\n")[2].splitlines()
+        lines = text.partition("measure the largest batch and the biggest savings:\n")[
+            2
+        ].splitlines()
         assert lines[0] == "    graphmem analyze model.py:build --gpu t4 --steps 1 --advice"
 
     @pytest.mark.parametrize(

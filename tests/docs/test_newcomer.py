@@ -33,6 +33,6 @@ def test_the_first_answers_come_after_two_commands_and_one(
     analyze, fit, run = follow(page, partial(in_shell, environment=environment))
 
     assert analyze.output.startswith("does NOT fit on Tesla T4 (14.563 GiB): out of memory\n")
-    assert "\nwhat saves most, each measured\n" in analyze.output
+    assert "\nbiggest savings, each measured\n" in analyze.output
     assert "\nthe largest batch that fits on Tesla T4: " in fit.output
     assert "fits on Tesla T4 (14.563 GiB): " in run.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from graphmem.gate.formats.differences import DIFF_FORMATS
 from graphmem.gate.lock import Entry, Lock, entry_of
 from graphmem.module_calls import ModuleCall
 from graphmem.report.schema import Holder
+from tests.conftest import Outcome
 from tests.gate.test_compare import Make, holder, report
 from tests.support.gate_project import TINY, Project
 
@@ -237,3 +239,16 @@ def test_a_shallow_clone_gets_a_hint_what_to_fetch(tmp_path: Path) -> None:
 
     assert done.exit_code == 2
     assert "fetch-depth: 0 of actions/checkout" in done.stderr
+
+
+def test_two_files_are_compared_without_a_configuration_or_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("old.py", "new.py"):
+        (tmp_path / name).write_text(TINY, encoding="utf-8")
+
+    outcome = run_graphmem("diff", "old.py:build", "new.py:build")
+
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+    assert outcome.stdout.startswith("new.py:build: ")

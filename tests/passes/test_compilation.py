@@ -94,7 +94,7 @@ def test_the_report_says_what_was_fused_and_what_a_break_costs(
 
     for text in (shown.stderr, again.stdout):
         words = " ".join(text.split())
-        assert "of 3 results in 2 compiled graphs, 1 (4.0 MiB) only exist inside of" in words
+        assert "of 3 results in 2 compiled graphs, 1 (4.0 MiB) exist only inside" in words
         assert "script.py:5" in words
         assert "; 1 result of the graph before it (4.0 MiB), allocated for the code" in words
 

@@ -19,7 +19,9 @@ import graphmem
 from tests.support.places import ROOT
 
 LLAMA = f"{ROOT / 'fixtures' / 'llama.py'}:build"
-_HINT = re.compile(r"  <p>The largest batch, and what saves most:</p>\n.*?</pre>\n", re.DOTALL)
+_HINT = re.compile(
+    r"  <p>Measure the largest batch and the biggest savings:</p>\n.*?</pre>\n", re.DOTALL
+)
 SMALL = ("--set", "layers=1", "--set", "seq=16", "--set", "batch=2")
 
 SCRIPT = """
