@@ -9,8 +9,8 @@ class ModuleCall(msgspec.Struct, frozen=True):
     """The first call of a module, or its first checkpointed one.
 
     Attributes:
-        source: the line of the program; None if there is none on the stack.
-        checkpointed: whether `torch.utils.checkpoint` runs the module; a module inside of a
+        source: the user's line; without one on the stack, that of a package; else None.
+        checkpointed: whether `torch.utils.checkpoint` runs the module; a module inside a
             checkpointed one is not marked itself.
     """
 

@@ -18,7 +18,7 @@ _HEAD = """\
 
 [defaults]                    # for every target; a target's own keys override these
 gpu = "{gpu}"             # `graphmem gpus` lists the names
-max_increase = "1%"           # of the peak; without it, nothing may grow
+max_increase = "1%"           # of the peak; without it, any growth fails
 # steps = 3
 # autocast = "bf16"
 # optimizer = "adamw-fused"

@@ -111,14 +111,20 @@ class Location:
             if code.co_name == "checkpoint" and code.co_filename == checkpoint.__file__:
                 if first is not None and self.module and "<locals>" not in first.f_code.co_qualname:
                     name = self.module
-                line = _line(next(self._program_frames(frame), None))
-                self.calls[name] = ModuleCall(line, checkpointed=True)
+                self.calls[name] = ModuleCall(self._line_of(frame), checkpointed=True)
                 return
             if first is None and is_program(code.co_filename):
                 first = frame
             frame = frame.f_back
         if name not in self.calls:
-            self.calls[name] = ModuleCall(_line(first), checkpointed=False)
+            self.calls[name] = ModuleCall(self._line_of(first), checkpointed=False)
+
+    def _line_of(self, frame: FrameType | None) -> str | None:
+        """The user's own line that led to a frame; without one on the stack, a package's."""
+        frames = list(self._program_frames(frame))
+        own = (each for each in frames if origin_of(each.f_code.co_filename) is Origin.USER)
+        found = next(own, next(iter(frames), None))
+        return None if found is None else str(source_of(found))
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -219,10 +225,6 @@ def source_of(frame: FrameType) -> Source:
 # `checkpoint` calls its function itself, or by way of `CheckpointFunction.forward`
 # (torch/utils/checkpoint.py); when that runs again in the backward pass, it is not on the stack.
 _CALL = torch.nn.Module._call_impl.__code__
-
-
-def _line(frame: FrameType | None) -> str | None:
-    return None if frame is None else str(source_of(frame))
 
 
 def _nothing(frame: FrameType | None) -> None:

@@ -114,6 +114,49 @@ def test_the_line_of_each_call_is_known_and_whether_it_is_checkpointed(
 
 _SINGLE = ("plain", "local", "old")
 
+PACKAGE = """\
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+"""
+LOOP = """\
+import sys
+
+import graphmem
+import torch
+
+sys.path.append("site-packages")
+import a_package_of_layers
+
+
+def build():
+    model = a_package_of_layers.Net()
+    return graphmem.TrainingStep(model=model, step=lambda: model(torch.ones(2, 8)).sum().backward())
+"""
+
+
+def test_the_line_of_a_call_in_a_package_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in Transformers, whose `forward` checkpoints its layers."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "a_package_of_layers.py").write_text(PACKAGE)
+    (tmp_path / "loop.py").write_text(LOOP)
+    monkeypatch.chdir(tmp_path)
+
+    calls = analyze("loop.py", steps=1).calls
+
+    line = 1 + next(i for i, each in enumerate(LOOP.splitlines()) if "step=lambda" in each)
+    assert calls["layer"] == ModuleCall(f"loop.py:{line}", True)
+
 
 def test_checkpointing_that_has_gone_comes_before_larger_causes(report: Make) -> None:
     before = calling(report(*layers(1, 0)), checkpointed="a.py:5")

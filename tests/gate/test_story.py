@@ -123,7 +123,7 @@ def test_a_list_that_keeps_outputs_fails_and_its_line_is_named(story: Story) -> 
     run = story.keeping["text"]
 
     assert run.exit_code == 1
-    assert f"(model.py:{story.keeping_line}): held by OUTPUTS[0] and 2 more" in run.stdout
+    assert f"(model.py:{story.keeping_line}): held by OUTPUTS[0] and 1 more" in run.stdout
     assert re.search(r"in head .*; [\d,]+ -> [\d,]+ bytes", run.stdout)
 
 
