@@ -89,7 +89,7 @@ class EmptyContainersError(InputError):
     """A pickle is made to fill the memory."""
 
     def __init__(self) -> None:
-        super().__init__("the pickle is a heap of empty lists or dictionaries.")
+        super().__init__("the pickle consists mostly of empty lists or dictionaries.")
 
 
 class TooCostlyError(InputError):

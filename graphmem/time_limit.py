@@ -25,7 +25,7 @@ class TookTooLongError(InputError):
 
     def __init__(self, seconds: float, at: str) -> None:
         super().__init__(
-            f"not done after {seconds:g} s{at}",
+            f"not finished after {seconds:g} s{at}",
             hint="raise --timeout, or make build() smaller with --set",
         )
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _HINT = "name a storage as s12, a module as h.0.mlp, a line as model.py:41, or an operator as gelu"
 _LETS_GO = {
     OwnerKind.VARIABLE: "the variable goes out of scope or is deleted",
-    OwnerKind.PARAMETER: "never, while the model lives",
-    OwnerKind.BUFFER: "never, while the model lives",
+    OwnerKind.PARAMETER: "the model is deleted",
+    OwnerKind.BUFFER: "the model is deleted",
     OwnerKind.GRADIENT: "zero_grad(set_to_none=True)",
-    OwnerKind.OPTIMIZER_STATE: "never, while the optimizer lives",
+    OwnerKind.OPTIMIZER_STATE: "the optimizer is deleted",
     OwnerKind.AUTOCAST_CACHE: "the outermost autocast region exits",
     OwnerKind.INPUT: "the loop moves the next inputs",
-    OwnerKind.WORKSPACE: "never, while the process lives",
+    OwnerKind.WORKSPACE: "the process ends",
 }
 
 

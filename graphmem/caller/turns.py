@@ -23,8 +23,8 @@ class NestedAnalysisError(InputError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what} was asked for from inside of an analysis or on a virtual GPU",
-            hint="ask before or after: outside of build(), of the step, and of the `with "
+            f"{what} was requested inside an analysis or on a virtual GPU",
+            hint="call it before or after: outside build(), the step, and the `with "
             "graphmem.virtual_gpu(…)` block or the script of `graphmem run`",
         )
 

@@ -31,7 +31,7 @@ class UnknownActivationError(InputError):
 
     def __init__(self, old: str, new: str, known: str) -> None:
         super().__init__(
-            f"cannot replace the activation {old!r} by {new!r}", hint=f"there are {known}"
+            f"cannot replace the activation {old!r} with {new!r}", hint=f"there are {known}"
         )
 
 
@@ -194,6 +194,6 @@ class OptimizerNotRebuiltError(InputError):
 
     def __init__(self, optimizer: str, reason: str) -> None:
         super().__init__(
-            f"{optimizer} cannot be made anew for the parameters that train now: {reason}",
+            f"{optimizer} cannot be recreated for the parameters that are trained now: {reason}",
             hint=f"give a function: TrainingStep(optimizer=lambda params: {optimizer}(params, …))",
         )

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 Checkpoint = Annotated[
     list[str] | None,
     typer.Option(
-        "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, as 'h.*'; repeatable."
+        "--checkpoint", metavar="PATTERN", help="Modules to checkpoint, such as 'h.*'; repeatable."
     ),
 ]
 Activation = Annotated[
     list[str] | None,
-    typer.Option("--activation", metavar="OLD=NEW", help="Replace an activation, as gelu=relu."),
+    typer.Option("--activation", metavar="OLD=NEW", help="Replace an activation: gelu=relu."),
 ]
 Batch = Annotated[
     str | None,
     typer.Option(
-        "--batch", metavar="FACTORx|SIZE", help="Scale the inputs, as 2x or 0.5x, or to a size."
+        "--batch", metavar="FACTORx|SIZE", help="Scale the batch by a factor, or set its size."
     ),
 ]
 Quantise = Annotated[
@@ -44,14 +44,14 @@ Lora = Annotated[
     typer.Option(
         "--lora",
         metavar="r=N,…",
-        help="Train adapters alone, as PEFT's LoRA does: r=16, with alpha=, dropout= and "
+        help="Train only adapters, as PEFT's LoRA does: r=16, with alpha=, dropout= and "
         "targets=q_proj+v_proj or all-linear.",
     ),
 ]
 Offload = Annotated[
     bool,
     typer.Option(
-        "--offload", help="Keep what is saved for the backward pass on the host (save_on_cpu)."
+        "--offload", help="Keep tensors saved for the backward pass on the host (save_on_cpu)."
     ),
 ]
 

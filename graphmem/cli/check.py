@@ -37,7 +37,7 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]…",
-            help="Targets by name; default: all of them.",
+            help="Targets by name; by default all of them.",
             autocompletion=_target_names,
         ),
     ] = None,
@@ -52,16 +52,22 @@ def check(
         ),
     ] = None,
     update: Annotated[
-        bool, typer.Option("--update", help="Make what is measured now the baseline.")
+        bool, typer.Option("--update", help="Make the current figures the baseline.")
     ] = False,
     output_format: Annotated[
         Literal["text", "json", "markdown", "github", "junit", "sarif"],
-        typer.Option("--format", help="For people, programs, pull requests, CI, code scanning."),
+        typer.Option("--format", help="Output format."),
     ] = "text",
     output: options.Output = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, metavar="N", help="Processes.  [default: cores]"),
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            metavar="N",
+            help="How many processes to use.  [default: one per core]",
+        ),
     ] = None,
     since: Annotated[
         str | None,
@@ -69,10 +75,12 @@ def check(
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster, not here."),
+        typer.Option("--dask", metavar="ADDRESS", help="Run on a Dask cluster instead of here."),
     ] = None,
     timeout: options.Timeout = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Analyse everything again.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Analyse everything again, cached or not.")
+    ] = False,
 ) -> None:
     """Check every target against its limits and the baseline, graphmem.lock.
 

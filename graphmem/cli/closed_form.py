@@ -21,8 +21,8 @@ Symbols = Annotated[
     typer.Option(
         "--symbols",
         metavar="KEY=LETTER,…",
-        help="Keywords of build() that become symbols, as batch=B,seq=T; without a letter the "
-        "keyword itself is the symbol.",
+        help="Arguments of build() that become symbols, such as batch=B,seq=T; without a letter "
+        "the name itself is the symbol.",
         show_default=False,
     ),
 ]
@@ -30,8 +30,8 @@ Of = Annotated[
     Literal["peak", "saved", "steady", "parameters"],
     typer.Option(
         "--of",
-        help="What is alive at the peak; what autograd holds after the forward pass; what is alive "
-        "when the last iteration is over; parameters.",
+        help="What is alive at the peak, what autograd holds after the forward pass, what is alive "
+        "after the last iteration, or the parameters.",
     ),
 ]
 Sizes = Annotated[
@@ -39,7 +39,7 @@ Sizes = Annotated[
     typer.Option(
         "--sizes",
         metavar="KEY=N,N,…",
-        help="Sizes to trace for one symbol, in place of those next to its own; repeatable.",
+        help="Sizes to trace for one symbol, in place of the sizes next to its own; repeatable.",
     ),
 ]
 Check = Annotated[
@@ -54,7 +54,9 @@ Check = Annotated[
 ]
 Names = Annotated[
     str | None,
-    typer.Option("--names", metavar="N=LETTER,…", help="Letters for constants, as 768=d,12=h."),
+    typer.Option(
+        "--names", metavar="N=LETTER,…", help="Letters for constants, such as 768=d,12=h."
+    ),
 ]
 
 

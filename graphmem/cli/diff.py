@@ -35,7 +35,7 @@ def diff(
     request: Request,
     output_format: Annotated[
         Literal["text", "json", "markdown"],
-        typer.Option("--format", help="For people, programs, pull requests."),
+        typer.Option("--format", help="Output format."),
     ] = "text",
     output: options.Output = None,
 ) -> None:

@@ -17,8 +17,8 @@ def init(
         bool,
         typer.Option(
             "--merge-driver",
-            help="Instead have git merge graphmem.lock by targets: a line in .gitattributes, to be "
-            "committed, and the configuration of this clone.",
+            help="Instead, have git merge graphmem.lock target by target: this adds a line to "
+            ".gitattributes, to be committed, and configures this clone.",
         ),
     ] = False,
 ) -> None:

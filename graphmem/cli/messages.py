@@ -132,7 +132,7 @@ class OneRankOnlyError(InputError):
 
     def __init__(self) -> None:
         super().__init__(
-            "--html and --save keep one rank, and several are to run",
+            "--html and --save keep one rank, but several would run",
             hint="run one of them by itself, with --rank R",
         )
 

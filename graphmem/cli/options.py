@@ -126,8 +126,8 @@ Steps = Annotated[
         "--steps",
         metavar="N",
         min=1,
-        help="Iterations to trace: the first, the one in which optimizer state exists, "
-        "the steady one.",
+        help="Iterations to trace. Three are a first one, one with optimizer state, and a steady "
+        "one.",
     ),
 ]
 Freeze = Annotated[
@@ -135,7 +135,7 @@ Freeze = Annotated[
     typer.Option(
         "--freeze",
         metavar="PATTERN",
-        help="Parameters or modules not to train, such as 'h.[0-5].*'; repeatable.",
+        help="Parameters or modules to freeze, such as 'h.[0-5].*'; repeatable.",
     ),
 ]
 Inference = Annotated[
@@ -146,7 +146,7 @@ Assume = Annotated[
     typer.Option(
         "--assume",
         metavar="WHERE=NUMBER",
-        help="What the program reads off the device and only a real run knows. WHERE is a "
+        help="A value that the program reads from the device and only a real run knows. WHERE is a "
         "variable's name (loss=2.5), a line (train.py:120=0), nonzero (the share that masks "
         "select) or routing (the largest expert's share of all tokens); true, false, nan and inf "
         "are numbers too. Repeatable.",
@@ -155,14 +155,14 @@ Assume = Annotated[
 Strict = Annotated[bool, typer.Option("--strict", help="Make every assumption an error.")]
 NoCompile = Annotated[
     bool,
-    typer.Option("--no-compile", help="Run eagerly what torch.compile is given."),
+    typer.Option("--no-compile", help="Run code under torch.compile eagerly."),
 ]
 Compile = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
-        help="Compile the model, or run eagerly what torch.compile is given.  [default: what "
-        "build() says]",
+        help="Compile the model, or run code under torch.compile eagerly.  [default: what build() "
+        "says]",
         show_default=False,
     ),
 ]
@@ -172,7 +172,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         min=0.1,
-        help="End code that takes longer, with its line and exit code 2.  [default: none]",
+        help="Stop code that takes longer, name its line, and exit with 2.  [default: none]",
         show_default=False,
     ),
 ]
@@ -230,7 +230,7 @@ Html = Annotated[
     ),
 ]
 NoSource = Annotated[
-    bool, typer.Option("--no-source", help="Page: leave out the lines of your source files.")
+    bool, typer.Option("--no-source", help="Leave your source files out of the page.")
 ]
 Format = Annotated[
     Literal["text", "json"],

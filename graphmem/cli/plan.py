@@ -113,7 +113,9 @@ def plan(
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            "--micro-batches", metavar="N", help="Cut the traced batch into N, one after the other."
+            "--micro-batches",
+            metavar="N",
+            help="Split the traced batch into N, run one after another.",
         ),
     ] = None,
     schedule: Annotated[
@@ -121,7 +123,10 @@ def plan(
         typer.Option("--schedule", help="The order in which a pipeline runs its micro-batches."),
     ] = "1f1b",
     interleave: Annotated[
-        int, typer.Option("--interleave", metavar="N", help="Runs of blocks on each stage.")
+        int,
+        typer.Option(
+            "--interleave", metavar="N", help="Groups of consecutive blocks on each stage."
+        ),
     ] = 1,
     stages: Annotated[
         str | None,
@@ -155,7 +160,7 @@ def plan(
         Literal["as-traced", "bf16-master"],
         typer.Option(
             "--precision",
-            help="As build() has it, or bf16 weights with fp32 master copies in the optimizer.",
+            help="That of build(), or bf16 weights with fp32 master copies in the optimizer.",
         ),
     ] = "as-traced",
     offload: Annotated[
@@ -163,7 +168,7 @@ def plan(
         typer.Option(
             "--offload",
             metavar="WHAT",
-            help="Keep on the host: optimizer, parameters, or both with a comma.",
+            help="What to keep on the host: optimizer, parameters, or optimizer,parameters.",
             show_default=False,
         ),
     ] = None,
@@ -171,14 +176,14 @@ def plan(
         bool,
         typer.Option(
             "--search",
-            help="List layouts that fit; options given here stay fixed, everything else is tried.",
+            help="List layouts that fit: given options stay fixed, everything else is tried.",
         ),
     ] = False,
     sort: Annotated[
         Literal["headroom", "traffic"] | None,
         typer.Option(
             "--sort",
-            help="What a search puts first: most memory left, or least sent.  [default: headroom]",
+            help="A search's first key: most memory left, or least traffic.  [default: headroom]",
             show_default=False,
         ),
     ] = None,
@@ -197,7 +202,7 @@ def plan(
         typer.Option(
             "--dask",
             metavar="ADDRESS",
-            help="Search on a Dask cluster; further targets of a sweep with --also.",
+            help="Search on a Dask cluster.",
             show_default=False,
         ),
     ] = None,

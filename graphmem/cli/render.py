@@ -34,32 +34,36 @@ Plot = Annotated[
 ]
 Depth = Annotated[
     int | None,
-    typer.Option("--depth", min=1, help="Drawing: how many parts of module names to keep."),
+    typer.Option("--depth", min=1, help="Drawing: how many parts of module names to show."),
 ]
 Expand = Annotated[
     list[str] | None,
     typer.Option(
-        "--expand", metavar="GLOB", help="Drawing: single operations of these modules; repeatable."
+        "--expand",
+        metavar="GLOB",
+        help="Drawing: show single operations of these modules; repeatable.",
     ),
 ]
 Phase = Annotated[
     Literal["forward", "backward", "optimizer"] | None,
-    typer.Option("--phase", help="Drawing: only this phase."),
+    typer.Option("--phase", help="Drawing: show only this phase."),
 ]
 Around = Annotated[
     str | None,
-    typer.Option("--around", metavar="peak|OP|MODULE", help="Drawing: the neighbourhood of this."),
+    typer.Option(
+        "--around", metavar="peak|OP|MODULE", help="Drawing: show only what surrounds this."
+    ),
 ]
 Compare = Annotated[
     str | None,
     typer.Option(
         "--compare",
         metavar="TARGET",
-        help="Page: show this run beside the target's: a saved step, code, or a report (.json).",
+        help="Page: show another run beside the target's: a saved step, code, or a report (.json).",
     ),
 ]
 Table = Annotated[
-    Literal["timeline", "holders"], typer.Option("--table", help="Table: which to write.")
+    Literal["timeline", "holders"], typer.Option("--table", help="Table: which one to write.")
 ]
 
 

@@ -57,8 +57,8 @@ def run(
         typer.Option(
             "--stand-in",
             metavar="NAME",
-            help="Stand in for a compiled package that is not installed, such as flash_attn. "
-            "Repeatable.",
+            help="A compiled package that is not installed, such as flash_attn, for which "
+            "graphmem stands in; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -70,9 +70,8 @@ def run(
             "--max-steps",
             min=1,
             metavar="N",
-            help="Stop when the next iteration would begin after N; an iteration ends with "
-            "optimizer.step(), without an optimizer with backward(), and where nothing trains "
-            "with a forward pass.",
+            help="Stop after N iterations. An iteration ends with optimizer.step(), without an "
+            "optimizer with backward(), and if nothing trains with a forward pass.",
             show_default=False,
         ),
     ] = None,
@@ -82,8 +81,8 @@ def run(
             "--nproc-per-node",
             min=1,
             metavar="N",
-            help="Run one rank of a job of N processes on each node, as torchrun would start it; "
-            "by default what RANK and WORLD_SIZE say.",
+            help="Run one rank of a job with N processes on each node, as torchrun would start "
+            "it.  [default: what RANK and WORLD_SIZE say]",
             show_default=False,
         ),
     ] = None,
@@ -95,7 +94,7 @@ def run(
         typer.Option(
             "--rank",
             metavar="R",
-            help="Which rank runs; several, as in 0,3, or all run in processes of their own.  "
+            help="Which rank to run. Several, as in 0,3, or `all` run in separate processes.  "
             "[default: RANK, or 0]",
             show_default=False,
         ),

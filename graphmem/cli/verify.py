@@ -64,7 +64,7 @@ def verify(
         bool,
         typer.Option(
             "--allocator",
-            help="Replay the recordings' own sizes and order through the allocator's model.",
+            help="Replay the recordings' own sizes and order through the model of the allocator.",
         ),
     ] = False,
     suite: Annotated[bool, typer.Option("--suite", help="Run every case file.")] = False,
@@ -99,7 +99,11 @@ def verify(
     jobs: Annotated[
         int | None,
         typer.Option(
-            "--jobs", "-j", min=1, metavar="N", help="Processes of --suite.  [default: cores]"
+            "--jobs",
+            "-j",
+            min=1,
+            metavar="N",
+            help="How many processes --suite uses.  [default: one per core]",
         ),
     ] = None,
     *,

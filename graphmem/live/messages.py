@@ -10,7 +10,8 @@ class EnteredTwiceError(InputError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a virtual GPU can be entered once", hint="make another with graphmem.virtual_gpu(…)"
+            "a virtual GPU can be entered only once",
+            hint="make another with graphmem.virtual_gpu(…)",
         )
 
 

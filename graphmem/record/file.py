@@ -53,7 +53,7 @@ class EmptyArraysError(InputError):
     """A file would fill the memory with empty arrays."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} is a heap of empty arrays", hint=_AGAIN)
+        super().__init__(f"{path} consists mostly of empty arrays", hint=_AGAIN)
 
 
 class NewerRecordError(InputError):

@@ -122,8 +122,8 @@ def _times(card: OnCard) -> str:
 def _without(card: OnCard) -> Iterator[Padding]:
     if card.did_without:
         yield indented(
-            f"{card.did_without} of cuDNN's workspaces could not be allocated: it takes another "
-            "plan, which is not known"
+            f"{card.did_without} of cuDNN's workspaces could not be allocated: cuDNN then takes "
+            "another plan, which graphmem does not know"
         )
 
 

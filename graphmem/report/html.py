@@ -18,8 +18,9 @@ _RED, _GREEN = "#c0392b", "#1e8449"
 
 def report_as_html(report: Report) -> str:
     """Format a report as one HTML element, in the colours of the surrounding page."""
-    parts = [*_verdict(report), *_peak(report), *_timeline(report), *_categories(report)]
-    return f'<div class="graphmem">{"".join([*parts, *_holders(report)])}</div>'
+    sections = (_verdict, _advice, _peak, _timeline, _categories, _holders)
+    parts = "".join(part for section in sections for part in section(report))
+    return f'<div class="graphmem">{parts}</div>'
 
 
 def report_as_document(report: Report) -> str:
@@ -42,9 +43,21 @@ def _verdict(report: Report) -> Iterator[str]:
     yield f'<p><strong style="color:{colour};font-size:1.15em">{escape(lines[0])}</strong>'
     yield "".join(f"<br>{escape(line)}" for line in lines[1:])
     yield "</p>"
-    for change in report.advice.changes if report.advice is not None else ():
-        saves = f"{change.what}: saves {format_bytes(change.saves)}, then {answer.then(change)}"
-        yield f"<p>{escape(saves)}</p>"
+
+
+def _advice(report: Report) -> Iterator[str]:
+    """The largest batch and the biggest savings, if they were measured."""
+    batch = answer.largest_batch_in_words(report)
+    if batch:
+        yield f"<p><strong>{escape(batch)}</strong></p>"
+    changes = report.advice.changes if report.advice is not None else []
+    if changes:
+        yield "<p>biggest savings, each measured</p><ol>"
+        for change in changes:
+            saves = f"{change.what}: saves {format_bytes(change.saves)}, then {answer.then(change)}"
+            command = f"<br><code>{escape(change.command)}</code>" if change.command else ""
+            yield f"<li>{escape(saves)}{command}</li>"
+        yield "</ol>"
 
 
 def _peak(report: Report) -> Iterator[str]:

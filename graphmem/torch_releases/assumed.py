@@ -23,7 +23,7 @@ def assumed_of(version: str) -> Iterator[Assumption]:
         yield Assumption(
             f"rules of torch {installed}",
             f"those of {written(NEWEST_TRIED)}",
-            "it is newer than what graphmem was tried on",
+            "it is newer than what graphmem was tested on",
             None,
         )
     asked_for = parse_release(version)

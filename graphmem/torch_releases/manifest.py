@@ -39,7 +39,7 @@ class MissingNameError(InputError):
     ) -> None:
         super().__init__(
             f"torch {version} has no {owner}.{name}, which graphmem needs for {why}",
-            hint=f"graphmem was tried on torch {oldest} to {newest}",
+            hint=f"graphmem was tested on torch {oldest} to {newest}",
         )
 
 

@@ -57,7 +57,7 @@ class NoLossError(InputError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the model's output holds no tensor to take a loss of",
+            "the model's output contains no tensor to compute a loss from",
             hint="return (model, inputs, loss_fn) from build()",
         )
 
@@ -142,7 +142,7 @@ class SparseOperatorError(InputError):
 
     def __init__(self, func: object, where: str) -> None:
         super().__init__(
-            f"operator {func} of a sparse tensor cannot be followed{where}",
+            f"operator {func} of a sparse tensor is not supported{where}",
             hint="train sparse embeddings with torch.optim.SparseAdam, Adagrad or SGD without "
             "momentum, or leave out sparse=True",
         )
@@ -153,7 +153,7 @@ class NestedTensorError(InputError):
 
     def __init__(self, where: str) -> None:
         super().__init__(
-            f"strided nested tensors cannot be followed{where}",
+            f"strided nested tensors are not supported{where}",
             hint="pad the sequences; give nn.TransformerEncoder enable_nested_tensor=False, which "
             "makes one of a padding mask where it does not train",
         )
@@ -185,7 +185,7 @@ class NestedLayoutError(InputError):
 
     def __init__(self, place: str) -> None:
         super().__init__(
-            f"strided nested tensors cannot be followed{place}",
+            f"strided nested tensors are not supported{place}",
             hint="give layout=torch.jagged, or pad the sequences",
         )
 

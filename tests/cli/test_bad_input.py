@@ -396,7 +396,7 @@ def test_a_product_with_a_sparse_tensor_on_the_right(refused: Refused) -> None:
             return net, torch.zeros(4, 4), lambda output: (output @ adjacency.to("cuda")).sum()
     """)
     assert (
-        str(error) == "operator aten.mm.default of a sparse tensor cannot be followed at model.py:6"
+        str(error) == "operator aten.mm.default of a sparse tensor is not supported at model.py:6"
     )
 
 

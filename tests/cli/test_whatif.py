@@ -128,7 +128,7 @@ def test_activations_are_replaced_as_modules_functions_and_methods() -> None:
         (("--batch", "much"), "--batch 'much' is not a factor"),
         (("--batch", "0"), "--batch must be at least 1"),
         (("--dtype", "bf16", "--autocast", "fp16"), "--dtype bf16 is without autocast"),
-        (("--activation", "gelu=magic"), "cannot replace the activation 'gelu' by 'magic'"),
+        (("--activation", "gelu=magic"), "cannot replace the activation 'gelu' with 'magic'"),
         (("--checkpoint", "nothing"), "no module is called 'nothing'"),
         (("--freeze", "nothing"), "no parameter or module is called 'nothing'"),
     ],

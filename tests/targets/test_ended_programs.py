@@ -72,9 +72,9 @@ def test_check_kills_each_target_that_takes_too_long(project: Project) -> None:
         project, "loops", "is stuck in native code", options=("--timeout", "20", "--jobs", "2")
     )
 
-    assert messages["loops"] in [f"not done after 20 s, at model.py:{each}" for each in LOOP]
+    assert messages["loops"] in [f"not finished after 20 s, at model.py:{each}" for each in LOOP]
     line = _line_of("sleep")
-    assert messages["is stuck in native code"] == f"not done after 20 s, at model.py:{line}"
+    assert messages["is stuck in native code"] == f"not finished after 20 s, at model.py:{line}"
 
 
 def test_a_time_limit_on_a_cluster_is_rejected(project: Project) -> None:
@@ -102,4 +102,4 @@ def test_an_endless_program_is_stopped_at_its_line(
 
     said = capsys.readouterr().err
     assert exit_code == 2
-    assert any(f"error: not done after 2 s, at endless.py:{line}\n" in said for line in LOOP)
+    assert any(f"error: not finished after 2 s, at endless.py:{line}\n" in said for line in LOOP)

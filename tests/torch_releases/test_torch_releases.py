@@ -137,7 +137,7 @@ def test_a_newer_torch_runs_and_the_report_says_so(pretending: Any) -> None:
     pretending("3.0.0")
 
     assert assumptions() == [
-        "rules of torch 3.0.0: those of 2.15 (it is newer than what graphmem was tried on)"
+        "rules of torch 3.0.0: those of 2.15 (it is newer than what graphmem was tested on)"
     ]
 
 
