@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,4 +38,5 @@ def __getattr__(name: str) -> Any:
         return import_module("graphmem.live.gpu").VirtualGpu
     if name == "load_ipython_extension":
         return import_module("graphmem.notebook").load_ipython_extension
-    raise AttributeError(f"module 'graphmem' has no attribute {name!r}")
+    message = f"module 'graphmem' has no attribute {name!r}"
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])

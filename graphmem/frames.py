@@ -105,7 +105,12 @@ def acts_for_the_program(function: _Function) -> _Function:
 
 
 def is_own_fault(error: BaseException) -> bool:
-    """Whether graphmem itself raised an error: its frame is innermost, and not a stand-in."""
+    """Whether graphmem itself raised an error: its frame is innermost, and not a stand-in.
+
+    A name that the package does not have is its caller's mistake.
+    """
+    if isinstance(error, AttributeError) and error.obj is sys.modules["graphmem"]:
+        return False
     innermost: TracebackType | None = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

@@ -195,6 +195,12 @@ def test_an_error_in_build_is_shown_from_the_users_frame_on(
     )
 
 
+def test_a_name_that_graphmem_does_not_have_is_the_users_mistake(refused: Refused) -> None:
+    error = refused("import graphmem\n\ndef build():\n    return graphmem.tensor(4)\n")
+
+    assert "no attribute 'tensor' (model.py:4)" in str(error)
+
+
 def test_frames_of_torch_are_not_shown(refused: Refused) -> None:
     error = refused("import torch\ndef build():\n    return torch.nn.Linear(2, 'wide')")
     assert "model.py:3" in str(error)

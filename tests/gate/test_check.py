@@ -10,8 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from graphmem.gate.check import Check
+from graphmem.gate.formats.messages import summary
 from tests.support.gate_project import TINY, Project
 
 CONFIG = """\
@@ -164,6 +167,8 @@ def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) 
     }
     assert "no data" in messages["raises"]
     assert "exit status 7" in messages["dies"]
+    ending = summary(msgspec.convert(run.json(), Check))
+    assert ending.endswith("the baseline of the 2 targets with an error is as before")
     assert run.exit_code == 2
     assert project.lock.count("[targets.one]") == project.lock.count("[targets.two]") == 1
 

@@ -19,8 +19,15 @@ def summary(check: Check) -> str:
     parts = ", ".join(f"{count} {status}" for status, count in counts.items())
     cached = sum(result.is_cached for result in check.results)
     targets = counted(len(check.results), "target")
-    written = "; this is the baseline now" if check.is_update else ""
+    written = f"; {_baseline_of(check)}" if check.is_update else ""
     return f"{targets}: {parts or 'none'}; {check.analysed} measured, {cached} cached{written}"
+
+
+def _baseline_of(check: Check) -> str:
+    failed = sum(result.failure is not None for result in check.results)
+    if not failed:
+        return "this is the baseline now"
+    return f"the baseline of the {counted(failed, 'target')} with an error is as before"
 
 
 def finding(result: Result, each: Finding) -> str:
