@@ -1,4 +1,4 @@
-"""What compiling takes by itself: the floor of a compiled analysis in `tools/benchmark.py`.
+"""What compiling takes by itself: the floor of a compiled analysis in `compiling.py`.
 
 Dynamo, AOTAutograd and Inductor compile the forward and the backward graph of a step on bare fake
 tensors, without graphmem's card, dispatch mode or autograd walk, and build no kernel. The tensors

@@ -1,0 +1,1 @@
+"""graphmem's speed, beside what PyTorch alone takes. See `__main__`."""
