@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphmem.advice.candidates import Advice, Candidate
     from graphmem.advice.subjects import Explained
     from graphmem.analysis import Request
+    from graphmem.graph import Op
 
 SHOWN = 20
 
@@ -93,6 +94,12 @@ def _lines_of(number: int, candidate: Candidate, saves: str) -> Iterator[str]:
     yield f"    where: {candidate.line}"
 
 
+def _origin(op: Op) -> str:
+    place = op.source or op.module
+    name = op.target.removesuffix(".default")
+    return f"{name} ({place})" if place else name
+
+
 def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
     total = sum(each.storage.nbytes for each in found)
     at_peak = sum(each.storage.nbytes for each in found if each.at_peak)
@@ -103,7 +110,7 @@ def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
     for each in found[:SHOWN]:
         storage = each.storage
         shape = " x ".join(map(str, storage.shape)) or "scalar"
-        made_by = f" by {each.op.target} ({each.op.source or each.op.module})" if each.op else ""
+        made_by = f" by {_origin(each.op)}" if each.op else ""
         yield ""
         yield (
             f"s{storage.id} {storage.dtype} [{shape}] {format_bytes(storage.nbytes)}{made_by}"
