@@ -161,6 +161,8 @@ def run(
     analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
+    if output_format == "text" and not brief:
+        _hint_at_savings(analysis.report, save, tell)
     if isinstance(gpu, AssumedCard) and analysis.report.operations:
         hint_at_cards(device.runtime.gpu.title)
     raise ending.error or typer.Exit(ending.exit_code)
@@ -195,6 +197,15 @@ def _tell_ending(
     misplaced = [each for each in arguments if each.partition("=")[0] in _OWN_OPTIONS]
     if misplaced:
         tell(f"hint: {misplaced[0]} went to the script; graphmem's options go before {script}")
+
+
+def _hint_at_savings(report: Report, saved: Path | None, tell: Callable[[str], None]) -> None:
+    """Say what to do about a script that does not fit."""
+    if report.on_card is None or report.on_card.fits:
+        return
+    file = saved or "step.graphmem"
+    how = "" if saved else f"with --save {file}, "
+    tell(f"hint: {how}`graphmem explain {file}` lists what may lower the peak")
 
 
 def _spelled(*given: tuple[str, object]) -> list[str]:

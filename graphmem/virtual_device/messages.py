@@ -40,8 +40,8 @@ class MemoryInTraceError(InputError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the step asks how much memory is in use, which `analyze` knows only after the trace",
-            hint="`graphmem run script.py` answers such questions while the script runs",
+            "the code asks torch.cuda how much memory is in use, which `analyze` cannot answer",
+            hint="use `graphmem run script.py`, which answers while the script runs",
         )
 
 

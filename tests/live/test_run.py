@@ -249,6 +249,15 @@ class TestFindings:
         assert "held by `history` " in verdict
         assert "leaking_fast.py:19), with the graph" in verdict
 
+    def test_a_script_that_does_not_fit_gets_a_hint_how_to_save(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        saved = tmp_path / "step.graphmem"
+        done = run("--gpu", "t4", "--save", saved, SCRIPTS / "too_large.py")
+
+        hint = f"graphmem: hint: `graphmem explain {saved}` lists what may lower the peak"
+        assert done.stderr.splitlines()[-1] == hint
+
     def test_two_iterations_are_enough_when_memory_runs_out(self, run: Run) -> None:
         done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "131072")
 
