@@ -1,8 +1,9 @@
 """The C++ functions that DistributedDataParallel calls, apart from its reducer.
 
 When it is constructed it compares the parameters of all ranks: their number, gathered into one
-tensor per rank, and their shapes, which rank 0 broadcasts (`verify_params_across_processes` in
-torch/csrc/distributed/c10d/reducer.cpp; fixtures/cuda/ranks/ddp.rank0 shows the bytes).
+tensor per rank, and the sizes and strides of each, which rank 0 broadcasts
+(`verify_params_across_processes` in torch/csrc/distributed/c10d/reducer.cpp;
+fixtures/cuda/ranks/ddp.rank0 shows the bytes).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch._prims_common import make_contiguous_strides_for
 
 from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.reducer import Reducer
@@ -51,8 +53,7 @@ def _ignore(*args: Any, **options: Any) -> None:
 
 def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: Any = None) -> None:
     if isinstance(group, NotedGroup):
-        elements = sum(each.numel() for each in parameters)
-        group.note("DistributedDataParallel", f"{len(parameters)} parameters, {elements:,} numbers")
+        _note_parameters(group, parameters)
     device = parameters[0].device
     count = torch.tensor([len(parameters)], device=device)
     gathered = [torch.empty_like(count) for _ in range(group.size())]
@@ -63,6 +64,15 @@ def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: 
     del sent
     while gathered:  # first to last, as a C++ vector frees its elements
         del gathered[0]
+
+
+def _note_parameters(group: NotedGroup, parameters: Sequence[torch.Tensor]) -> None:
+    count = len(parameters)
+    group.note("DistributedDataParallel", f"{count} parameter{'s' * (count > 1)}")
+    for number, each in enumerate(parameters):
+        is_usual = each.stride() == make_contiguous_strides_for(each.shape)
+        strides = "" if is_usual else f" with strides {list(each.stride())}"
+        group.note("DistributedDataParallel", f"parameter {number}, {list(each.shape)}{strides}")
 
 
 def _register_comm_hook(reducer: Reducer, state: Any, hook: Any) -> None:

@@ -94,9 +94,14 @@ NO_MORE = "no further collective of this group on cuda; its last is "
             f"all_reduce of float32[4] at s.py:{FIRST}",
         ),
         (
-            f"model = torch.nn.Linear(4, 4 + rank).cuda()\n{DDP}(model, [rank])",
-            f"DistributedDataParallel of 2 parameters, 20 numbers at s.py:{FIRST + 1}",
-            f"DistributedDataParallel of 2 parameters, 25 numbers at s.py:{FIRST + 1}",
+            f"model = torch.nn.Linear(4, 4, bias=rank == 0).cuda()\n{DDP}(model, [rank])",
+            f"DistributedDataParallel of 2 parameters at s.py:{FIRST + 1}",
+            f"DistributedDataParallel of 1 parameter at s.py:{FIRST + 1}",
+        ),
+        (  # as many numbers in each
+            f"n = (4, 2) if rank else (2, 4)\n{DDP}(torch.nn.Bilinear(*n, 3).cuda(), [rank])",
+            f"DistributedDataParallel of parameter 0, [3, 2, 4] at s.py:{FIRST + 1}",
+            f"DistributedDataParallel of parameter 0, [3, 4, 2] at s.py:{FIRST + 1}",
         ),
         (  # no program goes by the weights that rank 0 sends
             f"{WEIGHTS_SENT}\ndist.all_reduce(y if rank else x)",
