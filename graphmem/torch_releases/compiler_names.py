@@ -19,6 +19,7 @@ WHERE_MODES_ARE_LOOKED_FOR = (
 
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that call it", _COMPILED),
+    Names("torch.export", "export", "the exporter's own operations", "torch.export"),
     Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled earlier", _COMPILED),
     Names("torch._dynamo.utils", "common_constant_types", "properties of the card", _COMPILED),
     Names("torch._dynamo", "reset", "programs that reset it before they compile", _COMPILED),

@@ -87,7 +87,10 @@ class Compilation:
             yield
 
     def _entrances(self) -> list[Replacement]:
-        found: list[Replacement] = [(torch, "compile", self._first(torch.compile))]
+        found: list[Replacement] = [
+            (torch, "compile", self._first(torch.compile)),
+            (torch.export, "export", self._exporting(torch.export.export)),
+        ]
         frames = sys.modules.get(_FRAMES)
         if frames is not None:  # functions compiled before the program began go through this
             choose = frames._callback_from_stance
@@ -109,6 +112,17 @@ class Compilation:
             return compile_(*args, **kwargs)
 
         return switch_on_and_compile
+
+    def _exporting(self, export: Callable[..., Any]) -> Callable[..., Any]:
+        unwatched = self._unwatched.running(export)
+
+        @functools.wraps(export)
+        def export_unwatched(*args: Any, strict: bool = False, **kwargs: Any) -> Any:
+            if strict:  # Dynamo traces the program, and otherwise Python itself
+                self.switch_on()
+            return unwatched(*args, strict=strict, **kwargs)
+
+        return export_unwatched
 
     def switch_on(self) -> None:
         """Make the compiler see the card.

@@ -1,0 +1,33 @@
+"""`torch.export.export` traces a program on its own tensors: nothing of it is on the card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import Outcome
+
+PROGRAM = """
+import torch
+table = torch.nn.Embedding(1000, 512)  # too large to have values
+ids = torch.ones(4, 8, dtype=torch.long).chunk(2)[0]
+module = torch.export.export(table, (ids,)).module()
+print(torch.cuda.max_memory_allocated())
+module.to("cuda")
+held = module(ids.to("cuda"))
+print(torch.cuda.memory_allocated(), tuple(held.shape))
+"""
+
+
+def test_an_exported_module_runs_on_the_card(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """A table of 1,000 x 512 floats, the rows of 2 x 8 ids, and these, which autograd saves."""
+    path = tmp_path / "script.py"
+    path.write_text(PROGRAM)
+
+    done = run_graphmem("run", "--gpu", "h100", str(path))
+
+    assert done.exit_code == 0, done.stderr
+    there = 1000 * 512 * 4 + 2 * 8 * 512 * 4 + 512
+    assert done.stdout == f"0\n{there} (2, 8, 512)\n"
