@@ -60,7 +60,7 @@ def replacements(
         *objects.replacements(mail, journal),
         *pipelines.replacements(),
         *remote_calls.replacements(),
-        *spawned.replacements(),
+        *spawned.replacements(devices),
     ]
 
 

@@ -22,6 +22,7 @@ refused.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,7 +97,7 @@ class Reducer:
             parameter = self._parameters[index]
             copied: Any = parameter.expand_as(parameter)
             accumulator = copied.grad_fn.next_functions[0][0]
-        return accumulator, accumulator.register_hook(lambda *_: self._autograd_hook(index))
+        return accumulator, accumulator.register_hook(_calling(weakref.ref(self), index))
 
     def _new_ints(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.int32, device=self._parameters[0].device)
@@ -346,3 +347,14 @@ def _value(future: Any) -> torch.Tensor:
     value = future.value()
     found: torch.Tensor = value[0] if isinstance(value, (list, tuple)) else value
     return found
+
+
+def _calling(reducer: weakref.ref[Reducer], index: int) -> Callable[..., None]:
+    """A hook that keeps neither the reducer nor its parameters, as `~Reducer` removes its hooks."""
+
+    def hook(*_: Any) -> None:
+        alive = reducer()
+        if alive is not None:
+            alive._autograd_hook(index)
+
+    return hook

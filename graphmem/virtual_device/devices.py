@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -84,6 +85,16 @@ class Devices:
         before = self.current
         self.set(index)
         return before
+
+    @contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Let the context begin as a new process does, with the first card and CUDA unused."""
+        before = self._current.index, self.is_initialized
+        self._current.index, self.is_initialized = 0, False
+        try:
+            yield
+        finally:
+            self._current.index, self.is_initialized = before
 
     def can_access_peer(self, device: int, peer: int) -> bool:
         """Whether the two are different cards: all of a node are peers (`get_p2p_access`)."""
