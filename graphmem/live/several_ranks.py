@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Semaphore
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from graphmem.json_text import json_text
-from graphmem.ranks import journal, messages
+from graphmem.ranks import journal, messages, orphans
 from graphmem.ranks.journal import Collectives
 from graphmem.report import Report
 
 SCHEMA = "graphmem.ranks/1"
+MEETING = 8
+"""Among so many ranks or fewer, each waits for the others at barriers; each takes memory then."""
 _PATIENCE = 10
+_PAUSE = 0.1
 
 Command = Callable[[int, Path], Sequence[str]]
 """The command line that runs a rank and writes its report, as JSON, to a file."""
@@ -75,12 +81,17 @@ class RankOutcome:
     collectives: Collectives | None
 
 
-def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[RankOutcome]:
-    """Run each rank, and yield the outcomes in the order of ranks; nothing is left running."""
+def outcomes(ranks: Sequence[int], command: Command, at_once: int) -> Iterator[RankOutcome]:
+    """Run each rank, and yield the outcomes in the order of ranks; nothing is left running.
+
+    Up to `MEETING` ranks meet at barriers, so each of them runs before the first need have ended:
+    one that waits for another leaves its core to the next.
+    """
+    do_meet = len(ranks) <= MEETING
     with (
         TemporaryDirectory(prefix="graphmem-ranks-") as folder,
-        ThreadPoolExecutor(at_once) as pool,
-        _Processes(command, Path(folder)) as processes,
+        ThreadPoolExecutor(len(ranks) if do_meet else at_once) as pool,
+        _Processes(command, Path(folder), ranks if do_meet else (), at_once) as processes,
     ):
         yield from pool.map(processes.run, ranks)
 
@@ -88,11 +99,29 @@ def outcomes(ranks: Iterable[int], command: Command, at_once: int) -> Iterator[R
 class _Processes:
     """The running processes; they end when the context closes."""
 
-    def __init__(self, command: Command, folder: Path) -> None:
+    def __init__(
+        self, command: Command, folder: Path, meeting: Sequence[int], at_once: int
+    ) -> None:
+        """Begin.
+
+        Args:
+            command: runs a rank.
+            folder: takes their messages and reports.
+            meeting: the ranks that wait for each other.
+            at_once: how many run at once, without those that wait.
+        """
         self._command = command
         self._folder = folder
+        self._cores = Semaphore(at_once)
+        self._variables = {
+            **dict.fromkeys((journal.FOLDER, messages.FOLDER), str(folder)),
+            messages.BESIDE: ",".join(map(str, meeting)),
+            **orphans.variables(),
+        }
         self._running: set[subprocess.Popen[bytes]] = set()
         self._is_over = False
+        for rank in meeting:
+            messages.mark_started(rank, folder)
 
     def __enter__(self) -> Self:
         return self
@@ -123,20 +152,23 @@ class _Processes:
         return RankOutcome(RankInfo(rank, exit_code, found), out, err, made)
 
     def _ended(self, rank: int, report: Path, stdout: Path, stderr: Path) -> int:
-        with stdout.open("wb") as out, stderr.open("wb") as err:
+        with ExitStack() as core, stdout.open("wb") as out, stderr.open("wb") as err:
+            core.enter_context(self._cores)
             if self._is_over:
                 return 1
             messages.mark_started(rank, self._folder)
             process = subprocess.Popen(
                 self._command(rank, report),
-                env=os.environ
-                | dict.fromkeys((journal.FOLDER, messages.FOLDER), str(self._folder)),
+                env=os.environ | self._variables,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
             )
             self._running.add(process)
             try:
+                while process.poll() is None and not messages.is_waiting(rank, self._folder):
+                    time.sleep(_PAUSE)
+                core.close()
                 return process.wait()
             finally:
                 self._running.discard(process)

@@ -6,16 +6,14 @@ time and with the same values; the report lists this assumption.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
 import torch.distributed
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Journal
+from graphmem.ranks.mail import Mail
 from graphmem.ranks.messages import Messages
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.trace.recorder import Recorder
@@ -33,6 +31,7 @@ def replacements(
     # a build without distributed lacks what they import
     from graphmem.ranks import (
         batches,
+        checkpoints,
         ddp,
         dtensor,
         fsdp1,
@@ -46,11 +45,12 @@ def replacements(
         spawned,
     )
 
-    mail, unwaited = _Mail(known), Unwaited(recorder)
+    mail, unwaited = Mail(known), Unwaited(recorder)
     _open.append((mail.messages, unwaited, journal))
     return [
         *init.replacements(recorder, mail, unwaited, devices, journal),
         *batches.replacements(),
+        *checkpoints.replacements(mail),
         *ddp.replacements(recorder),
         *dtensor.replacements(),
         *fsdp1.replacements(),
@@ -62,42 +62,6 @@ def replacements(
         *remote_calls.replacements(),
         *spawned.replacements(devices),
     ]
-
-
-class _Mail:
-    """Sends and receives the known values of tensors on the card."""
-
-    def __init__(self, known: KnownValues) -> None:
-        self.messages = Messages()
-        self._known = known
-
-    def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
-        """Send a tensor from this rank."""
-        known = self._known.of(tensor)
-        values = None if known is None else known.tensor.flatten().tolist()
-        source, other = _ranks_of(group, group.rank(), destination)
-        self.messages.send(source, other, values)
-
-    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
-        """Announce a tensor to receive; the function returned waits for its values."""
-        other, this = _ranks_of(group, source, group.rank())
-        message = self.messages.next(other, this)
-
-        def arrive() -> bool:
-            values = self.messages.receive(message, other, this)
-            if values is None or len(values) != tensor.numel():
-                return False
-            with _disable_current_modes():  # what is here in place of a network is not counted
-                received = torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
-            with torch.no_grad():
-                tensor.copy_(received)
-            return True
-
-        return arrive
-
-
-def _ranks_of(group: Any, *ranks: int) -> tuple[int, ...]:
-    return tuple(torch.distributed.get_global_rank(group, rank) for rank in ranks)
 
 
 _open: list[tuple[Messages, Unwaited, Journal]] = []

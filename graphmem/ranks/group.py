@@ -20,37 +20,25 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
 a copy of this rank's tensor if programs may read it, and sums of CPU tensors count each rank once.
-Those sent from one rank to one other have that rank's own values (graphmem/ranks/messages.py).
+Those sent from one rank to one other have that rank's own values, and ranks that run beside this
+one are waited for at a barrier (graphmem/ranks/messages.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 from graphmem.ranks.copies import copy, copy_to_each, is_read
+from graphmem.ranks.mail import Mail
 from graphmem.ranks.sizes import check_gathered, check_scattered
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
-
-
-class Mail(Protocol):
-    """Carries the values of tensors between ranks, given by their numbers in a group."""
-
-    def send(self, group: Any, destination: int, tensor: torch.Tensor) -> None:
-        """Send a tensor from this rank."""
-
-    def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
-        """Announce a tensor to receive.
-
-        Returns:
-            a function that waits for its values, and returns whether they are known.
-        """
 
 
 _Work: Any = c10d.Work
@@ -158,6 +146,10 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._shelves.append((walk, shelf))
         return DoneWork(result, shelf)
 
+    def never_joins(self) -> None:
+        """Note that NCCL does not carry its collectives on the card."""
+        self._joined = None
+
     def _join(self, used: Sequence[Any]) -> None:
         if self._joined is not None and any(map(_is_on_card, used)):
             joined, self._joined = self._joined, None
@@ -227,14 +219,16 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         return self._begun(tensors, list(tensors))
 
     def barrier(self, opts: Any = None) -> DoneWork:
-        """Wait for all ranks (clause 2)."""
+        """Wait for all ranks that run (clause 2)."""
+        self._mail.meet(self)
         if getattr(opts, "device", None) == torch.device("cpu"):
             return self._begun([])
         LoneGroup.byte_of_barrier = torch.empty(1, dtype=torch.uint8, device=self._card)
         return self._begun([], [torch.zeros(1, device=self._card)])
 
     def monitored_barrier(self, *args: Any, **options: Any) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks that run."""
+        self._mail.meet(self)
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork | None:
         """Send tensors to another rank."""

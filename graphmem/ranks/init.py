@@ -1,32 +1,29 @@
 """`init_process_group` and its kin without a rendezvous, for every backend under its own name.
 
 PyTorch's own function runs; two functions that it calls are replaced. The rendezvous immediately
-returns a store of this process, which lacks what other ranks should have written: waiting for that
-is an error after a second. Groups are made by the backend "fake", which is registered as
+returns a store of this process. Groups are made by the backend "fake", which is registered as
 `LoneGroup` for the time, and are then renamed to what the program asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch.distributed
 from torch.distributed import c10d_logger, device_mesh, distributed_c10d
 
-from graphmem.ranks.group import LoneGroup, Mail
+from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Journal
+from graphmem.ranks.mail import Mail
 from graphmem.ranks.noted import NotedGroup
+from graphmem.ranks.stores import LoneStore, LoneTcpStore
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import Replacement
-
-_PATIENCE = timedelta(seconds=1)
-_HashStore: Any = vars(torch.distributed)["HashStore"]
 
 
 def replacements(
@@ -60,6 +57,7 @@ def replacements(
         (backend, "_plugins", {**backend._plugins, "FAKE": plugin}),
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
+        (torch.distributed, "TCPStore", LoneTcpStore),
         (
             device_mesh,
             "_get_device_handle",
@@ -115,7 +113,10 @@ def _rename(group: Any, asked: Any) -> None:
     world.pg_map[group] = (backend, world.pg_map[group][1])
     config = distributed_c10d.BackendConfig(backend)
     world.pg_backend_config[group] = str(config)
-    group.device_types = [torch.device(name) for name in config.get_device_backend_map()]
+    backends = config.get_device_backend_map()
+    group.device_types = [torch.device(name) for name in backends]
+    if backends.get("cuda") != distributed_c10d.Backend.NCCL:
+        group.never_joins()
 
 
 def _rendezvous(
@@ -125,14 +126,3 @@ def _rendezvous(
     size = world_size if world_size > 0 else known.size
     world = World(size, rank if rank >= 0 else known.rank, known.per_node)
     yield LoneStore(), world.rank, world.size
-
-
-class LoneStore(_HashStore):  # type: ignore[misc]
-    """A store that only this rank writes to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        super().set_timeout(_PATIENCE)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Do nothing: no other rank will write, so waiting is pointless."""

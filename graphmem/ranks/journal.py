@@ -129,9 +129,9 @@ class Journal:
         return key, self._groups[key]
 
     @contextmanager
-    def arriving(self) -> Iterator[None]:
-        """Let collectives exchange values that really come from other ranks."""
-        self._arrives = True
+    def arriving(self, do_arrive: bool = True) -> Iterator[None]:
+        """Let collectives exchange values that really come from other ranks, if they do."""
+        self._arrives = do_arrive
         try:
             yield
         finally:

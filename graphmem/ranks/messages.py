@@ -3,7 +3,11 @@
 Ranks of a job on this machine share a folder, with one file per message. A rank that waits for a
 message from one that is not running starts that one in another process, which ends with it: a stage
 of a pipeline asks the one before it for shapes (`PipelineStage._shape_inference`,
-torch/distributed/pipelining/stage.py). Waiting for a message that never comes is an error.
+torch/distributed/pipelining/stage.py). Waiting for a message that never comes is an error: its
+sender has ended, or waits itself, in a circle. A sender that runs is waited for.
+
+Some ranks run beside this one: those of `--rank all`, the one that started this one, and those that
+this one started. What a rank leaves on a board can be read by each of them.
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from graphmem.errors import InputError
+from graphmem.plain_text import Console
 from graphmem.ranks import journal, orphans
 from graphmem.ranks.error_messages import NeverSentError
 from graphmem.ranks.world import World
@@ -27,7 +31,10 @@ COMMAND = "GRAPHMEM_RANK_COMMAND"
 """The variable with a rank's command line, as JSON; "RANK" stands for its number."""
 FOLDER = "GRAPHMEM_RANK_MESSAGES"
 """The variable with the folder of the messages, where several ranks run."""
-_PATIENCE = 600.0
+BESIDE = "GRAPHMEM_RANKS_BESIDE"
+"""The variable with the numbers of the ranks that run beside this one, as in "0,1"."""
+_LONG = 60.0
+"""After as many seconds of waiting the user is told."""
 _PAUSE = 0.05
 
 Numbers = Sequence[int | float]
@@ -41,23 +48,48 @@ class Messages:
         self._stack = ExitStack()
         self._world = World.of(os.environ)  # programs may unset the variables
         self._folder: Path | None = None
-        self._numbers: Counter[tuple[int, int]] = Counter()
+        self._numbers: Counter[tuple[int, int | str]] = Counter()
+        self._beside = set(numbers_in(os.environ.get(BESIDE, "")))
         self._kept: list[tuple[str, str]] = []
         self._helpers: dict[int, subprocess.Popen[bytes]] = {}
 
-    def send(self, source: int, destination: int, values: Numbers | None) -> None:
-        """Send a message that another rank may ask for; None: its values are unknown."""
+    def send(self, source: int, destination: int | str, values: Numbers | None) -> None:
+        """Send a message that other ranks may ask for.
+
+        Args:
+            source: this rank.
+            destination: the other rank, or the name of a board that ranks beside this one read.
+            values: the message; None: they are unknown.
+        """
         message = self.next(source, destination), json.dumps(values)
         if self._folder is None and FOLDER not in os.environ:
             self._kept.append(message)
         else:
             _write(self._place(source) / message[0], message[1])
 
-    def next(self, source: int, destination: int) -> str:
-        """The name of the next message from one rank to another."""
+    def next(self, source: int, destination: int | str) -> str:
+        """The name of the next message from one rank to another, or to a board."""
         pair = source, destination
         self._numbers[pair] += 1
         return f"{source}-{destination}.{self._numbers[pair]}"
+
+    def read(self, name: str, source: int, destination: int) -> Numbers | None:
+        """Wait for what another rank leaves on a board.
+
+        Returns:
+            None if its values are unknown, it does not run beside this one, or it ends first.
+        """
+        if source not in self._beside:
+            return None
+        try:
+            return self._await(name, source, destination)
+        except NeverSentError:
+            return None
+
+    def are_beside(self, ranks: Iterable[int]) -> bool:
+        """Whether all of some ranks run beside this one, or are this one."""
+        own = self._world.rank if self._world is not None else 0
+        return self._beside.issuperset({*ranks} - {own})
 
     def receive(self, name: str, source: int, destination: int) -> Numbers | None:
         """Wait for a message from another rank; None if its values are unknown.
@@ -67,23 +99,29 @@ class Messages:
         """
         if COMMAND not in os.environ:
             return None
+        found = self._await(name, source, destination)
         folder = self._place(destination)
-        path = folder / name
-        waits = folder / f"{destination}.waits"
+        if not _helped(destination, folder).exists():
+            (folder / name).unlink()  # no other process runs this rank
+        return found
+
+    def _await(self, name: str, source: int, destination: int) -> Numbers | None:
+        folder = self._place(destination)
+        path, waits = folder / name, _waits(destination, folder)
         _write(waits, name)
-        until = time.monotonic() + _PATIENCE
+        begun, is_told = time.monotonic(), False
         while not path.exists():
             if self._has_ended(source, folder) or _is_circle(folder, source, destination):
                 time.sleep(_PAUSE)
                 if not path.exists():
-                    raise _never(source, destination)
-            if time.monotonic() > until:
-                raise _never(source, destination)
+                    waits.unlink(missing_ok=True)
+                    raise NeverSentError(destination, source)
+            if not is_told and time.monotonic() - begun > _LONG:
+                _tell(f"rank {destination} waits for rank {source}, which still runs")
+                is_told = True
             time.sleep(_PAUSE)
         found: Numbers | None = json.loads(path.read_text())
         waits.unlink(missing_ok=True)
-        if not _helped(destination, folder).exists():
-            path.unlink()  # no other process runs this rank
         return found
 
     def close(self) -> None:
@@ -114,13 +152,15 @@ class Messages:
         """Whether a rank has ended; one that is not running is started."""
         if _claim(rank, folder):
             _helped(rank, folder).touch()
+            own = str(self._world.rank if self._world is not None else 0)
+            self._beside.add(rank)
             command = [
                 str(rank) if part == "RANK" else part for part in json.loads(os.environ[COMMAND])
             ]
             helper = subprocess.Popen(
                 command,
                 env=os.environ
-                | {FOLDER: str(folder), "RANK": str(rank), journal.FOLDER: ""}
+                | {FOLDER: str(folder), "RANK": str(rank), journal.FOLDER: "", BESIDE: own}
                 | orphans.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -162,6 +202,15 @@ def mark_ended(rank: int, folder: Path) -> None:
     _write(_ended(rank, folder), "")
 
 
+def is_waiting(rank: int, folder: Path) -> bool:
+    """Whether a rank waits for a message."""
+    return _waits(rank, folder).exists()
+
+
+def _waits(rank: int, folder: Path) -> Path:
+    return folder / f"{rank}.waits"
+
+
 def _ended(rank: int, folder: Path) -> Path:
     return folder / f"{rank}.ended"
 
@@ -172,24 +221,42 @@ def _helped(rank: int, folder: Path) -> Path:
 
 
 def _is_circle(folder: Path, source: int, destination: int) -> bool:
-    """Whether the other rank waits for something that this one has not sent.
+    """Whether another rank waits for one that waits for another, and so on back to this one.
 
-    It stops waiting before it deletes what it has read, so it is asked again after that is missed.
+    A rank stops waiting before it deletes what it has read, so each is asked again.
     """
-    awaited = _awaited(source, folder)
-    is_unsent = awaited.startswith(f"{destination}-{source}.") and not (folder / awaited).exists()
-    return is_unsent and _awaited(source, folder) == awaited
+    chain = _chain(folder, source, destination)
+    return chain is not None and _chain(folder, source, destination) == chain
+
+
+def _chain(folder: Path, source: int, destination: int) -> list[str] | None:
+    """The messages that ranks wait for, from one to the next; None if one of them need not wait."""
+    chain: list[str] = []
+    waiting, rank = {destination}, source
+    while rank not in waiting:
+        waiting.add(rank)
+        awaited = _awaited(rank, folder)
+        if not awaited or (folder / awaited).exists():
+            return None
+        chain.append(awaited)
+        rank = int(awaited.partition("-")[0])
+    return chain
 
 
 def _awaited(rank: int, folder: Path) -> str:
     try:
-        return (folder / f"{rank}.waits").read_text()
+        return _waits(rank, folder).read_text()
     except FileNotFoundError:
         return ""
 
 
-def _never(source: int, destination: int) -> InputError:
-    return NeverSentError(destination, source)
+def _tell(line: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"graphmem: {line}", markup=False)
+
+
+def numbers_in(text: str) -> list[int]:
+    """The numbers in a text like "0,1"."""
+    return [int(each) for each in text.split(",") if each]
 
 
 def _write(path: Path, text: str) -> None:

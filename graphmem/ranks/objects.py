@@ -1,8 +1,10 @@
 """Objects that ranks send: pickled as they are of real tensors, and received with their values.
 
 `broadcast_object_list` and `scatter_object_list` send pickled objects and their lengths through
-`broadcast` and `scatter` of their own module. Nothing else calls them there: programs call those of
-`torch.distributed`. A receiving rank has no values of its own to take instead.
+`broadcast` and `scatter` of their own module, `all_gather_object` and `gather_object` through
+`all_gather` and `gather`. Nothing else calls them there: programs call those of
+`torch.distributed`. A rank that is sent an object has no values of its own to take instead; of what
+is gathered, it takes its own for ranks that do not run.
 
 Up to torch 2.11 the stages of a pipeline send meta tensors, to tell each other shapes.
 """
@@ -18,14 +20,22 @@ from torch._utils import _rebuild_meta_tensor_no_storage
 from torch.distributed import distributed_c10d
 
 from graphmem.ranks.error_messages import RankDoesNotRunError
-from graphmem.ranks.group import Mail
 from graphmem.ranks.journal import Journal
+from graphmem.ranks.mail import Mail
 from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(mail: Mail, journal: Journal) -> list[Replacement]:
     """List the functions to replace."""
     broadcast, scatter = distributed_c10d.broadcast, distributed_c10d.scatter
+    all_gather, gather = distributed_c10d.all_gather, distributed_c10d.gather
+
+    to_tensor: Any = distributed_c10d._object_to_tensor
+
+    def object_to_tensor(obj: Any, device: Any, group: Any) -> Any:
+        tensor, size = to_tensor(obj, device, group)
+        mail.keep(tensor)
+        return tensor, size
 
     def broadcast_values(tensor: torch.Tensor, *, group_src: int, group: Any) -> None:
         with journal.arriving():
@@ -38,11 +48,29 @@ def replacements(mail: Mail, journal: Journal) -> list[Replacement]:
     ) -> None:
         with journal.arriving():
             scatter(tensor, scatter_list, group_src=group_src, group=group)
+        if group.rank() == group_src:
+            mail.write_own(tensor, scatter_list[group_src])
         _exchange(mail, group, group_src, scatter_list, tensor)
+
+    def all_gather_values(outputs: Any, sent: torch.Tensor, group: Any = None) -> None:
+        group = group or distributed_c10d._get_default_group()
+        with journal.arriving(mail.are_beside(group)):
+            all_gather(outputs, sent, group=group)
+        mail.meet(group, sent, outputs)
+
+    def gather_values(
+        sent: torch.Tensor, gather_list: Any = None, *, group_dst: int, group: Any
+    ) -> None:
+        with journal.arriving(mail.are_beside(group)):
+            gather(sent, gather_list, group_dst=group_dst, group=group)
+        mail.meet(group, sent, gather_list or ())
 
     return [
         (distributed_c10d, "broadcast", broadcast_values),
         (distributed_c10d, "scatter", scatter_values),
+        (distributed_c10d, "all_gather", all_gather_values),
+        (distributed_c10d, "gather", gather_values),
+        (distributed_c10d, "_object_to_tensor", object_to_tensor),
         (distributed_c10d, "_pickler", _Pickler),
     ]
 

@@ -1,8 +1,9 @@
 """Processes that outlive the one that they depend on.
 
-A helper that runs a rank for another process would run its whole program on after that process was
-killed: it has nobody to end it, so it looks for its parent every second. A process that was killed
-itself cannot tell, so others look for it (proc(5); not seen on systems without `/proc`).
+A rank of `--rank all`, or a helper that runs a rank for another process, would run its whole
+program on after its starter was killed: it has nobody to end it, so it looks for its parent every
+second. A process that was killed itself cannot tell, so others look for it (proc(5); not seen on
+systems without `/proc`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import time
 from pathlib import Path
 
 STARTER = "GRAPHMEM_RANK_STARTER"
-"""The variable with the number of the process that a helper must not outlive."""
+"""The variable with the number of the process that a rank must not outlive."""
 _PAUSE = 1.0
 _PROCESSES = Path("/proc")
 
 
 def variables() -> dict[str, str]:
-    """Environment variables for a helper that is to end with this process."""
+    """Environment variables for a process that is to end with this one."""
     return {STARTER: str(os.getpid())}
 
 
 def end_with_starter() -> None:
-    """End this process when the one that started it has ended, if this is a helper."""
+    """End this process when the one that started it has ended, if that is graphmem."""
     starter = os.environ.pop(STARTER, None)  # what the program starts is no helper
     if starter is not None:
         threading.Thread(target=_watch, args=(int(starter),), daemon=True).start()

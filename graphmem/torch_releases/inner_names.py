@@ -227,8 +227,8 @@ INNER_NAMES = (
     ),
     Names(
         "torch.distributed.distributed_c10d",
-        "broadcast scatter _pickler",
-        "objects that one rank sends",
+        "broadcast scatter all_gather gather _object_to_tensor _pickler",
+        "objects that ranks send",
         _RANKS,
     ),
     *(
@@ -257,6 +257,13 @@ INNER_NAMES = (
         "optimizer states that only other ranks hold",
         _RANKS,
     ),
+    Names(
+        "torch.distributed.checkpoint.default_planner",
+        "_validate_global_plan",
+        "distributed checkpoints of a single rank",
+        _RANKS,
+    ),
+    Names("torch.distributed", "TCPStore", "stores that a script makes", _RANKS),
     Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),
     Names("torch.multiprocessing", "start_processes", "ranks that a script starts", _RANKS),
     Names("torch.multiprocessing.spawn", "start_processes", "ranks that a script starts", _RANKS),

@@ -700,6 +700,23 @@ class TestCards:
 
         assert (done.exit_code, done.stdout) == (0, "32768\n{}\n"), done.stderr
 
+    def test_a_store_of_a_script_uses_no_network(
+        self, run: Run, script: Callable[..., Path]
+    ) -> None:
+        """TCPStore would wait for the other rank as a server, and for the server as a client."""
+        path = script(
+            "import datetime",
+            "store = dist.TCPStore('localhost', 29555, 2, is_master=False)",
+            "store.set('mine', 'here')",
+            "print(store.get('mine').decode(), store.host, store.port)",
+            "store.wait(['nobody'], datetime.timedelta(minutes=9))",
+        )
+
+        done = run("--nproc-per-node", "2", "--rank", "1", path)
+
+        assert (done.exit_code, done.stdout) == (1, "here localhost 29555\n")
+        assert "DistStoreError" in done.stderr
+
     def test_nccl_is_there(self, run: Run, script: Callable[..., Path]) -> None:
         path = script("print(dist.is_nccl_available(), torch.cuda.nccl.version() >= (2, 10))")
 
@@ -745,6 +762,32 @@ if __name__ == "__main__":
         done = run(*options, path)
 
         assert (done.exit_code, done.stdout) == (0, printed), done.stderr
+
+    def test_what_one_leaves_the_next_does_not_find(self, run: Run, tmp_path: Path) -> None:
+        """Weights of 512 x 512 floats, and DDP's bucket of them, as in a recipe."""
+        path = tmp_path / "script.py"
+        path.write_text(
+            """
+import os, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def main(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method="tcp://127.0.0.1:29501")
+    layer = torch.nn.Linear(512, 512, bias=False).to(rank)
+    model = torch.nn.parallel.DistributedDataParallel(layer, [rank])
+    print(torch.cuda.max_memory_allocated(rank) >> 20, os.environ.get("LEFT"))
+    model(torch.ones(1, 512, device=rank)).sum().backward()
+    os.environ["LEFT"] = "here"
+
+for _ in range(2):
+    mp.spawn(main, nprocs=2)
+"""
+        )
+
+        done = run("--gpu", "h100", "--nproc-per-node", "2", "--rank", "1", path)
+
+        assert (done.exit_code, done.stdout) == (0, "2 None\n" * 2), done.stderr
 
     def test_spawning_more_than_the_world_size_is_an_error(self, run: Run, tmp_path: Path) -> None:
         path = tmp_path / "script.py"

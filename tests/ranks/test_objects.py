@@ -1,0 +1,71 @@
+"""Objects that ranks gather: of all that run, and copies where a rank runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+from tests.ranks.test_ranks import LAUNCHED
+
+SAVE = """
+import pathlib, sys, time
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+model = fully_shard(torch.nn.Linear(8, 8).cuda())
+dcp.save({"model": model.state_dict(), "note": rank}, checkpoint_id="saved")
+"""
+MEET = """
+if rank == 0:
+    time.sleep(0.5)
+    pathlib.Path("written").touch()
+dist.barrier()
+there, found = [None, None], [None, None] if rank else None
+dist.all_gather_object(there, "x" * (3000 + rank))
+dist.gather_object({"rank": rank}, found, dst=1)
+print(pathlib.Path("written").exists(), [len(each) for each in there], found)
+"""
+
+
+@pytest.fixture
+def run(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Outcome]:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run_it(rank: str, program: str) -> Outcome:
+        Path("s.py").write_text(program)
+        options = "--gpu", "h100", "--nproc-per-node", "2", "--rank", rank
+        return run_graphmem("run", *options, "s.py")
+
+    return run_it
+
+
+def test_ranks_that_run_meet(run: Callable[..., Outcome]) -> None:
+    done = run("all", SAVE + MEET)
+
+    assert done.exit_code == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "True [3000, 3001] None"
+    assert second == "True [3000, 3001] [{'rank': 0}, {'rank': 1}]"
+    assert sorted(each.name for each in Path("saved").iterdir()) == [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_alone_saves_its_part(run: Callable[..., Outcome], rank: int) -> None:
+    """Rank 1 is sent its plan by rank 0, which runs beside it; PyTorch caches layouts by size."""
+    done = run(str(rank), SAVE.replace("Linear(8, 8)", f"Linear(8, {4 + 2 * rank})"))
+
+    assert done.exit_code == 0, done.stderr
+    assert Path(f"saved/__{rank}_0.distcp").exists()
