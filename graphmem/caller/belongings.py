@@ -46,6 +46,10 @@ class Belongings:
         made_since, _, _ = gc.get_count()
         if made_since > _MANY and next(_snapshots):
             collect()
+        with torch._C.DisableTorchFunctionSubclass():  # lazy modules' refuse to be looked at
+            self._take(all_values)
+
+    def _take(self, all_values: bool) -> None:
         tensors, objects = _what_there_is()
         self._settings = TorchSettings()
         self.tensors = Tensors(tensors)

@@ -40,11 +40,12 @@ class Objects:
         self._seen.clear()
 
     def put_back(self) -> None:
-        """Restore the attributes of each object that still exists."""
+        """Restore class and attributes of each object that still exists."""
         for record in self._records.values():
             alive = record.ref()
             if alive is not None and record.attributes is not None:
                 record.attributes.put_back(vars(alive))
+                record.restore_class(alive)
 
     def _noted(self, value: Any, depth: int) -> Any:
         """The note of a value: the value itself if it cannot change."""
@@ -186,6 +187,11 @@ class _Record:
         self.attributes: _Items | None = None
         self._kind: Any = type(value)
         self._again: Any = None
+
+    def restore_class(self, value: Any) -> None:
+        """Undo what `parametrize` and the first call of a lazy module do to a module's class."""
+        if type(value) is not self._kind:
+            value.__class__ = self._kind
 
     def _forget_containers(self, ref: Any) -> None:
         """Drop the contents of its containers, which holding the containers would keep alive."""

@@ -100,6 +100,12 @@ INNER_NAMES = (
     Names("torch.nn.Parameter", "__new__ __reduce_ex__", "parameters without memory", _NO_TRACE),
     Names("torch.nn.Module", "_apply _parameters _buffers", "moving models", _NO_TRACE),
     Names(
+        "torch.nn.parameter.UninitializedTensorMixin",
+        "materialize",
+        "lazy modules on the card",
+        "them",
+    ),
+    Names(
         "torch._utils",
         "_rebuild_parameter _rebuild_tensor _rebuild_tensor_v2 _rebuild_meta_tensor_no_storage",
         "saved files",

@@ -21,6 +21,7 @@ from graphmem.trace.storage_refs import StorageRef, StorageRefs
 from graphmem.trace.transform_levels import innermost
 from graphmem.trace.wrapper_tensors import held_by, is_wrapper
 from graphmem.virtual_device.host_memory import HostMemory
+from graphmem.virtual_device.lazy_parameters import is_unshaped
 from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_device.sparse import parts_of
 
@@ -83,13 +84,14 @@ class Recorder:
     def storage_of(self, tensor: torch.Tensor) -> Storage | None:
         """The storage of `tensor`, or None if it is unknown, empty or off the device.
 
-        A sparse tensor has none of its own; its indices and values have theirs.
+        A sparse tensor has none of its own; its indices and values have theirs. A lazy module's has
+        none yet, and refuses to be asked.
         """
         tensor = innermost(tensor)
         if is_wrapper(type(tensor)):
             tensors = held_by(tensor)
             return self.storage_of(tensors[0]) if len(tensors) == 1 else None
-        if tensor.layout is not torch.strided:
+        if is_unshaped(tensor) or tensor.layout is not torch.strided:
             return None
         return self.storage_in(tensor.untyped_storage())
 
@@ -119,7 +121,8 @@ class Recorder:
         """The storage of an operation's result, and whether it is new.
 
         A known storage whose size has changed was resized, which on CUDA is a new allocation that
-        replaces the old one (aten/src/ATen/native/cuda/Resize.cpp, `resize_bytes_cuda`).
+        replaces the old one (aten/src/ATen/native/cuda/Resize.cpp, `resize_bytes_cuda`). Zeros
+        that stand for a missing tangent have none (`ZeroTensorAllocator`, TensorFactories.h).
         """
         memory = tensor.untyped_storage()
         ref = self._refs.get(memory._cdata)
@@ -131,7 +134,7 @@ class Recorder:
             self._release(ref)
             self._attach(memory, nbytes, storage)
             return storage, True
-        if not nbytes:
+        if not nbytes or tensor._is_zerotensor():
             return None, False
         storage = self._allocate(tensor, nbytes, op)
         self._attach(memory, nbytes, storage)

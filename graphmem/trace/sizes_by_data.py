@@ -123,10 +123,14 @@ class SizesByDataMode(SparseMode):
         return kept
 
     def follow_nms(self) -> None:
-        """Handle `nms`, once the program has loaded torchvision's operators."""
-        nms = torch.ops.torchvision.nms.default
-        self._bounded[nms] = self._nms
-        self._special[nms] = self._sized_by_data
+        """Handle `nms`, once the program has loaded torchvision's operators.
+
+        A torchvision that lacks its compiled library, as one built for another torch, has none.
+        """
+        nms = getattr(torch.ops.torchvision, "nms", None)
+        if nms is not None:
+            self._bounded[nms.default] = self._nms
+            self._special[nms.default] = self._sized_by_data
 
     def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         tensor, mask = args

@@ -238,6 +238,7 @@ class KnownValues:
 
     def _run(self, plan: ValuePlan, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation on real tensors; `_FAILED` if the CPU cannot."""
+        func = _WITH_MEMORY.get(func, func)
         with torch._C._DisableTorchDispatch():
             try:
                 if not plan.is_random:
@@ -328,6 +329,10 @@ _FAILED = object()
 class _UnknownError(Exception):
     """An operand is not known."""
 
+
+_WITH_MEMORY = {aten._efficientzerotensor.default: aten.zeros.default}
+"""Operators whose results have no memory to read (`ZeroTensorAllocator`, native/TensorFactories.h),
+with those that give the same values."""
 
 _ON_HOST: dict[str, Any] = {
     "device": torch.device("cpu"),

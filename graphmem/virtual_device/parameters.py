@@ -25,6 +25,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphmem.caller.tensors import Tensors, become
+from graphmem.virtual_device.lazy_parameters import (
+    UninitializedTensorMixin,
+    is_unshaped,
+    materialize,
+    move_unshaped,
+    shape_for_dispatch,
+)
 from graphmem.virtual_device.patching import Replacement
 
 
@@ -57,6 +64,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         (torch.Tensor, "data", property(data.__get__, assign)),
         (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
         (torch.nn.Module, "_apply", _apply),
+        (UninitializedTensorMixin, "materialize", materialize),
         (FakeTensor, "__new__", staticmethod(_new)),
     ]
 
@@ -76,8 +84,10 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
 
 
 def _is_own_parameter(kind: type) -> bool:
-    """Whether a class is a library's or a user's subclass of parameter."""
-    return issubclass(kind, torch.nn.Parameter) and not kind.__module__.startswith("torch.")
+    """Whether a class is a library's or a user's subclass of parameter, or a lazy module's."""
+    return issubclass(kind, UninitializedTensorMixin) or (
+        issubclass(kind, torch.nn.Parameter) and not kind.__module__.startswith("torch.")
+    )
 
 
 _make = torch.Tensor._make_subclass
@@ -90,9 +100,9 @@ def _make_subclass(
     if not isinstance(data, FakeTensor) or not _is_own_parameter(kind):
         plain: torch.Tensor = _make(kind, data, require_grad, **options)
         return plain
-    made: torch.Tensor = data.detach()
+    made: torch.Tensor = data.detach().requires_grad_(require_grad)
     made.__class__ = _fake(kind)
-    return made.requires_grad_(require_grad)
+    return made
 
 
 _new_fake: Any = FakeTensor.__new__
@@ -111,7 +121,9 @@ def _fake(kind: Any) -> Any:
     """The class of fake tensors for a class of parameters."""
     if issubclass(kind, FakeTensor):
         return kind
-    body = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    body: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    if issubclass(kind, UninitializedTensorMixin):
+        body["shape"] = shape_for_dispatch
     return type(kind)(kind.__name__, (kind, FakeTensor), body)
 
 
@@ -137,9 +149,13 @@ def _apply(
             child._apply(function)
     for parameter in module._parameters.values():
         if parameter is not None:
-            _move(parameter, function)
+            (move_unshaped if is_unshaped(parameter) else _move)(parameter, function)
     for name, buffer in module._buffers.items():
-        if buffer is not None:
+        if buffer is None:
+            continue
+        if is_unshaped(buffer):
+            move_unshaped(buffer, function)
+        else:
             module._buffers[name] = function(buffer)
     return module
 

@@ -134,7 +134,7 @@ class RealRun(TorchDispatchMode):
         nbytes = storage.nbytes()
         if (
             tensor.is_meta
-            or (known is None and not nbytes)
+            or (known is None and (not nbytes or tensor._is_zerotensor()))
             or (known is not None and known.nbytes == nbytes)
         ):
             return

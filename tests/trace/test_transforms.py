@@ -21,7 +21,7 @@ from torch.func import (
     vmap,
 )
 
-from graphmem import TrainingStep, analyze
+from graphmem import TrainingStep, analyze, virtual_gpu
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
@@ -134,6 +134,19 @@ def test_per_sample_gradients_on_a_card() -> None:
 
     alive = sum(s.nbytes for s in graph.storages if s.death is None and s.device == "cuda:0")
     assert alive == SAMPLES * (WIDTH * 16 + 16 + 16 + 1) * 4
+
+
+def test_a_missing_tangent_takes_no_memory() -> None:
+    """The weight has none. cuBLAS copies zeros that are expanded from one; all else is rows."""
+    with virtual_gpu("t4"):
+        net, x = nn.Linear(512, 512).cuda(), torch.randn(1, 512, device="cuda")
+        net(x)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+
+        jvp(net, (x,), (x,))
+
+        assert torch.cuda.max_memory_allocated() - before < 2 * 512 * 512 * 4
 
 
 def test_what_a_transform_saves_is_reported_as_saved() -> None:

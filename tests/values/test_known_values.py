@@ -126,9 +126,25 @@ def of_saved_columns(device: torch.device) -> Any:
     return shapes
 
 
+def of_tangents(device: torch.device) -> Any:
+    """The bias has no tangent: PyTorch takes zeros without memory for it."""
+    x, weight = torch.arange(4.0, device=device).view(2, 2), torch.eye(2, device=device)
+    results = torch.func.jvp(lambda x: F.linear(x, weight, weight[0]), (x,), (x + 1,))
+    return [each.tolist() for each in results]
+
+
 @pytest.mark.parametrize(
     "program",
-    [of_masks, of_views, of_writes, of_sizes, of_copies, of_saved_masks, of_saved_columns],
+    [
+        of_masks,
+        of_views,
+        of_writes,
+        of_sizes,
+        of_copies,
+        of_saved_masks,
+        of_saved_columns,
+        of_tangents,
+    ],
 )
 def test_values_a_program_made_itself_read_as_on_a_card(program: Program) -> None:
     read, graph = on_card(program)

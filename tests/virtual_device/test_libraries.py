@@ -11,6 +11,7 @@ import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -361,3 +362,9 @@ def test_each_card_has_the_kernels_of_its_own_kind() -> None:
 
     assert forward("t4") < forward("h100-80gb") - 1024 * 1024
     assert forward("t4") < forward("h100-80gb") - 1024 * 1024
+
+
+def test_a_torchvision_without_its_compiled_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.ops.boxes", ModuleType("torchvision.ops.boxes"))
+    with graphmem.virtual_gpu("t4"):
+        assert torch.nn.Linear(2, 2).cuda()(torch.ones(1, 2, device="cuda")).shape == (1, 2)
