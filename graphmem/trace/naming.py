@@ -84,16 +84,28 @@ def describe_model(recorder: Recorder, model: torch.nn.Module) -> None:
 
 
 def name_optimizer(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
-    """Name an optimizer's state by parameter and key, and gradients outside of modules."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            owner = recorder.identity_of(parameter)
-            name = owner if owner is not None else "a parameter"
+    """Name an optimizer's state by parameter and key, and what it trains outside of modules."""
+    for group_number, group in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(group["params"]):
+            place = f"{type(optimizer).__name__}.param_groups[{group_number}].params[{number}]"
+            name = _name_trained(recorder, parameter, place)
             if parameter.grad is not None:
                 recorder.identify(parameter.grad, OwnerKind.GRADIENT, f"{name}.grad")
             for key, value in optimizer.state.get(parameter, {}).items():
                 for path, tensor in tensors_within(value):
                     recorder.identify(tensor, OwnerKind.OPTIMIZER_STATE, f"{name}.{key}{path}")
+
+
+def _name_trained(recorder: Recorder, parameter: torch.Tensor, place: str) -> str:
+    """The name of what an optimizer trains: a module's, else the variable's, else its place."""
+    known = recorder.identity_of(parameter)
+    if known is not None:
+        return known
+    storage = recorder.storage_of(parameter)
+    variable = None if storage is None else recorder.variable_of(storage)
+    name = variable.name if variable is not None and variable.name else place
+    recorder.identify(parameter, OwnerKind.PARAMETER, name)
+    return name
 
 
 def name_variables(recorder: Recorder, location: Location) -> None:

@@ -117,6 +117,33 @@ def test_what_the_first_step_makes_is_named_at_the_peak_in_that_step() -> None:
     ]
 
 
+def test_what_trains_outside_of_modules_is_a_parameter() -> None:
+    """As in style transfer, which trains an image, and in copies of weights in full precision."""
+
+    class Model:
+        def __init__(self) -> None:
+            self.weight = torch.randn(WIDTH, WIDTH, device="cuda", requires_grad=True)
+
+    def train() -> None:
+        model, image = Model(), torch.rand(3, WIDTH, WIDTH, device="cuda", requires_grad=True)
+        optimizer = torch.optim.Adam([model.weight, image])
+        for _ in range(2):
+            (image @ model.weight).sum().backward()
+            optimizer.step()
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        train()
+
+    numbers = WIDTH * WIDTH + 3 * WIDTH * WIDTH
+    report = gpu.report()
+    assert report.model.parameters == numbers
+    assert report.model.parameter_bytes == report.model.gradient_bytes == numbers * 4
+    assert report.model.optimizer_state_bytes == 2 * numbers * 4
+    owners = [owner for storage in gpu.step().graph.storages for owner in storage.owners]
+    names = {owner.name for owner in owners if owner.kind is OwnerKind.PARAMETER}
+    assert names == {"Adam.param_groups[0].params[0]", "image"}
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a state that have memory."""
     if isinstance(value, torch.Tensor):
