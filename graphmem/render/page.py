@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from graphmem.analysis import Analysis
 from graphmem.render.page_data import columns, packed, summary
@@ -57,6 +58,7 @@ def page(
     elif other is not None:
         content["other"] = {"report": summary(other)}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["with_code"] = _with_code
     return environment.from_string(_asset("page.html.j2")).render(
         report=analysis.report,
         compared=other is not None,
@@ -71,6 +73,11 @@ def page(
         format_bytes=format_bytes,
         format_exact=format_exact,
     )
+
+
+def _with_code(line: str) -> Markup:
+    """A line of the report in HTML: what stands in backticks is code."""
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(line))))
 
 
 @cache

@@ -21,6 +21,7 @@ from graphmem.record import save
 from graphmem.render.page import page
 from graphmem.report.advice_info import AdviceInfo, BatchInfo
 from graphmem.report.categories import CATEGORY_COLOURS
+from graphmem.report.schema import Findings
 from graphmem.units import format_bytes
 from tests.support.browser import Open
 from tests.support.places import ROOT
@@ -399,6 +400,17 @@ def test_names_that_look_like_markup_stay_text(open_page: Open) -> None:
     assert [name for name in HOSTILE_NAMES if name not in shown] == []
     assert browser.find_elements(By.CSS_SELECTOR, "main img, main b b, main script") == []
     assert "owned" not in browser.title
+
+
+def test_what_stands_in_backticks_is_code(open_page: Open) -> None:
+    analysis = small_analysis()
+    found = Findings("a pass", ["`kept` (a.py:3) holds <b>1</b> of `it`"])
+    report = replace(analysis.report, findings=[found])
+    browser = open_page(page(dataclasses.replace(analysis, report=report)))
+
+    line = browser.find_element(By.CSS_SELECTOR, ".findings p")
+    assert [each.text for each in line.find_elements(By.TAG_NAME, "code")] == ["kept", "it"]
+    assert line.text == "kept (a.py:3) holds <b>1</b> of it"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
