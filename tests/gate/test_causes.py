@@ -252,13 +252,21 @@ def test_what_is_not_listed_is_told_by_category(report: Make) -> None:
     assert last == "everything else: +27.0 MiB activation, -2.0 MiB input, -1.0 MiB temporary"
 
 
-def test_rounding_alone_is_told_as_such() -> None:
+@pytest.mark.parametrize(
+    ("category", "word"),
+    [
+        ("rounding", "rounding"),
+        ("optimizer_state", "optimizer state"),
+        ("kept", "kept by the script"),
+    ],
+)
+def test_one_category_alone_is_told_as_such(category: str, word: str) -> None:
     entry = Entry(
         gpu="h100", torch="2.13.0", allocated=0, reserved=0, phases={}, categories={}, modules={}
     )
-    result: Any = SimpleNamespace(verdict=TargetVerdict(entry, entry, [], [], rest={"rounding": 9}))
+    result: Any = SimpleNamespace(verdict=TargetVerdict(entry, entry, [], [], rest={category: 9}))
 
-    assert messages.causes(result) == ["the only change: +9 B rounding"]
+    assert messages.causes(result) == [f"the only change: +9 B {word}"]
 
 
 def test_the_baseline_keeps_which_modules_are_checkpointed(report: Make) -> None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from graphmem.gate.diff import Diff, ReportDifference
 from graphmem.gate.formats.markdown import escaped
-from graphmem.gate.formats.messages import cause, signed
+from graphmem.gate.formats.messages import cause, in_words, signed
 from graphmem.json_text import json_text
 from graphmem.report.schema import Peak
 from graphmem.units import format_bytes, format_exact
@@ -60,9 +60,10 @@ def _line(each: ReportDifference) -> str:
     size = signed(each.growth) if each.growth else format_bytes(each.after * each.layers)
     layers = f" in each of {each.layers}" if each.layers > 1 else ""
     origin = f" from {each.moved_from}" if each.moved_from else ""
+    place = f"in {each.module}" if each.module else "outside any module"
     where = f" ({each.source})" if each.source else ""
     return (
-        f"{size} {each.kind}{origin}: {each.category} in {each.module or 'no module'}{where}, "
+        f"{size} {each.kind}{origin}: {in_words(each.category)} {place}{where}, "
         f"{each.op or 'no operation'}, {each.owner}; "
         f"{format_exact(each.before)} -> {format_exact(each.after)}{layers}"
     )

@@ -61,10 +61,16 @@ def cause(each: Cause) -> str:
         line = f", {_CALLED[each.checkpointing]} at {each.source}" if each.source else ""
         what = f"checkpointing of {module} is {each.checkpointing}"
         what += f" ({each.instead} instead)" if each.instead else ""
-        return f"{what}: {size} {each.category}{line}; {sizes}"
+        return f"{what}: {size} {in_words(each.category)}{line}; {sizes}"
     place = f"in {each.module}" if each.module else "outside any module"
     where = f" ({each.source})" if each.source else ""
-    return f"{size} {each.category} {place}{where}: {each.owner or _NOTHING}; {sizes}"
+    category = in_words(each.category)
+    return f"{size} {category} {place}{where}: {each.owner or _NOTHING}; {sizes}"
+
+
+def in_words(category: str) -> str:
+    """A category as a word of a sentence."""
+    return "kept by the script" if category == "kept" else category.replace("_", " ")
 
 
 _CALLED = {"gone": "called without it", "new": "called"}
@@ -86,7 +92,7 @@ def causes(result: Result) -> list[str]:
     lines = [cause(each) for each in verdict.causes]
     written = format_bytes if any(each.before is None for each in verdict.causes) else signed
     by_size = sorted(verdict.rest.items(), key=lambda item: -abs(item[1]))
-    rest = [f"{written(nbytes)} {category}" for category, nbytes in by_size if nbytes]
+    rest = [f"{written(nbytes)} {in_words(category)}" for category, nbytes in by_size if nbytes]
     name = "everything else" if lines else "the only change"
     return [*lines, f"{name}: {', '.join(rest)}"] if rest else lines
 
