@@ -161,7 +161,7 @@ def _footnotes(card: CardFit, name: str) -> Iterator[str]:
     if not card.surprises and card.largest is not None:
         yield f"assumes that memory grows with the {_value_of(name)}"
     context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
-    yield f"PyTorch can have {card.capacity:,} bytes, beside {context}"
+    yield f"PyTorch can use {card.capacity:,} bytes, after {context}"
     for nbytes, word in ((card.memory_spread, "less"), (card.memory_surplus, "more")):
         if nbytes:
             yield f"some drivers leave {format_bytes(nbytes)} {word} of this card"

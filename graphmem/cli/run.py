@@ -163,8 +163,7 @@ def run(
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
     if output_format == "text" and not brief:
         _hint_at_savings(analysis.report, save, tell)
-    if isinstance(gpu, AssumedCard) and analysis.report.operations:
-        hint_at_cards(device.runtime.gpu.title)
+    _hint_at_card(analysis.report, gpu)
     raise ending.error or typer.Exit(ending.exit_code)
 
 
@@ -206,6 +205,11 @@ def _hint_at_savings(report: Report, saved: Path | None, tell: Callable[[str], N
     file = saved or "step.graphmem"
     how = "" if saved else f"with --save {file}, "
     tell(f"hint: {how}`graphmem explain {file}` lists what may lower the peak")
+
+
+def _hint_at_card(report: Report, gpu: str) -> None:
+    if isinstance(gpu, AssumedCard) and report.operations:
+        hint_at_cards(report.runtime.title)
 
 
 def _spelled(*given: tuple[str, object]) -> list[str]:

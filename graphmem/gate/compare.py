@@ -135,7 +135,7 @@ def _refusals(config: TargetConfig, on_card: OnCard | None) -> Iterator[Finding]
     if config.fits is None or on_card is None or on_card.fits:
         return
     capacity = on_card.capacity
-    room = f"{format_bytes(capacity)} that PyTorch can have on {find_gpu(config.fits).title}"
+    room = f"{format_bytes(capacity)} that PyTorch can use on {find_gpu(config.fits).title}"
     yield Finding("fits", None, capacity - on_card.margin, capacity, room)
 
 

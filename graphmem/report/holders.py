@@ -2,7 +2,8 @@
 
 Holders fold into one line if they have the same size, dtype, shape, category and source line, and
 their modules and reasons differ only in numbers: `h.[0-11].attn` for `h.0.attn` to `h.11.attn`,
-`history[0-9]` for `history[0]` to `history[9]`.
+`history[0-9]` for `history[0]` to `history[9]`. Numbers that do not fold into one range are
+starred: `3.*.body.*` for `3.0.body.2`, `3.1.body.0` and `3.1.body.2`.
 """
 
 from __future__ import annotations
@@ -98,10 +99,19 @@ def _key(holder: Holder, *, verbose: bool) -> tuple[object, ...]:
 
 
 def _folded(names: Iterable[str]) -> str:
-    """Fold names that differ only in numbers; otherwise the first name and a count.
+    """Fold names that differ only in numbers; if they do not fold into one, star the numbers.
 
     `fold` looks for numbers between dots: those of items, `history[0]`, get some meanwhile.
     """
-    folded = list(fold(dict.fromkeys((_ITEM.sub(r"[.\1.]", name) for name in names), 0)))
-    more = f" and {len(folded) - 1} more" if len(folded) > 1 else ""
-    return _FOLDED_ITEM.sub(r"[\1]", folded[0]) + more
+    different = list(dict.fromkeys(names))
+    folded = list(fold(dict.fromkeys((_ITEM.sub(r"[.\1.]", name) for name in different), 0)))
+    if len(folded) > 1:
+        return _starred(different)
+    return _FOLDED_ITEM.sub(r"[\1]", folded[0])
+
+
+def _starred(names: Sequence[str]) -> str:
+    """The first name, with an asterisk for each number in which the names differ."""
+    columns = zip(*(_NUMBER.findall(name) for name in names), strict=True)
+    numbers = iter([column[0] if len(set(column)) == 1 else "*" for column in columns])
+    return _NUMBER.sub(lambda _: next(numbers), names[0])

@@ -147,7 +147,7 @@ def test_a_step_that_does_not_fit_names_the_failed_request(report: Make) -> None
     check = Check(results=[Result(name="one", target="a.py", status="failed", verdict=verdict)])
     assert (
         "one: fits: 6,291,456 bytes requested in the backward phase of step 1 at aten.mm in head "
-        "(a.py:7), refused: 4.0 MiB above the 20.0 MiB that PyTorch can have on "
+        "(a.py:7), refused: 4.0 MiB above the 20.0 MiB that PyTorch can use on "
         "NVIDIA H100 80GB HBM3, within the uncertainty of the available memory. "
         "CUDA out of memory. Tried to allocate 6.00 MiB."
     ) in FORMATS["text"](check)

@@ -1,0 +1,39 @@
+"""Equal holders as one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphmem.report.holders import groups_of
+from graphmem.report.schema import Holder
+
+
+def holder(name: str) -> Holder:
+    return Holder(
+        bytes=1024,
+        block=1024,
+        category="parameter",
+        op=None,
+        shape=[256],
+        dtype="float32",
+        module=name,
+        source=None,
+        reason=f"the parameter {name}.weight",
+        owners=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["h.0.up", "h.1.up"], "h.[0-1].up"),
+        (["h.3.0.body.2", "h.3.1.body.0", "h.3.1.body.2"], "h.3.*.body.*"),
+        (["head"], "head"),
+    ],
+)
+def test_equal_layers_are_one_group(names: list[str], folded: str) -> None:
+    [group] = groups_of(map(holder, names))
+
+    assert len(group.holders) == len(names)
+    assert group.modules == folded
+    assert group.reason == f"the parameter {folded}.weight"
