@@ -161,9 +161,7 @@ def run(
     analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
-    if output_format == "text" and not brief:
-        _hint_at_savings(analysis.report, save, tell)
-    _hint_at_card(analysis.report, gpu)
+    _hint(analysis.report, gpu, save, tell, brief=brief or output_format != "text")
     raise ending.error or typer.Exit(ending.exit_code)
 
 
@@ -198,16 +196,15 @@ def _tell_ending(
         tell(f"hint: {misplaced[0]} went to the script; graphmem's options go before {script}")
 
 
-def _hint_at_savings(report: Report, saved: Path | None, tell: Callable[[str], None]) -> None:
-    """Say what to do about a script that does not fit."""
-    if report.on_card is None or report.on_card.fits:
-        return
-    file = saved or "step.graphmem"
-    how = "" if saved else f"with --save {file}, "
-    tell(f"hint: {how}`graphmem explain {file}` lists what may lower the peak")
-
-
-def _hint_at_card(report: Report, gpu: str) -> None:
+def _hint(
+    report: Report, gpu: str, saved: Path | None, tell: Callable[[str], None], *, brief: bool
+) -> None:
+    """Say what to do about a script that does not fit, and how to name another card."""
+    card = report.on_card
+    if card is not None and not card.fits and not brief:
+        file = saved or "step.graphmem"
+        how = "" if saved else f"with --save {file}, "
+        tell(f"hint: {how}`graphmem explain {file}` lists what may lower the peak")
     if isinstance(gpu, AssumedCard) and report.operations:
         hint_at_cards(report.runtime.title)
 
