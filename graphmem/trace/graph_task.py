@@ -76,7 +76,11 @@ def _input_edge(tensor: Any, leaves: dict[int, Node]) -> tuple[Node | None, int]
     if isinstance(tensor, torch.Tensor) and not tensor.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     if isinstance(tensor, torch.Tensor) and tensor.grad_fn is None:
-        return leaves.get(id(tensor)), 0
+        known = leaves.get(id(tensor))
+        if known is not None:
+            return known, 0
+        # Not in the graph, or unpacked by a node: then it is another tensor than the leaf, with
+        # the leaf's accumulator (`SavedVariable::unpack`, torch/csrc/autograd/saved_variable.cpp).
     return edge_of(tensor)
 
 

@@ -17,6 +17,7 @@ from graphmem.graph import Owner, OwnerKind, Source, Storage
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.quantised import (
     parts_of,
+    subscript,
     tensors_beside,
     tensors_of_objects,
     tensors_within,
@@ -208,4 +209,4 @@ def tensors_held(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, dict):
         for key, item in islice(value.items(), MOST_ITEMS):
             if isinstance(item, torch.Tensor):
-                yield f"[{key!r}]", item
+                yield subscript(key), item

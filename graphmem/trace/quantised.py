@@ -52,10 +52,25 @@ def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch
             yield from _suffixed(f"[{i}]", each, depth)
     elif depth and isinstance(value, dict):
         for key, each in value.items():
-            yield from _suffixed(f"[{key!r}]", each, depth)
+            yield from _suffixed(subscript(key), each, depth)
     elif depth and _is_foreign(value):
         for name, each in vars(value).items():
             yield from _suffixed(f".{name}", each, depth)
+
+
+_PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
+
+
+def subscript(key: Any) -> str:
+    """A dictionary's key in brackets; of a tensor or an object, whose text may run code, the class.
+
+    Printing a tensor on the card is an operation, at which names are looked for.
+    """
+    plain = all(isinstance(each, _PLAIN) for each in (key if type(key) is tuple else (key,)))
+    if plain:
+        return f"[{key!r}]"
+    kinds = (torch.nn.Parameter, torch.Tensor, type(key))  # on the card, both are fake tensors
+    return f"[<{next(kind for kind in kinds if isinstance(key, kind)).__name__}>]"
 
 
 def _suffixed(suffix: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:

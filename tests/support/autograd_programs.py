@@ -751,6 +751,27 @@ def function_that_keeps_an_argument_with_its_gradient(first: nn.Linear, second: 
     assert kept is not None
 
 
+class Adjoint(torch.autograd.Function):
+    """Differentiates in its backward pass with regard to the parameters that it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        with torch.enable_grad():
+            return None, *torch.autograd.grad((x @ weight).tanh(), weight, gradient)
+
+
+@program
+def function_that_differentiates_again(first: nn.Linear, second: nn.Linear) -> None:
+    """As in torchdiffeq's `odeint_adjoint`."""
+    Adjoint.apply(rows(), first.weight).sum().backward()
+
+
 @program
 def checkpoint_whose_result_is_added_to_its_argument(first: nn.Linear, second: nn.Linear) -> None:
     """The checkpoint saves the argument, whose history leads back to the checkpoint."""

@@ -144,6 +144,22 @@ def test_what_trains_outside_of_modules_is_a_parameter() -> None:
     assert names == {"Adam.param_groups[0].params[0]", "image"}
 
 
+def test_a_table_with_tensors_as_keys_names_their_class() -> None:
+    """Printing a key would be an operation, which looks for names, and so on without end."""
+
+    def prune() -> None:
+        net, kept = nn.Linear(WIDTH, WIDTH, device="cuda"), {}
+        for _ in range(2):
+            net(torch.ones(WIDTH, device="cuda")).sum().backward()
+            kept[net.weight] = net.weight.detach().abs()
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        prune()
+
+    owners = [owner.name for storage in gpu.step().graph.storages for owner in storage.owners]
+    assert "kept[<Parameter>]" in owners
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """The tensors of a state that have memory."""
     if isinstance(value, torch.Tensor):
