@@ -72,7 +72,7 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
             before = vars(owner).get(name, _MISSING)
             undo.append((owner, name, before))
             setattr(owner, name, value)
-            if callable(value) and before is not _MISSING and before is not value:
+            if callable(value) and before is not _MISSING and original_of(before) is not value:
                 _functions[id(value)] = value, before
                 noted.append(id(value))
         yield
