@@ -166,9 +166,14 @@ _holds_others: Callable[[Any], bool] = is_traceable_wrapper_subclass
 def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with torch.no_grad():
         moved = function(parameter)
+        if moved is parameter:
+            return
+        if _are_alike(parameter, moved) and not _holds_others(moved):
+            parameter.data = moved  # frees the old memory, before the gradient takes new
+            if parameter.grad is not None:
+                parameter.grad.data = function(parameter.grad)
+            return
         gradient = None if parameter.grad is None else function(parameter.grad)
-    if moved is parameter:
-        return
     parameter.grad = None
     if _holds_others(moved):  # as in PyTorch's `_apply`
         become(parameter, torch.nn.Parameter(moved, requires_grad=parameter.requires_grad))

@@ -773,6 +773,13 @@ def function_that_differentiates_again(first: nn.Linear, second: nn.Linear) -> N
 
 
 @program
+def layer_that_is_cast_while_it_has_gradients(first: nn.Linear, second: nn.Linear) -> None:
+    """The weight's old memory is freed before its gradient is cast."""
+    first(rows()).sum().backward()
+    first.half().float()
+
+
+@program
 def checkpoint_whose_result_is_added_to_its_argument(first: nn.Linear, second: nn.Linear) -> None:
     """The checkpoint saves the argument, whose history leads back to the checkpoint."""
     x = first(rows())

@@ -62,6 +62,7 @@ def memory_of(tensor: Tensor | None) -> int:
 OTHER_ON_THE_CPU = {
     "gradient_of_the_greatest": "max() has another formula on the CPU than on CUDA",
     "matched_on_the_host": "arrays of numpy's are not the allocator's",
+    "layer_that_is_cast_while_it_has_gradients": "weights are older than the profile",
     "correlated_with_itself": "a conjugate is computed within the operation that reads it",
 }
 
