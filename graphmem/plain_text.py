@@ -30,7 +30,10 @@ def visible(text: str) -> str:
 
 
 class Console(rich.console.Console):
-    """A console that prints only its own controls."""
+    """A console that prints only its own controls, and `net.py:100:` as a place, not an emoji."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def render(
         self, renderable: Any, options: rich.console.ConsoleOptions | None = None

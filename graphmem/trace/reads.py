@@ -153,7 +153,7 @@ class Reads:
         self._sizes_assumed = self._sizes_assumed or bool(basis)
         for what, value, why, source in sorted(basis, key=str):
             self._recorder.assume(what, value, why, source)
-            self._say((what, source), f"{what} is assumed: {value}")
+            self._say((what, source), f"assuming {what}: {value}")
 
     def excuse(self) -> str:
         """A hint on the newest unknown number that was read, which may explain the next error."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from graphmem.gate.formats.markdown import escaped
-from graphmem.plain_text import Console, visible
+from graphmem.plain_text import Console, plain_text, visible
 from tests.conftest import Outcome
 from tests.support.gate_project import TINY, Project
 
@@ -67,6 +67,12 @@ def test_colours_of_the_console_itself_stay() -> None:
         console.print("\x1b[31mred", style="bold")
 
     assert capture.get() == "\x1b[1m\\u001b[31mred\x1b[0m\n"
+
+
+def test_the_hundredth_line_is_no_emoji() -> None:
+    """rich replaces `:100:` by an emoji."""
+    shown = plain_text(lambda console: console.print("net.py:100: assuming loss = 1.0"))
+    assert shown == "net.py:100: assuming loss = 1.0\n"
 
 
 def test_a_json_document_still_means_the_same_once_controls_are_written_out() -> None:
