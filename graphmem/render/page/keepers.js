@@ -51,7 +51,13 @@ function showKeepers(page) {
   const rest = all.slice(KEEPER_ROWS).reduce((sum, group) => sum + group.bytes, 0);
   const note = rest
     ? `${formatBytes(rest)} in ${all.length - KEEPER_ROWS} smaller groups are not drawn.` : "";
-  fill(document.getElementById("keepers"), picture);
+  const holder = document.getElementById("keepers");
+  const isFirst = !holder.childElementCount;
+  fill(holder, picture);
+  // On a narrow screen the storages come first; their makers are to the left.
+  if (isFirst && holder.scrollWidth > holder.clientWidth) {
+    holder.scrollLeft = (holder.scrollWidth * columnX(1)) / KEEPER.width - 8;
+  }
   replaceChildren("keepers-note", note);
 }
 
