@@ -27,7 +27,7 @@ from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
-from graphmem.units import format_bytes
+from graphmem.units import counted, format_bytes
 
 from .saved_tensors import SavedTensors
 
@@ -61,7 +61,8 @@ class Checkpointing:
         for each in self.modules[:1]:
             yield (
                 f"checkpointing {each.module} would save {format_bytes(each.saves_bytes)} at the "
-                f"end of the forward pass and recompute {each.recomputed_operations} operations"
+                "end of the forward pass and recompute "
+                f"{counted(each.recomputed_operations, 'operation')}"
             )
 
 

@@ -10,6 +10,7 @@ from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.changes import Changes
 from graphmem.graph import PhaseName
 from graphmem.layer_ranges import NoModuleError
+from graphmem.passes.checkpointing import CheckpointedModule, Checkpointing
 from tests.support.places import FIXTURES
 
 SMALL_GPT2 = {"batch": "2"}
@@ -79,3 +80,11 @@ def test_a_list_of_modules_is_not_advised_as_it_is_never_called() -> None:
     }
     assert "h.3" in advised
     assert "h" not in advised
+
+
+def test_one_operation_is_not_several() -> None:
+    found = Checkpointing((CheckpointedModule("wte", 131072, 1, 131072),))
+    (line,) = found.report_lines()
+    assert line.endswith(
+        "save 128.0 KiB at the end of the forward pass and recompute 1 operation"
+    )
