@@ -105,6 +105,7 @@ INNER_NAMES = (
         "lazy modules on the card",
         "them",
     ),
+    Names("torch._C", "_is_torch_function_enabled", "lazy modules on the card", "them"),
     Names(
         "torch._utils",
         "_rebuild_parameter _rebuild_tensor _rebuild_tensor_v2 _rebuild_meta_tensor_no_storage",
