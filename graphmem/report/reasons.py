@@ -118,6 +118,6 @@ def _in_use(storage: Storage, tick: int, graph: StepGraph) -> str:
     name = op.target.removesuffix(".default")
     if op.autograd_node and graph.phases[op.phase].name is PhaseName.BACKWARD:
         return f"a gradient that {op.autograd_node} computes with {name}"
-    if phase.name is PhaseName.OPTIMIZER:
+    if phase.name is PhaseName.OPTIMIZER and storage.birth >= phase.start:
         return f"a temporary result of {name} in the optimizer"
     return f"a result of {name} that a variable or an argument still holds"

@@ -144,6 +144,27 @@ def test_what_trains_outside_of_modules_is_a_parameter() -> None:
     assert names == {"Adam.param_groups[0].params[0]", "image"}
 
 
+def test_what_the_script_made_before_is_no_temporary_result_of_the_optimizer() -> None:
+    class Average:
+        def __init__(self, net: nn.Linear) -> None:
+            self.weight = net.weight.detach().clone()
+
+    def train() -> None:
+        net = nn.Linear(WIDTH, WIDTH, bias=False, device="cuda")
+        average, optimizer = Average(net), torch.optim.Adam(net.parameters())
+        net(torch.ones(1, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+        assert average is not None
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        train()
+
+    report = gpu.report()
+    assert report.peak.phase == "optimizer"
+    reasons = {each.reason for each in report.at_peak.holders}
+    assert "a result of aten.clone that a variable or an argument still holds" in reasons
+
+
 def test_a_table_with_tensors_as_keys_names_their_class() -> None:
     """Printing a key would be an operation, which looks for names, and so on without end."""
 
