@@ -85,6 +85,4 @@ def test_a_list_of_modules_is_not_advised_as_it_is_never_called() -> None:
 def test_one_operation_is_not_several() -> None:
     found = Checkpointing((CheckpointedModule("wte", 131072, 1, 131072),))
     (line,) = found.report_lines()
-    assert line.endswith(
-        "save 128.0 KiB at the end of the forward pass and recompute 1 operation"
-    )
+    assert line.endswith("save 128.0 KiB at the end of the forward pass and recompute 1 operation")
