@@ -89,7 +89,7 @@ def check(
 
     Example: graphmem check --format github
     """
-    from graphmem.caller.environment import environment
+    from graphmem.environment import environment
     from graphmem.gate.check import How, run_check
     from graphmem.gate.config import find_config, load_config
     from graphmem.gate.lock import FILE

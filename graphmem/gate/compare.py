@@ -22,8 +22,7 @@ from graphmem.gate.limits import Increase, is_below
 from graphmem.gate.lock import Entry, entry_of
 from graphmem.gpus import find_gpu
 from graphmem.report import Report
-from graphmem.report.build import ROUNDING
-from graphmem.report.schema import OnCard
+from graphmem.report.schema import ROUNDING, OnCard
 from graphmem.units import format_bytes
 
 _CAUSES = 5

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from graphmem.caller.environment import environment
+from graphmem.environment import environment
 from graphmem.errors import InputError
 from graphmem.frames import Origin, is_program, origin_of
 from graphmem.gate.jobs import Job, Outcome, Submit, failed, perform

@@ -32,7 +32,7 @@ def on_path(card: str, total_bytes: int) -> Iterator[None]:
     if shutil.which(NAME) is not None or os.name != "posix":
         yield
         return
-    from graphmem.caller.environment import environment
+    from graphmem.environment import environment
 
     with tempfile.TemporaryDirectory(prefix="graphmem-") as folder:
         given = [sys.executable, "-I", __file__, card, str(total_bytes >> 20)]

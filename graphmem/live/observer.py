@@ -12,8 +12,8 @@ from graphmem.live.holders import Retention, holders_of, named_values
 from graphmem.live.leaks import IterationStart, LeakDetector
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.out_of_memory import OutOfMemorySection
-from graphmem.report.build import GROWTH
 from graphmem.report.reasons import reason_for
+from graphmem.report.schema import GROWTH
 from graphmem.trace.location import Location
 from graphmem.trace.naming import name_model, name_variables
 from graphmem.trace.saved_tensors import SavedTensorHooks

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from graphmem.caller.environment import environment
+from graphmem.environment import environment
 from graphmem.ranks.error_messages import (
     EmptyWorldError,
     NodesWithoutRanksError,

@@ -11,8 +11,7 @@ from rich.text import Text
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.report import collector_words
 from graphmem.report.advice_info import BatchInfo, ChangeInfo
-from graphmem.report.build import GROWTH
-from graphmem.report.schema import OnCard, Peak, Refusal, Report
+from graphmem.report.schema import GROWTH, OnCard, Peak, Refusal, Report
 from graphmem.torch_releases.assumed import above_the_kernels
 from graphmem.units import format_both, format_bytes, format_exact
 

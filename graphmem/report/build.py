@@ -24,6 +24,8 @@ from graphmem.pipeline import Annotations, HasReportLines, KnowsReasons
 from graphmem.report.kept import Categories
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import (
+    GROWTH,
+    ROUNDING,
     AssumptionInfo,
     AtPeak,
     Findings,
@@ -44,10 +46,8 @@ from graphmem.simulate import Timeline
 from graphmem.torch_releases.assumed import assumed_of
 from graphmem.version import __version__
 
-ROUNDING = "rounding"
 OUTSIDE = "(outside any module)"
 TIMELINE_PARTS = 72
-GROWTH = "memory that grows"
 
 
 class Ran(NamedTuple):

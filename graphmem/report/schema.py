@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from graphmem.advice import ReportComparison
 
 SCHEMA = "graphmem.report/1"
+GROWTH = "memory that grows"
+"""Who found that something leaks (`Findings.found_by`)."""
+ROUNDING = "rounding"
+"""In `by_category`, what blocks take beyond their storages."""
 
 
 class RuntimeInfo(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ from graphmem.torch_releases.manifest import (
     MANIFEST,
     check_supported,
     missing_names,
-    written,
 )
+from graphmem.torch_releases.release import written
 
 
 def main() -> int:

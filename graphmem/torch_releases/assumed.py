@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from graphmem.graph import Assumption
 from graphmem.torch_releases import installed_release, parse_release
 from graphmem.torch_releases.differences import ABOVE_THE_KERNELS, NEWEST_TRIED, between
-from graphmem.torch_releases.manifest import written
+from graphmem.torch_releases.release import written
 
 
 def assumed_of(version: str) -> Iterator[Assumption]:
@@ -18,6 +16,8 @@ def assumed_of(version: str) -> Iterator[Assumption]:
     Args:
         version: the version of torch whose CUDA rules apply.
     """
+    import torch  # the report's words are needed without it
+
     installed = torch.__version__.partition("+")[0]
     if installed_release() > NEWEST_TRIED:
         yield Assumption(

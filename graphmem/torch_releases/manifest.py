@@ -15,6 +15,7 @@ from graphmem.torch_releases.cuda_names import CUDA_NAMES
 from graphmem.torch_releases.differences import NEWEST_TRIED, OLDEST, Release
 from graphmem.torch_releases.inner_names import INNER_NAMES
 from graphmem.torch_releases.names import Names, owner_at
+from graphmem.torch_releases.release import written
 
 MANIFEST = (*CUDA_NAMES, *INNER_NAMES, *COMPILER_NAMES)
 _HAS_CUDA = torch.version.cuda is not None  # read now: the virtual GPU replaces it later
@@ -41,11 +42,6 @@ class MissingNameError(InputError):
             f"torch {version} has no {owner}.{name}, which graphmem needs for {why}",
             hint=f"graphmem was tested on torch {oldest} to {newest}",
         )
-
-
-def written(release: Release) -> str:
-    """Format a release as "2.13"."""
-    return ".".join(map(str, release))
 
 
 def check_supported(release: Release) -> None:

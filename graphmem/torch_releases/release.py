@@ -26,3 +26,8 @@ def parse_release(torch_version: str) -> tuple[int, int]:
     if match is None:
         raise NotReleaseError(torch_version)
     return int(match[1]), int(match[2])
+
+
+def written(release: tuple[int, int]) -> str:
+    """Format a release as "2.13"."""
+    return ".".join(map(str, release))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from graphmem.torch_releases.manifest import written
+from graphmem.torch_releases.release import written
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from graphmem.plain_text import Console
 from graphmem.torch_releases import parse_release
-from graphmem.torch_releases.manifest import written
+from graphmem.torch_releases.release import written
 from graphmem.verify.allocator_check import AllocatorCheck
 from graphmem.verify.changes import Change
 from graphmem.verify.comparison import Comparison

@@ -151,6 +151,16 @@ def test_fits_is_the_verdict_on_the_card_it_names(project: Project) -> None:
     assert run.exit_code == 1
 
 
+def test_a_check_of_what_has_not_changed_does_not_import_torch(project: Project) -> None:
+    project.graphmem("check")
+    project.write("torch.py", "raise AssertionError('torch is imported')\n")
+
+    again = project.graphmem("check")
+
+    assert "2 targets: 2 new; 0 measured, 2 cached" in again.stdout
+    assert again.exit_code == 0
+
+
 def test_a_target_that_fails_or_dies_does_not_hide_the_others(project: Project) -> None:
     project.write("graphmem.toml", CONFIG + FAULTY)
     project.write("raises.py", "def build():\n    raise ValueError('no data')\n")

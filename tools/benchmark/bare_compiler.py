@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from graphmem import TrainingStep
-from graphmem.caller.environment import environment
+from graphmem.environment import environment
 from graphmem.gpus import Gpu
 from graphmem.trace.loop import TrainingLoop
 from graphmem.virtual_device import fake_cpu

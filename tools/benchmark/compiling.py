@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from graphmem import TrainingStep
-from graphmem.caller.environment import environment
+from graphmem.environment import environment
 from graphmem.gpus import find_gpu
 from graphmem.private_cache import FOLDER
 from graphmem.simulate import simulate

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from graphmem.caller.environment import environment
+from graphmem.environment import environment
 from graphmem.private_cache import PrivateCache, users_folder
 from graphmem.trace.compiled import dynamo, graph_outputs, inductor
 from graphmem.trace.compiled.origins import Origins, buffers_of
