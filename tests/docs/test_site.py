@@ -35,6 +35,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in there)
 
 
+def test_the_readme_quotes_the_page_about_speed() -> None:
+    section = (ROOT / "README.md").read_text().partition("## How fast")[2].partition("\n## ")[0]
+    quoted = [line for line in section.splitlines() if line.startswith("|")]
+
+    assert quoted
+    assert set(quoted) <= set((DOCS / "speed.md").read_text().splitlines())
+
+
 def test_the_reference_of_python_has_every_public_name() -> None:
     text = (DOCS / "api.md").read_text()
 

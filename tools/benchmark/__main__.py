@@ -36,7 +36,7 @@ PARTS = {
     "compiling": COMPILING,
     "peers": PEERS,
 }
-_TABLE = re.compile(r"(<!-- (\w+) -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- (?!end)(\w+) -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:

@@ -32,13 +32,12 @@ MODELS: dict[str, Build] = {
     "GPT-2 small": gpt2,
     **{f"decoder, {layers} layers": partial(decoder, layers) for layers in DECODER_LAYERS},
 }
-MOST_RUNS = {f"decoder, {DECODER_LAYERS[-1]} layers": 2}  # of a minute each
 
 
 def rows(repeat: int) -> Iterator[Row]:
     """One row for each model, in order of size."""
     for model, build in MODELS.items():
-        yield measure(model, build, min(repeat, MOST_RUNS.get(model, repeat)))
+        yield measure(model, build, repeat)
 
 
 def measure(model: str, build: Build, repeat: int) -> Row:

@@ -26,7 +26,7 @@ DECODER: dict[str, Any] = {
     "ffn": 176,
     "norm": "written_out",
 }
-DECODER_LAYERS = (12, 24, 126)
+DECODER_LAYERS = (12, 24)
 
 
 def gpt2() -> TrainingStep:
