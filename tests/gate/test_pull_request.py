@@ -169,7 +169,7 @@ def test_wider_layers_are_told_as_what_all_of_them_hold(comments: Comments) -> N
 
     moments = 2 * 4 * 6 * 2 * (2 * 256 * 256)  # of 2 x 256 more rows or columns in six layers
     names = r"blocks.\[0-5\].down, blocks.\[0-5\].up"
-    line = rf"- +{moments / 2**20:.1f} MiB optimizer\_state in {names}: "
+    line = f"- +{moments / 2**20:.1f} MiB optimizer state in {names}: "
     assert found[0].startswith(line)
 
 
@@ -187,7 +187,7 @@ def test_a_first_block_that_is_frozen_is_told_with_what_it_saves(comments: Comme
     moments = 2 * 4 * (2 * 4 * 256 * 256 + 4 * 256 + 256)
     assert "net shrank" in comment
     names = "blocks.0.down, blocks.0.up"
-    assert causes(comment)[0].startswith(rf"- -4.0 MiB optimizer\_state in {names}: none is alive")
+    assert causes(comment)[0].startswith(f"- -4.0 MiB optimizer state in {names}: none is alive")
     assert causes(comment)[0].endswith(rf"; {moments:,} -\> 0 bytes")
 
 
