@@ -504,7 +504,7 @@ def test_a_nested_analysis_is_rejected() -> None:
     with graphmem.virtual_gpu():
         build()
     assert [str(error) for error in caught] == [
-        "an analysis was asked for from inside of an analysis or on a virtual GPU"
+        "an analysis was requested inside an analysis or on a virtual GPU"
     ] * 2
 
 
