@@ -163,4 +163,4 @@ def test_an_analysis_from_a_thread_of_a_step_is_rejected() -> None:
         return nn.Linear(2, 2), torch.ones(1, 2)
 
     graphmem.analyze(build, steps=1)
-    assert caught == ["an analysis was asked for from inside of an analysis or on a virtual GPU"]
+    assert caught == ["an analysis was requested inside an analysis or on a virtual GPU"]
