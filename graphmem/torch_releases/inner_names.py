@@ -219,6 +219,7 @@ INNER_NAMES = (
     Names("torch.nn.parallel._functions", "_streams _get_stream Scatter", "DataParallel", "it"),
     Names("torch.nn.parallel._functions.Scatter", "forward", "DataParallel", "it"),
     # torch.distributed
+    Names("torch._prims_common", "make_contiguous_strides_for", "parameters' strides", "DDP"),
     Names(
         "torch.distributed",
         "Reducer Logger _verify_params_across_processes _register_comm_hook "
