@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -67,6 +67,11 @@ def format_both(count: int) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things, such as "1 target" and "1,024 bytes"."""
     return f"{count:,} {noun}{'' if abs(count) == 1 else 's'}"
+
+
+def format_shape(shape: Iterable[int]) -> str:
+    """A tensor's shape, such as "2 x 3"; "scalar" without dimensions."""
+    return " x ".join(map(str, shape)) or "scalar"
 
 
 def parse_bytes(quantity: str | int) -> int:

@@ -11,7 +11,7 @@ from graphmem.advice.commands import command_of
 from graphmem.cli import options
 from graphmem.cli.output import console, progress
 from graphmem.cli.request import takes_request
-from graphmem.units import format_both, format_bytes, format_exact
+from graphmem.units import format_both, format_bytes, format_exact, format_shape
 
 if TYPE_CHECKING:
     from graphmem.advice.candidates import Advice, Candidate
@@ -109,7 +109,7 @@ def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
     )
     for each in found[:SHOWN]:
         storage = each.storage
-        shape = " x ".join(map(str, storage.shape)) or "scalar"
+        shape = format_shape(storage.shape)
         made_by = f" by {_origin(each.op)}" if each.op else ""
         yield ""
         yield (

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.live.holders import Referrer, Retention
 from graphmem.live.largest import largest, most_common
-from graphmem.units import format_both
+from graphmem.units import format_both, format_shape
 
 FEWEST_ITERATIONS = 3
 FEWEST_AT_REFUSAL = 2
@@ -133,7 +133,7 @@ class LeakDetector:
         op = self._graph.op_of(storage)
         made_by = "" if op is None else f" of {op.target.removesuffix('.default')}"
         where = "" if op is None or op.source is None else f" ({op.source})"
-        shape = " x ".join(map(str, storage.shape)) or "scalar"
+        shape = format_shape(storage.shape)
         return f"{format_both(storage.nbytes)}: {storage.dtype} [{shape}]{made_by}{where}"
 
     def _has_grown(self) -> bool:

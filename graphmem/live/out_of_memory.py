@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graphmem.graph import Storage
 from graphmem.live.largest import largest, most_common
 from graphmem.live.online_simulator import RefusedRequest
-from graphmem.units import format_bytes
+from graphmem.units import format_bytes, format_shape
 
 _LISTED = 5
 _TOLD = 3
@@ -51,7 +51,7 @@ class OutOfMemorySection:
         yield from (f"    {line}" for line in most_common(lines, _LISTED))
 
     def _line(self, storage: Storage, refusal: RefusedRequest) -> str:
-        shape = " x ".join(map(str, storage.shape)) or "scalar"
+        shape = format_shape(storage.shape)
         return f"{storage.dtype} [{shape}]: {self.reason_for(storage, refusal.tick)}"
 
 

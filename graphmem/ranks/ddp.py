@@ -20,6 +20,7 @@ from torch._prims_common import make_contiguous_strides_for
 from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.reducer import Reducer
 from graphmem.trace.recorder import Recorder
+from graphmem.units import counted
 from graphmem.virtual_device.patching import Replacement
 
 
@@ -67,8 +68,7 @@ def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: 
 
 
 def _note_parameters(group: NotedGroup, parameters: Sequence[torch.Tensor]) -> None:
-    count = len(parameters)
-    group.note("DistributedDataParallel", f"{count} parameter{'s' * (count > 1)}")
+    group.note("DistributedDataParallel", counted(len(parameters), "parameter"))
     for number, each in enumerate(parameters):
         is_usual = each.stride() == make_contiguous_strides_for(each.shape)
         strides = "" if is_usual else f" with strides {list(each.stride())}"

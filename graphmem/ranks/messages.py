@@ -47,6 +47,7 @@ class Messages:
         orphans.end_with_starter()
         self._stack = ExitStack()
         self._world = World.of(os.environ)  # programs may unset the variables
+        self._rank = self._world.rank if self._world is not None else 0
         self._folder: Path | None = None
         self._numbers: Counter[tuple[int, int | str]] = Counter()
         self._beside = set(numbers_in(os.environ.get(BESIDE, "")))
@@ -88,8 +89,7 @@ class Messages:
 
     def are_beside(self, ranks: Iterable[int]) -> bool:
         """Whether all of some ranks run beside this one, or are this one."""
-        own = self._world.rank if self._world is not None else 0
-        return self._beside.issuperset({*ranks} - {own})
+        return self._beside.issuperset({*ranks} - {self._rank})
 
     def receive(self, name: str, source: int, destination: int) -> Numbers | None:
         """Wait for a message from another rank; None if its values are unknown.
@@ -152,7 +152,6 @@ class Messages:
         """Whether a rank has ended; one that is not running is started."""
         if _claim(rank, folder):
             _helped(rank, folder).touch()
-            own = str(self._world.rank if self._world is not None else 0)
             self._beside.add(rank)
             command = [
                 str(rank) if part == "RANK" else part for part in json.loads(os.environ[COMMAND])
@@ -160,7 +159,12 @@ class Messages:
             helper = subprocess.Popen(
                 command,
                 env=os.environ
-                | {FOLDER: str(folder), "RANK": str(rank), journal.FOLDER: "", BESIDE: own}
+                | {
+                    FOLDER: str(folder),
+                    "RANK": str(rank),
+                    journal.FOLDER: "",
+                    BESIDE: str(self._rank),
+                }
                 | orphans.variables(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

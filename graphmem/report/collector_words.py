@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from graphmem.report.collector_info import CollectorInfo
 from graphmem.report.schema import OnCard, Report
-from graphmem.units import format_both, format_bytes, format_exact
+from graphmem.units import format_both, format_bytes, format_exact, format_shape
 
 COLLECTOR = "Python's cycle collector"
 
@@ -67,7 +67,7 @@ def in_brief(report: Report) -> str:
 
 def _freed(found: CollectorInfo) -> str:
     """What the collector freed, with the largest of it."""
-    shape = " x ".join(map(str, found.shape)) or "scalar"
+    shape = format_shape(found.shape)
     names = (f"`{found.name}`" if found.name else f"{found.dtype} [{shape}]", found.source)
     what, size = ", ".join(filter(None, names)), format_bytes(found.largest)
     if found.freed == 1:

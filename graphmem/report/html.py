@@ -9,7 +9,7 @@ from graphmem.report import answer
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.holders import groups_of
 from graphmem.report.schema import Report
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import format_bytes, format_exact, format_shape
 
 _WIDTH, _HEIGHT = 720, 120
 _SHOWN = 8
@@ -117,7 +117,7 @@ def _holders(report: Report) -> Iterator[str]:
     for group in groups:
         first, count = group.first, len(group.holders)
         times = f"{count} x {format_bytes(first.bytes)}, " if count > 1 else ""
-        shape = " x ".join(map(str, first.shape)) or "scalar"
+        shape = format_shape(first.shape)
         what = f"{group.modules} {times}{first.dtype} [{shape}]".strip()
         cells = (format_bytes(group.bytes), what, first.source or "", group.reason)
         yield "".join(["<tr>", *(f"<td>{escape(cell)}</td>" for cell in cells), "</tr>"])

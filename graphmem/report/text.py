@@ -17,7 +17,7 @@ from graphmem.report.answer import indented
 from graphmem.report.categories import CATEGORY_COLOURS, CATEGORY_NAMES
 from graphmem.report.holders import HolderGroup, groups_of
 from graphmem.report.schema import AssumptionInfo, Report, StepInfo
-from graphmem.units import counted, format_bytes, format_exact
+from graphmem.units import counted, format_bytes, format_exact, format_shape
 
 LARGEST = 5
 MOST_STEPS = 8
@@ -137,7 +137,7 @@ def _largest(report: Report, *, verbose: bool) -> Iterator[RenderableType]:
 
 def _describe(group: HolderGroup) -> Text:
     first, count = group.first, len(group.holders)
-    shape = " x ".join(map(str, first.shape)) or "scalar"
+    shape = format_shape(first.shape)
     parts = (
         f"{group.modules}," if group.modules else "",
         f"{count} x {format_bytes(first.bytes)}," if count > 1 else "",

@@ -9,7 +9,6 @@ All runs take turns in one process with warm caches; ratios are of pairs.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from statistics import median
 from typing import Any
@@ -96,13 +95,13 @@ def run_valueless(build: Build) -> StepGraph:
         KnownValues.follow = follow  # type: ignore[method-assign]
 
 
-def run_bare(build: Build, watch: AbstractContextManager[Any] | None = None) -> None:
+def run_bare(build: Build) -> None:
     """The same iterations on fake tensors only.
 
     `fake_cpu` lets `model.to` work on fake parameters, and does nothing to operations.
     """
     mode = VirtualFakeMode()
-    with fake_cpu(mode), mode, watch or nullcontext():
+    with fake_cpu(mode), mode:
         loop = TrainingLoop(build(), torch.device("cpu"))
         loop.prepare()
         for _ in range(ITERATIONS):
