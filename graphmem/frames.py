@@ -124,8 +124,9 @@ def is_own_fault(error: BaseException) -> bool:
     return not (code in _acting and isinstance(error, _PROGRAM_ERRORS))
 
 
-# What PyTorch writes and runs: the folders of Inductor's output; up to 2.9, a file that
+# What PyTorch writes and runs: the folders of Inductor's output; the code of a `torch.fx` graph
+# (torch/fx/graph_module.py, `_exec_with_source`); up to 2.9, a file that
 # torch/distributed/nn/jit/instantiator.py makes in a temporary folder when it is imported.
-_WRITTEN = ("torchinductor_", "/_remote_module_")
+_WRITTEN = ("torchinductor_", "<eval_with_key>", "/_remote_module_")
 _STAND_INS = f"{_GRAPHMEM}/virtual_device/"
 _PROGRAM_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)

@@ -63,7 +63,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch.nn.modules.module",
-        "_has_any_global_hook",
+        "_has_any_global_hook _global_forward_pre_hooks _global_forward_hooks",
         "hiding graphmem's hooks from the compiler",
         _COMPILED,
     ),

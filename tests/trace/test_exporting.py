@@ -31,3 +31,30 @@ def test_an_exported_module_runs_on_the_card(
     assert done.exit_code == 0, done.stderr
     there = 1000 * 512 * 4 + 2 * 8 * 512 * 4 + 512
     assert done.stdout == f"0\n{there} (2, 8, 512)\n"
+
+
+STRICT = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False), torch.nn.ReLU()).cuda()
+batch = torch.randn(32, 64, device="cuda")
+exported = torch.export.export(model, (batch,), strict=True).module()
+before = torch.cuda.memory_allocated()
+loss = exported(batch).sum()
+loss.backward()
+print(before, exported.get_parameter("0.weight").grad.shape)
+"""
+
+
+def test_dynamo_exports_without_the_hooks_of_the_trace(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """Before the step there are the weight and the batch, of 64 x 64 and 32 x 64 floats."""
+    path = tmp_path / "script.py"
+    path.write_text(STRICT)
+
+    done = run_graphmem("run", "--gpu", "h100", str(path))
+
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == f"{64 * 64 * 4 + 32 * 64 * 4} torch.Size([64, 64])\n"
+    assert "script.py:7" in done.stderr  # not a line of the code that PyTorch writes
+    assert "eval_with_key" not in done.stderr

@@ -118,9 +118,11 @@ class Compilation:
 
         @functools.wraps(export)
         def export_unwatched(*args: Any, strict: bool = False, **kwargs: Any) -> Any:
-            if strict:  # Dynamo traces the program, and otherwise Python itself
-                self.switch_on()
-            return unwatched(*args, strict=strict, **kwargs)
+            if not strict:
+                return unwatched(*args, **kwargs)
+            self.switch_on()  # Dynamo traces the program, and not Python itself
+            with replaced(dynamo.without_own_hooks()):
+                return unwatched(*args, strict=True, **kwargs)
 
         return export_unwatched
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -195,6 +196,22 @@ def _is_in(rules: dict[Any, Any], function: Any) -> bool:
         return function in rules
     except TypeError:  # unhashable
         return False
+
+
+def without_own_hooks() -> list[Replacement]:
+    """What an export sees: its `get_traced_fn` (convert_frame.py) traces hooks of modules, too."""
+    return [
+        (module_hooks, name, _without_own(getattr(module_hooks, name)))
+        for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
+    ]
+
+
+def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
+    return OrderedDict(
+        (number, hook)
+        for number, hook in hooks.items()
+        if not str(hook.__module__).startswith("graphmem.")
+    )
 
 
 def _has_any_global_hook() -> bool:
