@@ -16,10 +16,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.caller import Belongings
@@ -39,6 +36,7 @@ from graphmem.trace.saved_variables import note_history
 from graphmem.trace.saved_versions import note_write
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.wrapper_tensors import is_wrapper
+from graphmem.virtual_device.encoder_layers import FAST_PATHS
 from graphmem.virtual_device.libraries.python_kernels import (
     call_in_words,
     has_python_kernel,
@@ -55,6 +53,7 @@ _KERNELS_ON_CARD = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
 )
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_OF_VIRTUAL_GPU = (aten.scaled_dot_product_attention.default, *FAST_PATHS)
 _PROFILER = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
@@ -234,10 +233,10 @@ class TraceMode(TorchDispatchMode):
         """Run a composite operation by its parts, each of which passes through here.
 
         Inference tensors, which have no autograd keys, bring composites this far. One with a CUDA
-        kernel runs whole on a card; attention's kernel is the virtual GPU's.
+        kernel runs whole on a card; attention's kernels are the virtual GPU's.
         """
         is_cuda = self._recorder.device.type == "cuda"
-        if is_cuda and func is aten.scaled_dot_product_attention.default:
+        if is_cuda and func in _OF_VIRTUAL_GPU:
             with self:
                 return func.redispatch(_CUDA, *args, **kwargs)
         if is_cuda and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):

@@ -3,7 +3,8 @@
 (1) Losses keep the storage of all their unreduced values (`virtual_device/unreduced_losses.py`).
 (2) Fused attention returns different shapes than its meta kernels (`virtual_device/attention.py`).
 (3) Fused optimizers with a tensor learning rate have no meta kernel, and return nothing.
-(4) `detach` and `clone` allocate nothing where the engine would not call them.
+(4) Fast paths of attention call other operators on a card (`virtual_device/encoder_layers.py`).
+(5) `detach` and `clone` allocate nothing where the engine would not call them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
+from graphmem.virtual_device.encoder_layers import FAST_PATHS
 from graphmem.virtual_device.unreduced_losses import LOSSES, in_unreduced_storage
 
 aten = torch.ops.aten
@@ -55,6 +57,7 @@ class SpecialOperatorsMode(TraceMode):
             aten._efficient_attention_backward.default: self._efficient_gradients,
             aten._scaled_dot_product_efficient_attention_backward.default: self._padded_gradients,
             **dict.fromkeys(_FUSED_UPDATES, self._update),
+            **dict.fromkeys(FAST_PATHS, self._fast_path),
             aten._scaled_mm.out: self._into_result,
         }
 
@@ -76,6 +79,12 @@ class SpecialOperatorsMode(TraceMode):
         result = as_returned(self._fake_mode, func, args, returned)
         self._record(func, args, kwargs, result, tick)
         return result
+
+    def _fast_path(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        is_on_card = args[0].device.type == self._recorder.device.type == "cuda"
+        return (self._decompose if is_on_card else self._run)(func, types, args, kwargs)
 
     def _efficient_gradients(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

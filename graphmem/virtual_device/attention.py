@@ -24,6 +24,7 @@ from torch.nested._internal import sdpa
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import Release, installed_release
 from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
+from graphmem.virtual_device.encoder_layers import FastPaths
 from graphmem.virtual_device.patching import Replacement, replaced
 
 aten = torch.ops.aten
@@ -78,9 +79,15 @@ def attention_of(gpu: Gpu, torch_release: tuple[int, int]) -> Iterator[None]:
             return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
+    def is_fused(x: torch.Tensor) -> bool:
+        if prefers_cudnn and takes_cudnn(x, x, x, None, 0.0, False):
+            return True
+        return takes_flash(x, x, x, None, False, False) or takes_efficient(x, x, x, False)
+
     try:
         for key in ("AutogradCUDA", "CUDA"):
             library.impl("scaled_dot_product_attention", attention, key)
+        FastPaths(attention, is_fused).implement(library)
         with replaced(_of_jagged(gpu)):
             yield
     finally:
@@ -274,8 +281,7 @@ def _flash(
 ) -> torch.Tensor:
     """Pad head sizes to a multiple of 8 and slice, as `scaled_dot_product_attention` does."""
     head_dim = query.shape[-1]
-    if scale is None:
-        scale = 1 / math.sqrt(head_dim)
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
     padding = -head_dim % _FLASH_DIM_MULTIPLE
     if padding:
         query, key, value = (
@@ -346,8 +352,7 @@ def _padded_mask(
     if mask is None:
         return None
     last = mask.shape[-1]
-    if last % _MASK_ALIGNMENT:
-        padding = _MASK_ALIGNMENT - last % _MASK_ALIGNMENT
+    if padding := -last % _MASK_ALIGNMENT:
         mask = torch.nn.functional.pad(mask, (0, padding))[..., :last]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
