@@ -1,0 +1,49 @@
+"""Operators that a card runs in parts, compared with the parts that a real CPU run allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from graphmem import TrainingStep
+from graphmem.gpus import find_gpu
+from tests.support import unobserved
+from tests.support.oracle import assert_equal
+
+IMAGES, HEIGHT, WIDTH, DEPTH = 3, 9, 10, 11
+Operator = Callable[[Tensor], Tensor]
+
+
+def plane(theta: Tensor, *, align_corners: bool) -> Tensor:
+    size = [IMAGES, 1, HEIGHT, WIDTH]
+    return functional.affine_grid(theta[:, :2, :3], size, align_corners=align_corners)
+
+
+def volume(theta: Tensor, *, align_corners: bool) -> Tensor:
+    size = [IMAGES, 1, DEPTH, HEIGHT, WIDTH]
+    return functional.affine_grid(theta, size, align_corners=align_corners)
+
+
+def step_of(operator: Operator, device: str) -> TrainingStep:
+    def step() -> None:
+        theta = torch.ones(IMAGES, 3, 4, device=device, requires_grad=True)
+        operator(theta).square().sum().backward()
+
+    return TrainingStep(step=step)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("operator", [plane, volume])
+def test_a_grid_takes_what_its_parts_take(
+    operator: Callable[..., Tensor], align_corners: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unobserved, "_inner_blocks", lambda found: set())
+    build = partial(step_of, partial(operator, align_corners=align_corners))
+    real = unobserved.profiled_events(lambda: build("cpu"), 1)
+    traced = unobserved.traced_events(lambda: build("cuda"), 1, find_gpu("h100"))
+    assert_equal(real, traced)
