@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.distributed import ReduceOp
 
 _READ_BYTES = 1 << 20
 
@@ -37,3 +39,18 @@ def copy_to_each(outputs: Sequence[torch.Tensor], sent: torch.Tensor) -> None:
             whole.detach().zero_()
     for each in outputs:
         copy(each, sent)
+
+
+def combine_copies(tensor: torch.Tensor, operation: Any, count: int) -> None:
+    """Reduce a tensor with so many copies of itself, in place.
+
+    An average, a minimum or a maximum is the tensor itself. NCCL takes a sum of booleans for a
+    maximum (`ncclOp` in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+    """
+    with torch.no_grad():
+        if operation == ReduceOp.SUM and tensor.dtype is not torch.bool:
+            tensor.mul_(count)
+        elif operation == ReduceOp.PRODUCT and tensor.dtype is not torch.bool:
+            tensor.pow_(count)
+        elif operation == ReduceOp.BXOR and count % 2 == 0:
+            tensor.zero_()

@@ -19,7 +19,7 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       second backward pass, so both hold it longer than here.
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
-a copy of this rank's tensor if programs may read it, and sums of CPU tensors count each rank once.
+a copy of this rank's tensor if programs may read it, and sums of known values count each rank once.
 Those sent from one rank to one other have that rank's own values, and ranks that run beside this
 one are waited for at a barrier (graphmem/ranks/messages.py).
 """
@@ -32,8 +32,9 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
+from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.ranks.copies import copy, copy_to_each, is_read
+from graphmem.ranks.copies import combine_copies, copy, copy_to_each, is_read
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.sizes import check_gathered, check_scattered
 
@@ -191,18 +192,22 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     # In place -----------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
+    def allreduce(self, tensors: Tensors | torch.Tensor, opts: Any = None) -> DoneWork:
         """Give each rank the sum."""
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         self._sum(tensors, opts)
         return self._begun(tensors, list(tensors))
 
     def _sum(self, tensors: Tensors, opts: Any) -> None:
-        if opts is not None and getattr(opts, "reduceOp", None) != c10d.ReduceOp.SUM:
-            return
-        with torch.no_grad():
-            for tensor in tensors:
-                if tensor.device.type == "cpu":
-                    tensor.mul_(self._size)
+        operation = getattr(opts, "reduceOp", c10d.ReduceOp.SUM)
+        for tensor in tensors:
+            if tensor.device.type == "cpu":
+                combine_copies(tensor, operation, self._size)
+                continue
+            known = self._mail.known(tensor)
+            if known is not None:
+                with _disable_current_modes():  # a card does no more than the collective
+                    combine_copies(known, operation, self._size)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give each rank the sums."""
@@ -326,6 +331,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         for output, parts in zip(outputs, inputs, strict=True):
             held.append(_flat(parts))
             copy(output, parts[self._rank])
+        self._sum(outputs, opts)
         return self._begun(outputs, held)
 
     def reduce_scatter_single(

@@ -89,7 +89,11 @@ Group = tuple[tuple[int, ...], int]
 
 
 class Journal:
-    """Notes the collectives of the rank that runs here, if others run as well."""
+    """Notes the collectives of the rank that runs here, if others run as well.
+
+    Attributes:
+        arrives: whether what is exchanged now really comes from other ranks.
+    """
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class Journal:
         self._kinds: dict[Kind, int] = {}
         self._sequences: dict[tuple[Group, str], OfGroup] = {}
         self._made = 0
-        self._arrives = False
+        self.arrives = False
         self._are_weights = False
 
     @property
@@ -131,11 +135,11 @@ class Journal:
     @contextmanager
     def arriving(self, do_arrive: bool = True) -> Iterator[None]:
         """Let collectives exchange values that really come from other ranks, if they do."""
-        self._arrives = do_arrive
+        before, self.arrives = self.arrives, do_arrive
         try:
             yield
         finally:
-            self._arrives = False
+            self.arrives = before
 
     @contextmanager
     def sharing_weights(self) -> Iterator[None]:
@@ -175,7 +179,7 @@ class Journal:
         if sequence is None:
             sequence = OfGroup(list(ranks), number, device)
             self._sequences[group, device] = sequence
-        if not self._arrives:
+        if not self.arrives:
             self._note_values(sequence, given)
         sequence.order.append(self._made)
         self._made += 1

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from graphmem.ranks.messages import Messages
+from graphmem.ranks.messages import Messages, Numbers
 from graphmem.values.known import KnownValues
+
+
+class Left(NamedTuple):
+    """What the ranks of a group leave for each other in a collective.
+
+    Attributes:
+        messages: those of this rank.
+        ranks: the group's.
+        own: this one.
+        given: its values; None if they are not known.
+        names: where the others' are.
+    """
+
+    messages: Messages
+    ranks: Sequence[int]
+    own: int
+    given: Numbers | None
+    names: Mapping[int, str]
+
+    def of(self, rank: int) -> Numbers | None:
+        """Wait for the values of a rank; None if they are not known."""
+        if rank == self.own:
+            return self.given
+        return self.messages.read(self.names[rank], rank, self.own)
 
 
 class Mail:
@@ -33,9 +57,10 @@ class Mail:
         self._objects[tensor] = self._values(tensor)
 
     def _values(self, tensor: torch.Tensor) -> list[int | float] | None:
-        known = self._known.of(tensor)
+        known = self.known(tensor)
         values: list[int | float] | None = self._objects.get(tensor)
-        return values if known is None else known.tensor.flatten().tolist()
+        with _disable_current_modes():
+            return values if known is None else known.flatten().tolist()
 
     def expect(self, group: Any, source: int, tensor: torch.Tensor) -> Callable[[], bool]:
         """Announce a tensor to receive; the function returned waits for its values."""
@@ -46,7 +71,7 @@ class Mail:
             values = self.messages.receive(message, other, this)
             if values is None or len(values) != tensor.numel():
                 return False
-            _write(tensor, values)
+            write(tensor, values)
             return True
 
         return arrive
@@ -54,6 +79,10 @@ class Mail:
     def are_beside(self, group: Any) -> bool:
         """Whether all ranks of a group run, and really meet."""
         return self.messages.are_beside(torch.distributed.get_process_group_ranks(group))
+
+    def began_beside(self, group: Any) -> bool:
+        """Whether all ranks of a group were begun together, so that none has missed a message."""
+        return self.messages.began_beside(torch.distributed.get_process_group_ranks(group))
 
     def meet(
         self, group: Any, sent: torch.Tensor | None = None, outputs: Sequence[torch.Tensor] = ()
@@ -65,19 +94,30 @@ class Mail:
             sent: what this rank gives to the others.
             outputs: take what each rank gives, and copies of this rank's for those that do not run.
         """
+        left = self.leave(group, sent)
+        ranks, given = left.ranks, left.given
+        others: dict[int, Numbers | None] = {rank: left.of(rank) for rank in ranks}
+        if outputs and self._known.of(outputs[0]) is None:
+            others = {rank: found or given for rank, found in others.items()}
+            if outputs[0]._base is not None:  # values are known of whole storages
+                outputs[0]._base.detach().zero_()
+        for rank, output in zip(ranks, outputs, strict=False):
+            _write_long(output, others.get(rank))
+
+    def leave(self, group: Any, sent: torch.Tensor | None = None) -> Left:
+        """Leave a tensor's values for the ranks of a group that run beside this one."""
         ranks = torch.distributed.get_process_group_ranks(group)
         own = ranks[group.rank()]
         board = f"group{zlib.crc32(group.pg_name.encode())}"
         names = {rank: self.messages.next(rank, board) for rank in ranks if rank != own}
         given = None if sent is None else self._values(sent)
         self.messages.send(own, board, given)
-        others = {rank: self.messages.read(name, rank, own) for rank, name in names.items()}
-        if outputs and self._known.of(outputs[0]) is None:
-            others = dict.fromkeys(ranks, given) | {k: v for k, v in others.items() if v}
-            if outputs[0]._base is not None:  # values are known of whole storages
-                outputs[0]._base.detach().zero_()
-        for rank, output in zip(ranks, outputs, strict=False):
-            _write_long(output, others.get(rank))
+        return Left(self.messages, ranks, own, given, names)
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor, in place; None if they are not known."""
+        found = self._known.of(tensor)
+        return None if found is None else found.tensor
 
     def write_own(self, tensor: torch.Tensor, sent: torch.Tensor) -> None:
         """Give a tensor the values of one that this rank sends to itself."""
@@ -89,10 +129,11 @@ def _write_long(tensor: torch.Tensor, values: Sequence[int | float] | None) -> N
     """Give a tensor values; it may be as long as the longest object, whose end is not read."""
     if values is not None:
         room = tensor.numel()
-        _write(tensor, [*values[:room], *[0] * (room - len(values))])
+        write(tensor, [*values[:room], *[0] * (room - len(values))])
 
 
-def _write(tensor: torch.Tensor, values: Sequence[int | float]) -> None:
+def write(tensor: torch.Tensor, values: Numbers) -> None:
+    """Give a tensor the values that came for it."""
     with _disable_current_modes():  # what is here in place of a network is not counted
         received = torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
     with torch.no_grad():

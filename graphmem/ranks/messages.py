@@ -51,6 +51,7 @@ class Messages:
         self._folder: Path | None = None
         self._numbers: Counter[tuple[int, int | str]] = Counter()
         self._beside = set(numbers_in(os.environ.get(BESIDE, "")))
+        self._begun_beside = frozenset(self._beside)
         self._kept: list[tuple[str, str]] = []
         self._helpers: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -90,6 +91,10 @@ class Messages:
     def are_beside(self, ranks: Iterable[int]) -> bool:
         """Whether all of some ranks run beside this one, or are this one."""
         return self._beside.issuperset({*ranks} - {self._rank})
+
+    def began_beside(self, ranks: Iterable[int]) -> bool:
+        """Whether all of some ranks ran beside this one from its begin on, or are this one."""
+        return self._begun_beside.issuperset({*ranks} - {self._rank})
 
     def receive(self, name: str, source: int, destination: int) -> Numbers | None:
         """Wait for a message from another rank; None if its values are unknown.

@@ -20,6 +20,7 @@ import torch
 from torch.distributed import utils
 from torch.distributed.fsdp import _init_utils as fsdp
 
+from graphmem.ranks import exchanges
 from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Group, Journal
 from graphmem.virtual_device.patching import Replacement
@@ -29,8 +30,9 @@ Alike = tuple[Tensors, Tensors]
 """The tensors that a rank gives in, and those that all ranks must have alike."""
 
 
-def _all(tensors: Tensors, *rest: Any) -> Alike:
-    return tensors, tensors
+def _all(tensors: Tensors | torch.Tensor, *rest: Any) -> Alike:
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    return listed, listed
 
 
 def _single(output: torch.Tensor, sent: torch.Tensor, *rest: Any) -> Alike:
@@ -109,12 +111,23 @@ class NotedGroup(LoneGroup):
             device = "cuda" if torch.device("cuda") in self.device_types else "cpu"
         self.journal.note(self.key, device, operation, alike, given)
 
+    def exchange(self, operation: str, given: Tensors, arguments: Sequence[Any]) -> Any:
+        """Begin to exchange values, unless objects are sent, which do so themselves."""
+        if self.journal.arrives:
+            return None
+        return exchanges.begin(self._mail, self, operation, given, arguments)
+
 
 def _noting(method: Callable[..., Any], operation: str, parts: Callable[..., Alike]) -> Any:
     def noted(group: NotedGroup, *arguments: Any, **options: Any) -> Any:
         given, alike = parts(*arguments)
-        group.note(operation, alike, given)
-        return method(group, *arguments, **options)
+        arrive = group.exchange(operation, given, arguments)
+        with group.journal.arriving(group.journal.arrives or arrive is not None):
+            group.note(operation, alike, given)
+        work = method(group, *arguments, **options)
+        if arrive is not None:
+            work.arrivals.append(arrive)
+        return work
 
     return noted
 

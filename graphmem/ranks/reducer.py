@@ -14,7 +14,11 @@ Clauses (torch/csrc/distributed/c10d/reducer.cpp; names in brackets are its own)
   (5) with `find_unused_parameters`, buckets are not rebuilt and a map of used parameters, one int
       each, is on the card [`initialize_local_used_map`];
   (6) with a static graph, the first iteration's gradients are copied and reduced when it ends
-      [`delay_all_reduce`].
+      [`delay_all_reduce`];
+  (7) under `Join`, the work that counts the ranks which still have data is kept to the next forward
+      pass, and waited for before the first gradient is divided by their number, unless that is
+      the number of all ranks [`set_forward_pass_work_handle`, `set_divide_factor`]. A rank that has
+      run out of data reduces zeros in place of each bucket [`get_grad_buckets`].
 
 A parameter that this rank does not use is assumed to be unused on all. Sparse gradients are
 refused.
@@ -81,6 +85,8 @@ class Reducer:
         self._expects_hooks = False
         self._must_finalize = False
         self._comm_hook: Callable[[GradBucket], Any] | None = None
+        self._taking_part: Any = None
+        self._is_counted = True
         self._futures: list[Any] = []
         self._dtype: torch.dtype | None = None
         self._buckets: list[Bucket] = []
@@ -185,7 +191,24 @@ class Reducer:
             self._used_map = self._new_ints(len(self._parameters))
 
     def _set_forward_pass_work_handle(self, work: Any, use_static_world_size: bool) -> None:
-        """Do nothing: all ranks take part."""
+        self._taking_part = work
+        self._is_counted = use_static_world_size
+
+    def _get_zeros_like_grad_buckets(self) -> list[GradBucket]:
+        last = len(self._buckets) - 1
+        buckets = [GradBucket(i, each, i == last) for i, each in enumerate(self._buckets)]
+        for each in buckets:
+            each.set_buffer(torch.zeros_like(each.buffer()))
+        return buckets
+
+    def _run_comm_hook(self, bucket: GradBucket) -> Any:
+        if self._comm_hook is not None:
+            return self._comm_hook(bucket)
+        return self._group.allreduce([bucket.buffer()]).get_future()
+
+    def _get_local_used_map(self) -> torch.Tensor:
+        assert self._used_map is not None
+        return self._used_map
 
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -252,6 +275,9 @@ class Reducer:
 
     def _put(self, bucket: Bucket, position: int) -> None:
         """Put a gradient into its bucket (clause 1)."""
+        if not self._is_counted:  # once for each forward pass
+            self._is_counted = True
+            self._taking_part.wait()
         parameter, view = bucket.parameters[position], bucket.views[position]
         gradient = parameter.grad
         with torch.no_grad():
@@ -269,11 +295,8 @@ class Reducer:
 
     def _reduce(self, number: int) -> None:
         bucket = self._buckets[number]
-        if self._comm_hook is None:
-            bucket.work = self._group.allreduce([bucket.gradients]).get_future()
-        else:
-            last = number == len(self._buckets) - 1
-            bucket.work = self._comm_hook(GradBucket(number, bucket, last))
+        last = number == len(self._buckets) - 1
+        bucket.work = self._run_comm_hook(GradBucket(number, bucket, last))
 
     def _reduce_used_map(self) -> None:
         assert self._used_map is not None

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.support import oracle
 from tests.support.rank_oracle import allocations, events_of_ranks, real_events, traced_events
-from tests.support.rank_programs import OF_FOUR, OF_TWO
+from tests.support.rank_programs import OF_FOUR, OF_TWO, TOGETHER
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
@@ -17,7 +17,10 @@ pytestmark = pytest.mark.skipif(
 ATTEMPTS = 3
 QUICK = ("ddp", "fsdp", "tensor parallel", "gpipe", "1f1b", "gpipe of four")
 UNORDERED = {
-    "ddp with hook": "NCCL holds what nobody waits for (clause 5 of graphmem/ranks/group.py)",
+    **dict.fromkeys(
+        ("ddp with hook", "ddp joined", *TOGETHER),
+        "NCCL holds what nobody waits for (clause 5 of graphmem/ranks/group.py)",
+    ),
     "zero bubble": "PyTorch keeps a group's parameters in a set (pipelining/_backward.py)",
 }
 """Programs whose frees have no fixed order, or not gloo's, and why."""

@@ -1,6 +1,7 @@
 """The CPU oracle for ranks: real processes that talk over gloo, and graphmem's ranks, each alone.
 
-Both run a program of `tests.support.rank_programs` on the CPU, one process a rank. A real rank is
+Both run a program of `tests.support.rank_programs` on the CPU, one process a rank; graphmem's ranks
+exchange values where the program needs that (`TOGETHER`). A real rank is
 observed as in `tests.support.oracle`, and its `storage.resize_(n)` as well; a traced one has the
 process group and the reducer of `graphmem.ranks`.
 
@@ -42,7 +43,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphmem import TrainingStep, ranks
 from graphmem.caller import Belongings
 from graphmem.live import resized_storages
-from graphmem.ranks import messages
+from graphmem.ranks import journal, messages
 from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import World
 from graphmem.torch_releases import installed_release
@@ -213,7 +214,7 @@ def traced_events(build: Build) -> list[Event]:
 
 def _run(observe: Callable[[Build], list[Event]], name: str, world: World, folder: Path) -> None:
     """Run a program as one rank, in a process of its own, and write its events."""
-    from tests.support.rank_programs import OF_FOUR, OF_TWO
+    from tests.support.rank_programs import OF_FOUR, OF_TWO, TOGETHER
 
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
@@ -229,6 +230,9 @@ def _run(observe: Callable[[Build], list[Event]], name: str, world: World, folde
     for rank in range(world.size):  # they are all running: none need be started for its messages
         (folder / f"{rank}.started").touch()
     exchange = {messages.FOLDER: str(folder), messages.COMMAND: "[]"}
+    if name in TOGETHER:
+        beside = ",".join(map(str, range(world.size)))
+        exchange |= {journal.FOLDER: str(folder), messages.BESIDE: beside}
     result: tuple[list[Event], str] = [], ""
     try:
         with world.launched(exchange):

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
@@ -122,6 +123,21 @@ def _trained(
 
 def ddp(model: Callable[[], nn.Module] = _model, **options: Any) -> TrainingStep:
     return _trained(DistributedDataParallel(model(), **options))
+
+
+def ddp_joined(more: int = 0, **options: Any) -> TrainingStep:
+    """A batch an iteration, and so many more on each later rank, which the others wait for."""
+    model = DistributedDataParallel(_model(), **options)
+    optimizer = _adamw(model.parameters())
+
+    def iterate() -> None:
+        with Join([model], divide_by_initial_world_size=False):
+            for _ in range(1 + more * dist.get_rank()):
+                model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return TrainingStep(step=iterate)
 
 
 def ddp_with_hook() -> TrainingStep:
@@ -295,6 +311,9 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
     ),
     "ddp with hook": ddp_with_hook,
     "ddp accumulating": ddp_accumulating,
+    "ddp joined": ddp_joined,
+    "ddp joined unevenly": partial(ddp_joined, more=1),
+    "ddp with unused joined unevenly": partial(ddp_joined, more=1, find_unused_parameters=True),
     "zero": zero,
     "fsdp": fsdp,
     "fsdp gathered once": partial(fsdp, reshard_after_forward=False),
@@ -314,6 +333,8 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
     "interleaved": partial(pipeline, ScheduleInterleaved1F1B, 2),
     "zero bubble": partial(pipeline, ScheduleInterleavedZeroBubble, 2),
 }
+TOGETHER = ("ddp joined unevenly", "ddp with unused joined unevenly")
+"""Programs whose ranks go by what the others do."""
 OF_FOUR: dict[str, Callable[[], TrainingStep]] = {
     "fsdp replicated": fsdp_replicated,
     "tensor parallel sharded": tensor_parallel_sharded,

@@ -1,0 +1,154 @@
+"""Values that ranks give into collectives: copies of their own alone, and each other's together.
+
+Expected are the sums of rank + 1 over the ranks and their like, and for the experts the allocations
+of real ranks on H100s (fixtures/cuda/ranks).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+from tests.ranks.test_ranks import LAUNCHED, RANKS, RECORDED, allocations
+from tests.support.places import ROOT
+
+HEAD = """import torch, torch.distributed as dist
+dist.init_process_group('cpu:gloo,cuda:nccl')
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+"""
+ALONE = """for device in 'cpu', 'cuda':
+    for name in 'SUM', 'PRODUCT', 'MIN', 'MAX', 'BXOR':
+        value = torch.tensor([3], device=device)
+        dist.all_reduce(value, getattr(dist.ReduceOp, name))
+        print(value.item(), end=' ')
+average, is_any = torch.tensor([3.0], device='cuda'), torch.tensor([True], device='cuda')
+dist.all_reduce(average, dist.ReduceOp.AVG)
+dist.all_reduce(is_any)
+print(average.item(), is_any.item())
+"""
+EACH = """def own(): return torch.tensor([rank + 1], device='cuda')
+for name in 'SUM', 'PRODUCT', 'MIN', 'MAX', 'BOR', 'BAND', 'BXOR':
+    value = own()
+    dist.all_reduce(value, getattr(dist.ReduceOp, name))
+    print(value.item(), end=' ')
+sent, listed, single, turned = own(), [own(), own()], own().repeat(2), own().repeat(2)
+dist.broadcast(sent, 1)
+dist.all_gather(listed, own())
+dist.all_gather_into_tensor(single, own())
+dist.all_to_all_single(turned, own().repeat(2))
+print(sent.item(), [each.item() for each in listed], single.tolist(), turned.tolist())
+"""
+AGREED = """left, loops = 2 + rank, 0
+while True:
+    done = torch.tensor([int(left <= 0)], device='cuda')
+    dist.all_reduce(done)
+    if done.item() == dist.get_world_size(): break
+    left, loops = left - 1, loops + 1
+print(loops)
+"""
+LATER = """count = torch.tensor([rank + 1])
+if rank: dist.recv_object_list([None], 0)
+work = dist.all_reduce(count, async_op=True)
+if not rank: dist.send_object_list(['first'], 1)
+work.wait()
+print(count.item())
+"""
+JOINED = """from torch.distributed.algorithms.join import Join
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda(), [rank])
+done = 0
+with Join([model]):
+    for _ in range(1 + 2 * rank):
+        model(torch.ones(4, 8, device='cuda')).sum().backward()
+        done += 1
+print(done)
+"""
+Together = Callable[..., Outcome]
+
+
+@pytest.fixture
+def together(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Together:
+    """Run ranks of a script: all of two, or those that are named."""
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def together(body: str, rank: str = "all") -> Outcome:
+        Path("s.py").write_text(HEAD + body)
+        chosen = "--nproc-per-node", "2", "--rank", rank
+        return run_graphmem("run", "--gpu", "h100", *chosen, "s.py")
+
+    return together
+
+
+def test_a_rank_alone_counts_each_rank_once(together: Together) -> None:
+    """3 + 3, 3 * 3, min(3, 3), max(3, 3) and 3 ^ 3, on the CPU and on the card."""
+    done = together(ALONE, "1")
+
+    assert done.stdout == "6 9 3 3 0 6 9 3 3 0 3.0 True\n"
+
+
+def test_ranks_that_run_together_have_each_others_values(together: Together) -> None:
+    done = together(EACH)
+
+    reduced = "3 2 1 2 3 0 3"  # of 1 and 2
+    assert done.stdout == f"{reduced} 2 [1, 2] [1, 2] [1, 2]\n" * 2
+    assert "perhaps only because" not in done.stderr
+
+
+def test_a_loop_that_ranks_agree_to_end_ends_for_all_at_once(together: Together) -> None:
+    """The last rank has three batches, and in the loop after them all are done."""
+    done = together(AGREED)
+
+    assert (done.exit_code, done.stdout) == (0, "3\n3\n")
+
+
+def test_values_arrive_when_a_collective_is_waited_for(together: Together) -> None:
+    """Rank 1 begins its own only after a message, which rank 0 sends before it waits."""
+    done = together(LATER)
+
+    assert (done.exit_code, done.stdout) == (0, "3\n3\n")
+
+
+def test_a_rank_without_data_joins_the_others(together: Together) -> None:
+    """It makes their collectives until they have none left, so none differs."""
+    done = together(JOINED)
+
+    assert (done.exit_code, done.stdout) == (0, "1\n3\n")
+
+
+def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None:
+    done = together("for _ in range(1 + rank): dist.all_reduce(torch.ones(1))")
+
+    assert done.exit_code == 2
+    assert "the collectives of ranks 0 and 1 do not match" in done.stderr
+
+
+def test_experts_receive_what_other_ranks_send(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each rank sends other numbers of tokens, and is told how many it receives."""
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    record = ROOT / "tools" / "record_cuda.py", "-o", tmp_path / "experts"
+    script = RANKS / "expert_parallel.py", "--functional", "--fixed-splits", "--steps", "2"
+    options = "--gpu", "h100-80gb", "--torch", "2.11", "--nproc-per-node", "2", "--rank", "all"
+
+    done = run_graphmem("run", *map(str, (*options, *record, *script)))
+
+    assert done.exit_code == 0, done.stderr
+    for rank in (0, 1):
+        made = tmp_path / f"experts.rank{rank}.events.json"
+        recorded = RECORDED / f"experts_functional_fixed.rank{rank}.events.json.gz"
+        found = allocations(json.loads(made.read_text()))
+        assert (
+            found == allocations(json.loads(gzip.decompress(recorded.read_bytes())))[: len(found)]
+        )
+        assert len(found) > 700
