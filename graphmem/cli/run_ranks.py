@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from graphmem.live.several_ranks import RankInfo, RanksReport
+    from graphmem.ranks.journal import Collectives
     from graphmem.ranks.mismatches import Mismatch
     from graphmem.ranks.world import World
 
@@ -43,7 +46,7 @@ def run_ranks(
     Raises:
         InputError: another output was requested, or the collectives of ranks do not match.
     """
-    from graphmem.live.several_ranks import RanksReport, outcomes
+    from graphmem.live.several_ranks import MEETING, RanksReport, outcomes
     from graphmem.ranks.error_messages import MismatchedCollectivesError
     from graphmem.ranks.mismatches import first_mismatch
 
@@ -51,13 +54,17 @@ def run_ranks(
         raise OneRankOnlyError()
 
     def command(rank: int, report: Path) -> list[str]:
-        begun = [sys.executable, "-m", "graphmem", "run", "--rank", str(rank)]
-        return [*begun, "--format", "json", "--output", str(report), *arguments]
+        start = [sys.executable, "-m", "graphmem", "run", "--rank", str(rank)]
+        return [*start, "--format", "json", "--output", str(report), *arguments]
 
     told: set[str] = set()
-    found, made = [], {}
+    found: list[RankInfo] = []
+    made: dict[int, Collectives] = {}
     ranks = [world.rank for world in worlds]
-    for outcome in outcomes(ranks, command, len(os.sched_getaffinity(0))):
+    begun, at_once = time.monotonic(), len(os.sched_getaffinity(0))
+    for outcome in outcomes(ranks, command, at_once):
+        if not found and len(ranks) > MEETING:
+            typer.echo(_how_long(len(ranks), at_once, time.monotonic() - begun), err=True)
         sys.stdout.write(outcome.stdout)
         for line in outcome.stderr.splitlines():
             if line not in told:  # ranks print many of the same lines
@@ -73,6 +80,15 @@ def run_ranks(
     if mismatch is not None:
         typer.echo(_in_doubt(mismatch), err=True)
     raise typer.Exit(next((each.exit_code for each in found if each.exit_code), 0))
+
+
+def _how_long(ranks: int, at_once: int, seconds: float) -> str:
+    """How long many ranks take, by the first."""
+    minutes = math.ceil(seconds * math.ceil(ranks / at_once) / 60)
+    return (
+        f"graphmem: {ranks} ranks run {at_once} at once, and the first took {seconds:.0f} s: about "
+        f"{minutes} min for all; --rank 0,{ranks - 1} runs two of them"
+    )
 
 
 def _in_doubt(mismatch: Mismatch) -> str:

@@ -103,6 +103,17 @@ class NodesWithoutRanksError(InputError):
         super().__init__("--nnodes needs --nproc-per-node", hint=_HINT)
 
 
+class CardsOfNodeError(InputError):
+    """A rank would work on a card that PyTorch's stand-in for CUDA does not have."""
+
+    def __init__(self, card: int, cards: int) -> None:
+        super().__init__(
+            f"a rank would work on card {card} of its node: PyTorch without CUDA has {cards}, "
+            f"0 to {cards - 1}",
+            hint=f"--nproc-per-node {cards} --nnodes N, or one in CUDA_VISIBLE_DEVICES",
+        )
+
+
 class RankWithoutWorldError(InputError):
     """`--rank` without a number of ranks."""
 

@@ -18,7 +18,7 @@ from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Journal
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.noted import NotedGroup
-from graphmem.ranks.stores import LoneStore, LoneTcpStore
+from graphmem.ranks.stores import LoneFileStore, LoneStore, LoneTcpStore
 from graphmem.ranks.unwaited import Unwaited
 from graphmem.ranks.world import World
 from graphmem.trace.recorder import Recorder
@@ -58,6 +58,7 @@ def replacements(
         (distributed_c10d, "_new_process_group_helper", named_as_asked),
         (distributed_c10d, "rendezvous", _rendezvous),
         (torch.distributed, "TCPStore", LoneTcpStore),
+        (torch.distributed, "FileStore", LoneFileStore),
         (
             device_mesh,
             "_get_device_handle",

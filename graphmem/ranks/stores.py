@@ -51,3 +51,15 @@ class LoneTcpStore(LoneStore):
         self.host = host_name
         self.port = port
         self.libuvBackend = use_libuv
+
+
+class LoneFileStore(LoneStore):
+    """What `torch.distributed.FileStore` makes: no file.
+
+    Attributes:
+        path: where the file would be.
+    """
+
+    def __init__(self, file_name: str, world_size: int = -1) -> None:
+        super().__init__()
+        self.path = file_name

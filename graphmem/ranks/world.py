@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 from graphmem.environment import environment
 from graphmem.ranks.error_messages import (
+    CardsOfNodeError,
     EmptyWorldError,
     NodesWithoutRanksError,
     NoRankNamedError,
@@ -39,6 +40,13 @@ _LAUNCHERS = (
     _Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     _Launcher("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NNODES", least=2),
 )
+
+
+CARDS = 8
+"""The cards of a node: PyTorch's device guard without CUDA has no more.
+
+`kFakeGuardImplMaxDevices`, c10/core/impl/FakeGuardImpl.h
+"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,11 @@ class World:
             return [] if found is None else [found]
         if found is None:
             raise RankWithoutWorldError()
-        return [cls(found.size, rank, found.per_node) for rank in _numbers(ranks, found.size)]
+        worlds = [cls(found.size, rank, found.per_node) for rank in _numbers(ranks, found.size)]
+        if per_node is not None:  # a launcher may give each rank a card
+            for world in worlds:
+                _check_card(world.rank % world.per_node)
+        return worlds
 
     @property
     def variables(self) -> dict[str, str]:
@@ -137,10 +149,21 @@ class World:
 
 
 def devices_of(environment: Mapping[str, str]) -> Devices:
-    """The cards of a rank: those of its node, or those named by CUDA_VISIBLE_DEVICES."""
+    """The cards of a rank: those of its node, or those named by CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        InputError: the rank would work on a card that PyTorch cannot stand in for.
+    """
     visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     count = len(visible) or _number(environment, "LOCAL_WORLD_SIZE", 1)
-    return Devices(count, min(_number(environment, "LOCAL_RANK", 0), count - 1))
+    own = min(_number(environment, "LOCAL_RANK", 0), count - 1)
+    _check_card(own)
+    return Devices(count, own)
+
+
+def _check_card(number: int) -> None:
+    if number >= CARDS:
+        raise CardsOfNodeError(number, CARDS)
 
 
 def _numbers(ranks: str, size: int) -> list[int]:

@@ -272,6 +272,7 @@ INNER_NAMES = (
         _RANKS,
     ),
     Names("torch.distributed", "TCPStore", "stores that a script makes", _RANKS),
+    Names("torch.distributed", "FileStore", "stores that a script makes", _RANKS),
     Names("torch.distributed.rpc", "init_rpc", "refusing remote calls", _RANKS),
     Names("torch.multiprocessing", "start_processes", "ranks that a script starts", _RANKS),
     Names("torch.multiprocessing.spawn", "start_processes", "ranks that a script starts", _RANKS),

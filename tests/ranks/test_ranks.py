@@ -483,6 +483,12 @@ class TestWorlds:
                 ["--nproc-per-node", "2", "--rank", "all", "--html", "page.html"],
                 "--html and --save keep one rank",
             ),
+            ({}, ["--nproc-per-node", "9", "--rank", "all"], "would work on card 8 of its node"),
+            (
+                {"RANK": "9", "WORLD_SIZE": "64", "LOCAL_RANK": "9", "LOCAL_WORLD_SIZE": "64"},
+                [],
+                "would work on card 9 of its node",
+            ),
             ({}, ["--rank", "1"], "--rank needs --nproc-per-node"),
             ({}, ["--nnodes", "2"], "--nnodes needs --nproc-per-node"),
         ],
@@ -717,6 +723,20 @@ class TestCards:
         assert (done.exit_code, done.stdout) == (1, "here localhost 29555\n")
         assert "DistStoreError" in done.stderr
 
+    def test_a_store_of_a_script_makes_no_file(
+        self, run: Run, script: Callable[..., Path], tmp_path: Path
+    ) -> None:
+        """FileStore waits five minutes for what another rank should write."""
+        kept = tmp_path / "kept"
+        done = run(
+            *("--nproc-per-node", "2"),
+            script(f"store = dist.FileStore({str(kept)!r}, 2)", "store.wait(['nobody'])"),
+        )
+
+        assert done.exit_code == 1
+        assert "DistStoreError" in done.stderr
+        assert not kept.exists()
+
     def test_nccl_is_there(self, run: Run, script: Callable[..., Path]) -> None:
         path = script("print(dist.is_nccl_available(), torch.cuda.nccl.version() >= (2, 10))")
 
@@ -839,6 +859,17 @@ class TestSeveralRanks:
         assert [rank["exit_code"] for rank in found["ranks"]] == [0, 0, 1]
         peaks = [rank["report"]["peak"]["allocated"] for rank in found["ranks"]]
         assert peaks == [1 << 20, 2 << 20, 3 << 20]
+
+    @pytest.mark.slow
+    def test_the_first_of_many_says_how_long_all_may_take(self, run: Run, tmp_path: Path) -> None:
+        quick = tmp_path / "quick.py"
+        quick.write_text("print(1)")
+        ranks = ",".join(map(str, range(9)))
+
+        done = run("--nproc-per-node", "8", "--nnodes", "2", "--rank", ranks, quick)
+
+        assert done.exit_code == 0, done.stderr
+        assert re.search(r"9 ranks run \d+ at once, and the first took \d+ s: about", done.stderr)
 
 
 class TestCompiled:
