@@ -25,7 +25,7 @@ def _host_only(begin: Any) -> Any:
     @functools.wraps(begin)
     def init(profiler: Any, *args: Any, **kwargs: Any) -> None:
         begin(profiler, *args, **kwargs)
-        if profiler.use_device == "cuda":
+        if profiler.enabled and profiler.use_device == "cuda":
             profiler.use_device = None
             profiler.profiler_kind = ProfilerState.KINETO
             profiler.kineto_activities.discard(ProfilerActivity.CUDA)

@@ -603,6 +603,13 @@ class TestDevices:
         assert "aten::zeros" in profiler.key_averages().table(sort_by="self_cuda_time_total")
         assert "Failed to record CUDA event" not in capfd.readouterr().err
 
+    def test_a_profiler_that_is_off_does_nothing(self) -> None:
+        """DLRM's script has one around its loop (`--enable-profiling`)."""
+        with torch.autograd.profiler.profile(False, use_device="cuda") as profiler:
+            torch.zeros(2, device="cuda")
+
+        assert profiler is None
+
     def test_legacy_tensor_types(self) -> None:
         made = torch.cuda.FloatTensor([[1, 2]])  # type: ignore[attr-defined]
         sized = torch.cuda.HalfTensor(3, 4)  # type: ignore[attr-defined]
