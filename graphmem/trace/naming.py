@@ -32,7 +32,8 @@ def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     """Name parameters, their gradients, and buffers by their qualified names."""
     named = [(without_wrappers(name), each) for name, each in model.named_parameters()]
     _name_parts(recorder, OwnerKind.PARAMETER, named, "")
-    gradients = [(name, each.grad) for name, each in named if each.grad is not None]
+    leaves = [(name, each) for name, each in named if each.is_leaf or each.retains_grad]
+    gradients = [(name, each.grad) for name, each in leaves if each.grad is not None]
     _name_parts(recorder, OwnerKind.GRADIENT, gradients, ".grad")
     for name, buffer in model.named_buffers():
         recorder.identify(buffer, OwnerKind.BUFFER, without_wrappers(name))
