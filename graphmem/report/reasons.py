@@ -29,7 +29,8 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence
     if workspace is not None:
         return _workspace(storage, workspace, graph)
     owners = storage.owners_at(tick)
-    parts = [part for part in (_identity(owner, storage, graph) for owner in owners) if part]
+    named = [*owners, *_later_identities(storage, tick)]
+    parts = [part for part in (_identity(owner, storage, graph) for owner in named) if part]
     compiled = storage.owned_as(OwnerKind.COMPILED)
     if compiled is not None and not parts:
         parts.append(compiled.name)
@@ -43,9 +44,9 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence
     elif saved:
         parts.append(_saved(saved_by or [owner.name for owner in saved]))
     variables = [owner for owner in owners if owner.kind is OwnerKind.VARIABLE]
-    named = [owner for owner in variables if owner.name]
-    if named:
-        parts.append(f"held by the variable {_variable(named[0])}")
+    variable = next((owner for owner in variables if owner.name), None)
+    if variable is not None:
+        parts.append(f"held by the variable {_variable(variable)}")
     if not parts:
         parts.append(_in_use(storage, tick, graph))
     return "; ".join(parts)
@@ -56,6 +57,12 @@ def _workspace(storage: Storage, owner: Owner, graph: StepGraph) -> str:
     if owner.end is None or op is None:
         return f"{owner.name}, kept until the process ends"
     return f"scratch of {op.target.removesuffix('.default')}: {owner.name}"
+
+
+def _later_identities(storage: Storage, tick: int) -> list[Owner]:
+    """The parameter or buffer that a storage is, before the model's first call names it."""
+    kinds = (OwnerKind.PARAMETER, OwnerKind.BUFFER)
+    return [owner for owner in storage.owners if owner.kind in kinds and tick < owner.start]
 
 
 def _identity(owner: Owner, storage: Storage, graph: StepGraph) -> str | None:

@@ -1,0 +1,31 @@
+"""Why a tensor is alive."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+import graphmem
+
+
+def test_a_parameter_is_named_before_the_models_first_call() -> None:
+    """DLRM's script moves its embeddings to the card one by one, and ended before it trained."""
+    with graphmem.virtual_gpu("t4") as gpu:
+        model = torch.nn.ModuleList([torch.nn.Embedding(4096, 64)])
+        model[0].to("cuda")
+
+    [table] = gpu.report().at_peak.holders
+    assert table.reason == "the parameter 0.weight"
+
+
+def test_a_parameter_that_was_computed_is_named_without_a_warning() -> None:
+    """Meta-learning replaces parameters by updated ones, which are no leaves of autograd."""
+    with graphmem.virtual_gpu("t4") as gpu, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+        model._parameters["weight"] = model.weight * 0.5
+        model(torch.ones(2, 1024, device="cuda")).sum().backward()
+
+    reasons = [holder.reason for holder in gpu.report().at_peak.holders]
+    assert any("the parameter weight" in reason for reason in reasons)
