@@ -54,7 +54,7 @@ class GradientRules:
 
     def _can_accumulate_in_place(self, buffer: list[Any], position: int, new: torch.Tensor) -> bool:
         """`can_accumulate_inplace`; neither tensor may be one of Python's, such as a `DTensor`."""
-        if torch.is_grad_enabled() or self.subclass_like:
+        if torch.is_grad_enabled() or self.subclass_like or buffer[position]._is_zerotensor():
             return False
         if is_wrapper(type(buffer[position])) or is_wrapper(type(new)):
             return False

@@ -143,6 +143,20 @@ def test_an_expanded_gradient_is_not_added_into() -> None:
     assert in_both(lambda log: sum_of_branches(log, make)) == [False]
 
 
+def test_zeros_without_memory_are_not_added_into() -> None:
+    """`sgn` has them for its gradient, as in StyleGAN's penalty through a maximum norm."""
+
+    def rule(log: Log) -> None:
+        x = leaf()
+        total = x.sum()
+        (sign,) = torch.autograd.grad(x.abs().sum(), x, create_graph=True)
+        (total + sign.sum()).backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        log.append(x.grad._is_zerotensor())
+
+    assert in_both(rule) == [False]
+
+
 def test_nothing_is_added_into_with_create_graph() -> None:
     assert in_both(lambda log: sum_of_branches(log, torch.clone, create_graph=True)) == [False]
 
