@@ -183,6 +183,7 @@ INNER_NAMES = (
         "it",
     ),
     Names("torch", _FACTORIES, "devices given by number", _NO_TRACE),
+    Names("torch._C", "_set_default_tensor_type", "default tensor types", "them"),
     Names(
         "torch",
         "_GLOBAL_DEVICE_CONTEXT _is_any_true _neg_view",
