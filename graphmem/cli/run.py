@@ -31,6 +31,7 @@ _OWN_OPTIONS = ("--gpu", "--assume", "--max-steps", "--html", "--save", "--brief
 
 
 def run(
+    context: typer.Context,
     script: Annotated[
         str,
         typer.Argument(
@@ -157,7 +158,7 @@ def run(
             name=" ".join(["-m", script] if is_module else [script]),
         )
         ending = run_program(to_run, device, timeout)
-    _tell_ending(ending, script, arguments or (), tell)
+    _tell_ending(ending, script, _misplaced(arguments or (), context), tell)
     analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
@@ -187,13 +188,23 @@ def _teller() -> Callable[[str], None]:
 
 
 def _tell_ending(
-    ending: Ending, script: str, arguments: Sequence[str], tell: Callable[[str], None]
+    ending: Ending, script: str, misplaced: Sequence[str], tell: Callable[[str], None]
 ) -> None:
     if ending.why is not None:
         tell(ending.why)
-    misplaced = [each for each in arguments if each.partition("=")[0] in _OWN_OPTIONS]
     if misplaced:
         tell(f"hint: {misplaced[0]} went to the script; graphmem's options go before {script}")
+
+
+def _misplaced(arguments: Sequence[str], context: typer.Context) -> list[str]:
+    """The script's options that look like graphmem's, if graphmem was not given them as well."""
+
+    def is_given(option: str) -> bool:
+        source = context.get_parameter_source(option.lstrip("-").replace("-", "_"))
+        return source is not None and source.name == "COMMANDLINE"
+
+    own = [option for option in _OWN_OPTIONS if not is_given(option)]
+    return [each for each in arguments if each.partition("=")[0] in own]
 
 
 def _hint(

@@ -209,6 +209,13 @@ class TestTraining:
         assert done.exit_code == exit_code
         assert "hint: --gpu went to the script; graphmem's options go before" in done.stderr
 
+    def test_an_option_that_both_have_gets_no_hint(self, run: Run) -> None:
+        """`makemore.py --max-steps N` has one too."""
+        done = run("--gpu", "t4", SCRIPTS / "fragmenting.py", "--gpu", "0")
+
+        assert done.exit_code == 0
+        assert "went to the script" not in done.stderr
+
     def test_a_malformed_assumption_is_rejected(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
 
