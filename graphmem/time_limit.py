@@ -26,7 +26,7 @@ class TookTooLongError(InputError):
     def __init__(self, seconds: float, at: str) -> None:
         super().__init__(
             f"not finished after {seconds:g} s{at}",
-            hint="raise --timeout, or make build() smaller with --set",
+            hint="raise --timeout, or run less: --set for a build(), --max-steps for a script",
         )
 
 
