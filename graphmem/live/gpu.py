@@ -176,7 +176,7 @@ class VirtualGpu:
         if not self._finished:
             self._finished = True
             self._session.name_what_lives()
-            self._session.observer.finish()
+            self._session.observer.finish(sys.exc_info()[1])
             self._session.reads.name_unused()
             self._session.collector.finish()
             self._session.recorder.finish()

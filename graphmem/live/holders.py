@@ -11,6 +11,7 @@ Not covered: containers nested deeper than `DEPTH`, and objects that only C++ ho
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -126,6 +127,15 @@ def named_values(location: Location) -> Iterator[tuple[Variable, Any]]:
     for frame in reversed(frames):
         for name, value in variables_of(frame).items():
             yield Variable(name, frame.f_code.co_filename, Function.of(frame)), value
+
+
+def modules_of_functions(error: BaseException | None) -> Iterator[torch.nn.Module]:
+    """Modules in the variables of the program's functions that an error ended, outermost first."""
+    for frame, _ in traceback.walk_tb(error.__traceback__ if error is not None else None):
+        if is_program(frame.f_code.co_filename):
+            for value in variables_of(frame).values():
+                if isinstance(value, torch.nn.Module):
+                    yield value
 
 
 def _module(name: str) -> ModuleType | None:

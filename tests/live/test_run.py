@@ -419,6 +419,25 @@ class TestFindings:
         assert report_of(output)["peak"]["allocated"] == 19 * (4 << 30)
 
 
+def test_an_error_before_the_first_step_leaves_parameters_their_names(
+    run: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "ended.py"
+    script.write_text(
+        "import torch\n"
+        "def main():\n"
+        "    model = torch.nn.Linear(1024, 1024, bias=False).to('cuda')\n"
+        "    raise ValueError('no data')\n"
+        "main()\n"
+    )
+    output = tmp_path / "report.json"
+
+    run("--format", "json", "-o", output, script)
+
+    [weight] = report_of(output)["at_peak"]["holders"]
+    assert (weight["category"], weight["reason"]) == ("parameter", "the parameter weight")
+
+
 class TestExitCodes:
     """A script exits as it does under python."""
 
