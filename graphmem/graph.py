@@ -10,9 +10,7 @@ This module depends on no other: the tracer fills it, passes annotate it, the si
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -378,23 +376,3 @@ class StepGraph:
     def op_of(self, storage: Storage) -> Op | None:
         """The operation that allocated a storage, or None."""
         return None if storage.op is None else self.ops[storage.op]
-
-    def lines(self) -> Iterator[str]:
-        """The step graph as text, one line per operation, stable between runs."""
-        for phase, ops in groupby(self.ops, lambda op: op.phase):
-            where = self.phases[phase]
-            yield f"# step {where.step} {where.name}" if where.step >= 0 else f"# {where.name}"
-            yield from map(self._line, ops)
-
-    def _line(self, op: Op) -> str:
-        outputs = ", ".join(self._output(op, output) for output in op.outputs) or "-"
-        where = f"{op.module or '-'}  {op.source or '-'}  {op.autograd_node or '-'}"
-        return f"%{op.node.name} = {op.target}  {outputs}  {where}"
-
-    def _output(self, op: Op, output: TensorOut) -> str:
-        shape = "x".join(map(str, output.shape)) or "scalar"
-        if output.storage is None:
-            return f"{output.dtype}[{shape}]"
-        storage = self.storages[output.storage]
-        new = f" {storage.nbytes}B" if output.storage in op.births else ""
-        return f"{output.dtype}[{shape}]{new} s{output.storage}"

@@ -25,8 +25,9 @@ def graph(
     the storage's number, the module, the source line, and the autograd node.
     """
     from graphmem.analysis import traced_step
+    from graphmem.graph_lines import lines_of
 
     with progress() as report_progress:
         step = traced_step(target, request, report_progress)
-    text = "".join(f"{line}\n" for line in step.graph.lines())
+    text = "".join(f"{line}\n" for line in lines_of(step.graph))
     put(text, output)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from graphmem.analysis import Request, runtime_of, traced_step
 from graphmem.graph import StepGraph
+from graphmem.graph_lines import lines_of
 from graphmem.pipeline import Annotations, Pass, installed_passes, run_passes
 from tests.support.places import FIXTURES, ROOT
 
@@ -46,14 +47,14 @@ def valid_orders() -> list[tuple[str, ...]]:
 @given(st.sampled_from(valid_orders()))
 def test_any_valid_order_gives_the_same_result(order: tuple[str, ...]) -> None:
     passes: dict[str, Pass] = {each.provides: each for each in installed_passes()}
-    before = list(graph().lines())
+    before = list(lines_of(graph()))
     found: dict[str, object] = {}
     for name in order:
         required = Annotations({needed: found[needed] for needed in passes[name].requires})
         found[name] = passes[name].run(graph(), RUNTIME, required)
 
     assert {name: repr(annotation) for name, annotation in found.items()} == expected()
-    assert list(graph().lines()) == before
+    assert list(lines_of(graph())) == before
 
 
 def test_running_them_twice_gives_the_same_result() -> None:

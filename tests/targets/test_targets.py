@@ -18,6 +18,7 @@ from graphmem import TrainingStep
 from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.graph import OwnerKind, StepGraph
+from graphmem.graph_lines import lines_of
 from graphmem.targets import Target, load_target
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
@@ -422,4 +423,4 @@ def test_tensors_made_by_an_exported_program_are_on_the_gpu(
 
 def test_an_exported_program_makes_a_new_step_each_time(export: Callable[..., Target]) -> None:
     target = export(X)
-    assert list(traced(target).lines()) == list(traced(target).lines())
+    assert list(lines_of(traced(target))) == list(lines_of(traced(target)))
