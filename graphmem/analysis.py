@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.changes import Changes, changed
+from graphmem.changes import Changes
 from graphmem.compiled_code import PADDING
 from graphmem.errors import InputError
 from graphmem.gpus import DEFAULT_GPU, AssumedCard, find_gpu
@@ -38,17 +38,6 @@ class SavedStepFixedError(InputError):
         super().__init__(
             f"{target} is a saved step: {what} cannot change it any more",
             hint="name the code that it was saved from, or save it again as you want it",
-        )
-
-
-class StepRunsItselfError(InputError):
-    """An option replaces a part of a step that has its own loop."""
-
-    def __init__(self, option: str) -> None:
-        super().__init__(
-            f"{option} cannot reach into a step that runs itself",
-            hint="make it an argument of build() and use --set, or return TrainingStep(model=…, "
-            "inputs=…)",
         )
 
 
@@ -210,24 +199,22 @@ def analysis_of(step: TracedStep) -> Analysis:
     """
     from graphmem.pipeline import run_passes
     from graphmem.record.step import Section
-    from graphmem.report.build import Ran, build_report
+    from graphmem.report.build import build_report
     from graphmem.report.collector import with_collector
     from graphmem.report.memory import memory_info
     from graphmem.simulate import simulate
 
-    runtime, graph, ran = step.runtime, step.graph, None
+    runtime, graph = step.runtime, step.graph
     annotations = run_passes(graph, runtime)
     if step.observed is not None:
         timeline, memory = step.observed.timeline, None
         sections = step.observed.sections
-        ran = Ran(step.observed.on_card)
         annotations |= {name: Section(lines) for name, lines in sections.items()}
     else:
         allocator = runtime.new_allocator(bounded=False)
         timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
         memory = memory_info(runtime, graph, annotations, timeline)
-    named = step.name, step.options
-    report = build_report(named, runtime, graph, annotations, timeline, memory, ran)
+    report = build_report(step, annotations, timeline, memory)
     report = with_collector(report, graph, runtime, timeline)
     return Analysis(report, step, annotations, timeline)
 
@@ -317,6 +304,7 @@ def _traced(
     """The target's name, its step graph, and its batch."""
     from graphmem.caller import turn
     from graphmem.changes.batch import batch_of
+    from graphmem.overrides import overridden
     from graphmem.targets import blaming_the_user, load_target
     from graphmem.trace import TraceOptions, trace
 
@@ -358,7 +346,8 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     from graphmem.virtual_device.fake_mode import VirtualFakeMode
 
     runtime = runtime_of(request)
-    loaded, mode = load_target(target, request.settings), VirtualFakeMode()
+    loaded = load_target(target, request.settings)
+    mode = VirtualFakeMode()
     with (
         turn("an analysis"),
         put_back(all_values=True) as before,
@@ -367,34 +356,3 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
         virtual_cuda(runtime.gpu, runtime.release, mode, before=before.tensors),
     ):
         return loaded.defaults()
-
-
-def overridden(step: TrainingStep, request: Request) -> TrainingStep:
-    """Override what `build` set by what the request sets.
-
-    Raises:
-        InputError: the step is a function with its own autocast and optimizer.
-    """
-    import torch
-
-    from graphmem.trace.loop import optimizer_named
-
-    compile_ = request.compile or None
-    for option, wanted in (
-        ("--autocast", request.autocast),
-        ("--optimizer", request.optimizer),
-        ("--compile", compile_),
-        ("--quantise", request.changes.quantise),
-        ("--lora", request.changes.lora),
-        ("--offload", request.offload or None),
-    ):
-        if wanted is not None and step.step is not None:
-            raise StepRunsItselfError(option)
-    if request.autocast is not None:
-        step = replace(step, autocast=None if request.autocast == "none" else request.autocast)
-    if request.optimizer is not None:
-        step = replace(step, optimizer=optimizer_named(request.optimizer))
-    step = changed(step, request.changes)
-    if compile_ and step.model is not None:
-        step = replace(step, model=cast(torch.nn.Module, torch.compile(step.model)))
-    return step

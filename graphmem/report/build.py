@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from graphmem.annotations import UNMODELLED
 from graphmem.gpus import label_of
@@ -33,7 +33,6 @@ from graphmem.report.schema import (
     MarkInfo,
     MemoryInfo,
     ModelInfo,
-    OnCard,
     OwnerInfo,
     Peak,
     PhaseInfo,
@@ -46,14 +45,11 @@ from graphmem.simulate import Timeline
 from graphmem.torch_releases.assumed import assumed_of
 from graphmem.version import __version__
 
+if TYPE_CHECKING:
+    from graphmem.record import TracedStep
+
 OUTSIDE = "(outside any module)"
 TIMELINE_PARTS = 72
-
-
-class Ran(NamedTuple):
-    """A program that `graphmem run` ran; the card's verdict, if the program finished."""
-
-    on_card: OnCard | None = None
 
 
 URGENT = ("out of memory", GROWTH, "fragmentation")
@@ -61,30 +57,25 @@ URGENT = ("out of memory", GROWTH, "fragmentation")
 
 
 def build_report(
-    target: tuple[str, str],
-    runtime: Runtime,
-    graph: StepGraph,
+    captured: TracedStep,
     annotations: Annotations,
     timeline: Timeline,
     memory: MemoryInfo | None = None,
-    ran: Ran | None = None,
 ) -> Report:
-    """Build the report of a trace and its annotations.
+    """Build the report of a captured step and its annotations.
 
     Args:
-        target: the target's name, and the options that it was traced or run with.
-        runtime: the machine.
-        graph: the step graph.
+        captured: the step.
         annotations: the results of the passes.
-        timeline: the timeline with unlimited memory.
+        timeline: the timeline with unlimited memory; that of a program which ran.
         memory: the section on allocator and card (`report.memory`).
-        ran: for a program that `graphmem run` ran, its outcome.
     """
+    graph, runtime = captured.graph, captured.runtime
     moment, storage = timeline.peak()
     return Report(
         graphmem=__version__,
-        target=target[0],
-        options=target[1],
+        target=captured.name,
+        options=captured.options,
         runtime=_runtime(runtime),
         model=_model(graph),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
@@ -93,7 +84,7 @@ def build_report(
         saved_for_backward=saved_for_backward(graph),
         operations=len(graph.ops),
         memory=memory,
-        ran=ran.on_card if ran is not None else None,
+        ran=captured.observed.on_card if captured.observed is not None else None,
         timeline=_highest_of_parts(timeline),
         host=graph.host,
         calls=fold(graph.calls),

@@ -15,7 +15,7 @@ from torch import nn
 
 import graphmem
 from graphmem import TrainingStep
-from graphmem.analysis import Request, StepRunsItselfError, run_analysis
+from graphmem.analysis import Request, run_analysis
 from graphmem.changes import Changes
 from graphmem.changes.lora import Lora
 from graphmem.changes.messages import (
@@ -25,6 +25,7 @@ from graphmem.changes.messages import (
     QuantiseFirstError,
 )
 from graphmem.changes.quantise import Quantisation
+from graphmem.overrides import StepRunsItselfError
 from tests.support.places import FIXTURES
 
 MLP = f"{FIXTURES / 'mlp'}.py:build"

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from graphmem import TrainingStep
-from graphmem.analysis import Request, StepRunsItselfError, run_analysis
+from graphmem.analysis import Request, run_analysis
 from graphmem.changes import Changes
 from graphmem.changes.messages import BatchOutOfReachError
+from graphmem.overrides import StepRunsItselfError
 from tests.support.places import FIXTURES
 
 GPT2 = f"{FIXTURES / 'gpt2'}.py:build"
