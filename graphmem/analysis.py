@@ -201,7 +201,9 @@ def analysis_of(step: TracedStep) -> Analysis:
     from graphmem.record.step import Section
     from graphmem.report.build import build_report
     from graphmem.report.collector import with_collector
+    from graphmem.report.growth import growth_in_words
     from graphmem.report.memory import memory_info
+    from graphmem.report.schema import GROWTH
     from graphmem.simulate import simulate
 
     runtime, graph = step.runtime, step.graph
@@ -214,6 +216,7 @@ def analysis_of(step: TracedStep) -> Analysis:
         allocator = runtime.new_allocator(bounded=False)
         timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
         memory = memory_info(runtime, graph, annotations, timeline)
+        annotations[GROWTH] = Section(growth_in_words(graph, timeline.block_bytes))
     report = build_report(step, annotations, timeline, memory)
     report = with_collector(report, graph, runtime, timeline)
     return Analysis(report, step, annotations, timeline)

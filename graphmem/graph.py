@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from graphmem.cycle_collector import Collection
     from graphmem.host_bytes import HostBytes
     from graphmem.module_calls import ModuleCall
+    from graphmem.retention import Retention
 
 
 class OwnerKind(enum.StrEnum):
@@ -343,6 +344,8 @@ class StepGraph:
         compiled: what PyTorch's compiler made; None if the program compiles nothing.
         emptied: the ticks at which `torch.cuda.empty_cache()` was called.
         collections: the runs of Python's cycle collector that the memory depends on, in order.
+        retained: how variables hold what earlier iterations made, by storage, at the end of a
+            trace; a program that runs is searched meanwhile (`graphmem.live.leaks`).
     """
 
     fx: torch.fx.Graph
@@ -359,6 +362,7 @@ class StepGraph:
     tied: dict[str, str] = field(default_factory=dict)
     emptied: list[int] = field(default_factory=list)
     collections: list[Collection] = field(default_factory=list)
+    retained: dict[int, Retention] = field(default_factory=dict)
     is_routed: bool = False
     host: HostBytes | None = None
     compiled: CompiledCode | None = None

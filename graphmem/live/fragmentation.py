@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from graphmem.allocator import SegmentInfo
 from graphmem.graph import StepGraph, Storage
-from graphmem.live.holders import Retention
+from graphmem.retention import Retention
 from graphmem.units import counted, format_both, format_bytes
 
 LEAST_BYTES = 2 * (20 << 20)

@@ -33,6 +33,7 @@ from graphmem.record import Observed, TracedStep
 from graphmem.report import Report
 from graphmem.report.schema import OnCard
 from graphmem.runtime import Runtime
+from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
 from graphmem.virtual_device import virtual_cuda
 from graphmem.virtual_device.patching import replaced
@@ -171,12 +172,17 @@ class VirtualGpu:
             *torchscript.replacements(session.reads.scripted),
         ]
 
+    def follow(self, step: TrainingStep) -> None:
+        """Know the functions of a step whose loop is graphmem's."""
+        self._session.location.follow(step)
+
     def finish(self) -> None:
         """Mark the end of the program: what it holds now is never freed."""
         if not self._finished:
             self._finished = True
             self._session.name_what_lives()
-            self._session.observer.finish(sys.exc_info()[1])
+            self._session.observer.finish()
+            self._session.built.finish()
             self._session.reads.name_unused()
             self._session.collector.finish()
             self._session.recorder.finish()

@@ -8,14 +8,15 @@ import torch
 
 from graphmem.graph import Storage
 from graphmem.live.fragmentation import FragmentationWatch
-from graphmem.live.holders import Retention, holders_of, modules_of_functions, named_values
 from graphmem.live.leaks import IterationStart, LeakDetector
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.out_of_memory import OutOfMemorySection
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import GROWTH
+from graphmem.retention import Retention
+from graphmem.trace.holders import holders_of, named_values
 from graphmem.trace.location import Location
-from graphmem.trace.naming import describe_model, name_model, name_variables
+from graphmem.trace.naming import name_model, name_variables
 from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.units import format_bytes
 
@@ -65,15 +66,9 @@ class Observer:
             "out of memory": list(refused.report_lines()),
         }
 
-    def finish(self, ended_by: BaseException | None = None) -> None:
-        """Sample the device at the end of the program, while its globals exist.
-
-        Functions that an error ended have left the stack, but its traceback has their variables.
-        """
+    def finish(self) -> None:
+        """Sample the device at the end of the program, while its globals exist."""
         self._name_what_is_there()
-        for module in modules_of_functions(ended_by):
-            name_model(self._recorder, module)
-            describe_model(self._recorder, module)
         self._leaks.finish([storage for storage, _ in self._simulator.alive()])
         self._look_at_segments()
 

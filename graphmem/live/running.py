@@ -52,7 +52,7 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
         failure = None
         try:
             with time_limit(timeout), nvidia_smi.on_path(card.title, card.memory_bytes):
-                program.run(gpu.finish)
+                program.run(gpu)
         except BaseException as error:
             failure = error
             raise

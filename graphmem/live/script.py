@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +13,28 @@ from typing import Any, Protocol
 
 from graphmem.errors import InputError
 from graphmem.frames import Origin, origin_of
+from graphmem.training_step import TrainingStep
 
 
 class NoSuchProgramError(InputError):
     """No script or module has that name."""
 
 
+class Device(Protocol):
+    """What a program runs on."""
+
+    def follow(self, step: TrainingStep) -> None:
+        """Know the functions of a step whose loop is graphmem's."""
+
+    def finish(self) -> None:
+        """Mark the end of the program."""
+
+
 class Program(Protocol):
     """What runs to its end on a virtual GPU."""
 
-    def run(self, at_end: Callable[[], object]) -> None:
-        """Run it, and call `at_end` when it has ended, however it ends."""
+    def run(self, device: Device) -> None:
+        """Run it, and tell the device when it has ended, however it ends."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +51,11 @@ class UserProgram:
     is_module: bool
     arguments: Sequence[str]
 
-    def run(self, at_end: Callable[[], object]) -> None:
+    def run(self, device: Device) -> None:
         """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as Python sets them.
 
         Args:
-            at_end: called when it has ended, however it ends, while its globals exist.
+            device: is told when it has ended, however it ends, while its globals exist.
 
         Raises:
             NoSuchProgramError: the script or module does not exist.
@@ -58,7 +69,7 @@ class UserProgram:
             try:
                 exec(code, module.__dict__)
             finally:
-                at_end()
+                device.finish()
 
     def _load_script(self) -> tuple[CodeType, ModuleType]:
         try:

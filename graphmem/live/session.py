@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from graphmem.graph import PhaseName
+from graphmem.live.built_models import BuiltModels
 from graphmem.live.collector_watch import CollectorWatch
 from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
@@ -44,6 +45,7 @@ class LiveSession(Session):
         simulator: keeps the device's memory up to date.
         observer: samples the device when iterations begin.
         collector: notes when Python's cycle collector runs.
+        built: names models that are never called.
         is_stopped: whether the requested iterations have run; the program may still clean up.
     """
 
@@ -74,6 +76,7 @@ class LiveSession(Session):
         self._memory = memory
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
         self.collector = CollectorWatch(recorder)
+        self.built = BuiltModels(recorder)
         self._max_steps = max_steps
         self.is_stopped = False
         self._is_complete = True
@@ -85,10 +88,10 @@ class LiveSession(Session):
     def watching(
         self, device: AbstractContextManager[None], outermost: FrameType | None
     ) -> Iterator[None]:
-        """Watch the program and the collector, and note every new optimizer."""
+        """Watch the program and the collector, and note every new optimizer and moved model."""
         with (
             super().watching(device, outermost),
-            replaced([self._noting_optimizers()]),
+            replaced([self._noting_optimizers(), self.built.replacement()]),
             self.collector.installed(),
         ):
             yield

@@ -6,13 +6,13 @@ do what they do on a card; tensors on the CPU are real.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from graphmem.live.messages import ArgumentsForTargetError
+from graphmem.live.script import Device
 from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
 from graphmem.training_step import TrainingStep
@@ -41,11 +41,11 @@ class TargetProgram:
     arguments: tuple[str, ...] = ()
     steps: int = STEPS
 
-    def run(self, at_end: Callable[[], object]) -> None:
+    def run(self, device: Device) -> None:
         """Build it and train it.
 
         Args:
-            at_end: called when it has ended, however it ends, while the model exists.
+            device: is told of the step, and when it has ended, while the model exists.
 
         Raises:
             InputError: the target cannot be built, or there are arguments.
@@ -55,11 +55,12 @@ class TargetProgram:
         with load_target(self.name, {}).imported() as build:
             try:
                 step = build()
+                device.follow(step)
                 iterate = step.step or _loop(step).iterate
                 for _ in range(self.steps):
                     iterate()
             finally:
-                at_end()
+                device.finish()
 
 
 def _loop(step: TrainingStep) -> TrainingLoop:

@@ -34,6 +34,7 @@ from graphmem.record.arguments import decoded
 from graphmem.record.observations import observed_of
 from graphmem.record.operators import operator_named
 from graphmem.record.step import TracedStep
+from graphmem.retention import Referrer, Retention
 from graphmem.runtime import Runtime
 from graphmem.torch_releases import parse_release
 
@@ -93,6 +94,7 @@ class _Reader:
             is_routed=tables.is_routed,
             end=tables.end,
         )
+        graph.retained = dict(map(self._retention, tables.retained))
         graph.ops = self._ops(graph.fx)
         graph.autograd_nodes = [self._autograd(each, graph) for each in tables.autograd_nodes]
         _check(graph)
@@ -116,6 +118,11 @@ class _Reader:
                 for o in row.owners
             ],
         )
+
+    def _retention(self, row: rows.RetentionRow) -> tuple[int, Retention]:
+        _at(self._tables.storages, row.storage)
+        by = Referrer(row.name, self._source(row.source))
+        return row.storage, Retention(by, row.through_graph)
 
     def _source(self, index: int | None) -> Source | None:
         return None if index is None else _at(self._sources, index)

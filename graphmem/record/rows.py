@@ -16,9 +16,9 @@ from graphmem.module_calls import ModuleCall
 from graphmem.report.schema import OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 6)
+VERSION = (1, 7)
 """1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`, 1.5
-`calls`."""
+`calls`, 1.6 `options`, 1.7 `retained`."""
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -197,6 +197,15 @@ class CollectionRow(Row):
     is_asked: bool
 
 
+class RetentionRow(Row):
+    """How a variable holds a storage at the end of a trace."""
+
+    storage: int
+    name: str
+    source: int | None
+    through_graph: bool
+
+
 class ObservedTable(msgspec.Struct, frozen=True):
     """What was observed while a program ran."""
 
@@ -251,3 +260,4 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True):
     collections: list[CollectionRow] = []
     calls: dict[str, ModuleCall] = {}
     options: str = ""
+    retained: list[RetentionRow] = []

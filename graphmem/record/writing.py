@@ -26,6 +26,7 @@ from graphmem.record.arguments import encoded
 from graphmem.record.observations import observed_table
 from graphmem.record.operators import schema_of
 from graphmem.record.step import TracedStep
+from graphmem.retention import Retention
 from graphmem.version import __version__
 
 Key = TypeVar("Key", bound=Hashable)
@@ -94,6 +95,7 @@ class _Writer:
             host=graph.host,
             compiled=graph.compiled,
             collections=[rows.CollectionRow(*astuple(each)) for each in graph.collections],
+            retained=[self._retention(*each) for each in graph.retained.items()],
             observed=None
             if step.observed is None
             else observed_table(step.observed, self._storage),
@@ -129,6 +131,10 @@ class _Writer:
     def _owner(self, owner: Owner) -> rows.OwnerRow:
         source = self._source(owner.source)
         return rows.OwnerRow(owner.kind, owner.name, owner.start, owner.end, source)
+
+    def _retention(self, storage: int, held: Retention) -> rows.RetentionRow:
+        source = self._source(held.by.source)
+        return rows.RetentionRow(storage, held.by.name, source, held.through_graph)
 
     def _op(self, op: Op) -> rows.OpRow:
         return rows.OpRow(

@@ -77,7 +77,7 @@ def build_report(
         target=captured.name,
         options=captured.options,
         runtime=_runtime(runtime),
-        model=_model(graph),
+        model=_model(graph, moment.tick),
         steps=[_step(graph, timeline, step) for step in range(graph.steps)],
         peak=_peak(graph, moment, storage),
         at_peak=AliveStorages(graph, annotations, timeline, moment).build(),
@@ -149,18 +149,24 @@ def _runtime(runtime: Runtime) -> RuntimeInfo:
     )
 
 
-def _model(graph: StepGraph) -> ModelInfo:
-    steps = (mark.tick for mark in graph.marks if mark.name == "optimizer.step")
-    now = max(steps, default=graph.end)  # at the end of a program, its model may be gone
+def _model(graph: StepGraph, peak: int) -> ModelInfo:
+    """What the model holds after the last optimizer's step; without one, in the end.
 
-    def held_as(kind: OwnerKind) -> list[Storage]:
-        alive = (each for each in graph.storages if each.birth <= now and each.owners_at(now))
+    At the end of a program its model may be gone; then, at the peak.
+    """
+    steps = (mark.tick for mark in graph.marks if mark.name == "optimizer.step")
+    now = max(steps, default=graph.end)
+
+    def held_as(kind: OwnerKind, at: int) -> list[Storage]:
+        alive = (each for each in graph.storages if each.birth <= at and each.owners_at(at))
         return [each for each in alive if each.owned_as(kind) and each.device == graph.device]
 
-    def nbytes(kind: OwnerKind) -> int:
-        return sum(storage.nbytes for storage in held_as(kind))
+    now = now if held_as(OwnerKind.PARAMETER, now) else peak
 
-    parameters = held_as(OwnerKind.PARAMETER)
+    def nbytes(kind: OwnerKind) -> int:
+        return sum(storage.nbytes for storage in held_as(kind, now))
+
+    parameters = held_as(OwnerKind.PARAMETER, now)
     gradients = [each for each in graph.storages if each.owned_as(OwnerKind.GRADIENT)]
     last = max((phase.end for phase in graph.phases if phase.name is PhaseName.BACKWARD), default=0)
     return ModelInfo(

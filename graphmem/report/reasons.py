@@ -29,8 +29,7 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence
     if workspace is not None:
         return _workspace(storage, workspace, graph)
     owners = storage.owners_at(tick)
-    named = [*owners, *_later_identities(storage, tick)]
-    parts = [part for part in (_identity(owner, storage, graph) for owner in named) if part]
+    parts = [part for part in (_identity(owner, storage, graph) for owner in owners) if part]
     compiled = storage.owned_as(OwnerKind.COMPILED)
     if compiled is not None and not parts:
         parts.append(compiled.name)
@@ -44,11 +43,11 @@ def reason_for(storage: Storage, tick: int, graph: StepGraph, saved_by: Sequence
     elif saved:
         parts.append(_saved(saved_by or [owner.name for owner in saved]))
     variables = [owner for owner in owners if owner.kind is OwnerKind.VARIABLE]
-    variable = next((owner for owner in variables if owner.name), None)
-    if variable is not None:
-        parts.append(f"held by the variable {_variable(variable)}")
+    named = [owner for owner in variables if owner.name]
+    if named:
+        parts.append(f"held by the variable {_variable(named[0])}")
     if not parts:
-        parts.append(_in_use(storage, tick, graph))
+        parts.append(_of_model(storage, graph) or _in_use(storage, tick, graph))
     return "; ".join(parts)
 
 
@@ -59,10 +58,13 @@ def _workspace(storage: Storage, owner: Owner, graph: StepGraph) -> str:
     return f"scratch of {op.target.removesuffix('.default')}: {owner.name}"
 
 
-def _later_identities(storage: Storage, tick: int) -> list[Owner]:
-    """The parameter or buffer that a storage is, before the model's first call names it."""
-    kinds = (OwnerKind.PARAMETER, OwnerKind.BUFFER)
-    return [owner for owner in storage.owners if owner.kind in kinds and tick < owner.start]
+def _of_model(storage: Storage, graph: StepGraph) -> str | None:
+    """A parameter or buffer before, or after, its model has been seen to hold it."""
+    for kind in (OwnerKind.PARAMETER, OwnerKind.BUFFER):
+        owner = storage.owned_as(kind)
+        if owner is not None:
+            return _identity(owner, storage, graph)
+    return None
 
 
 def _identity(owner: Owner, storage: Storage, graph: StepGraph) -> str | None:

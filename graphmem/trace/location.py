@@ -19,6 +19,7 @@ from graphmem.frames import Origin, is_program, origin_of, short_path
 from graphmem.graph import Source
 from graphmem.module_calls import ModuleCall
 from graphmem.trace.compiled.origins import Buffer
+from graphmem.training_step import TrainingStep
 
 
 class _Named(weakref.ref[torch.nn.Module]):
@@ -43,6 +44,8 @@ class Location:
         within: the running target, in words, for package lines that no user line called.
         compiled: finds the buffer that compiled code is making, from a frame outwards.
         calls: how each module is called, by its name.
+        functions: what graphmem itself calls of a program, whose variables no frame holds between
+            two calls.
     """
 
     def __init__(self, on_root: Callable[[torch.nn.Module], object] = lambda module: None) -> None:
@@ -56,6 +59,7 @@ class Location:
         self.within = ""
         self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
         self.calls: dict[str, ModuleCall] = {}
+        self.functions: list[Callable[..., Any]] = []
         self._outermost: FrameType | None = None
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
@@ -146,6 +150,11 @@ class Location:
         for name, module in root.named_modules():
             if id(module) not in self._names:
                 self._note(module, without_wrappers(name))
+
+    def follow(self, step: TrainingStep) -> None:
+        """Know the functions of a step that graphmem calls."""
+        own = (step.step, step.loss, step.inputs)
+        self.functions += [each for each in own if callable(each)]
 
     def _note(self, module: torch.nn.Module, name: str) -> None:
         known = _Named(module, self._forget)

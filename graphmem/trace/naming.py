@@ -132,7 +132,7 @@ def name_variables(recorder: Recorder, location: Location) -> None:
 
 def _retaining(frame: FrameType, name: str) -> Source | None:
     """The line that fills a local container, which the running line seldom is."""
-    return retaining_line(frame.f_code.co_filename, name, of_function=Function.of(frame))
+    return retaining_line(frame.f_code.co_filename, name, of_function=Function.of(frame.f_code))
 
 
 def _name_local(variable: Owner | None, lines: Mapping[str, Source]) -> None:

@@ -16,7 +16,9 @@ from graphmem.caller.settings import of_a_new_program
 from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
 from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.retention import kept_of
 from graphmem.trace.addresses import of_tensors
+from graphmem.trace.holders import holders_of
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.messages import InferenceOfOwnLoopError
 from graphmem.trace.naming import name_model
@@ -116,6 +118,7 @@ class _Tracer:
             for number in range(self._options.steps):
                 self._progress(f"tracing step {number + 1} of {self._options.steps}")
                 self._iterate(number, iterate)
+            self._find_holders()
             self._session.reads.name_unused()
             self._recorder.graph.is_routed = self._session.reads.is_routed
             if self._gpu is not None:
@@ -147,6 +150,7 @@ class _Tracer:
         self._recorder.graph.emptied.append(self._recorder.next_tick())
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
+        self._session.location.follow(step)
         if step.model is not None:
             self._session.location.know(step.model)
         if step.step is not None:
@@ -176,6 +180,16 @@ class _Tracer:
         self._recorder.phases.begin_iteration(number)
         iterate()
         self._session.name_what_lives()
+
+    def _find_holders(self) -> None:
+        """Find the variables that hold what an iteration before the last one has left."""
+        graph = self._recorder.graph
+        starts = [graph.phases_of(step)[0].start for step in range(graph.steps)]
+        own = (each for each in graph.storages if each.device == graph.device)
+        alive = [each for each in own if each.death is None]
+        kept = kept_of(alive, starts, range(len(starts) - 1))
+        saved, location = self._session.saved, self._session.location
+        graph.retained = holders_of(kept, self._recorder, saved, location) if kept else {}
 
 
 def _far_from_others(storage: Storage) -> int:

@@ -14,6 +14,7 @@ from graphmem.trace.retaining_lines import Function, retaining_line
     [
         ("kept = []\ndef f(x):\n    kept.append(x)\n", 3),
         ("kept = {}\ndef f(x):\n    kept['x'] = x\n", 3),
+        ("kept = {}\ndef f(x):\n    kept['x'].append(x)\n", 3),
         ("kept = []\ndef f(x):\n    global kept\n    kept += [x]\n", 4),
         ("other = 1\nkept: list = make()\n", 2),
     ],
@@ -60,3 +61,17 @@ def test_a_local_variable_belongs_to_its_function_only(tmp_path: Path) -> None:
 
 def test_an_unreadable_file_names_nothing(tmp_path: Path) -> None:
     assert retaining_line(str(tmp_path / "missing.py"), "kept") is None
+
+
+def test_a_variable_of_an_outer_function_is_named_where_that_grows(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "def build():\n    kept = []\n    def log(x):\n        kept.append(x)\n"
+        "    def step():\n        log(len(kept))\n    return step\n"
+        "def other():\n    kept = []\n    kept.append(1)\n"
+    )
+
+    source = retaining_line(str(file), "kept", of_function=Function("step", 5))
+
+    assert source is not None
+    assert (source.line, source.function) == (4, "build")

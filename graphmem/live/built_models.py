@@ -1,0 +1,59 @@
+"""Names for models that are never called, such as that of a script which only builds it.
+
+A model is named when it is called, or at the end of its program if it exists then. One that a
+function has built and left gets the names that it had when it was moved to the card.
+
+Not covered: a model that is made on the card, by `with torch.device("cuda")`, and left.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+
+from graphmem.graph import OwnerKind
+from graphmem.trace.recorder import Recorder
+from graphmem.virtual_device.patching import Replacement
+
+
+class BuiltModels:
+    """Notes every model that is moved."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names: dict[int, tuple[OwnerKind, str]] = {}
+        self._depth = 0
+
+    def replacement(self) -> Replacement:
+        """`Module._apply`, by which `to`, `cuda` and `half` move a module and its children."""
+        move = torch.nn.Module._apply
+
+        def move_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+            self._depth += 1
+            try:
+                return move(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth and not self._recorder.graph.calls:
+                    self._note(module)
+
+        return torch.nn.Module, "_apply", move_and_note
+
+    def _note(self, module: torch.nn.Module) -> None:
+        parameters = ((OwnerKind.PARAMETER, *each) for each in module.named_parameters())
+        buffers = ((OwnerKind.BUFFER, *each) for each in module.named_buffers())
+        for kind, name, tensor in chain(parameters, buffers):
+            storage = self._recorder.storage_of(tensor)
+            if storage is not None:
+                self._names[storage.id] = kind, name
+
+    def finish(self) -> None:
+        """Name what no call has named, if no module was called."""
+        if self._recorder.graph.calls:
+            return
+        for number, (kind, name) in self._names.items():
+            storage = self._recorder.graph.storages[number]
+            if not any(map(storage.owned_as, (OwnerKind.PARAMETER, OwnerKind.BUFFER))):
+                self._recorder.label(number, kind, name)

@@ -1,0 +1,245 @@
+"""The variable that keeps a storage alive, through containers and autograd's graph.
+
+The search starts at names: the attributes of models, the globals of the program's modules, the
+variables of functions that run, that an exception has left, or that functions which graphmem calls
+close over. From there it follows lists, tuples, sets, dicts and the attributes of objects to
+tensors, and from each tensor its gradient function's graph to what autograd saved there. The first
+name that reaches a storage is its holder; that of an attribute is `trainer.losses`.
+
+Not covered: containers nested deeper than `DEPTH`, and objects that only C++ holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from graphmem.frames import is_program
+from graphmem.graph import Source
+from graphmem.retention import Referrer, Retention
+from graphmem.trace.location import Location
+from graphmem.trace.naming import variables_of
+from graphmem.trace.recorder import Recorder
+from graphmem.trace.retaining_lines import Function, retaining_line
+from graphmem.trace.saved_tensors import SavedTensorHooks
+
+DEPTH = 4
+_PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_HOOKS = tuple(name for name in sorted(_OF_MODULES) if name.endswith("_hooks"))
+_CALLABLES = (FunctionType, MethodType, functools.partial)
+
+
+class Variable(NamedTuple):
+    """A variable of a file: a global, a local one of a function, or an object's attribute.
+
+    Attributes:
+        name: its name; for an attribute, with the object's, `trainer.losses`.
+        file: the file that assigns it.
+        function: the function of a local variable.
+        of: the classes of an attribute's object; none for a variable.
+        outer: the variable that leads to an attribute.
+    """
+
+    name: str
+    file: str
+    function: Function | None
+    of: tuple[type, ...] = ()
+    outer: Variable | None = None
+
+    def attribute(self, holder: object, name: str) -> Variable:
+        """An attribute of an object that this variable holds."""
+        return Variable(f"{self.name}.{name}", self.file, None, type(holder).__mro__, self)
+
+    def line(self) -> Source | None:
+        """The line that stores objects in it; for an attribute without one, the outer one's."""
+        if not self.of:
+            return retaining_line(self.file, self.name, of_function=self.function)
+        attribute = self.name.rpartition(".")[2]
+        lines = (retaining_line(_file_of(c), attribute, of_class=c.__name__) for c in self.of)
+        found = next(filter(None, lines), None)
+        return self.outer.line() if found is None and self.outer is not None else found
+
+
+def _file_of(kind: type) -> str:
+    """The file of a class; "<frozen>" for one without."""
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen>"
+
+
+def holders_of(
+    wanted: Iterable[int], recorder: Recorder, saved: SavedTensorHooks, location: Location
+) -> dict[int, Retention]:
+    """The holder of each storage, by id, except for storages that no name reaches."""
+    search = _Search(set(wanted), recorder, saved)
+    values = itertools.chain(_attributes_of_models(location), named_values(location))
+    for variable, value in values:
+        if not search.missing:
+            break
+        search.look(variable, value)
+    return search.found
+
+
+class _Search:
+    """A search that visits each object and each node once."""
+
+    def __init__(self, missing: set[int], recorder: Recorder, saved: SavedTensorHooks) -> None:
+        self.missing = missing
+        self.found: dict[int, Retention] = {}
+        self._recorder = recorder
+        self._saved = saved
+        self._seen: set[int] = set()
+        self._nodes: set[Any] = set()
+
+    def look(self, variable: Variable, value: Any) -> None:
+        """Follow one named value."""
+        tensors = list(_tensors_below(variable, value, DEPTH, self._seen))
+        for holder, tensor in tensors:
+            storage = self._recorder.storage_of(tensor)
+            if storage is not None:
+                self._found(storage.id, holder, through_graph=False)
+        for holder, tensor in tensors:
+            if tensor.grad_fn is not None:
+                self._follow(tensor.grad_fn, holder)
+
+    def _follow(self, node: Any, holder: Variable) -> None:
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            if node in self._nodes:
+                continue
+            self._nodes.add(node)
+            for storage in self._saved.storages_of(node):
+                self._found(storage.id, holder, through_graph=True)
+            stack += [following for following, _ in node.next_functions if following is not None]
+
+    def _found(self, storage: int, holder: Variable, *, through_graph: bool) -> None:
+        if storage in self.missing:
+            self.missing.discard(storage)
+            self.found[storage] = Retention(Referrer(holder.name, holder.line()), through_graph)
+
+
+def named_values(location: Location) -> Iterator[tuple[Variable, Any]]:
+    """Each variable with its value; variables that outlive a function come first."""
+    frames = [*location.user_frames(), *_left_frames()]
+    names = [frame.f_globals.get("__name__", "") for frame in frames]
+    names += [getattr(each, "__module__", None) or "" for each in location.functions]
+    for module in map(_module, dict.fromkeys(["__main__", *names])):
+        if module is not None:
+            for name, value in list(vars(module).items()):
+                yield Variable(name, str(module.__file__), None), value
+    for frame in reversed(frames):
+        for name, value in variables_of(frame).items():
+            yield Variable(name, frame.f_code.co_filename, Function.of(frame.f_code)), value
+    yield from _called_functions(location)
+
+
+def _left_frames() -> list[FrameType]:
+    """The frames that an exception has left, whose variables its traceback keeps."""
+    error = sys.exception()
+    traceback = None if error is None else error.__traceback__
+    found = []
+    while traceback is not None:
+        found.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    return [each for each in reversed(found) if is_program(each.f_code.co_filename)]
+
+
+def _called_functions(location: Location) -> Iterator[tuple[Variable, Any]]:
+    """What graphmem and models call of a program: no frame holds its variables meanwhile."""
+    modules = [module for root in location.roots for module in root.modules()]
+    hooks = [hook for each in modules for kind in _HOOKS for hook in vars(each)[kind].values()]
+    for called in (*location.functions, *hooks):
+        kind = type(called)
+        yield Variable(kind.__name__, _file_of(kind), None), called
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a cell may be empty
+            found[name] = cell.cell_contents
+    return found
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount][code.co_argcount - len(values) :]
+    return dict(zip(names, values, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _attributes_of_models(location: Location) -> Iterator[tuple[Variable, Any]]:
+    """What modules keep apart from parameters, buffers and hooks, named as the report does."""
+    for root in location.roots:
+        for path, module in root.named_modules():
+            of_module = Variable(path or type(module).__name__, "", None)
+            for name, value in _own_attributes(module):
+                yield of_module.attribute(module, name), value
+
+
+def _own_attributes(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    return [each for each in list(vars(module).items()) if each[0] not in _OF_MODULES]
+
+
+def _module(name: str) -> ModuleType | None:
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return module if file is not None and is_program(file) else None
+
+
+def _tensors_below(
+    variable: Variable, value: Any, depth: int, seen: set[int]
+) -> Iterator[tuple[Variable, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield variable, value
+    elif not isinstance(value, _PLAIN) and depth and id(value) not in seen:
+        seen.add(id(value))
+        is_function = isinstance(value, _CALLABLES)
+        items = (_items_of_function if is_function else _items)(variable, value)
+        for holder, item in items:
+            yield from _tensors_below(holder, item, depth - (not is_function), seen)
+
+
+def _items_of_function(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
+    """What a function keeps between two calls: its closure, its arguments, the object it is of."""
+    if isinstance(value, MethodType):
+        kind = type(value.__self__)
+        of_object = Variable(kind.__name__, _file_of(kind), None)
+        return [(of_object, value.__self__), (of_object, value.__func__)]
+    if isinstance(value, functools.partial):
+        items = [(variable, value.func)]
+        if isinstance(value.func, FunctionType):
+            names = value.func.__code__.co_varnames
+            items += _variables(value.func, dict(zip(names, value.args, strict=False)))
+        return items
+    return _variables(value, _closure(value) | _defaults(value))
+
+
+def _variables(function: FunctionType, values: Mapping[str, Any]) -> list[tuple[Variable, Any]]:
+    code = function.__code__
+    where = Function.of(code)
+    return [(Variable(name, code.co_filename, where), each) for name, each in values.items()]
+
+
+def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
+    """What a container or an object holds, each with the variable that is named for it."""
+    if isinstance(value, Mapping):
+        return [(variable, each) for each in value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [(variable, each) for each in value]
+    if isinstance(value, torch.nn.Module):
+        children = value.named_children()
+        return [(variable.attribute(value, name), each) for name, each in children] + [
+            (variable.attribute(value, name), each) for name, each in _own_attributes(value)
+        ]
+    module = getattr(type(value), "__module__", "")
+    if module.partition(".")[0] in ("torch", "graphmem", "builtins"):
+        return []
+    held = getattr(value, "__dict__", {})
+    return [(variable.attribute(value, name), each) for name, each in list(held.items())]

@@ -1,0 +1,40 @@
+"""A script that builds a model and never calls it: the model's memory has names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+
+BUILT = "torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.BatchNorm1d(512)).cuda()"
+SCRIPTS = {
+    "ends": f"model = {BUILT}",
+    "dies": f"def main():\n    model = {BUILT}\n    raise SystemExit('no data')\nmain()",
+    "leaves": f"def main():\n    model = {BUILT}\nmain()",
+}
+PARAMETERS = 256 * 512 + 512 + 2 * 512
+BUFFERS = 2 * 512 * 4 + 8
+"""Mean and variance, and a counter of 8 bytes."""
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_parameters_of_a_model_that_was_never_called_have_names(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, script: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{script}\n")
+    output = tmp_path / "report.json"
+    run_graphmem(
+        "run", "--gpu", "t4", "--format", "json", "-o", str(output), str(tmp_path / "train.py")
+    )
+
+    report = json.loads(output.read_text())
+    held = {name: nbytes for name, nbytes in report["at_peak"]["by_category"].items() if nbytes}
+    held.pop("rounding")
+    assert held == {"parameter": 4 * PARAMETERS, "buffer": BUFFERS}
+    assert report["model"]["parameters"] == PARAMETERS
+    reasons = {holder["reason"] for holder in report["at_peak"]["holders"]}
+    assert {"the parameter 0.weight", "the buffer 1.running_mean"} <= reasons
