@@ -1,11 +1,12 @@
 """Which saved tensors freezing each layer avoids, which it does not, and why.
 
-A layer here is a module that runs operations itself and none of whose own parameters train. Where
-none of them has parameters there are no findings: what runs trains in full. Clauses, for the last
-forward pass:
+A layer here is a module that runs operations itself. It is frozen if it has parameters of its own
+and none of them trains; without any, if the layer with parameters that ran last before it is
+frozen, as an activation between two frozen layers. Clauses, for the last forward pass:
   (1) an operation without an autograd node has nothing upstream that trains: nothing is saved;
   (2) for an operation with a node, the tensors that only formulas of unwanted gradients need are
-      *pruned*: a frozen linear layer passes a gradient on with its weight alone;
+      *pruned*: a frozen linear layer passes a gradient on with its weight alone; the gradient of a
+      number is never wanted;
   (3) tensors that the formula of a wanted gradient needs are *kept*, because a parameter upstream
       trains;
   (4) bytes are those of storages, counted once, parameters excepted; a pruned tensor that another
@@ -15,7 +16,7 @@ forward pass:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.fx
@@ -23,6 +24,7 @@ import torch.fx
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.fx_nodes import tensor_of
 from graphmem.graph import AutogradNode, Op, OwnerKind, PhaseName, StepGraph, TensorOut
+from graphmem.layer_ranges import fold, members
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import format_bytes
@@ -31,20 +33,19 @@ from . import derivatives
 from .saved_tensors import SavedTensors
 
 NOTHING_UPSTREAM = "nothing upstream trains, so nothing is saved"
-LINEAR = (
-    "it is linear in its input: the gradient goes through with the weight alone, so {} not saved"
-)
-NEEDED = "a parameter upstream trains and {} needs it, so {} saved"
+LINEAR = "linear in the input, so its gradient needs the weight alone; not saved: {}"
+NEEDED = "a parameter upstream trains, so {} keeps its {}"
 NO_TENSOR = "its derivative needs no tensor"
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenLayer:
-    """One layer without trained parameters.
+    """One frozen layer.
 
     Attributes:
         module: its qualified name.
-        parameters: its own frozen parameters.
+        parameters: its own parameters.
         pruned_bytes: saved only if everything trained.
         kept_bytes: saved even though the layer is frozen.
         reason: clause (1), (2) or (3) in words.
@@ -64,41 +65,54 @@ class FrozenLayers:
     layers: tuple[FrozenLayer, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """Yield one line for each reason."""
+        """Yield one line for each reason, if it is about any tensor."""
         by_reason = defaultdict[str, list[FrozenLayer]](list)
         for layer in self.layers:
             by_reason[layer.reason].append(layer)
         for reason, layers in by_reason.items():
-            others = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
-            yield (
-                f"{layers[0].module}{others}: {reason} "
-                f"(pruned {format_bytes(sum(each.pruned_bytes for each in layers))}, "
-                f"kept {format_bytes(sum(each.kept_bytes for each in layers))})"
-            )
+            if reason != NO_TENSOR:
+                yield (
+                    f"{_named(layers)}: {reason} "
+                    f"(pruned {format_bytes(sum(each.pruned_bytes for each in layers))}, "
+                    f"kept {format_bytes(sum(each.kept_bytes for each in layers))})"
+                )
+
+
+def _named(layers: Sequence[FrozenLayer]) -> str:
+    """The layers' names, equal ones as one, and how many more there are than can be listed."""
+    names = list(fold(dict.fromkeys((layer.module for layer in layers), 0)))
+    rest = sum(1 for name in names[_MOST_NAMES:] for _ in members(name))
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest else "")
 
 
 def find_frozen_layers(
     graph: StepGraph, runtime: Runtime, annotations: Annotations
 ) -> FrozenLayers:
-    """Find every layer without trained parameters; none if all that run train."""
+    """Find every frozen layer."""
     forwards = [i for i, each in enumerate(graph.phases) if each.name is PhaseName.FORWARD]
     if not forwards or all(graph.parameters.values()):
         return FrozenLayers(())
     own = defaultdict[str, list[str]](list)
-    for name in graph.parameters:
+    for name in (*graph.parameters, *graph.tied):
         own[name.rpartition(".")[0]].append(name)
     ops = defaultdict[str, list[Op]](list)
+    is_frozen = False
     for op in graph.ops:
-        trains = any(graph.parameters[name] for name in own[op.module])
-        if op.phase == forwards[-1] and op.module and not trains:
+        if op.phase != forwards[-1] or not op.module:
+            continue
+        if own[op.module]:
+            is_frozen = not any(_trains(graph, name) for name in own[op.module])
+        if is_frozen:
             ops[op.module].append(op)
-    if not any(own[module] for module in ops):
-        return FrozenLayers(())
     tick = graph.phases[forwards[-1]].end
     search = _Search(graph, annotations.of(SAVED_TENSORS), tick)
     return FrozenLayers(
         tuple(search.layer(module, tuple(own[module]), found) for module, found in ops.items())
     )
+
+
+def _trains(graph: StepGraph, parameter: str) -> bool:
+    return graph.parameters[graph.tied.get(parameter, parameter)]
 
 
 class _Search:
@@ -142,10 +156,12 @@ class _Search:
         derivative = derivatives.of_operator(op.target)
         if derivative is None:
             return
-        for name, tensor in _tensors_of(op):
-            storage = tensor.storage
-            if storage is not None and self._counts(storage) and derivative.needing(name):
-                yield f"{derivative.node}.{name}", storage
+        tensors = dict(_tensors_of(op))
+        for name, tensor in tensors.items():
+            wanted = (each.gradients_of for each in derivative.needing(name))
+            is_needed = any(argument in tensors for names in wanted for argument in names)
+            if tensor.storage is not None and self._counts(tensor.storage) and is_needed:
+                yield f"{derivative.node}.{name}", tensor.storage
 
     def _counts(self, storage: int) -> bool:
         return self._graph.storages[storage].owned_as(OwnerKind.PARAMETER) is None
@@ -157,16 +173,17 @@ class _Search:
         if not has_nodes:
             return NOTHING_UPSTREAM
         if kept:
-            return NEEDED.format(kept[0].partition(".")[0], _listed(kept))
+            node = kept[0].partition(".")[0]
+            return NEEDED.format(node, _listed(each.removeprefix(f"{node}.") for each in kept))
         if pruned:
             return LINEAR.format(_listed(pruned))
         return NO_TENSOR
 
 
-def _listed(fields: list[str]) -> str:
-    """Fields as the subject of a sentence, "SiluBackward0.self is"."""
+def _listed(fields: Iterable[str]) -> str:
+    """Fields in words, each once."""
     *others, last = dict.fromkeys(fields)
-    return f"{', '.join(others)} and {last} are" if others else f"{last} is"
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _tensors_of(op: Op) -> Iterator[tuple[str, TensorOut]]:

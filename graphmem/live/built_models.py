@@ -28,9 +28,9 @@ class BuiltModels:
 
     def replacement(self) -> Replacement:
         """`Module._apply`, by which `to`, `cuda` and `half` move a module and its children."""
-        move = torch.nn.Module._apply
+        move: Any = torch.nn.Module._apply
 
-        def move_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        def move_and_note(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             try:
                 return move(module, *args, **kwargs)

@@ -34,7 +34,7 @@ def test_frozen_linear_layers_store_nothing() -> None:
 
     assert {each.kept_bytes for each in layers} == {0}
     assert sum(each.pruned_bytes for each in layers) == 8 * ONE
-    assert set(reasons(analysis).values()) == {LINEAR.format("MmBackward0.self is")}
+    assert set(reasons(analysis).values()) == {LINEAR.format("MmBackward0.self")}
     assert analysis.report.saved_for_backward == 2 * ONE
 
 
@@ -42,8 +42,8 @@ def test_frozen_linear_layers_with_relu_between_store_its_results() -> None:
     analysis = analyzed("1", "3", "5", "7", relu=True, layers=4)
     found = reasons(analysis)
 
-    assert found["2"] == NEEDED.format("ReluBackward0", "ReluBackward0.result is")
-    assert "linear in its input" in found["3"]
+    assert found["2"] == NEEDED.format("ReluBackward0", "result")
+    assert "linear in the input" in found["3"]
     kept = {each.module: each.kept_bytes for each in analysis.annotations["frozen_layers"].layers}
     assert (kept["2"], kept["3"]) == (ONE, 0)
 
@@ -79,6 +79,41 @@ def test_a_pattern_that_matches_nothing_is_an_error() -> None:
 
 def test_a_fully_trained_model_has_no_finding() -> None:
     assert not analyzed().annotations["frozen_layers"].layers
+
+
+def test_layers_around_a_frozen_one_are_not_listed() -> None:
+    """One in the middle is frozen, and a ReLU follows it; all others train."""
+    analysis = analyzed("5", relu=True, layers=4)
+
+    assert list(reasons(analysis)) == ["5", "6"]
+
+
+def test_equal_layers_are_one_line() -> None:
+    (found,) = (
+        each.lines for each in analyzed("[1-8]").report.findings if each.found_by == "frozen_layers"
+    )
+
+    kept = f"(pruned {8 * ONE / 1024:.1f} KiB, kept 0 B)"
+    assert found == [f"[1-8]: {LINEAR.format('MmBackward0.self')} {kept}"]
+
+
+def test_a_factor_never_trains_so_nothing_is_pruned_for_it() -> None:
+    """`x * 2` needs `x` for the gradient of 2 alone."""
+
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).relu()
+
+    def build() -> tuple[nn.Module, torch.Tensor]:
+        frozen = nn.Linear(100, 100).requires_grad_(False)
+        model = nn.Sequential(nn.Linear(100, 100), frozen, Doubled(), nn.Linear(100, 100))
+        return model, torch.randn(64, 100)
+
+    layers = run_analysis(build, Request(steps=1)).annotations["frozen_layers"].layers
+    assert {each.module: (each.pruned_bytes, each.kept_bytes) for each in layers} == {
+        "1": (ONE, 0),
+        "2": (0, ONE),
+    }
 
 
 def test_a_frozen_copy_that_does_not_run_makes_no_finding() -> None:
