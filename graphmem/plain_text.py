@@ -8,9 +8,10 @@ write such characters in JSON's notation, `\u001b`.
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TextIO
 
 import rich.console
 from rich.segment import Segment
@@ -41,6 +42,14 @@ class Console(rich.console.Console):
         """Render like rich, with the controls in texts escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def width_for(stream: TextIO, piped: int = PLAIN_WIDTH) -> int | None:
+    """The width of text on a stream: COLUMNS if it is set, a terminal's (None), else `piped`."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
+    return None if stream.isatty() else piped
 
 
 def plain_text(show: Callable[[Console], None], width: int = PLAIN_WIDTH) -> str:

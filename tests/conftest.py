@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A test neither reads nor fills the cache of who runs it.
 os.environ["GRAPHMEM_CACHE"] = ""
 
+# Reports are as wide as without a terminal.
+os.environ.pop("COLUMNS", None)
+
 # A shared machine is too uneven for deadlines; CI must not fail by chance.
 settings.register_profile("graphmem", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("graphmem")

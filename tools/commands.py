@@ -1,12 +1,14 @@
 """The reference of commands: `python -m tools.commands` writes docs/commands.md and the man page.
 
-Both are made from what `graphmem COMMAND --help` shows.
+Both are made from what `graphmem COMMAND --help` shows. An option that several commands share is
+described once.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,13 @@ What `graphmem COMMAND --help` says, which `python -m tools.commands` writes to 
 your shell.
 
 """
+_SHARED = """\
+## Shared options
+
+Several commands accept these; each lists the names of those that it accepts.
+
+"""
+_OPTION = re.compile(r"^\* `-.+$", re.MULTILINE)
 _MAN_TAIL = r"""
 .SH EXIT STATUS
 .TP
@@ -79,7 +88,27 @@ def page() -> str:
     made, context = program()
     text = _plain(get_docs_for_click(obj=made, ctx=context, name="graphmem"))
     text = re.sub(r"^(Example): (.+)$", r"\1: `\2`", text, flags=re.MULTILINE)
-    return _HEAD + text.partition("\n")[2].strip() + "\n"
+    whole, *commands = re.split(r"^(?=## )", text.partition("\n")[2], flags=re.MULTILINE)
+    options = {each: _OPTION.findall(each) for each in commands}
+    shared = _shared(options.values())
+    described = _SHARED + "".join(f"{line}\n" for line in shared) + "\n"
+    sections = (_with_link(each, [o for o in options[each] if o in shared]) for each in commands)
+    return _HEAD + whole.lstrip() + described + "".join(sections).strip() + "\n"
+
+
+def _shared(commands: Iterable[Sequence[Any]]) -> list[Any]:
+    """The options that several commands have with the same description, by their first command."""
+    counts = Counter(option for options in commands for option in options)
+    return [option for option, count in counts.items() if count > 1]
+
+
+def _with_link(section: str, shared: Sequence[str]) -> str:
+    """A command's section in which shared options are names that link to their description."""
+    for line in shared:
+        section = section.replace(f"{line}\n", "")
+    names = ", ".join(line.removeprefix("* ").partition("`: ")[0] + "`" for line in shared)
+    own = section.rstrip().removesuffix("**Options**:").rstrip()
+    return f"{own}\n\n[Shared options](#shared-options): {names}\n\n"
 
 
 def man_page() -> str:
@@ -93,10 +122,15 @@ def man_page() -> str:
         *_parameters(made, context),
         ".SH COMMANDS\n",
     ]
+    options = {name: _parameters(command, context) for name, command in made.commands.items()}
+    shared = _shared(options.values())
     for name, command in made.commands.items():
         usage = _roff(" ".join(command.collect_usage_pieces(context)))
         parts.append(f".SS {name}\n.B graphmem {name}\n{usage}\n.PP\n{_roff(command.help)}\n")
-        parts += _parameters(command, context)
+        parts += [each for each in options[name] if each not in shared]
+        names = ", ".join(each.splitlines()[1] for each in options[name] if each in shared)
+        parts.append(f".PP\nShared options: {names.replace('.B ', '')}\n")
+    parts += [".SH SHARED OPTIONS\n", *shared]
     return "".join(parts) + _MAN_TAIL.lstrip("\n")
 
 
@@ -108,10 +142,9 @@ def _plain(text: str) -> str:
     return re.sub(r"\[(\[\w+\])(\.\.\.|…)?\](\.\.\.)?", r"\1\2", text)
 
 
-def _parameters(command: Any, context: Any) -> Iterator[str]:
-    for parameter in command.get_params(context):
-        name, text = parameter.get_help_record(context)
-        yield f".TP\n.B {_roff(name)}\n{_roff(text)}\n"
+def _parameters(command: Any, context: Any) -> list[str]:
+    records = (parameter.get_help_record(context) for parameter in command.get_params(context))
+    return [f".TP\n.B {_roff(name)}\n{_roff(text)}\n" for name, text in records]
 
 
 def _roff(text: str) -> str:

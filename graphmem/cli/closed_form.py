@@ -62,7 +62,7 @@ Names = Annotated[
 
 @takes_request("settings gpu torch env autocast optimizer grads steps inference freeze")
 def closed_form(
-    target: options.Target,
+    target: options.Code,
     symbols: Symbols,
     of: Of = "peak",
     sizes: Sizes = None,

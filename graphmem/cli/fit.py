@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     "quantise lora offload"
 )
 def fit(
-    target: options.Target,
+    target: options.Code,
     gpus: Annotated[
         list[str] | None,
         typer.Option(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from graphmem.gpus import CONTEXT_NOTE, DEFAULT_GPU, GPUS, Gpu
 from graphmem.gpus.context import READINGS
-from graphmem.plain_text import Console
+from graphmem.plain_text import Console, width_for
 from graphmem.units import format_bytes
 
 SCHEMA = "graphmem.gpus/1"
@@ -79,7 +79,7 @@ def _print_table() -> None:
             str(gpu.multiprocessors),
         )
     # Without a terminal rich would squeeze the table into 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    console = Console(width=width_for(sys.stdout, _WIDTH_WITHOUT_TERMINAL))
     console.print(table)
     console.print(f"\ndefault: {DEFAULT_GPU}", highlight=False)
     console.print(

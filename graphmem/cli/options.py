@@ -23,6 +23,14 @@ Target = Annotated[
         show_default=False,
     ),
 ]
+Code = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="`model.py:build`, `package.module:build`, or an exported program `model.pt2`.",
+        show_default=False,
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A keyword argument of build(); repeatable."),

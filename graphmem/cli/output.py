@@ -12,7 +12,7 @@ import typer
 from rich.status import Status
 
 from graphmem.files import write_bytes, write_text
-from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, visible
+from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, visible, width_for
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
@@ -31,9 +31,7 @@ __all__ = [
 
 def console() -> Console:
     """The console for results: as wide as the terminal, or 100 columns without one."""
-    return Console(
-        highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH
-    )
+    return Console(highlight=False, soft_wrap=False, width=width_for(sys.stdout))
 
 
 def put(text: str, file: Path | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +17,7 @@ from graphmem.cli import options
 from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.gpus import AssumedCard
-from graphmem.plain_text import Console
+from graphmem.plain_text import Console, plain_text, width_for
 
 if TYPE_CHECKING:
     from graphmem.live.running import Ending
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 """Arguments after the script belong to the script."""
 
-_WIDTH = 100
 _OWN_OPTIONS = ("--gpu", "--assume", "--max-steps", "--html", "--save", "--brief", "--verbose")
 
 
@@ -228,7 +228,6 @@ def _spelled(*given: tuple[str, object]) -> list[str]:
 def _show(
     report: Report, output_format: str, output: Path | None, *, verbose: bool, brief: bool
 ) -> None:
-    from graphmem.plain_text import plain_text
     from graphmem.report.text import print_brief, print_report
 
     show = partial(print_brief if brief else partial(print_report, verbose=verbose), report)
@@ -237,6 +236,4 @@ def _show(
     elif output_format == "json":
         typer.echo(report.to_json(), nl=False, err=True)
     else:
-        stderr = Console(stderr=True, highlight=False)
-        width = stderr.width if stderr.is_terminal else _WIDTH
-        show(Console(stderr=True, highlight=False, width=width))
+        show(Console(stderr=True, highlight=False, width=width_for(sys.stderr)))

@@ -16,7 +16,7 @@ import typer
 
 from graphmem.cli.messages import OneRankOnlyError
 from graphmem.cli.output import write_text
-from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text
+from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, width_for
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,7 +116,8 @@ def _show(report: RanksReport, output_format: str, output: Path | None) -> None:
     if output_format == "json":
         text = report.to_json()
     else:
-        text = plain_text(partial(_print, report), PLAIN_WIDTH)
+        width = PLAIN_WIDTH if output is not None else width_for(sys.stderr) or PLAIN_WIDTH
+        text = plain_text(partial(_print, report), width)
     if output is not None:
         write_text(output, text)
     else:

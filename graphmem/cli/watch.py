@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "checkpoint activation batch"
 )
 def watch(
-    target: options.Target,
+    target: options.Code,
     *,
     request: Request,
     timeout: options.Timeout = None,

@@ -11,6 +11,8 @@ from graphmem.cli import changes, options
 from graphmem.cli.messages import NoAutocastDtypeError, NoChangeError
 from graphmem.cli.output import console, progress
 from graphmem.cli.request import takes_request
+from graphmem.targets import is_record
+from graphmem.targets.messages import SavedStepNotBuiltError
 
 if TYPE_CHECKING:
     from graphmem.analysis import Request
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 @takes_request("settings gpu torch env assume grads steps")
 def whatif(
-    target: options.Target,
+    target: options.Code,
     *,
     request: Request,
     autocast: options.Autocast = None,
@@ -49,6 +51,8 @@ def whatif(
     from graphmem.advice.comparison_table import comparison_table
     from graphmem.analysis import run_analysis
 
+    if is_record(target):
+        raise SavedStepNotBuiltError(target)
     if dtype is not None and autocast not in (None, "none"):
         raise NoAutocastDtypeError(dtype)
     after = replace(

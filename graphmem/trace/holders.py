@@ -25,15 +25,14 @@ from graphmem.frames import is_program
 from graphmem.graph import Source
 from graphmem.retention import Referrer, Retention
 from graphmem.trace.location import Location
-from graphmem.trace.naming import variables_of
+from graphmem.trace.naming import OF_EVERY_MODULE, variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import Function, retaining_line
 from graphmem.trace.saved_tensors import SavedTensorHooks
 
 DEPTH = 4
 _PLAIN = (str, bytes, int, float, type(None), type, ModuleType)
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
-_HOOKS = tuple(name for name in sorted(_OF_MODULES) if name.endswith("_hooks"))
+_HOOKS = tuple(name for name in sorted(OF_EVERY_MODULE) if name.endswith("_hooks"))
 _CALLABLES = (FunctionType, MethodType, functools.partial)
 
 
@@ -184,7 +183,7 @@ def _attributes_of_models(location: Location) -> Iterator[tuple[Variable, Any]]:
 
 
 def _own_attributes(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    return [each for each in list(vars(module).items()) if each[0] not in _OF_MODULES]
+    return [each for each in list(vars(module).items()) if each[0] not in OF_EVERY_MODULE]
 
 
 def _module(name: str) -> ModuleType | None:

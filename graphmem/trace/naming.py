@@ -26,6 +26,8 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import Function, retaining_line
 
 MOST_ITEMS = 1000
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+"""The attributes of any module: its parameters, buffers, children and hooks."""
 
 
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
@@ -156,7 +158,8 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
     for path, module in root.named_modules():
         kind = type(module)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        for attribute, value in vars(module).items():
+        own = (each for each in vars(module).items() if each[0] not in OF_EVERY_MODULE)
+        for attribute, value in own:
             for suffix, tensor in tensors_held(value):
                 storage = recorder.storage_of(tensor)
                 if storage is not None and file is not None and _is_nameless(recorder, storage):

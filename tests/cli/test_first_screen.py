@@ -252,3 +252,14 @@ class TestAdvice:
         assert found.unmeasured[0].endswith(
             "graphmem fit model.py:build --set layers=16 --set batch=8 --gpu t4 --steps 1"
         )
+
+
+def test_piped_lines_are_as_wide_as_columns_says(
+    target: str, run_graphmem: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But a command, which is to be pasted, is one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run_graphmem("analyze", target, "--steps", "1", "--no-advice", "--gpu", "t4")
+
+    lines = [line for line in done.stdout.splitlines() if "graphmem analyze" not in line]
+    assert 70 < max(map(len, lines)) <= 80

@@ -84,3 +84,13 @@ def test_the_script_for_a_shell_is_printed(
 
     assert (run.exit_code, run.stderr) == (0, "")
     assert f"_GRAPHMEM_COMPLETE=complete_{shell}" in run.stdout
+
+
+@pytest.mark.parametrize("document", [PAGE, MAN], ids=["page", "man"])
+def test_an_option_that_commands_share_is_described_once(document: Path) -> None:
+    made, context = program()
+    options = [o for command in made.commands.values() for o in command.get_params(context)]
+    (strict,) = {option.help for option in options if option.name == "strict"}
+
+    assert sum(option.name == "strict" for option in options) > 1
+    assert words(document.read_text()).count(words(strict)) == 1

@@ -151,3 +151,10 @@ def test_a_step_that_runs_itself_keeps_its_inputs() -> None:
         run_analysis(build, Request(steps=1, autocast="none"))
     with pytest.raises(BatchOutOfReachError):
         run_analysis(build, Request(steps=1, changes=Changes(batch=2)))
+
+
+def test_a_saved_step_has_nothing_to_change(run_graphmem: Callable[..., Any]) -> None:
+    done = run_graphmem("whatif", "step.graphmem", "--batch", "2x")
+
+    assert done.exit_code == 2
+    assert "it has no build() to call again" in done.stderr

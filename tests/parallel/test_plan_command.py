@@ -150,3 +150,25 @@ def test_search_on_dask(run_graphmem: Run) -> None:
     assert outcome.exit_code == 0
     one, other = json.loads(outcome.stdout)
     assert one["fitting"] == other["fitting"]
+
+
+def test_a_step_of_its_own_names_its_parameters_after_the_first_backward_pass(
+    run_graphmem: Run, tmp_path: Path
+) -> None:
+    """Its `w` is the parameter, which the first step of the optimizer names."""
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom graphmem import TrainingStep\n"
+        "def build():\n"
+        "    model = torch.nn.Linear(256, 256, bias=False).cuda()\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    def step():\n"
+        "        w = model.weight\n"
+        "        model(torch.randn(16, 256, device='cuda')).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    return TrainingStep(step=step)\n"
+    )
+    done = run_graphmem("plan", f"{tmp_path / 'model.py'}:build", "--gpus", "4", "--format", "json")
+
+    assert done.exit_code == 0, done.stderr
+    (stage,) = json.loads(done.stdout)["stages"]
+    assert stage["at_peak"]["parameter"] == 256 * 256 * 4

@@ -75,8 +75,15 @@ def _allocations_of_storage(
 
 
 def name_of(storage: Storage) -> str:
-    """The name of a storage's first named owner."""
-    return next((owner.name for owner in storage.owners if owner.name), "")
+    """The name of what a storage is, such as a parameter, else that of its first named owner."""
+    named = [owner for owner in storage.owners if owner.name]
+    first = next((owner for owner in named if owner.kind in _IDENTITIES), next(iter(named), None))
+    return "" if first is None else first.name
+
+
+_IDENTITIES = frozenset(
+    {OwnerKind.PARAMETER, OwnerKind.BUFFER, OwnerKind.GRADIENT, OwnerKind.OPTIMIZER_STATE}
+)
 
 
 def _is_kept_workspace(storage: Storage) -> bool:
