@@ -64,16 +64,18 @@ class Explained:
 
 
 def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
-    """The storages that the named subject allocates in the last iteration, largest first.
+    """The storages that the named subject allocates in one iteration, largest first.
+
+    It is that of the peak; if the subject does not run there, its last one.
 
     Raises:
         InputError: nothing in the trace has this name.
     """
     graph = analysis.graph
-    found = _storages_named(graph, name)
+    tick = analysis.timeline.peak()[0].tick
+    found = _storages_named(graph, name, _step_at(graph, tick))
     if found is None:
         raise UnknownSubjectError(name)
-    tick = analysis.timeline.peak()[0].tick
     ops = [op.tick for op in graph.ops]
     return [
         Explained(
@@ -86,27 +88,33 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
     ]
 
 
-def _storages_named(graph: StepGraph, name: str) -> list[Storage] | None:
+def _step_at(graph: StepGraph, tick: int) -> int:
+    return next((each.step for each in graph.phases if each.start <= tick <= each.end), -1)
+
+
+def _storages_named(graph: StepGraph, name: str, step: int) -> list[Storage] | None:
     match = re.fullmatch(r"s(\d+)", name)
     if match is not None and int(match[1]) < len(graph.storages):
         return [graph.storages[int(match[1])]]
     if name in graph.modules:
         ops = [op for op in graph.ops if f"{op.module}.".startswith(f"{name}." if name else "")]
-        return _of_last_step(graph, ops) + _parameters_of(graph, name)
+        return _of_one_step(graph, ops, step) + _parameters_of(graph, name)
     ops = [op for op in graph.ops if str(op.source or "").endswith(name) and ":" in name]
     bare = name.removeprefix("aten.")
     ops = ops or [
         op for op in graph.ops if bare in (op.target.split(".", 1)[-1], op.target.split(".")[1])
     ]
-    return _of_last_step(graph, ops) if ops else None
+    return _of_one_step(graph, ops, step) if ops else None
 
 
-def _of_last_step(graph: StepGraph, ops: Sequence[Op]) -> list[Storage]:
-    last = max((graph.phases[op.phase].step for op in ops), default=-1)
+def _of_one_step(graph: StepGraph, ops: Sequence[Op], step: int) -> list[Storage]:
+    """The storages that the operations make in that iteration, or in the last in which they run."""
+    steps = {graph.phases[op.phase].step for op in ops}
+    chosen = step if step in steps else max(steps, default=-1)
     return [
         graph.storages[born]
         for op in ops
-        if graph.phases[op.phase].step == last
+        if graph.phases[op.phase].step == chosen
         for born in op.births
         if graph.storages[born].device == graph.device
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.padding import Padding
 from rich.table import Table
@@ -127,18 +127,20 @@ def _without(card: OnCard) -> Iterator[Padding]:
 
 
 def _context(card: OnCard) -> str:
-    context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
     drivers = (("take", card.memory_spread), ("free", card.memory_surplus))
     parts = [f"some drivers {verb} another {format_bytes(n)}" for verb, n in drivers if n]
-    return f"{context} ({'; '.join(parts)})" if parts else context
+    return context_in_words(card.context, card.context_spread, card.context_uncertainty, parts)
 
 
-def context_in_words(estimate: int, less: int, more: int) -> str:
-    """An estimate of the CUDA context with its bounds."""
+def context_in_words(estimate: int, less: int, more: int, notes: Sequence[str] = ()) -> str:
+    """An estimate of the CUDA context with its bounds, and notes on it."""
     if less == more:
-        return f"{format_bytes(estimate)} ± {format_bytes(more)} of CUDA context"
-    bounds = f"{format_bytes(estimate - less)} to {format_bytes(estimate + more)} were seen"
-    return f"{format_bytes(estimate)} of CUDA context ({bounds})"
+        told = f"{format_bytes(estimate)} ± {format_bytes(more)} of CUDA context"
+    else:
+        told = f"{format_bytes(estimate)} of CUDA context"
+        bounds = f"{format_bytes(estimate - less)} to {format_bytes(estimate + more)} were seen"
+        notes = [bounds, *notes]
+    return f"{told} ({'; '.join(notes)})" if notes else told
 
 
 def peak(report: Report) -> Iterator[Text | Padding]:

@@ -95,3 +95,13 @@ def test_the_command_explains_a_name(run_graphmem: Callable[..., Any]) -> None:
 
     assert outcome.exit_code == 0
     assert outcome.stdout.startswith(f"gelu: 1 storages, 64.0 MiB ({WIDE:,} bytes)")
+
+
+def test_what_an_operator_makes_is_that_of_the_peaks_iteration() -> None:
+    """Of five equal iterations the first with the optimizer's state is that of the peak."""
+    analysis = run_analysis(MLP, Request(steps=5))
+    peak = analysis.report.peak
+    assert peak.step == 1
+    assert peak.op is not None
+
+    assert any(each.at_peak for each in explain_subject(analysis, peak.op))
