@@ -20,7 +20,7 @@ class NoSuchProgramError(InputError):
     """No script or module has that name."""
 
 
-class Device(Protocol):
+class ProgramDevice(Protocol):
     """What a program runs on."""
 
     def follow(self, step: TrainingStep) -> None:
@@ -33,7 +33,7 @@ class Device(Protocol):
 class Program(Protocol):
     """What runs to its end on a virtual GPU."""
 
-    def run(self, device: Device) -> None:
+    def run(self, device: ProgramDevice) -> None:
         """Run it, and tell the device when it has ended, however it ends."""
 
 
@@ -51,7 +51,7 @@ class UserProgram:
     is_module: bool
     arguments: Sequence[str]
 
-    def run(self, device: Device) -> None:
+    def run(self, device: ProgramDevice) -> None:
         """Run it as `__main__`, with `sys.argv` and `sys.path[0]` as Python sets them.
 
         Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from graphmem.live.messages import ArgumentsForTargetError
-from graphmem.live.script import Device
+from graphmem.live.script import ProgramDevice
 from graphmem.targets import load_target
 from graphmem.trace.loop import TrainingLoop
 from graphmem.training_step import TrainingStep
@@ -41,7 +41,7 @@ class TargetProgram:
     arguments: tuple[str, ...] = ()
     steps: int = STEPS
 
-    def run(self, device: Device) -> None:
+    def run(self, device: ProgramDevice) -> None:
         """Build it and train it.
 
         Args:
