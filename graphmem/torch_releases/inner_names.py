@@ -117,13 +117,15 @@ INNER_NAMES = (
     Names(
         "torch._subclasses.fake_tensor",
         "DataDependentOutputException DynamicOutputShapeException FakeTensor FakeTensorMode "
-        "UnsupportedOperatorException _BypassDispatchCache init_gpu_context",
+        "UnsupportedOperatorException _BypassDispatchCache disable_fake_tensor_cache "
+        "init_gpu_context",
         "tensors without data",
         _NO_TRACE,
     ),
     Names(
         "torch._subclasses.fake_tensor.FakeTensorMode",
-        "_prep_args_for_hash _dispatch_impl _get_output_tensor_from_cache_entry avoid_device_init",
+        "_prep_args_for_hash _dispatch_impl _get_output_tensor_from_cache_entry "
+        "_cache_key _crosscheck_cache_output avoid_device_init",
         "tensors without data",
         _NO_TRACE,
     ),
@@ -137,7 +139,7 @@ INNER_NAMES = (
         "torch._C",
         "_AutoDispatchBelowADInplaceOrView _DisableTorchDispatch DisableTorchFunctionSubclass "
         "TensorBase _FunctionBase "
-        "_ExcludeDispatchKeyGuard DispatchKey DispatchKeySet "
+        "_ExcludeDispatchKeyGuard DispatchKey DispatchKeySet _get_default_device "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_find_schema_or_throw "
         "_only_lift_cpu_tensors _set_only_lift_cpu_tensors parse_schema "
         "_set_throw_on_mutable_data_ptr _set_warn_deprecated_on_mutable_data_ptr",

@@ -9,7 +9,12 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    _BypassDispatchCache,
+    disable_fake_tensor_cache,
+)
 
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
 from graphmem.torch_releases.manifest import check_supported
@@ -18,6 +23,8 @@ from graphmem.virtual_device.operators import KERNELS
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _TO_COPY = torch.ops.aten._to_copy.default
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
+_VIEW = torch.ops.aten.view.default
 _PLAIN = frozenset(
     {bool, float, int, NoneType, str, torch.device, torch.dtype, torch.layout, torch.memory_format}
 )
@@ -38,6 +45,8 @@ _HOST = torch.device("cpu")
 
 class _OfThread(threading.local):
     in_kernel = False
+    key: Any = None
+    """The running operation's key in PyTorch's cache, if it has one."""
 
 
 class VirtualFakeMode(FakeTensorMode):
@@ -56,19 +65,72 @@ class VirtualFakeMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self._wrap = _wrapping(self)
         self._empty_strided = torch.empty_strided  # a virtual GPU's resolves devices by number
+        self._answers: dict[tuple[Any, ...], Any] = {}
 
-    def dispatch(
-        self, func: Any, types: Any, args: Sequence[object] = (), kwargs: Any = None
-    ) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Dispatch as PyTorch does, except for operators with a kernel of graphmem's."""
         kernel = KERNELS.get(func)
         if kernel is not None:
             return kernel(*args, **(kwargs or {}))
-        if func is _TO_COPY and not self._copies_are_kept_off:
-            source: Any = args[0]
-            if not isinstance(source, FakeTensor):
-                args = (self.from_tensor(source), *args[1:])
-        return super().dispatch(func, types, args, kwargs)
+        if func is _UNSAFE_VIEW and args[0].layout is torch.strided:
+            func = _VIEW  # below autograd they are one, but PyTorch's cache refuses the former
+        elif func is _TO_COPY and not (
+            self._copies_are_kept_off or isinstance(args[0], FakeTensor)
+        ):
+            args = (self.from_tensor(args[0]), *args[1:])
+        key = self._key_of(func, args, kwargs)
+        answer = None if key is None else self._answers.get(key)
+        if answer is None:
+            return self._ask(key, func, types, args, kwargs)
+        made = [self._made_again(each, args) for each in answer.output_infos]
+        result = tuple(made) if answer.is_output_tuple else made[0]
+        FakeTensorMode.cache_hits += 1
+        if self.cache_crosscheck_enabled:
+            with disable_fake_tensor_cache(self):
+                self._crosscheck_cache_output(result, func, types, args, kwargs or {})
+        return result
+
+    def _key_of(self, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...] | None:
+        """What PyTorch's key in its cache has (`_cache_key`); None if only PyTorch can tell.
+
+        A trace has no symbolic sizes, so what tells them apart is left out.
+        """
+        if not self.cache_enabled or self.shape_env is not None:
+            return None
+        key = [
+            func,
+            torch.get_default_dtype(),
+            torch._C._get_default_device(),
+            torch.is_inference_mode_enabled(),
+        ]
+        try:
+            self._prep_args_for_hash(key, args)
+            if kwargs:
+                self._prep_args_for_hash(key, kwargs)
+        except _BypassDispatchCache:
+            return None
+        return tuple(key)
+
+    def _ask(
+        self, key: tuple[Any, ...] | None, func: Any, types: Any, args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Have PyTorch dispatch, and keep its cache's answer: from now on it is found faster."""
+        of_thread = self._of_thread
+        outer, of_thread.key = of_thread.key, None
+        try:
+            result = super().dispatch(func, types, args, kwargs)
+            answer = FakeTensorMode.cache.get(of_thread.key)
+        finally:
+            of_thread.key = outer
+        infos = getattr(answer, "output_infos", None)  # an entry that refuses to answer has none
+        if key is not None and infos is not None and all(map(self._is_plain_answer, infos)):
+            self._answers[key] = answer
+        return result
+
+    def _cache_key(self, *operation: Any) -> Any:
+        """Note the key by which PyTorch finds an operation's results."""
+        self._of_thread.key = key = super()._cache_key(*operation)
+        return key
 
     def _dispatch_impl(self, func: Any, types: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run PyTorch's rule below its cache, and give results the strides of real kernels."""
@@ -85,9 +147,26 @@ class VirtualFakeMode(FakeTensorMode):
 
         `func_and_args`: up to 2.14 the operator, then its arguments; from 2.15 on the arguments.
         """
-        looks = entry.metadata
-        if looks is None or entry.inplace_idx is not None or not self._is_plainly_made(looks):
+        if not self._is_plain_answer(entry):
             return super()._get_output_tensor_from_cache_entry(state, entry, key, *func_and_args)
+        return self._made_again(entry, func_and_args[-1])
+
+    def _is_plain_answer(self, entry: Any) -> bool:
+        """Whether an entry's result is an argument or a dense tensor of fixed sizes."""
+        looks = entry.metadata
+        return entry.inplace_idx is not None or (
+            looks is not None
+            and looks.layout is torch.strided
+            and self.shape_env is None
+            and not (looks.is_conj or looks.is_neg)
+            and set(map(type, looks.shape)) <= _WHOLE
+        )
+
+    def _made_again(self, entry: Any, args: Sequence[Any]) -> Any:
+        """The result of a plain entry."""
+        if entry.inplace_idx is not None:
+            return args[entry.inplace_idx]
+        looks = entry.metadata
         with torch._C._DisableTorchDispatch():
             memory = self._empty_strided(
                 looks.shape,
@@ -98,21 +177,13 @@ class VirtualFakeMode(FakeTensorMode):
             )
             storage = None
             if entry.view_idx is not None:
-                storage = func_and_args[-1][entry.view_idx].untyped_storage()
+                storage = args[entry.view_idx].untyped_storage()
             elif memory.untyped_storage().nbytes() != looks.storage_bytes:
                 # `aten.copy` of a view copies its whole storage (`clone_preserve_strides`).
                 storage = torch.UntypedStorage(looks.storage_bytes, device="meta")
             if storage is not None:
                 memory.set_(storage, looks.storage_offset, looks.shape, looks.stride)
         return self._wrap(memory, looks.device)
-
-    def _is_plainly_made(self, looks: Any) -> bool:
-        return (
-            looks.layout is torch.strided
-            and self.shape_env is None
-            and not (looks.is_conj or looks.is_neg)
-            and set(map(type, looks.shape)) <= _WHOLE
-        )
 
     @property
     def in_kernel_invocation(self) -> bool:
@@ -156,6 +227,8 @@ class VirtualFakeMode(FakeTensorMode):
                 self._prep_args_for_hash(result, arg, *rest)
             elif kind is torch.UntypedStorage:
                 raise _BypassDispatchCache("the cache would keep the storage")
+            elif not rest:
+                raise _BypassDispatchCache("an argument of another kind")
             else:
                 super()._prep_args_for_hash(result, (arg,), *rest)
 

@@ -80,6 +80,35 @@ def test_inference_tensors_are_told_apart(mode: VirtualFakeMode) -> None:
     assert key_of(mode, ordinary) != key_of(mode, inferred)
 
 
+def test_an_unsafe_view_shares_its_storage_and_is_cached(mode: VirtualFakeMode) -> None:
+    """A linear layer ends with one, and PyTorch's own cache refuses it ("unsafe view")."""
+    refused = FakeTensorMode.cache_bypasses["unsafe view"]
+    with mode:
+        product = torch.empty(6, 4)[2:]
+        views = [torch.ops.aten._unsafe_view.default(product, [2, 2, 4]) for _ in range(2)]
+
+    for view in views:
+        assert view.untyped_storage()._cdata == product.untyped_storage()._cdata
+        assert view.storage_offset() == product.storage_offset() == 2 * 4
+        assert (view.shape, view.stride()) == ((2, 2, 4), (2 * 4, 4, 1))
+    assert FakeTensorMode.cache_bypasses["unsafe view"] == refused
+
+
+def test_an_answer_is_asked_for_again_where_a_setting_differs(mode: VirtualFakeMode) -> None:
+    """A factory's dtype is the default one; its key has no tensor that would tell."""
+    with mode:
+        first = [torch.empty(5, 3) for _ in range(3)]
+        torch.set_default_dtype(torch.float64)
+        try:
+            second = [torch.empty(5, 3) for _ in range(3)]
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    assert {each.dtype for each in first} == {torch.float32}
+    assert {each.dtype for each in second} == {torch.float64}
+    assert len({each.untyped_storage()._cdata for each in (*first, *second)}) == 6
+
+
 @pytest.mark.parametrize("model", ["gpt2", "resnet", "unet_block", "moe"])
 @pytest.mark.parametrize("gpu", ["A100", None])
 def test_a_cached_result_is_what_the_operation_returns(model: str, gpu: str | None) -> None:
