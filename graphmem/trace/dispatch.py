@@ -177,7 +177,7 @@ class TraceMode(TorchDispatchMode):
             special = self._special[func]
             if special is not None:
                 return special(func, types, args, kwargs)
-            if _is_inference(args) and func._can_decompose():
+            if func._can_decompose() and _is_inference(args):
                 return self._decompose(func, types, args, kwargs)
             if _has_no_kernel(func):
                 with self:  # below the keys that the call has passed, unlike an inference tensor's
