@@ -305,7 +305,7 @@ def _traced(
     target: str | Callable[[], Any], request: Request, runtime: Runtime, progress: Progress
 ) -> tuple[str, StepGraph, int | None]:
     """The target's name, its step graph, and its batch."""
-    from graphmem.caller import turn
+    from graphmem.caller import clean_turn
     from graphmem.changes.batch import batch_of
     from graphmem.overrides import overridden
     from graphmem.targets import blaming_the_user, load_target
@@ -332,7 +332,7 @@ def _traced(
         return made
 
     progress("importing the target")
-    with turn("an analysis"), loaded.imported() as build, blaming_the_user("the step", within):
+    with clean_turn(), loaded.imported() as build, blaming_the_user("the step", within):
         graph = trace(step, gpu=runtime.gpu, options=options, progress=progress)
     return loaded.name, graph, next(iter(batches), None)
 
@@ -343,7 +343,7 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     Raises:
         InputError: the target cannot be imported.
     """
-    from graphmem.caller import put_back, turn
+    from graphmem.caller import clean_turn, put_back
     from graphmem.targets import load_target
     from graphmem.virtual_device import virtual_cuda
     from graphmem.virtual_device.fake_mode import VirtualFakeMode
@@ -352,7 +352,7 @@ def target_defaults(target: str | Callable[..., Any], request: Request) -> dict[
     loaded = load_target(target, request.settings)
     mode = VirtualFakeMode()
     with (
-        turn("an analysis"),
+        clean_turn(),
         put_back(all_values=True) as before,
         loaded.imported(),
         mode,

@@ -10,7 +10,7 @@ everything beforehand and restores it at the end, also after an error or Ctrl-C:
   (3) values that are written in place, copied before the first write (`values.py`);
   (4) random generators (`generators.py`) and torch's settings (`settings.py`).
 
-One program at a time: `turn()` (`turns.py`).
+One program at a time: `turn()` (`turns.py`), `clean_turn()` for an analysis.
 
 Not covered: what the caller's own objects hold outside of (1), files, the positions of iterators,
 numpy arrays, and generators that neither (1) nor the caller's functions hold, until they draw.
@@ -18,7 +18,7 @@ numpy arrays, and generators that neither (1) nor the caller's functions hold, u
 
 from __future__ import annotations
 
-from graphmem.caller.belongings import Belongings, collect, freeze, put_back
+from graphmem.caller.belongings import Belongings, clean_turn, collect, freeze, put_back
 from graphmem.caller.turns import turn
 
-__all__ = ["Belongings", "collect", "freeze", "put_back", "turn"]
+__all__ = ["Belongings", "clean_turn", "collect", "freeze", "put_back", "turn"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from graphmem.caller.generators import Generators, generators_on_the_stack
 from graphmem.caller.objects import Objects
 from graphmem.caller.settings import TorchSettings
 from graphmem.caller.tensors import Tensors
-from graphmem.caller.turns import uninterrupted
+from graphmem.caller.turns import turn, uninterrupted
 from graphmem.caller.values import CopiedValues
 from graphmem.own_process import is_own_process
 
@@ -43,9 +42,6 @@ class Belongings:
             all_values: restore the values of all tensors; otherwise only of those that modules and
                 optimizers hold, and the program may write into others.
         """
-        made_since, _, _ = gc.get_count()
-        if made_since > _MANY and next(_snapshots):
-            collect()
         with torch._C.DisableTorchFunctionSubclass():  # lazy modules' refuse to be looked at
             self._take(all_values)
 
@@ -119,8 +115,8 @@ class _Frozen:
 
     def is_apart_from(self, listed: list[Any]) -> bool:
         """Whether a list from the collector has exactly the objects made later."""
-        marks = {id(each) for each in listed if each is self.frozen_mark or each is self.later_mark}
-        return marks == {id(self.later_mark)}
+        ids = set(map(id, listed))
+        return id(self.later_mark) in ids and id(self.frozen_mark) not in ids
 
 
 _frozen: list[_Frozen] = []
@@ -134,6 +130,10 @@ def freeze() -> None:
     copy the memory pages that they lie in.
     """
     gc.collect()
+    _set_aside()
+
+
+def _set_aside() -> None:
     mark: list[Any] = []
     found = _tensors_and_holders(gc.get_objects())
     gc.freeze()
@@ -142,9 +142,6 @@ def freeze() -> None:
 
 _MANY = 100_000
 """Objects; an analysis of GPT-2 leaves somewhat more."""
-
-_snapshots = itertools.count()
-"""Before the first, there is nothing to collect."""
 
 
 def collect() -> None:
@@ -155,6 +152,23 @@ def collect() -> None:
     if is_own_process():
         with uninterrupted():  # a finaliser that Ctrl-C meets would swallow it
             gc.collect() if _frozen else freeze()
+
+
+@contextmanager
+def clean_turn() -> Iterator[None]:
+    """An analysis's turn; what earlier ones left is collected before it loads its target.
+
+    Before the first, that is nothing. What there is then, half a million objects of PyTorch's
+    modules, is set aside: each collection would visit it.
+    """
+    with turn("an analysis"):
+        if is_own_process():
+            made_since, _, _ = gc.get_count()
+            if not _frozen:
+                _set_aside()
+            elif made_since > _MANY:
+                collect()
+        yield
 
 
 def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:

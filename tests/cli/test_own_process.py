@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -21,3 +23,39 @@ def test_a_command_leaves_collector_and_environment_alone(
     assert gc.isenabled()
     assert "OMP_WAIT_POLICY" not in os.environ
     assert not is_own_process()
+
+
+TWO_ANALYSES = """\
+import gc
+
+import torch
+
+import graphmem
+from graphmem.own_process import own_process
+
+model, kept = torch.nn.Linear(8, 8), torch.ones(8)
+weight = model.weight.tolist()
+
+
+def build():
+    model.weight.data.zero_()
+    kept.zero_()
+    return model, kept
+
+
+with own_process():
+    peaks = [graphmem.analyze(build).peak.allocated for _ in range(2)]
+    assert gc.get_freeze_count() > 100_000, gc.get_freeze_count()
+assert peaks[0] == peaks[1], peaks
+assert model.weight.tolist() == weight and kept.tolist() == [1.0] * 8
+assert model.weight.device.type == "cpu" and model.weight.grad is None
+"""
+
+
+def test_what_is_there_before_the_first_analysis_is_put_back_but_not_collected() -> None:
+    """Collections between analyses would visit every object of PyTorch's modules."""
+    run = subprocess.run(
+        [sys.executable, "-c", TWO_ANALYSES], capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == 0, run.stderr
