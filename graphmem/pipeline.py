@@ -25,6 +25,7 @@ __all__ = [
     "installed_passes",
     "online_pass",
     "ordered",
+    "passes_for",
     "run_passes",
 ]
 
@@ -109,6 +110,18 @@ def online_pass(name: str, runtime: Runtime) -> Any:
         if each.provides == name and each.online is not None:
             return each.online(runtime)
     raise NoOnlinePassError(name)
+
+
+def passes_for(name: str, passes: Iterable[Pass] | None = None) -> list[Pass]:
+    """The passes that one annotation takes, its own and those required; by default of all."""
+    known = {each.provides: each for each in (installed_passes() if passes is None else passes)}
+    wanted, found = [name], dict[str, Pass]()
+    while wanted:
+        each = wanted.pop()
+        if each in known and each not in found:
+            found[each] = known[each]
+            wanted += known[each].requires
+    return list(found.values())
 
 
 def run_passes(

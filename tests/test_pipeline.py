@@ -20,6 +20,7 @@ from graphmem.pipeline import (
     TwoPassesError,
     installed_passes,
     ordered,
+    passes_for,
     run_passes,
 )
 from graphmem.runtime import Runtime
@@ -63,6 +64,12 @@ def test_two_passes_that_provide_the_same_key_are_an_error() -> None:
 def test_a_cycle_is_an_error_that_names_it() -> None:
     with pytest.raises(CircularPassesError):
         ordered([a_pass("a", "b"), a_pass("b", "a")])
+
+
+def test_one_annotation_takes_what_it_requires_directly_or_not() -> None:
+    passes = [a_pass("a"), a_pass("b", "a"), a_pass("c", "b"), a_pass("d", "a")]
+
+    assert {each.provides for each in passes_for("c", passes)} == {"a", "b", "c"}
 
 
 def test_built_in_passes_are_found_through_the_entry_points() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from graphmem.annotations import CHECKPOINTING, OUTPUT_REUSE
+from graphmem.annotations import CHECKPOINTING, KERNEL_MEMORY, OUTPUT_REUSE
 from graphmem.errors import InputError
 from graphmem.graph import AutocastState, OwnerKind, StepGraph
 from graphmem.units import counted
@@ -66,19 +66,30 @@ def advise(
 
     Changes that cannot be traced, such as autocast in a model that does not allow it, are left out.
     """
-    from graphmem.analysis import run_analysis
-
     before = analysis.report.peak.allocated
     found = []
     for candidate in candidates(request, analysis):
         progress(f"measuring {candidate.option}")
         try:
-            after = run_analysis(target, candidate.request).report.peak.allocated
+            after = _peak_of(target, candidate.request)
         except InputError:
             continue
         if after < before:
             found.append(Advice(candidate, before - after))
     return sorted(found, key=lambda advice: -advice.saves_bytes)[:TOP]
+
+
+def _peak_of(target: str | Callable[[], Any], request: Request) -> int:
+    """The peak of a step's report, without the passes and the report that it takes no part in."""
+    from graphmem.analysis import traced_step
+    from graphmem.pipeline import passes_for, run_passes
+    from graphmem.simulate import simulate
+
+    step = traced_step(target, request)
+    found = run_passes(step.graph, step.runtime, passes_for(KERNEL_MEMORY.name))
+    allocator = step.runtime.new_allocator(bounded=False)
+    timeline = simulate(step.graph, found.of(KERNEL_MEMORY).programs, allocator)
+    return timeline.peak()[0].allocated
 
 
 def candidates(request: Request, analysis: Analysis) -> Iterator[Candidate]:
