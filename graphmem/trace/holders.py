@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import FrameType, FunctionType, MethodType, ModuleType
@@ -230,6 +231,8 @@ def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
     """What a container or an object holds, each with the variable that is named for it."""
     if isinstance(value, Mapping):
         return [(variable, each) for each in value.values()]
+    if isinstance(value, deque):  # a bounded one lets go of what it held first
+        return [(variable, each) for each in value] if value.maxlen is None else []
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(variable, each) for each in value]
     if isinstance(value, torch.nn.Module):

@@ -122,6 +122,13 @@ def test_what_the_next_iterations_replace_is_no_leak(
     assert leaks_of(lambda: Trainer(keep).step) == []
 
 
+@pytest.mark.parametrize(("most", "leaks"), [(None, 1), (3, 0)])
+def test_a_deque_without_a_bound_leaks(most: int | None, leaks: int) -> None:
+    kept: deque[torch.Tensor] = deque(maxlen=most)
+
+    assert len(leaks_of(lambda: Trainer(lambda _, output: kept.append(output)).step)) == leaks
+
+
 def test_an_attribute_is_named_where_it_grows() -> None:
     class Logger:
         def __init__(self) -> None:
