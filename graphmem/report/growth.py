@@ -133,6 +133,8 @@ def lines_on(leaks: Iterable[Leak], graph: StepGraph) -> Iterator[str]:
         )
         lines = (_line(storage, graph) for storage in leak.largest)
         yield from (f"  {line}" for line in most_common(lines, _LARGEST))
+        if leak.iterations == FEWEST_IF_BRIEF:  # a buffer that is not full yet looks the same
+            yield "  only more iterations can show whether it goes on"
 
 
 def _line(storage: Storage, graph: StepGraph) -> str:
