@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import pytest
@@ -39,9 +39,23 @@ def pytest_collection_finish() -> None:
 
     # imports everything it needs
     graphmem.analyze(lambda: (torch.nn.Linear(1, 1), torch.ones(1, 1)))
+    _set_aside()
+    belongings._all_objects = gc.get_objects
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Exclude what a file's tests have left, too: every later trace would scan it."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _set_aside()
+
+
+def _set_aside() -> None:
     gc.collect()
     gc.freeze()
-    belongings._all_objects = gc.get_objects
 
 
 @dataclass(frozen=True)
