@@ -71,6 +71,8 @@ def _tables() -> dict[str, Any]:
 
 
 def _forget() -> None:
+    if "bitsandbytes" not in sys.modules:
+        return
     _tables().clear()
     for name, module in list(sys.modules.items()):
         if name.startswith("bitsandbytes."):
