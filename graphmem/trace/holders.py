@@ -105,8 +105,9 @@ class _Search:
             if storage is not None:
                 self._found(storage.id, holder, through_graph=False)
         for holder, tensor in tensors:
-            if tensor.grad_fn is not None:
-                self._follow(tensor.grad_fn, holder)
+            node = _node_of(tensor)
+            if node is not None:
+                self._follow(node, holder)
 
     def _follow(self, node: Any, holder: Variable) -> None:
         stack = [node]
@@ -123,6 +124,17 @@ class _Search:
         if storage in self.missing:
             self.missing.discard(storage)
             self.found[storage] = Retention(Referrer(holder.name, holder.line()), through_graph)
+
+
+def _node_of(tensor: torch.Tensor) -> Any:
+    """The node that made a tensor; None if PyTorch does not tell.
+
+    It refuses to for one of several views, as of FSDP's flat parameter, whose base was written to
+    (`VariableHooks::grad_fn`, `handle_view_on_rebase`; torch/csrc/autograd/variable.cpp).
+    """
+    with suppress(RuntimeError):
+        return tensor.grad_fn
+    return None
 
 
 def named_values(location: Location) -> Iterator[tuple[Variable, Any]]:
