@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Outcome
 
 PROGRAM = """
@@ -19,16 +21,24 @@ print(torch.cuda.memory_allocated(), tuple(held.shape))
 """
 
 
-def test_an_exported_module_runs_on_the_card(
-    run_graphmem: Callable[..., Outcome], tmp_path: Path
-) -> None:
+@pytest.fixture
+def run(run_graphmem: Callable[..., Outcome], tmp_path: Path) -> Callable[[str], Outcome]:
+    """Run a script that ends well."""
+
+    def run(program: str) -> Outcome:
+        path = tmp_path / "script.py"
+        path.write_text(program)
+        done = run_graphmem("run", "--gpu", "h100", str(path))
+        assert done.exit_code == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_an_exported_module_runs_on_the_card(run: Callable[[str], Outcome]) -> None:
     """A table of 1,000 x 512 floats, the rows of 2 x 8 ids, and these, which autograd saves."""
-    path = tmp_path / "script.py"
-    path.write_text(PROGRAM)
+    done = run(PROGRAM)
 
-    done = run_graphmem("run", "--gpu", "h100", str(path))
-
-    assert done.exit_code == 0, done.stderr
     there = 1000 * 512 * 4 + 2 * 8 * 512 * 4 + 512
     assert done.stdout == f"0\n{there} (2, 8, 512)\n"
 
@@ -45,16 +55,10 @@ print(before, exported.get_parameter("0.weight").grad.shape)
 """
 
 
-def test_dynamo_exports_without_the_hooks_of_the_trace(
-    run_graphmem: Callable[..., Outcome], tmp_path: Path
-) -> None:
+def test_dynamo_exports_without_the_hooks_of_the_trace(run: Callable[[str], Outcome]) -> None:
     """Before the step there are the weight and the batch, of 64 x 64 and 32 x 64 floats."""
-    path = tmp_path / "script.py"
-    path.write_text(STRICT)
+    done = run(STRICT)
 
-    done = run_graphmem("run", "--gpu", "h100", str(path))
-
-    assert done.exit_code == 0, done.stderr
     assert done.stdout == f"{64 * 64 * 4 + 32 * 64 * 4} torch.Size([64, 64])\n"
     assert "script.py:7" in done.stderr  # not a line of the code that PyTorch writes
     assert "eval_with_key" not in done.stderr

@@ -25,14 +25,8 @@ from graphmem.virtual_device.cuda_api import FACTORIES
 from graphmem.virtual_device.device_properties import DeviceProperties
 from graphmem.virtual_device.patching import Replacement, original_of, stand_ins, suspended
 
-_HOOKS = (
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-)
-_OWN_HOOKS = 2
-"""`Location` registers one before a module's forward pass and one after it."""
+_FORWARD = ("_global_forward_pre_hooks", "_global_forward_hooks")
+_HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
 
 def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
@@ -200,10 +194,7 @@ def _is_in(rules: dict[Any, Any], function: Any) -> bool:
 
 def without_own_hooks() -> list[Replacement]:
     """What an export sees: its `get_traced_fn` (convert_frame.py) traces hooks of modules, too."""
-    return [
-        (module_hooks, name, _without_own(getattr(module_hooks, name)))
-        for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
-    ]
+    return [(module_hooks, name, _without_own(getattr(module_hooks, name))) for name in _FORWARD]
 
 
 def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
@@ -215,4 +206,4 @@ def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
 
 
 def _has_any_global_hook() -> bool:
-    return sum(len(getattr(module_hooks, name)) for name in _HOOKS) > _OWN_HOOKS
+    return any(_without_own(getattr(module_hooks, name)) for name in _HOOKS)
