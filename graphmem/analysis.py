@@ -204,7 +204,6 @@ def analysis_of(step: TracedStep) -> Analysis:
     from graphmem.report.growth import growth_in_words
     from graphmem.report.memory import memory_info
     from graphmem.report.schema import GROWTH
-    from graphmem.simulate import simulate
 
     runtime, graph = step.runtime, step.graph
     annotations = run_passes(graph, runtime)
@@ -213,13 +212,25 @@ def analysis_of(step: TracedStep) -> Analysis:
         sections = step.observed.sections
         annotations |= {name: Section(lines) for name, lines in sections.items()}
     else:
-        allocator = runtime.new_allocator(bounded=False)
-        timeline = simulate(graph, annotations.of(KERNEL_MEMORY).programs, allocator)
+        timeline = timeline_of(step, annotations)
         memory = memory_info(runtime, graph, annotations, timeline)
         annotations[GROWTH] = Section(growth_in_words(graph, timeline.block_bytes))
     report = build_report(step, annotations, timeline, memory)
     report = with_collector(report, graph, runtime, timeline)
     return Analysis(report, step, annotations, timeline)
+
+
+def timeline_of(step: TracedStep, annotations: Annotations) -> Timeline:
+    """Simulate a traced step on a card without limits.
+
+    Args:
+        step: the step.
+        annotations: those of its graph, kernel memory among them.
+    """
+    from graphmem.simulate import simulate
+
+    allocator = step.runtime.new_allocator(bounded=False)
+    return simulate(step.graph, annotations.of(KERNEL_MEMORY).programs, allocator)
 
 
 def _with_bounds(

@@ -81,15 +81,12 @@ def advise(
 
 def _peak_of(target: str | Callable[[], Any], request: Request) -> int:
     """The peak of a step's report, without the passes and the report that it takes no part in."""
-    from graphmem.analysis import traced_step
+    from graphmem.analysis import timeline_of, traced_step
     from graphmem.pipeline import passes_for, run_passes
-    from graphmem.simulate import simulate
 
     step = traced_step(target, request)
     found = run_passes(step.graph, step.runtime, passes_for(KERNEL_MEMORY.name))
-    allocator = step.runtime.new_allocator(bounded=False)
-    timeline = simulate(step.graph, found.of(KERNEL_MEMORY).programs, allocator)
-    return timeline.peak()[0].allocated
+    return timeline_of(step, found).peak()[0].allocated
 
 
 def candidates(request: Request, analysis: Analysis) -> Iterator[Candidate]:
