@@ -313,7 +313,10 @@ class Backward:
         unwanted = task.unwanted_edges(node)
         by_data = None if self._rules.subclass_like else formula_by_data(node)
         if by_data is None or inputs[0] is None:
-            return _apply(self._views.formula_of(node), inputs, unwanted)
+            formula = self._views.formula_of(node)
+            if formula is not node:
+                self._order.pass_over()
+            return _apply(formula, inputs, unwanted)
         edges = enumerate(task.edges[node])
         wanted = {i for i, (following, _) in edges if following is not None} - set(unwanted)
         return by_data(node, inputs[0], wanted)

@@ -55,9 +55,13 @@ class NodeOrder:
             yield
         finally:
             self._is_on_device = False
-            made = _newest() - begin
-            self._of_device += made
-            self._count_from(begin + made, shift - made)
+            newest = _newest()
+            self._of_device = newest + self._shifts[-1]
+            self._count_from(newest, shift - (newest - begin))
+
+    def pass_over(self) -> None:
+        """Give the number of the newest node, which only a trace makes, to the next one."""
+        self._count_from(_newest(), self._shifts[-1] - 1)
 
     def _count_from(self, number: int, shift: int) -> None:
         """Shift nodes from this number on; replaces a shift that no node has used."""
