@@ -17,6 +17,7 @@ TRITON ?=
 RESOLUTION ?=
 VENV := .venv$(addprefix -torch-,$(TORCH))$(addprefix -,$(RESOLUTION))
 INSTALLED := $(VENV)/.installed
+PIP := $(VENV)/bin/pip install --no-compile
 XFORMERS_WHEELS := sys_platform == 'linux' and platform_machine == 'x86_64'
 
 # Allocator, trace, autograd walk, passes, simulation and the house itself: 100 s of one core.
@@ -59,15 +60,17 @@ clean:
 # torch comes first and alone: `pip install torch` beside other packages may choose a newer build,
 # with gigabytes of CUDA libraries that graphmem has no use for. A CUDA build brings its own Triton.
 # The tests' figures, and docs/models.md, are of transformers 4; graphmem itself runs with 5 as well.
+# pip compiles on one core what it installs; afterwards all cores do it.
 # xformers' own Python is what its stand-in is compared with: 3 MB, a wheel for x86-64, and without its
 # dependencies, so that torch stays. It needs torch 2.10 or later, so environments of other releases lack it.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "graphmem needs Python 3.11 or later: make PYTHON=python3.11 ...")'
 	test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/pip install torch==$(or $(TORCH),2.13.0)
-	$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(VENV)/bin/pip install triton==$(or $(TRITON),3.7.1)
+	$(PIP) torch==$(or $(TORCH),2.13.0)
+	$(VENV)/bin/python -c 'import triton' 2>/dev/null || $(PIP) triton==$(or $(TRITON),3.7.1)
 	$(if $(RESOLUTION),$(PYTHON) tools/lowest.py > $(VENV)/constraints.txt)
-	$(VENV)/bin/pip install $(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]' 'transformers<5'
-	$(if $(TORCH),,$(VENV)/bin/pip install --no-deps "xformers==0.0.35; $(XFORMERS_WHEELS)")
+	$(PIP) $(if $(RESOLUTION),-c $(VENV)/constraints.txt) -e '.[dev,transformers]' 'transformers<5'
+	$(if $(TORCH),,$(PIP) --no-deps "xformers==0.0.35; $(XFORMERS_WHEELS)")
+	$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # some files are templates
 	touch $@
