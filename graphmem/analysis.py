@@ -323,7 +323,6 @@ def _traced(
     from graphmem.trace import TraceOptions, trace
 
     loaded = load_target(target, request.settings)
-    within = f"in the model that {loaded.name} made"
     options = TraceOptions(
         steps=request.steps,
         torch_release=runtime.release,
@@ -333,7 +332,7 @@ def _traced(
         strict=request.strict,
         compile=request.compile is not False,
         offload=request.offload,
-        within=within,
+        within=loaded.within,
     )
     batches: list[int | None] = []
 
@@ -343,7 +342,7 @@ def _traced(
         return made
 
     progress("importing the target")
-    with clean_turn(), loaded.imported() as build, blaming_the_user("the step", within):
+    with clean_turn(), loaded.imported() as build, blaming_the_user("the step", loaded.within):
         graph = trace(step, gpu=runtime.gpu, options=options, progress=progress)
     return loaded.name, graph, next(iter(batches), None)
 

@@ -18,6 +18,7 @@ from graphmem import InputError, Report, TrainingStep
 from graphmem.notebook import load_ipython_extension
 from graphmem.report.frames import NoLibraryError
 from graphmem.targets import messages
+from graphmem.user_errors import UserCodeError
 from tests.support.places import ROOT
 
 WIDTH, BATCH = 1024, 4096
@@ -71,6 +72,16 @@ def test_a_non_target_is_rejected_with_what_is_accepted() -> None:
 
     assert caught.value.hint is not None
     assert "TrainingStep" in caught.value.hint
+
+
+def test_an_error_in_a_given_model_of_a_package_names_the_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8)
+
+    with pytest.raises(UserCodeError) as caught:
+        graphmem.analyze(transformers.GPT2Model(small), {"use_cache": False})
+
+    assert re.search(r"modeling_gpt2\.py:\d+, in GPT2Model\)$", str(caught.value))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from typing import Any, TypeGuard
 from graphmem.frames import acts_for_the_program
 from graphmem.targets import messages
 from graphmem.targets.modules import DottedModule, PythonFile, function_of, importing_from
+from graphmem.targets.objects import Given
 from graphmem.targets.settings import arguments_for, defaults_of
 from graphmem.training_step import TrainingStep
 from graphmem.user_errors import blaming_the_user, user_error
@@ -55,12 +56,19 @@ class Target:
     Attributes:
         name: the name as the user wrote it.
         folder: the folder of its imports; None for a callable or an exported program.
+        is_given: whether it is the model itself, not what makes one.
     """
 
     name: str
     folder: Path | None
     _make: Callable[[], TrainingStep] = field(repr=False)
     _find: Callable[[], Callable[..., Any]] | None = field(repr=False, default=None)
+    is_given: bool = False
+
+    @property
+    def within(self) -> str:
+        """Where a line of a package ran that no line of the user's called."""
+        return f"in {self.name}" if self.is_given else f"in the model that {self.name} made"
 
     @contextmanager
     def imported(self) -> Iterator[Callable[[], TrainingStep]]:
@@ -103,7 +111,7 @@ def load_target(target: str | Callable[..., Any], settings: Mapping[str, str]) -
     if not isinstance(target, str):
         name = getattr(target, "__name__", type(target).__name__)
         make = partial(_call, target, name, dict(settings))
-        return Target(name, None, make, lambda: target)
+        return Target(name, None, make, lambda: target, is_given=isinstance(target, Given))
     try:
         return _find(target, settings)
     except OSError as error:

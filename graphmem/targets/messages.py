@@ -236,7 +236,8 @@ class NoTargetError(InputError):
     def __init__(self, kind: str) -> None:
         super().__init__(
             f"cannot analyse a value of type {kind}",
-            hint='give a model with inputs, a TrainingStep, or a target such as "model.py:build"',
+            hint='give a model with inputs, a TrainingStep, or a target such as "model.py:build"; '
+            "a trainer runs under `graphmem run train.py`, or in a notebook's `%%graphmem` cell",
         )
 
 

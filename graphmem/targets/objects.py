@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, cast
 
 from graphmem.targets import messages
@@ -24,15 +25,16 @@ def target_of(
 
     if isinstance(target, nn.Module):
         if inputs is not None:
-            return _named(lambda: TrainingStep(model=target, inputs=inputs, loss=loss), target)
+            make = partial(TrainingStep, model=target, inputs=inputs, loss=loss)
+            return Given(make, type(target).__name__)
         needed = inputs_needed(target)
         if needed:
             raise messages.ModelWithoutInputsError(type(target).__name__, needed)
-        return _named(lambda: target, target)
+        return Given(lambda: target, type(target).__name__)
     if inputs is not None or loss is not None:
         raise messages.InputsWithoutModelError
     if isinstance(target, TrainingStep):
-        return _named(lambda: target, target.model or target)
+        return Given(lambda: target, type(target.model or target).__name__)
     if isinstance(target, str):
         return target
     if callable(target):
@@ -40,9 +42,16 @@ def target_of(
     raise messages.NoTargetError(type(target).__name__)
 
 
-def _named(make: Callable[[], Any], thing: Any) -> Callable[[], Any]:
-    make.__name__ = type(thing).__name__
-    return make
+@dataclass(frozen=True)
+class Given:
+    """A target that its caller has made already; `__name__` is its class's."""
+
+    make: Callable[[], Any]
+    __name__: str
+
+    def __call__(self) -> Any:
+        """Return what `build` would."""
+        return self.make()
 
 
 def check_names(function: str, given: dict[str, Any], options: type, *more: str) -> None:
