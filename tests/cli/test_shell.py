@@ -314,7 +314,9 @@ def test_unwritable_output_is_not_an_internal_error(closed: str, code: int) -> N
     assert (finished.returncode, finished.stderr) == (code, said)
 
 
-@pytest.mark.parametrize("close", ["sys.stdout.close()", "os.close(1)"])
+@pytest.mark.parametrize(
+    "close", [pytest.param("sys.stdout.close()", marks=pytest.mark.slow), "os.close(1)"]
+)
 def test_a_program_that_closes_stdout_ends_quietly(close: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         f"import os, sys, torch\n\n\ndef build():\n    {close}\n"

@@ -29,6 +29,7 @@ LAUNCHED = (
     *("CUDA_VISIBLE_DEVICES", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"),
 )
 
+SLOW = pytest.mark.slow
 BEFORE_2_15 = pytest.mark.skipif(
     installed_release() >= (2, 15), reason="its Python frees and gathers in another order"
 )
@@ -61,15 +62,16 @@ class TestRecordedRanks:
         [
             ("ddp", 1, "ddp.py"),
             ("ddp_bf16_hook", 0, "ddp.py --bf16-hook --autocast"),
-            ("ddp_bucket_view", 0, "ddp.py --gradient-as-bucket-view"),
-            ("ddp_find_unused", 0, "ddp.py --find-unused"),
+            pytest.param("ddp_bucket_view", 0, "ddp.py --gradient-as-bucket-view", marks=SLOW),
+            pytest.param("ddp_find_unused", 0, "ddp.py --find-unused", marks=SLOW),
             ("ddp_static_graph", 0, "ddp.py --static-graph --gradient-as-bucket-view"),
             pytest.param("fsdp2", 1, "fsdp2.py", marks=BEFORE_2_15),
             pytest.param(
-                *("fsdp2_checkpoint", 0, "fsdp2.py --checkpoint --meta"), marks=BEFORE_2_15
+                *("fsdp2_checkpoint", 0, "fsdp2.py --checkpoint --meta"),
+                marks=[BEFORE_2_15, SLOW],
             ),
             ("fsdp1", 1, "fsdp1.py"),
-            ("tp", 1, "tensor_parallel.py"),
+            pytest.param("tp", 1, "tensor_parallel.py", marks=SLOW),
             ("tp_sequence", 0, "tensor_parallel.py --sequence-parallel"),
             pytest.param("pipeline_gpipe", 0, "pipeline.py --schedule gpipe", marks=ONLY_2_11),
             pytest.param(
@@ -624,7 +626,7 @@ class TestCards:
 
         assert (done.exit_code, done.stdout) == (0, "8\n")
 
-    @pytest.mark.parametrize("rank", [0, 2])
+    @pytest.mark.parametrize("rank", [0, pytest.param(2, marks=SLOW)])
     def test_objects_of_one_rank_reach_the_others(
         self, run: Run, script: Callable[..., Path], rank: int
     ) -> None:

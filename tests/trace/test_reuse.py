@@ -80,7 +80,9 @@ def analyse(
     return run
 
 
-@pytest.mark.parametrize("options", [(), ("--batch", "32"), ("--gpu", "h100-80gb")])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--batch", "32"), marks=pytest.mark.slow), ("--gpu", "h100-80gb")]
+)
 def test_a_report_is_the_same_without_the_cache_and_with_it(
     analyse: Analyse,
     reused: list[bool],

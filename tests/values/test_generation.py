@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_requested_number_of_tokens_is_generated(way: str, batch: int) -> None:
     passes: list[int] = []
