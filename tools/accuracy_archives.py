@@ -55,11 +55,13 @@ What differs, differs for one of these causes:
   (PEP 709): ProphetNet frees one tensor later.
 - *Padding*, in compiled code: a benchmark on the card decides ([compile](compile.md)).
 - *cuDNN's recurrent layers and 1-d convolutions*, in random programs ([exactness](exactness.md)).
-- *A gradient that nobody keeps*, in `random_171`: the program's thread and the card's let go of it at the
-  same time (`GraphTask::future_result_`, torch/csrc/autograd/graph_task.h). In the first of two iterations
-  the card freed it before the program's variables, as predicted; in the second, after them.
+- *A gradient that nobody keeps*, in `random_171`: the program's thread and the card's let go of it
+  at the same time (`GraphTask::future_result_`, torch/csrc/autograd/graph_task.h). In the first of
+  two iterations the card freed it before the program's variables, as predicted; in the second,
+  after.
 
-`random_108` and `random_125` have been mended since this page was made: on torch 2.13 every event is equal.
+`random_108` and `random_125` have been mended since this page was made: on torch 2.13 all their
+events are equal.
 """
 _WIDTH = 80
 _CASE = re.compile(r"^\| (\w\S*) \|", re.MULTILINE)

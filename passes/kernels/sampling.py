@@ -13,9 +13,11 @@ cuda/Randperm.cu, cuda/SummaryOps.cu, Sorting.cpp (`median_impl`):
   (5) `normal` looks for a negative deviation before it allocates its result and once more after
       (DistributionTemplates.h, `CHECK_NORMAL_TENSOR_STD`);
   (6) `bernoulli` draws by probabilities in float32, or in float64 for a float64 result
-      (cuda/DistributionTemplates.h, `bernoulli_kernel`).
+      (cuda/DistributionTemplates.h, `bernoulli_kernel`);
+  (7) a draw from Dirichlet's distribution divides gamma draws by their sums
+      (cuda/Distributions.cpp, `_s_dirichlet_cuda`).
 
-fixtures/cuda/operators.jsonl.gz shows all of them.
+fixtures/cuda/operators.jsonl.gz shows all but the last.
 """
 
 from __future__ import annotations
@@ -208,6 +210,14 @@ def _looks_for_negatives(call: Call, std: TensorOut) -> Iterator[Step]:
     yield Free(least)
 
 
+def _dirichlet(call: Call) -> Iterator[Step]:
+    """Clause (7)."""
+    yield from call.outputs()
+    draws = compact(call.tensor("self"))
+    sums = Scratch("sums of draws", numel(draws) // draws.shape[-1] * item_bytes(draws.dtype))
+    yield from during([sums], reduced(call, draws, [-1], keepdim=True))
+
+
 def _bernoulli(call: Call) -> Iterator[Step]:
     """Clause (6)."""
     yield from call.outputs()
@@ -221,6 +231,7 @@ def _bernoulli(call: Call) -> Iterator[Step]:
 
 RULES: Mapping[str, Rule] = {
     "aten.normal": _normal,
+    "aten._sample_dirichlet": _dirichlet,
     "aten.bernoulli": _bernoulli,
     "aten.bernoulli_": _bernoulli,
     "aten.multinomial": _multinomial,

@@ -16,6 +16,7 @@ import torch
 from graphmem.virtual_device.operators import (
     columns,
     ctc,
+    distributions,
     fractional_pools,
     grid_samples,
     grouped_products,
@@ -28,6 +29,7 @@ from graphmem.virtual_device.operators import (
 _FAMILIES = (
     columns,
     ctc,
+    distributions,
     fractional_pools,
     grid_samples,
     grouped_products,
