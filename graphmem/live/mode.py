@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem.graph import Op
 from graphmem.live import overwritten
 from graphmem.live.messages import WrongCardError
+from graphmem.trace import jit_tracer
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
@@ -38,6 +39,9 @@ class LiveMode(DataDependentMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        func, args = jit_tracer.untraced(func, args)
+        if jit_tracer.is_tracing():
+            return jit_tracer.run(self, func, types, args, kwargs)
         if self._recorder.overwritten:
             overwritten.check(self._recorder, func, tensors_of((args, kwargs)))
         if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):

@@ -24,6 +24,7 @@ from graphmem.errors import InputError
 from graphmem.frames import acts_for_the_program
 from graphmem.graph import OwnerKind, Storage
 from graphmem.torch_releases import INNER_NODES_ARE_DESTROYED, installed_release
+from graphmem.trace import jit_tracer
 from graphmem.trace.python_functions import is_argument
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.replaced_storages import ReplacedStorages
@@ -160,11 +161,17 @@ class SavedTensorHooks:
         self._by_node = {number: tokens for number, tokens in alive if tokens}
 
     def _pack(self, tensor: torch.Tensor) -> SavedToken:
+        if not jit_tracer.is_tracing():
+            return self._token_of(tensor)
+        with jit_tracer.set_aside():
+            return self._token_of(tensor)
+
+    def _token_of(self, tensor: torch.Tensor) -> SavedToken:
         saved = self._new_token([])
         wrapper, tensor = tensor, innermost(tensor)
         if is_wrapper(type(tensor)):
             held, saved.together = taken_apart(tensor)
-            saved.parts = tuple(map(self._pack, held))
+            saved.parts = tuple(map(self._token_of, held))
             return saved
         if tensor.layout is not torch.strided:
             self._pack_sparse(saved, tensor)
@@ -198,7 +205,7 @@ class SavedTensorHooks:
             saved.payload = tensor
             return
         shape, has_sums = tensor.shape, is_coalesced(tensor)
-        saved.parts = tuple(map(self._pack, parts_of(tensor)))
+        saved.parts = tuple(map(self._token_of, parts_of(tensor)))
         saved.geometry = (shape, (), tensor.dtype, tensor.fake_device)
 
         def together(parts: Sequence[Any]) -> torch.Tensor:

@@ -235,6 +235,32 @@ class TestAnswers:
             3,
         )
 
+    def test_torchscript_traces_what_it_traces_on_the_cpu(self) -> None:
+        def change(x: torch.Tensor) -> torch.Tensor:
+            y = x.clone()
+            y.copy_(x)
+            return torch.cat([y, y], 1).mul_(2).view(x.shape[0], -1).sum()
+
+        block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 4, 3))
+        layers = [block, nn.Upsample(scale_factor=2), change]
+
+        def kinds(device: str) -> list[list[str]]:
+            x = torch.randn(2, 3, 8, 8, device=device)
+            placed = [each.to(device) if isinstance(each, nn.Module) else each for each in layers]
+            graphs = [torch.jit.trace(each, x).inlined_graph for each in placed]
+            return [[node.kind() for node in graph.nodes()] for graph in graphs]
+
+        on_cpu = kinds("cpu")
+        with graphmem.virtual_gpu("t4") as gpu:
+            convolution = nn.Conv2d(3, 4, 3).cuda()
+            x = torch.randn(2, 3, 8, 8, device="cuda")
+            before = gpu.allocated
+            traced = torch.jit.trace(convolution, x)
+            assert gpu.allocated == before
+            result = traced(x)
+            assert gpu.allocated == before + -(-result.numel() * 4 // 512) * 512
+            assert kinds("cuda") == on_cpu
+
     def test_torchscript_compiles_replaced_functions(self) -> None:
         """As `import torch.distributed.optim` does, whose functions call `torch.tensor`."""
 
