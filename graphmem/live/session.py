@@ -9,6 +9,8 @@
     last optimizer step are its forward pass.
 (4) A module called without gradients begins an evaluation, which ends when training resumes.
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
+(6) Before the first operation on the card, a module that is called begins nothing: it runs on the
+    CPU, as a detector does that measures its strides when it is built.
 """
 
 from __future__ import annotations
@@ -112,6 +114,9 @@ class LiveSession(Session):
         if self._depth:  # a recomputation, or a hook
             return
         self.recorder.host.begin_steps()
+        self.location.is_trial = not self.recorder.graph.ops
+        if self.location.is_trial:  # clause 6
+            return
         self._count_forward()
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():

@@ -46,6 +46,8 @@ class Location:
         calls: how each module is called, by its name.
         functions: what graphmem itself calls of a program, whose variables no frame holds between
             two calls.
+        is_trial: whether the modules called so far are forgotten when the next one is called from
+            outside any other. A layer that was tried alone is then named as part of its model.
     """
 
     def __init__(self, on_root: Callable[[torch.nn.Module], object] = lambda module: None) -> None:
@@ -60,6 +62,7 @@ class Location:
         self.compiled: Callable[[FrameType | None], Buffer | None] = _nothing
         self.calls: dict[str, ModuleCall] = {}
         self.functions: list[Callable[..., Any]] = []
+        self.is_trial = False
         self._outermost: FrameType | None = None
         self._of_thread = _OfThread()
         self._names: dict[int, _Named] = {}
@@ -89,9 +92,11 @@ class Location:
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if torch.compiler.is_dynamo_compiling():  # Dynamo inlines hooks
             return
+        stack = self._of_thread.modules
+        if not stack and self.is_trial:
+            self._forget_all()
         known = self._names.get(id(module))
         name = self._name(module) if known is None else known.name
-        stack = self._of_thread.modules
         if not stack:
             self._on_root(module)
         if name not in self.calls or not self.calls[name].checkpointed:
@@ -160,6 +165,11 @@ class Location:
         known = _Named(module, self._forget)
         known.key, known.name = id(module), name
         self._names[known.key] = known
+
+    def _forget_all(self) -> None:
+        self.is_trial = False
+        for each in (self._names, self._roots, self.calls):
+            each.clear()
 
     def _forget(self, known: _Named) -> None:
         del self._names[known.key]

@@ -181,6 +181,31 @@ class TestTraining:
         assert "stopped by --max-steps" in done.stderr
         assert done.stdout.count("batch\n") == 3
 
+    def test_layers_tried_on_the_cpu_are_no_steps(self, run: Run, tmp_path: Path) -> None:
+        """YOLOv5 measures its strides so, calling each layer of a model that is not moved yet."""
+        script = tmp_path / "detect.py"
+        script.write_text(
+            "import torch\n"
+            "model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))\n"
+            "x = torch.randn(2, 4)\n"
+            "for layer in model:\n"
+            "    x = layer(x)\n"
+            "model.cuda()\n"
+            "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+            "while True:\n"
+            "    model(torch.randn(2, 4, device='cuda')).sum().backward()\n"
+            "    optimizer.step()\n"
+            "    print('step')\n"
+        )
+        output = tmp_path / "report.json"
+        done = run("--max-steps", "1", "--format", "json", "-o", output, script)
+
+        assert done.stdout.count("step\n") == 1
+        report = report_of(output)
+        moved = 4 * 512  # two weights and two biases, each in a block of its own
+        assert report["steps"][0]["phases"][0]["start"] == moved + 512  # and the input
+        assert "[0-1]" in report["calls"]
+
     def test_an_assumption_is_printed_once_and_can_be_overridden(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
