@@ -13,14 +13,15 @@ It records an operation before the dispatch mode gets it, and is set aside meanw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
+T = TypeVar("T")
 
 _KERNEL = torch._C.DispatchKey.CompositeExplicitAutograd
 _TRACER = torch._C._dispatch_key_parse("Tracer")
@@ -46,8 +47,7 @@ def run(mode: TorchDispatchMode, func: Any, types: Any, args: tuple[Any, ...], k
     if func is aten.convolution.default:  # clause 1
         with _heard(), mode:
             return func._op_dk(_KERNEL, *args, **(kwargs or {}))
-    with set_aside():
-        return mode.__torch_dispatch__(func, types, args, kwargs)
+    return unheard(mode.__torch_dispatch__, func, types, args, kwargs)
 
 
 def untraced(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -81,13 +81,14 @@ def _heard() -> Iterator[None]:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, is_excluded)
 
 
-@contextmanager
-def set_aside() -> Iterator[None]:
-    """Do without the tracer for a while [clause 2]."""
-    tracer = torch._C._get_tracing_state()
+def unheard(act: Callable[..., T], *args: Any) -> T:
+    """Call a function while the tracer, if there is one, is set aside [clause 2]."""
+    tracer: Any = torch._C._get_tracing_state()
+    if tracer is None:
+        return act(*args)
     _exchange(None)
     try:
-        yield
+        return act(*args)
     finally:
         _exchange(tracer)
 

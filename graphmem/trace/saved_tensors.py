@@ -161,10 +161,7 @@ class SavedTensorHooks:
         self._by_node = {number: tokens for number, tokens in alive if tokens}
 
     def _pack(self, tensor: torch.Tensor) -> SavedToken:
-        if not jit_tracer.is_tracing():
-            return self._token_of(tensor)
-        with jit_tracer.set_aside():
-            return self._token_of(tensor)
+        return jit_tracer.unheard(self._token_of, tensor)
 
     def _token_of(self, tensor: torch.Tensor) -> SavedToken:
         saved = self._new_token([])
