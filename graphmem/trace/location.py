@@ -222,6 +222,13 @@ class Location:
         """The user's frames on the Python stack, innermost first."""
         return self._program_frames(sys._getframe(1))
 
+    def frames(self) -> Iterator[FrameType]:
+        """The frames on the Python stack below the program's first, innermost first."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not self._outermost:
+            yield frame
+            frame = frame.f_back
+
     def _program_frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         while frame is not None and frame is not self._outermost:
             if is_program(frame.f_code.co_filename):

@@ -7,6 +7,8 @@ its tests name (`tests_of`), no number, string or known value, and no length if 
 one. So a loop that appends each loss to a list, or each token to a tensor, is reported as well. A
 `for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds. Several
 reads in one call are one round of the caller's loop, as in a training loop that evaluates.
+A distribution draws until each number is accepted (torch/distributions/von_mises.py), which takes
+some 20 rounds on a card; its loop is reported after `ROUNDS`.
 
 Not covered: a loop that reads nothing off the card (`--timeout` ends it).
 """
@@ -34,6 +36,7 @@ MOST = 10_000
 """How many rounds it may run in all: a loop that only counts does not end by its reads."""
 
 _FEW = 64
+_DISTRIBUTIONS = "/torch/distributions/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -60,7 +63,7 @@ class _Visits:
 
 
 class Loops:
-    """Counts the rounds of the user's `while` loops."""
+    """Counts the rounds of `while` loops."""
 
     def __init__(self, known: KnownValues) -> None:
         self._known = known
@@ -69,16 +72,18 @@ class Loops:
         """Count a round: the program is reading a value off the card.
 
         Args:
-            frames: the user's frames on the stack.
+            frames: the frames on the stack, innermost first.
 
         Raises:
-            InputError: one of their loops has run too many rounds.
+            InputError: a loop of the user's, or of a distribution, has run too many rounds.
         """
         if sys.gettrace() is not None:  # a debugger: people step through, and change things
             return
         call: _Visits | None = None
         for frame in frames:
-            if origin_of(frame.f_code.co_filename) is not Origin.USER:
+            file = frame.f_code.co_filename
+            draws = _DISTRIBUTIONS in file
+            if not draws and origin_of(file) is not Origin.USER:
                 continue
             visits = frame.f_trace
             if not isinstance(visits, _Visits):
@@ -87,24 +92,28 @@ class Loops:
             loop = while_loop_around(frame.f_code, frame.f_lasti)
             if loop is not None and (call is None or call is not before.call):
                 tests = tests_of(frame.f_code, *loop)
-                visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call)
+                most = ROUNDS if draws else MOST
+                visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call, most)
             # A generator runs in one frame for all rounds.
             call = None if frame.f_code.co_flags & inspect.CO_GENERATOR else visits
 
     def _visit(
-        self, frame: FrameType, tests: Tests, before: _Visit, call: _Visits | None
+        self, frame: FrameType, tests: Tests, before: _Visit, call: _Visits | None, most: int
     ) -> _Visit:
         state = tuple(self._state(frame, tests))
         unchanged = before.unchanged + 1 if state == before.state else 1
         if unchanged > ROUNDS:
             self._refuse(frame, f"in {ROUNDS} rounds, nothing known that could end it has changed")
-        if before.rounds >= MOST:
-            self._refuse(frame, f"it ran {MOST:,} rounds")
+        if before.rounds >= most:
+            self._refuse(frame, f"it ran {most:,} rounds")
         return _Visit(state, call, unchanged, before.rounds + 1)
 
     def _refuse(self, frame: FrameType, why: str) -> NoReturn:
-        where = f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
-        raise EndlessLoopError(where, why)
+        where = _line(frame)
+        caller: FrameType | None = frame
+        while caller is not None and origin_of(caller.f_code.co_filename) is not Origin.USER:
+            caller = caller.f_back
+        raise EndlessLoopError(where, where if caller is None else _line(caller), why)
 
     def _state(self, frame: FrameType, tests: Tests) -> Iterator[tuple[str, Any]]:
         variables = variables_of(frame)
@@ -147,3 +156,7 @@ class Loops:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             few = known.tensor.detach().reshape(-1)[:_FEW] if known.tensor.numel() else known.tensor
             return tuple(few.tolist())
+
+
+def _line(frame: FrameType) -> str:
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -104,7 +104,7 @@ class Reads:
         Raises:
             InputError: the program would branch on it, and its value is unknown.
         """
-        self._loops.check(self._location.user_frames())
+        self._loops.check(self._location.frames())
         known = self.known.of(tensor)
         if known is not None and not known.basis:
             return _item(known.tensor)
@@ -135,7 +135,7 @@ class Reads:
         if value:
             real.fill_(value)
         if tensor.numel() and not self._is_autograd():
-            self._loops.check(self._location.user_frames())
+            self._loops.check(self._location.frames())
             shown = str(_as(tensor.dtype, value))
             many = "" if tensor.numel() == 1 else "every element of "
             self._assume(f"{many}{name or 'a value'}", shown, name, source)
@@ -144,7 +144,7 @@ class Reads:
     def _copied(self, tensor: torch.Tensor, known: KnownTensor) -> torch.Tensor:
         if not self._is_autograd():
             self.use(known.basis)
-            self._loops.check(self._location.user_frames())
+            self._loops.check(self._location.frames())
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             return _real_like(tensor).copy_(known.tensor)
 

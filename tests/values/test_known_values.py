@@ -374,6 +374,27 @@ def build():
         graphmem.analyze("model.py")
 
 
+def test_a_distribution_that_draws_without_end_names_the_users_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a draw is accepted depends on a weight."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(
+        """
+import torch, graphmem
+from torch.distributions import VonMises
+
+def build():
+    net = torch.nn.Linear(8, 1).cuda()
+    return graphmem.TrainingStep(model=net, step=lambda: VonMises(net.bias, 2.0).sample())
+"""
+    )
+    with pytest.raises(EndlessLoopError, match=r"von_mises.py:\d+, called from model.py:7, does"):
+        graphmem.analyze("model.py")
+
+    assert graphmem.analyze("model.py", assume=("model.py:7=true",)).peak.allocated
+
+
 def by_a_count(device: torch.device) -> int:
     rounds = 0
     while rounds < 300:
