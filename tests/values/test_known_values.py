@@ -386,7 +386,7 @@ from torch.distributions import VonMises
 
 def build():
     net = torch.nn.Linear(8, 1).cuda()
-    return graphmem.TrainingStep(model=net, step=lambda: VonMises(net.bias, 2.0).sample())
+    return graphmem.TrainingStep(model=net, step=lambda: VonMises(net.bias, net.bias.exp()).sample())
 """
     )
     with pytest.raises(EndlessLoopError, match=r"von_mises.py:\d+, called from model.py:7, does"):
