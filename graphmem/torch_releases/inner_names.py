@@ -363,6 +363,13 @@ INNER_NAMES = (
     Names("torch._C.ScriptMethod", "__call__", "TorchScript", "TorchScript"),
     Names("torch._C", "_jit_can_fuse_on_gpu _jit_override_can_fuse_on_gpu", "TorchScript", "it"),
     Names(
+        "torch._C",
+        "_get_tracing_state _set_tracing_state _dispatch_key_parse "
+        "_dispatch_tls_is_dispatch_key_excluded _dispatch_tls_set_dispatch_key_excluded",
+        "setting the tracer of `torch.jit.trace` aside",
+        _NO_TRACE,
+    ),
+    Names(
         "torch._C._profiler", "ProfilerActivity ProfilerState", "profilers", "those that profile"
     ),
 )
