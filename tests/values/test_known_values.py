@@ -385,8 +385,8 @@ import torch, graphmem
 from torch.distributions import VonMises
 
 def build():
-    net = torch.nn.Linear(8, 1).cuda()
-    return graphmem.TrainingStep(model=net, step=lambda: VonMises(net.bias, net.bias.exp()).sample())
+    weight = (net := torch.nn.Linear(8, 1).cuda()).bias
+    return graphmem.TrainingStep(model=net, step=lambda: VonMises(weight, weight.exp()).sample())
 """
     )
     with pytest.raises(EndlessLoopError, match=r"von_mises.py:\d+, called from model.py:7, does"):
