@@ -224,15 +224,14 @@ class Location:
 
     def frames(self) -> Iterator[FrameType]:
         """The frames on the Python stack below the program's first, innermost first."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame is not self._outermost:
-            yield frame
-            frame = frame.f_back
+        return self._frames(sys._getframe(1))
 
     def _program_frames(self, frame: FrameType | None) -> Iterator[FrameType]:
+        return (each for each in self._frames(frame) if is_program(each.f_code.co_filename))
+
+    def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         while frame is not None and frame is not self._outermost:
-            if is_program(frame.f_code.co_filename):
-                yield frame
+            yield frame
             frame = frame.f_back
 
 

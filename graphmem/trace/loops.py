@@ -81,9 +81,7 @@ class Loops:
             return
         call: _Visits | None = None
         for frame in frames:
-            file = frame.f_code.co_filename
-            draws = _DISTRIBUTIONS in file
-            if not draws and origin_of(file) is not Origin.USER:
+            if not _is_distribution(frame) and not _is_user(frame):
                 continue
             visits = frame.f_trace
             if not isinstance(visits, _Visits):
@@ -92,18 +90,18 @@ class Loops:
             loop = while_loop_around(frame.f_code, frame.f_lasti)
             if loop is not None and (call is None or call is not before.call):
                 tests = tests_of(frame.f_code, *loop)
-                most = ROUNDS if draws else MOST
-                visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call, most)
+                visits.seen[frame.f_lasti] = self._visit(frame, tests, before, call)
             # A generator runs in one frame for all rounds.
             call = None if frame.f_code.co_flags & inspect.CO_GENERATOR else visits
 
     def _visit(
-        self, frame: FrameType, tests: Tests, before: _Visit, call: _Visits | None, most: int
+        self, frame: FrameType, tests: Tests, before: _Visit, call: _Visits | None
     ) -> _Visit:
         state = tuple(self._state(frame, tests))
         unchanged = before.unchanged + 1 if state == before.state else 1
         if unchanged > ROUNDS:
             self._refuse(frame, f"in {ROUNDS} rounds, nothing known that could end it has changed")
+        most = ROUNDS if _is_distribution(frame) else MOST
         if before.rounds >= most:
             self._refuse(frame, f"it ran {most:,} rounds")
         return _Visit(state, call, unchanged, before.rounds + 1)
@@ -111,7 +109,7 @@ class Loops:
     def _refuse(self, frame: FrameType, why: str) -> NoReturn:
         where = _line(frame)
         caller: FrameType | None = frame
-        while caller is not None and origin_of(caller.f_code.co_filename) is not Origin.USER:
+        while caller is not None and not _is_user(caller):
             caller = caller.f_back
         raise EndlessLoopError(where, where if caller is None else _line(caller), why)
 
@@ -156,6 +154,14 @@ class Loops:
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             few = known.tensor.detach().reshape(-1)[:_FEW] if known.tensor.numel() else known.tensor
             return tuple(few.tolist())
+
+
+def _is_user(frame: FrameType) -> bool:
+    return origin_of(frame.f_code.co_filename) is Origin.USER
+
+
+def _is_distribution(frame: FrameType) -> bool:
+    return _DISTRIBUTIONS in frame.f_code.co_filename
 
 
 def _line(frame: FrameType) -> str:
