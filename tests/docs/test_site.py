@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import yaml
 
 import graphmem
+from tests.conftest import Outcome
 from tests.support.places import ROOT
 
 DOCS = ROOT / "docs"
@@ -33,6 +35,20 @@ def test_every_page_is_in_the_navigation_once() -> None:
     there = [path for kind in ("md", "ipynb") for path in DOCS.rglob(f"*.{kind}")]
 
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in there)
+
+
+def test_the_readme_shows_what_its_commands_print(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the line that says that more follows."""
+    monkeypatch.chdir(ROOT)
+    readme = (ROOT / "README.md").read_text()
+    screens = re.findall(r"^\$ graphmem (.*)\n((?:.*\n)*?)…$", readme, re.M)
+
+    assert len(screens) == 2
+    for arguments, shown in screens:
+        done = run_graphmem(*arguments.split())
+        assert shown in done.stdout + done.stderr
 
 
 def test_the_readme_quotes_the_page_about_speed() -> None:
