@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import typer
 
 from graphmem.cli.messages import OneRankOnlyError
 from graphmem.cli.output import write_text
+from graphmem.cores import usable_cores
 from graphmem.plain_text import PLAIN_WIDTH, Console, plain_text, width_for
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ def run_ranks(
         raise OneRankOnlyError()
 
     def command(rank: int, report: Path) -> list[str]:
-        start = [sys.executable, "-m", "graphmem", "run", "--rank", str(rank)]
+        start = ["run", "--rank", str(rank)]
         return [*start, "--format", "json", "--output", str(report), *arguments]
 
     told: set[str] = set()
     found: list[RankInfo] = []
     made: dict[int, Collectives] = {}
     ranks = [world.rank for world in worlds]
-    begun, at_once = time.monotonic(), len(os.sched_getaffinity(0))
+    begun, at_once = time.monotonic(), usable_cores()
     for outcome in outcomes(ranks, command, at_once):
         if not found and len(ranks) > MEETING:
             typer.echo(_how_long(len(ranks), at_once, time.monotonic() - begun), err=True)

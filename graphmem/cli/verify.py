@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from graphmem.cli.messages import (
 )
 from graphmem.cli.output import progress, put, write_text
 from graphmem.cli.request import takes_request
+from graphmem.cores import usable_cores
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -226,7 +226,7 @@ def _verify_suite(
     known = find_environments(environments or REPOSITORY)
     rows = partial(rows_of_own_release, environments=known)
     run = partial(run_suite, found, recordings or default_folder(), rows=rows)
-    processes = min(jobs or len(os.sched_getaffinity(0)), len(found))
+    processes = min(jobs or usable_cores(), len(found))
     with warm_processes(processes) if processes > 1 else nullcontext() as executor:
         _write_suite(partial(run, executor=executor), writer)
 

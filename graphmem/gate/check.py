@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from graphmem.cores import usable_cores
 from graphmem.gate.affected import affected_jobs
 from graphmem.gate.cache import Cache
 from graphmem.gate.compare import TargetVerdict, compare
@@ -169,7 +169,7 @@ def analyse(
 def _workers(how: How, jobs: int) -> Callable[[], AbstractContextManager[Submit]]:
     if how.dask is not None:
         return partial(dask_cluster, how.dask)
-    processes = min(how.processes or len(os.sched_getaffinity(0)), jobs)
+    processes = min(how.processes or usable_cores(), jobs)
     return partial(local_processes, processes, how.timeout, is_warm=jobs > processes)
 
 

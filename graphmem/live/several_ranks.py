@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Self
 import msgspec
 
 from graphmem.json_text import json_text
+from graphmem.live.rank_forks import RankRequest, RankServer
 from graphmem.ranks import journal, messages, orphans
 from graphmem.ranks.journal import Collectives
 from graphmem.report import Report
@@ -25,11 +25,10 @@ from graphmem.report import Report
 SCHEMA = "graphmem.ranks/1"
 MEETING = 8
 """Among so many ranks or fewer, each waits for the others at barriers; each takes memory then."""
-_PATIENCE = 10
 _PAUSE = 0.1
 
 Command = Callable[[int, Path], Sequence[str]]
-"""The command line that runs a rank and writes its report, as JSON, to a file."""
+"""graphmem's arguments that run a rank and write its report, as JSON, to a file."""
 
 
 class RankInfo(msgspec.Struct, frozen=True):
@@ -97,7 +96,7 @@ def outcomes(ranks: Sequence[int], command: Command, at_once: int) -> Iterator[R
 
 
 class _Processes:
-    """The running processes; they end when the context closes."""
+    """The processes of ranks; they end when the context closes."""
 
     def __init__(
         self, command: Command, folder: Path, meeting: Sequence[int], at_once: int
@@ -113,17 +112,20 @@ class _Processes:
         self._command = command
         self._folder = folder
         self._cores = Semaphore(at_once)
-        self._variables = {
-            **dict.fromkeys((journal.FOLDER, messages.FOLDER), str(folder)),
-            messages.BESIDE: ",".join(map(str, meeting)),
-            **orphans.variables(),
-        }
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._meeting = meeting
+        self._server = RankServer()
         self._is_over = False
         for rank in meeting:
             messages.mark_started(rank, folder)
 
     def __enter__(self) -> Self:
+        self._server.__enter__()
+        self._variables = {
+            **os.environ,
+            **dict.fromkeys((journal.FOLDER, messages.FOLDER), str(self._folder)),
+            messages.BESIDE: ",".join(map(str, self._meeting)),
+            **orphans.variables(self._server.pid),
+        }
         return self
 
     def __exit__(
@@ -133,13 +135,7 @@ class _Processes:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
-        for process in list(self._running):
-            process.terminate()
-        for process in list(self._running):
-            try:
-                process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        self._server.__exit__(kind, error, traceback)
 
     def run(self, rank: int) -> RankOutcome:
         report, stdout, stderr = (
@@ -152,24 +148,19 @@ class _Processes:
         return RankOutcome(RankInfo(rank, exit_code, found), out, err, made)
 
     def _ended(self, rank: int, report: Path, stdout: Path, stderr: Path) -> int:
-        with ExitStack() as core, stdout.open("wb") as out, stderr.open("wb") as err:
+        with ExitStack() as core:
             core.enter_context(self._cores)
             if self._is_over:
                 return 1
             messages.mark_started(rank, self._folder)
-            process = subprocess.Popen(
-                self._command(rank, report),
-                env=os.environ | self._variables,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+            arguments = list(self._command(rank, report))
+            self._server.start(
+                RankRequest(rank, arguments, self._variables, str(stdout), str(stderr))
             )
-            self._running.add(process)
             try:
-                while process.poll() is None and not messages.is_waiting(rank, self._folder):
+                while not (self._server.has_ended(rank) or messages.is_waiting(rank, self._folder)):
                     time.sleep(_PAUSE)
                 core.close()
-                return process.wait()
+                return self._server.wait(rank)
             finally:
-                self._running.discard(process)
                 messages.mark_ended(rank, self._folder)

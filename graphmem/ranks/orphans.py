@@ -19,9 +19,9 @@ _PAUSE = 1.0
 _PROCESSES = Path("/proc")
 
 
-def variables() -> dict[str, str]:
-    """Environment variables for a process that is to end with this one."""
-    return {STARTER: str(os.getpid())}
+def variables(starter: int | None = None) -> dict[str, str]:
+    """Environment variables for a process that is to end with its parent, by default this one."""
+    return {STARTER: str(os.getpid() if starter is None else starter)}
 
 
 def end_with_starter() -> None:

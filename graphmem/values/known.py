@@ -308,7 +308,7 @@ class KnownValues:
         covers = target.numel() * target.element_size() == memory.nbytes()
         if covers and is_small(target) and not target.requires_grad and _is_dense(target):
             with torch._C._DisableTorchDispatch():
-                real = torch.zeros(target.numel(), dtype=target.dtype, device="cpu")
+                real = torch.empty(target.numel(), dtype=target.dtype, device="cpu")
             self._keep(memory, real.untyped_storage(), KNOWN)
 
     def _mark(self, targets: Iterable[torch.Tensor], basis: Basis) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -145,23 +146,30 @@ def test_a_helper_ends_with_its_starter(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_a_rank_that_waits_leaves_its_core_to_the_next_and_ends_with_its_starter() -> None:
-    """Rank 0 waits for what rank 1 writes; one of them runs at once."""
-    program = f"""
-import os, pathlib, sys, time
+def test_a_rank_that_waits_leaves_its_core_to_the_next(tmp_path: Path) -> None:
+    """Rank 0 waits for what rank 1 writes; one runs at once, in a process like any other."""
+    script = tmp_path / "waits.py"
+    script.write_text(f"""
+import multiprocessing, os, pathlib, sys, time
 folder = pathlib.Path(os.environ[{messages.FOLDER!r}])
-if sys.argv[1] == "1":
+if os.environ["RANK"] == "1":
     (folder / "1-0.1").touch()
 else:
     (folder / "0.waits").write_text("1-0.1")
     while not (folder / "1-0.1").exists():
         time.sleep(0.05)
-print(os.environ[{messages.BESIDE!r}], os.environ[{orphans.STARTER!r}] == str(os.getppid()))
-"""
+print(multiprocessing.parent_process(), multiprocessing.current_process().name)
+print(os.environ[{messages.BESIDE!r}], os.getpid(), os.getppid(), sys.stdin.read())
+""")
+    run = ["run", "--nproc-per-node", "2", "--rank"]
 
-    ended = list(outcomes([0, 1], lambda rank, _: [sys.executable, "-c", program, str(rank)], 1))
+    ended = list(outcomes([0, 1], lambda rank, _: [*run, str(rank), str(script)], 1))
 
-    assert [(each.info.exit_code, each.stdout) for each in ended] == [(0, "0,1 True\n")] * 2
+    assert [each.info.exit_code for each in ended] == [0, 0]
+    pattern = r"None MainProcess\n0,1 (\d+) (\d+) \n"
+    (first, parent), (second, other) = (re.findall(pattern, each.stdout)[0] for each in ended)
+    assert first != second
+    assert parent == other != str(os.getpid())
 
 
 def test_only_a_process_that_has_ended_is_gone() -> None:
