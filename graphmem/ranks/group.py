@@ -111,6 +111,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         card: torch.device,
         let_go: Callable[[list[Any]], object],
         joined: Callable[[], object],
+        guessed: Callable[[], object],
     ) -> None:
         """Make a group.
 
@@ -122,12 +123,15 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
             let_go: empties a list of tensors held by a collective that nobody waited for.
             joined: called at the first collective on the card, when NCCL makes a communicator
                 (`ProcessGroupNCCL::initNCCLComm`).
+            guessed: called when the rank receives parts of unequal sizes from ranks that do not run
+                beside it.
         """
         super().__init__(rank, size)
         self._joined: Callable[[], object] | None = joined
         self._mail = mail
         self._card = card
         self._let_go = let_go
+        self._guessed = guessed
         self._rank = rank
         self._size = size
         self._name = ""
@@ -358,6 +362,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Give each rank a part of what each sends."""
         if output.shape == sent.shape:
             copy(output, sent)
+        if len(set(output_splits or ())) > 1 and not self._mail.began_beside(self):
+            self._guessed()
         return self._begun([output], [sent, output])
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> DoneWork:
@@ -365,6 +371,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         for output, sent in zip(outputs, inputs, strict=True):
             if output.shape == sent.shape:
                 copy(output, sent)
+        if len({each.shape for each in outputs}) > 1 and not self._mail.began_beside(self):
+            self._guessed()
         return self._begun(outputs, [*outputs, *inputs])
 
     _allgather_base = all_gather_single

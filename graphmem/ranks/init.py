@@ -25,6 +25,12 @@ from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import Replacement
 
+_ALONE = "do what this one does", "only this rank runs"
+_BESIDE = (
+    "send what this one does, except for objects and values (docs/ranks.md)",
+    "a virtual card knows few values",
+)
+
 
 def replacements(
     recorder: Recorder, mail: Mail, unwaited: Unwaited, devices: Devices, journal: Journal
@@ -50,7 +56,8 @@ def replacements(
             if isinstance(group, NotedGroup):
                 group.key = journal.group(ranks or range(group_size))
         if group_size > 1:
-            recorder.assume("other ranks", "do what this one does", "only this rank runs", None)
+            run_too = mail.messages.began_beside(ranks or range(group_size))
+            recorder.assume("other ranks", *(_BESIDE if run_too else _ALONE), None)
         return group, prefix
 
     return [
@@ -97,10 +104,17 @@ def _make_group(
 ) -> LoneGroup:
     joined = recorder.run.note_communicator if options.group_size > 1 else _nothing
     rank, size = options.group_rank, options.group_size
-    if not journal.is_open or size == 1:
-        return LoneGroup(rank, size, mail, card, unwaited.let_go, joined)
-    group = NotedGroup(rank, size, mail, card, unwaited.let_go, joined)
-    group.journal = journal
+    guessed = partial(
+        recorder.assume,
+        "unequal parts from other ranks",
+        "as large as those sent to them, which may be too many bytes or too few",
+        "they do not run beside this rank; with --rank all, up to 8 ranks tell each other",
+        None,
+    )
+    made = LoneGroup if not journal.is_open or size == 1 else NotedGroup
+    group = made(rank, size, mail, card, unwaited.let_go, joined, guessed)
+    if isinstance(group, NotedGroup):
+        group.journal = journal
     return group
 
 

@@ -131,6 +131,37 @@ def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None
     assert "the collectives of ranks 0 and 1 do not match" in done.stderr
 
 
+UNEQUAL = """sent = torch.tensor([1, 3] if rank == 0 else [2, 4], device='cuda')
+received = torch.empty_like(sent)
+dist.all_to_all_single(received, sent)
+sizes = received.tolist(), sent.tolist()
+parts = torch.empty(sum(sizes[0]), device='cuda')
+dist.all_to_all_single(parts, torch.ones(sum(sizes[1]), device='cuda'), *sizes)
+print(len(parts))
+"""
+
+
+@pytest.mark.parametrize(("rank", "elements"), [("0", [4]), ("all", [1 + 2, 3 + 4])])
+def test_a_rank_alone_does_not_know_how_much_others_send(
+    run_graphmem: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    rank: str,
+    elements: list[int],
+) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "unequal.py"
+    script.write_text(HEAD + UNEQUAL)
+
+    done = run_graphmem("run", "--nproc-per-node", "2", "--rank", rank, str(script))
+
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.split() == [str(each) for each in elements]
+    assert ("unequal parts from other ranks: as large as" in done.stderr) == (rank == "0")
+    assert ("only this rank runs" in done.stderr) == (rank == "0")
+
+
 def test_experts_receive_what_other_ranks_send(
     run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
