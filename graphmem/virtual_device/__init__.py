@@ -17,6 +17,7 @@ from graphmem.virtual_device.convolution_layout import convolution_backend, conv
 from graphmem.virtual_device.copies import deep_copies
 from graphmem.virtual_device.device_guard import ensure_cuda_device_guard
 from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.device_numbers import device_numbers
 from graphmem.virtual_device.fused_kernels import fused_kernels
 from graphmem.virtual_device.libraries import libraries
 from graphmem.virtual_device.one_hot import scattered_one_hot
@@ -71,6 +72,7 @@ def virtual_cuda(
         card_composites(),
         scattered_one_hot(),
         _data_lifted_on_cpu(),
+        device_numbers(),
         libraries(gpu),
     ):
         yield

@@ -48,6 +48,9 @@ FACTORIES = (
     "tensor tril_indices triu_indices zeros zeros_like"
 ).split()
 
+NEW_ONES = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
+"""Methods that make a tensor like another."""
+
 
 def replacements(
     gpu: Gpu,
@@ -125,6 +128,8 @@ def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replaceme
     """Resolve device numbers here, since PyTorch asks the accelerator to."""
     parse_to, to = torch._C._nn._parse_to, torch.Tensor.to
     factories = {name: _pinning(getattr(torch, name), pinned, devices) for name in FACTORIES}
+    methods = {name: getattr(torch.Tensor, name) for name in NEW_ONES}
+    new_ones = {name: (each, _pinning(each, pinned, devices)) for name, each in methods.items()}
 
     def to_cuda(tensor: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> Any:
         index = None if device is None else _index_of(device)
@@ -135,6 +140,7 @@ def _devices_by_number(pinned: PinnedMemory, devices: Devices) -> list[Replaceme
         (torch.Tensor, "cuda", Method(torch.Tensor.cuda, to_cuda)),
         (torch.Tensor, "to", Method(to, _with_device(to, devices, positions=(1,)))),
         (torch._C._nn, "_parse_to", _with_device(parse_to, devices, positions=(0,))),
+        *((torch.Tensor, name, Method(*pair)) for name, pair in new_ones.items()),
         *((torch, name, factory) for name, factory in factories.items()),
         *(_default_device_by_number(devices) if is_borrowed() else []),
         *_originals_for_torchscript(),

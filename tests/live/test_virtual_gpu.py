@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,10 @@ class TestTheCard:
             lambda: torch.zeros(256).cuda(),
             lambda: torch.zeros(256).cuda(0),
             lambda: torch.zeros(256, device=0),
+            lambda: torch.zeros(256, device=torch.device(0)),
+            lambda: torch.zeros(256).to(torch.device(device=0)),
+            lambda: torch.zeros(256, device=0).new_ones(256, device=0),
+            lambda: torch.zeros(256, device=0).new_tensor([0.0] * 256, device=torch.device(0)),
             lambda: torch.tensor([0.0] * 256, device="cuda"),
             lambda: torch.zeros(256).pin_memory().to("cuda", non_blocking=True),
             lambda: nn.Linear(255, 1, bias=False).to(0).weight,
@@ -88,6 +93,25 @@ class TestTheCard:
         traced(stepping(lambda: found.append(place().device)))
 
         assert found == [torch.device("cuda:0")]
+
+    def test_a_device_by_number_is_one_of_cuda_and_its_class_what_it_was(self) -> None:
+        """`THPDevice_pynew` rejects -1, True and two numbers."""
+
+        def step() -> None:
+            device = torch.device(0)
+            assert device == torch.device("cuda", 0)
+            assert type(device) is torch.device
+            assert (torch.device.__module__, torch.device.__name__) == ("torch", "device")
+            assert pickle.loads(pickle.dumps([device, torch.device])) == [device, torch.device]
+            assert torch.compile(lambda: torch.device(0), backend="eager")() == device
+            for wrong in ((-1,), (True,), (0, 0)):
+                with pytest.raises((RuntimeError, TypeError)):
+                    torch.device(*wrong)
+
+        before = type(torch.device)
+        traced(stepping(step))
+
+        assert type(torch.device) is before
 
     def test_a_device_context_works_even_if_it_is_the_first(self) -> None:
         """The context caches the factories at its first use in a process."""
