@@ -10,7 +10,8 @@
 (4) A module called without gradients begins an evaluation, which ends when training resumes.
 (5) Without an optimizer or a backward pass, each forward pass counts as a step.
 (6) Before the first operation on the card, a module that is called begins nothing: it runs on the
-    CPU, as a detector does that measures its strides when it is built.
+    CPU, as a detector does that measures its strides when it is built. Nor does a backward pass
+    then, as of a package that tries an operator when it is imported, if there is no optimizer.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class LiveSession(Session):
         self._is_complete = True
         self._forwards = 0
         self._walked = False
+        self._is_walk_of_cpu = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     @contextmanager
@@ -156,6 +158,10 @@ class LiveSession(Session):
 
     def begin_backward(self) -> None:
         """Begin a phase at the outermost call of `backward` or `grad`."""
+        if not self._depth:
+            self._is_walk_of_cpu = not (self.recorder.graph.ops or self._made)
+        if self._is_walk_of_cpu:  # clause 6
+            return
         if not self._depth and self._is_complete:
             self._begin_iteration()
             self.recorder.phases.step += 1
@@ -176,6 +182,11 @@ class LiveSession(Session):
         super().leave_backward()
         if not self._depth and not self._made:
             self._is_complete = True
+
+    def end_backward_phase(self) -> None:
+        """End the phase, if there is one."""
+        if not self._is_walk_of_cpu:
+            super().end_backward_phase()
 
     def optimizer_stepped(self) -> None:
         """End an optimizer's step, and with it the iteration."""

@@ -234,7 +234,11 @@ class Session:
         """End the phase with the outermost call: optimizer or next forward pass follows."""
         self._depth -= 1
         if not self._depth:
-            self.recorder.phases.leave_backward()
+            self.end_backward_phase()
+
+    def end_backward_phase(self) -> None:
+        """End the phase that `begin_backward` began."""
+        self.recorder.phases.leave_backward()
 
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         """Assign the following operations to this autograd node."""

@@ -206,6 +206,28 @@ class TestTraining:
         assert report["steps"][0]["phases"][0]["start"] == moved + 512  # and the input
         assert "[0-1]" in report["calls"]
 
+    def test_operators_tried_on_the_cpu_are_no_step(self, run: Run, tmp_path: Path) -> None:
+        """Unsloth tries a derivative so, when it is imported."""
+        script = tmp_path / "tune.py"
+        script.write_text(
+            "import torch\n"
+            "torch.ones(2, requires_grad=True).clamp(max=2.0).sum().backward()\n"
+            "weight = torch.ones(1024, device='cuda', requires_grad=True)\n"
+            "optimizer = torch.optim.SGD([weight], 0.1)\n"
+            "while True:\n"
+            "    weight.sum().backward()\n"
+            "    optimizer.step()\n"
+            "    print('step')\n"
+        )
+        output = tmp_path / "report.json"
+        done = run("--max-steps", "2", "--format", "json", "-o", output, script)
+
+        assert done.stdout.count("step\n") == 2
+        phases = [
+            [phase["name"] for phase in each["phases"]] for each in report_of(output)["steps"]
+        ]
+        assert phases == [["backward", "optimizer"], ["forward", "backward", "optimizer"]]
+
     def test_an_assumption_is_printed_once_and_can_be_overridden(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
