@@ -226,6 +226,15 @@ class Reads:
             self._location.place(),
         )
 
+    def flushes(self, nbytes: int) -> None:
+        """Note the size assumed for the L2 cache of a described card, which a benchmark flushes."""
+        self._recorder.assume(
+            "the card's L2 cache, which Inductor's benchmarks flush",
+            f"{nbytes / 2**20:g} MiB, the largest of the listed cards of its compute capability",
+            "a description does not say; while code is compiled, a buffer of that size is there",
+            None,
+        )
+
     def graphs_left_out(self) -> None:
         """Note that compiled code runs outside the CUDA graph that would capture it."""
         self._replace(

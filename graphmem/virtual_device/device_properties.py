@@ -3,10 +3,10 @@
 Memory, multiprocessors and capability are those of `graphmem.gpus`. Limits by compute capability:
 CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". L2 caches: NVIDIA's
 whitepapers of the architectures (Volta, Turing, Ampere GA100 and GA102, Ada, Hopper, Blackwell),
-T4 and A100 also as deviceQuery printed them.
+T4 and A100 also as deviceQuery printed them, H200 and B200 as `get_device_properties()` did.
 
 What differs between cards of one model (uuid, PCI addresses) is zero. What is unknown (clocks, bus
-widths, the L2 cache of some cards) raises an `AttributeError` that says so.
+widths, the L2 cache of a described card) raises an `AttributeError` that says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from graphmem.gpus import Gpu
+from graphmem.gpus import GPUS, Gpu
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -50,12 +50,26 @@ _L2_CACHE_BYTES = MappingProxyType(
         "rtx-5090": 96 * _MIB,
         "rtx-6000-ada": 96 * _MIB,
         "rtx-a6000": 6 * _MIB,
+        "a40": 6 * _MIB,
+        "quadro-rtx-8000": 6 * _MIB,
+        "quadro-rtx-6000": 6 * _MIB,
+        "titan-rtx": 6 * _MIB,
+        "rtx-pro-6000": 128 * _MIB,
         "h100-80gb": 50 * _MIB,
         "h100-pcie": 50 * _MIB,
+        "h200": 60 * _MIB,
+        "b200": 126 * _MIB,
     }
 )
 
 _NO_UUID = UUID(int=0)
+
+
+def largest_l2_cache(compute_capability: tuple[int, int]) -> int:
+    """The bytes of the largest L2 cache of the listed cards of a compute capability."""
+    return max(
+        _L2_CACHE_BYTES[gpu.name] for gpu in GPUS if gpu.compute_capability == compute_capability
+    )
 
 
 class DeviceProperties:

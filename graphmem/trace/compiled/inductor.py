@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.trace.compiled.kernels import precompile, precompile_config
 from graphmem.trace.compiled.unknowns import Unknowns
+from graphmem.virtual_device.device_properties import largest_l2_cache
 from graphmem.virtual_device.libraries.triton import FLUSHED_BYTES, run_timed
 from graphmem.virtual_device.patching import Replacement, replaced
 
@@ -52,7 +53,7 @@ def replacements(
     def benchmark(*args: Any, **kwargs: Any) -> float:
         if config.max_autotune or config.max_autotune_gemm:
             unknowns.tunes()
-        return _benchmark(*args, **kwargs)
+        return _benchmark(unknowns, *args, **kwargs)
 
     deduce = UniformValueConstantFolder._deduce_value
     return [
@@ -190,21 +191,31 @@ def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> A
     return kernel
 
 
-def _benchmark(benchmarker: Any, function: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
+def _benchmark(
+    unknowns: Unknowns,
+    benchmarker: Any,
+    function: Callable[[], Any],
+    *args: Any,
+    **kwargs: Any,
+) -> float:
     """`InductorBenchmarker.benchmark_gpu` and, if configured, Triton's `do_bench`.
 
     All candidates are equally fast here, so the first is chosen.
     """
-    run_timed(function, _flushed_bytes())
+    run_timed(function, _flushed_bytes(unknowns))
     return 1.0
 
 
-def _flushed_bytes() -> int:
+def _flushed_bytes(unknowns: Unknowns) -> int:
     from torch._inductor import config
 
     if not config.use_experimental_benchmarker:
         return FLUSHED_BYTES
-    size: int = torch.cuda.get_device_properties(0).L2_cache_size
+    card = torch.cuda.get_device_properties(0)
+    size: int | None = getattr(card, "L2_cache_size", None)
+    if size is None:
+        size = largest_l2_cache((card.major, card.minor))
+        unknowns.flushes(size)
     return size
 
 

@@ -14,6 +14,9 @@ class Unknowns(Protocol):
     def tunes(self) -> None:
         """Note that max-autotune compares kernels, some of them in ways that are not followed."""
 
+    def flushes(self, nbytes: int) -> None:
+        """Note that a benchmark flushes a cache whose size is not known, taken to be `nbytes`."""
+
     def broke(self) -> None:
         """Note a graph break in graphmem, which would not happen on a card."""
 
