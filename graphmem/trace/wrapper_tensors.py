@@ -4,6 +4,10 @@ Such a class defines how it is taken apart and put together (`__tensor_flatten__
 `__tensor_unflatten__`; torch/utils/_python_dispatch.py, `is_traceable_wrapper_subclass`). The
 storage that it exposes as its own has no memory (`_make_wrapper_subclass`,
 torch/csrc/autograd/python_variable.cpp).
+
+A class may ask for the truth of a number on the card to know whether it has one (torchao 0.18,
+float8/fsdp_utils.py, `WeightWithDynamicFloat8CastTensor`). Here it is graphmem that takes the
+tensor apart, so this is no read of the program, and the answer is yes.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 Together = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
@@ -31,7 +36,7 @@ def paths_within(tensor: Any, path: str = "") -> Iterator[tuple[str, torch.Tenso
     if not is_wrapper(type(tensor)):
         yield path, tensor
         return
-    for name in tensor.__tensor_flatten__()[0]:
+    for name in _taken_apart(tensor)[0]:
         each = getattr(tensor, name)
         if isinstance(each, torch.Tensor):
             yield from paths_within(each, f"{path}.{name}")
@@ -44,7 +49,7 @@ def taken_apart(wrapper: Any) -> tuple[list[torch.Tensor], Together]:
     names, such as the mesh of a `DTensor` from torch 2.13 on.
     """
     kind = type(wrapper)
-    names, context = wrapper.__tensor_flatten__()
+    names, context = _taken_apart(wrapper)
     inner = {name: getattr(wrapper, name) for name in names}
     held = {name: each for name, each in inner.items() if isinstance(each, torch.Tensor)}
     others = {name: each for name, each in inner.items() if name not in held}
@@ -56,3 +61,18 @@ def taken_apart(wrapper: Any) -> tuple[list[torch.Tensor], Together]:
         return made
 
     return list(held.values()), put_together
+
+
+class _Truthful(TorchFunctionMode):
+    """Every tensor is true."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return True if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+def _taken_apart(wrapper: Any) -> tuple[list[str], Any]:
+    with _Truthful():
+        names, context = wrapper.__tensor_flatten__()
+    return names, context
