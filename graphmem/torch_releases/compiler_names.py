@@ -159,7 +159,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder",
-        "_deduce_value",
+        "__init__ _deduce_value",
         "folding constants",
         _COMPILED,
     ),

@@ -329,6 +329,23 @@ def test_constants_that_the_compiler_computes_on_the_card() -> None:
     assert report.peak.allocated > 0
 
 
+def test_a_product_with_zero_is_a_constant() -> None:
+    """`_add_peephole_patterns` (torch/_inductor/fx_passes/joint_graph.py) reads it from the card.
+
+    torchao's float8 layers multiply a weight by zero to save something of its size.
+    """
+    x, y, flushed = 4 * 1024 * 256, 4 * 1024 * 256, 50 * 2**20
+
+    def step() -> None:
+        nothing = torch.compile(lambda x: x * 0)(torch.ones(1024, 256, device="cuda"))
+        assert nothing.shape == (1024, 256)
+
+    report = graphmem.analyze(lambda: TrainingStep(step=step), gpu="h100-80gb", steps=1)
+
+    assert report.peak.allocated == x + y + flushed  # while the kernel is tuned
+    assert not [each for each in report.assumptions if "break" in each.what]
+
+
 def test_code_that_is_compiled_again_is_not_tuned_again() -> None:
     """The autotuner keeps what it chose beside the kernel's source (runtime/autotune_cache.py).
 

@@ -55,9 +55,10 @@ def replacements(
             unknowns.tunes()
         return _benchmark(unknowns, *args, **kwargs)
 
-    deduce = UniformValueConstantFolder._deduce_value
+    folder = UniformValueConstantFolder
     return [
-        (UniformValueConstantFolder, "_deduce_value", _on_host(deduce)),
+        (folder, "__init__", _on_host(folder.__init__)),  # what is multiplied by zero
+        (folder, "_deduce_value", _on_host(folder._deduce_value)),
         (AsyncCompile, "triton", _load),
         *_kernels(knows_memory=knows_memory),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
