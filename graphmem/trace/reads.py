@@ -185,11 +185,10 @@ class Reads:
         source = self._location.place()
         chosen = self._chosen("nonzero", source)
         share = 1.0 if chosen is None else min(max(chosen, 0.0), 1.0)
-        bound = "the bound" if share == 1.0 else f"at most {numel:,}"
-        self._recorder.assume(
-            what, f"{share:g} of them ({bound})", "the route depends on data", source
-        )
-        text = f"assuming {share:g} of the bound for a size that depends on data"
+        value = "all (the bound)" if share == 1.0 else f"{share:g} of them (at most {numel:,})"
+        self._recorder.assume(what, value, "the route depends on data", source)
+        part = "" if share == 1.0 else f"{share:g} of "
+        text = f"assuming {part}the most for a size that depends on data"
         override = f"override with --assume {source or 'nonzero'}=FRACTION"
         self._say((text, source), f"{text}; {override}")
         return round(share * numel)

@@ -259,7 +259,7 @@ class TestValuesOnlyARunKnows:
         graph = traced(step, assume=given)
 
         assert shapes == [(rows, 3), (rows, 1)]
-        share = "1 of them (the bound)" if fraction is None else f"{fraction:g} of them (at most 8)"
+        share = "all (the bound)" if fraction is None else f"{fraction:g} of them (at most 8)"
         assert [each.value for each in graph.assumptions] == [share] * 2
 
     @pytest.mark.parametrize("given", [{"nonzero": 1.5}, {"nonzero": -0.1}, {"routing": 2.0}])
