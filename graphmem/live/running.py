@@ -17,6 +17,8 @@ from graphmem.virtual_device.stand_ins import stand_in_for
 
 INTERRUPTED = 130
 
+_UNTRAINED = ", which counts forward passes until something trains: a larger N may reach that"
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -58,8 +60,8 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
             raise
         finally:
             gpu.__exit__(type(failure) if failure else None, failure, None)
-    except EnoughSteps:
-        return Ending(0, "stopped by --max-steps")
+    except EnoughSteps as enough:
+        return Ending(0, "stopped by --max-steps" + ("" if enough.has_trained else _UNTRAINED))
     except SystemExit as stop:
         return Ending(_exit_code(stop.code))
     except KeyboardInterrupt:

@@ -38,7 +38,17 @@ from graphmem.virtual_device.patching import replaced
 
 
 class EnoughSteps(BaseException):
-    """The requested number of iterations has run."""
+    """The requested number of iterations has run.
+
+    Attributes:
+        has_trained: whether they were iterations, not forward passes of a program that has trained
+            nothing yet: it may evaluate first.
+    """
+
+    def __init__(self, *, has_trained: bool) -> None:
+        """Stop after iterations, or after forward passes."""
+        super().__init__()
+        self.has_trained = has_trained
 
 
 class LiveSession(Session):
@@ -135,11 +145,11 @@ class LiveSession(Session):
         self._forwards += 1
         trains = self._made or self._walked
         if self._max_steps is not None and not trains and self._forwards > self._max_steps:
-            self._stop()
+            self._stop(has_trained=False)
 
-    def _stop(self) -> NoReturn:
+    def _stop(self, *, has_trained: bool) -> NoReturn:
         self.is_stopped = True
-        raise EnoughSteps
+        raise EnoughSteps(has_trained=has_trained)
 
     def _look_before_refusal(self) -> None:
         """Sample the device at a refused request."""
@@ -153,7 +163,7 @@ class LiveSession(Session):
         self.saved.forget_released()
         self.observer.begin_iteration(number)
         if self._max_steps is not None and number >= self._max_steps:
-            self._stop()
+            self._stop(has_trained=True)
         self._is_complete = False
 
     def begin_backward(self) -> None:

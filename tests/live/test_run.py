@@ -181,6 +181,32 @@ class TestTraining:
         assert "stopped by --max-steps" in done.stderr
         assert done.stdout.count("batch\n") == 3
 
+    def test_an_evaluation_before_training_is_not_taken_for_training(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """LLMs-from-scratch prints its model's losses before it makes an optimizer."""
+        script = tmp_path / "evaluate_first.py"
+        script.write_text(
+            "import torch\nmodel = torch.nn.Linear(4, 4).cuda()\n"
+            "x = torch.randn(2, 4, device='cuda')\n"
+            "with torch.no_grad():\n"
+            "    for _ in range(3):\n"
+            "        model(x)\n"
+            "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+            "while True:\n"
+            "    model(x).sum().backward()\n"
+            "    optimizer.step()\n"
+            "    print('step')\n"
+        )
+        too_few = run("--max-steps", "2", script)
+        enough = run("--max-steps", "3", script)
+
+        assert "step\n" not in too_few.stdout
+        told = "stopped by --max-steps, which counts forward passes until something trains"
+        assert told in too_few.stderr
+        assert enough.stdout.count("step\n") == 3
+        assert "stopped by --max-steps\n" in enough.stderr
+
     def test_layers_tried_on_the_cpu_are_no_steps(self, run: Run, tmp_path: Path) -> None:
         """YOLOv5 measures its strides so, calling each layer of a model that is not moved yet."""
         script = tmp_path / "detect.py"
