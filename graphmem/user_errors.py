@@ -148,6 +148,12 @@ def note_hint(error: BaseException, hint: str) -> None:
         setattr(error, _HINT, hint)
 
 
+def hint_of(error: BaseException) -> str:
+    """The hint attached to an error, or ""."""
+    hint: str = getattr(error, _HINT, "")
+    return hint
+
+
 def place_of(error: BaseException) -> str:
     """The program's line that raised an error, with the user's line; "" if there is none."""
     told = TracebackException.from_exception(error)
@@ -234,5 +240,4 @@ def _how_to_get(module: str) -> str | None:
 def _hint_for(error: BaseException) -> str | None:
     if isinstance(error, ImportError) and "relative import" in str(error):
         return "name a file with relative imports by its package: package.module:build"
-    hint: str | None = getattr(error, _HINT, None)
-    return hint
+    return hint_of(error) or None

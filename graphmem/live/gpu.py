@@ -155,6 +155,8 @@ class VirtualGpu:
     ) -> None:
         VirtualGpu._present = None
         self._failure = error
+        if error is not None:
+            self._session.excuse(error)
         self.finish()
         self._stack.close()
 

@@ -12,7 +12,7 @@ from graphmem.live.gpu import VirtualGpu
 from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
 from graphmem.live.session import EnoughSteps
 from graphmem.time_limit import time_limit
-from graphmem.user_errors import place_of
+from graphmem.user_errors import hint_of, place_of
 from graphmem.virtual_device.stand_ins import stand_in_for
 
 INTERRUPTED = 130
@@ -74,7 +74,9 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
         raise
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
         _print_error(error)
-        return Ending(1, f"ended by {type(error).__name__}: {_first_sentence(error)}{_hint(error)}")
+        why = f"ended by {type(error).__name__}: {_first_sentence(error)}"
+        hint = _hint(error)
+        return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
     return Ending(0)
 
 
@@ -103,10 +105,10 @@ def _print_error(error: BaseException) -> None:
 def _hint(error: BaseException) -> str:
     stand_in = stand_in_for(error)
     if stand_in is None:
-        return ""
+        return hint_of(error)
     if stand_in.models_nothing:
-        return "; graphmem models nothing of it (docs/fine_tuning.md)"
-    return f"; --stand-in {stand_in.distribution} stands in for it"
+        return "graphmem models nothing of it (docs/fine_tuning.md)"
+    return f"--stand-in {stand_in.distribution} stands in for it"
 
 
 def _where(error: InputError) -> str | None:

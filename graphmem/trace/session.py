@@ -49,6 +49,9 @@ from graphmem.user_errors import note_hint, note_place
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced
 
+_OF_A_NUMBER = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
+"""Errors that a wrong number may cause: a size, an index, a divisor, a branch."""
+
 
 class Session:
     """Watches one program, and observes the backward walk to tell phases apart.
@@ -156,12 +159,16 @@ class Session:
 
     @contextmanager
     def _excusing(self) -> Iterator[None]:
-        """Add a hint to an error if a number was assumed before it."""
         try:
             yield
         except Exception as error:
-            note_hint(error, self.reads.excuse())
+            self.excuse(error)
             raise
+
+    def excuse(self, error: BaseException) -> None:
+        """Add a hint to an error that a number may have caused, if one was assumed before it."""
+        if isinstance(error, _OF_A_NUMBER) and not isinstance(error, torch.OutOfMemoryError):
+            note_hint(error, self.reads.excuse())
 
     def _compilation(self) -> AbstractContextManager[None]:
         """The handler of `torch.compile`."""

@@ -289,6 +289,29 @@ class TestTraining:
         assert done.exit_code == 0
         assert "went to the script" not in done.stderr
 
+    @pytest.mark.parametrize(
+        ("after", "is_excused"),
+        [("torch.nn.Conv1d(1, 1, 1).cuda()(x)", True), ("torch.no_such_name", False)],
+    )
+    def test_an_error_that_an_assumed_number_may_explain_names_it(
+        self, run: Run, tmp_path: Path, after: str, is_excused: bool
+    ) -> None:
+        """VITS predicts how long its speech is; with 0 frames a convolution fails."""
+        script = tmp_path / "predicted_length.py"
+        script.write_text(
+            "import torch\n"
+            "frames = torch.randn(3, device='cuda').exp().ceil().long().sum()\n"
+            "x = torch.zeros(1, 1, int(frames), device='cuda')\n"
+            f"{after}\n"
+        )
+        done = run(script)
+
+        assert done.exit_code == 1
+        excuse = "predicted_length.py:3 was taken as 0, which may be why; override with"
+        ending = next(line for line in done.stderr.splitlines() if "ended by" in line)
+        assert (excuse in ending) == is_excused
+        assert (f"{excuse} --assume frames=VALUE" in ending) == is_excused
+
     def test_a_malformed_assumption_is_rejected(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
 
