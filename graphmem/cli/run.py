@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -157,7 +157,8 @@ def run(
             tell=tell,
             name=" ".join(["-m", script] if is_module else [script]),
         )
-        ending = run_program(to_run, device, timeout)
+        with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):  # a script may replace them
+            ending = run_program(to_run, device, timeout)
     _tell_ending(ending, script, _misplaced(arguments or (), context), tell)
     analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)

@@ -312,6 +312,28 @@ class TestTraining:
         assert (excuse in ending) == is_excused
         assert (f"{excuse} --assume frames=VALUE" in ending) == is_excused
 
+    def test_the_report_goes_where_stderr_went_before_a_script_replaced_it(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """StyleGAN3's `Logger` copies both streams to a file, and has no `isatty`."""
+        script = tmp_path / "logging_to_a_file.py"
+        script.write_text(
+            "import sys, torch\n"
+            "class Logger:\n"
+            "    def __init__(self, stream): self.stream = stream\n"
+            "    def write(self, text): self.stream.write('> ' + text)\n"
+            "    def flush(self): self.stream.flush()\n"
+            "sys.stdout = sys.stderr = Logger(sys.stdout)\n"
+            "x = torch.zeros(1 << 20, device='cuda')\n"
+            "print('made')\n"
+        )
+        done = run("--gpu", "t4", script)
+
+        assert done.exit_code == 0
+        assert "> made" in done.stdout
+        assert f"({4 << 20:,} bytes)" in done.stderr
+        assert "> fits" not in done.stdout
+
     def test_a_malformed_assumption_is_rejected(self, run: Run) -> None:
         done = run("--assume", "loss", SCRIPTS / "training.py")
 
