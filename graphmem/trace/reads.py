@@ -161,8 +161,9 @@ class Reads:
 
     def saved(self) -> None:
         """Note that data on the card is being saved to a file."""
-        source = self._location.place()
+        source, newest = self._location.place(), self._newest
         self._assume("what is saved of tensors on the device", "zeros", None, source)
+        self._newest = newest  # nothing was read
 
     def eager(self) -> None:
         """Note that a program that asks for compilation runs eagerly."""
