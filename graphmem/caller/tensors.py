@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+ATTRIBUTES: Any = vars(torch.Tensor)["__dict__"]
+"""Reads and writes all attributes of a tensor, whichever of them its class shows."""
+
 
 class TensorNote:
     """The former state of a tensor.
@@ -165,15 +168,17 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     This works even if autograd graphs hold them: a node keeps what it held
     (`THPModule_swap_tensor_impl`, torch/csrc/Module.cpp).
     """
-    kind, attributes = type(tensor), dict(tensor.__dict__)
+    kind = type(tensor)
+    held, held_by_other = ATTRIBUTES.__get__(tensor), ATTRIBUTES.__get__(other)
+    attributes = dict(held)
     for slot in _slots_of_both(tensor, other):
         mine, others = getattr(tensor, slot), getattr(other, slot)
         setattr(tensor, slot, others)
         setattr(other, slot, mine)
     tensor.__class__ = type(other)
     other.__class__ = kind
-    tensor.__dict__.clear()
-    tensor.__dict__.update(other.__dict__)
-    other.__dict__.clear()
-    other.__dict__.update(attributes)
+    held.clear()
+    held.update(held_by_other)
+    held_by_other.clear()
+    held_by_other.update(attributes)
     torch._C._swap_tensor_impl(tensor, other)

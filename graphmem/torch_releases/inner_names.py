@@ -75,7 +75,7 @@ INNER_NAMES = (
     Names(
         "torch.Tensor",
         "_base _cdata _version _is_view _backward_hooks _post_accumulate_grad_hooks _use_count "
-        "_nnz _make_subclass",
+        "_nnz _make_subclass as_subclass",
         "the properties of a tensor",
         _NO_TRACE,
     ),

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.caller.tensors import Tensors
 from graphmem.gpus import Gpu
-from graphmem.virtual_device import cuda_api, parameters
+from graphmem.virtual_device import cuda_api, parameters, subclasses
 from graphmem.virtual_device.attention import attention_of
 from graphmem.virtual_device.autocast_policies import autocast_of
 from graphmem.virtual_device.convolution_layout import convolution_backend, convolution_layout
@@ -59,6 +59,7 @@ def virtual_cuda(
                 *cuda_api.replacements(gpu, memory, torch_release, pinned),
                 *parameters.moved_by_data(before or Tensors(())),
                 *of_parameters,
+                *subclasses.replacements(),
                 *deep_copies(),
                 (torch.nn.RNNBase, "flatten_parameters", flatten_parameters),
                 (torch._C, _CONVOLUTION_LAYOUT, convolution_layout(of_build)),
@@ -100,6 +101,7 @@ def fake_cpu(fake_mode: FakeTensorMode, before: Tensors | None = None) -> Iterat
     replacements = [
         *moved,
         *of_parameters,
+        *subclasses.replacements(),
         *deep_copies(),
         *cuda_api.foreach_of_fake_tensors(),
     ]

@@ -20,6 +20,7 @@ from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_releas
 from graphmem.torch_releases.manifest import check_supported
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
 from graphmem.virtual_device.operators import KERNELS
+from graphmem.virtual_device.subclasses import as_plain
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _TO_COPY = torch.ops.aten._to_copy.default
@@ -77,7 +78,7 @@ class VirtualFakeMode(FakeTensorMode):
         elif func is _TO_COPY and not (
             self._copies_are_kept_off or isinstance(args[0], FakeTensor)
         ):
-            args = (self.from_tensor(args[0]), *args[1:])
+            args = (self.from_tensor(as_plain(args[0])), *args[1:])
         key = self._key_of(func, args, kwargs)
         answer = None if key is None else self._answers.get(key)
         if answer is None:
@@ -119,6 +120,10 @@ class VirtualFakeMode(FakeTensorMode):
         outer, of_thread.key = of_thread.key, None
         try:
             result = super().dispatch(func, types, args, kwargs)
+            if result is NotImplemented:  # an argument on the host is of the program's class
+                args = as_plain(args)
+                kwargs = {name: as_plain(each) for name, each in (kwargs or {}).items()}
+                result = super().dispatch(func, types, args, kwargs)
             answer = FakeTensorMode.cache.get(of_thread.key)
         finally:
             of_thread.key = outer

@@ -120,6 +120,10 @@ class DoubledInPlace(Function):
         return grads[0] * 2
 
 
+class Tracked(Tensor):
+    """Carries attributes, as MONAI's `MetaTensor` does; results of operations are of the class."""
+
+
 class Recomputed(Function):
     """A graph inside a function, run by the function's backward."""
 
@@ -137,6 +141,13 @@ class Recomputed(Function):
         torch.autograd.backward(result, grads[0])
         assert x.grad is not None
         return x.grad
+
+
+@program
+def tensors_of_a_class_of_the_program(first: nn.Linear, second: nn.Linear) -> None:
+    tracked = rows().as_subclass(Tracked)
+    hidden = functional.relu(first(tracked)) * tracked
+    torch.stack([second(hidden), hidden]).sum(0).square().mean().backward()
 
 
 @program

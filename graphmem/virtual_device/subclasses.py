@@ -1,0 +1,117 @@
+"""Tensors of the program's own classes, such as MONAI's `MetaTensor`, on the device.
+
+A class without a `__torch_dispatch__` of its own is meant: its tensors are plain, with attributes.
+`Tensor.__torch_function__` makes an operation's results of the class again, by `as_subclass`
+(torch/_tensor.py, `_convert`), which wraps an alias (`THPVariable_as_subclass`,
+torch/csrc/autograd/python_variable.cpp).
+
+(1) A fake tensor becomes one of a class that derives from both.
+(2) A tensor on the host that is to be of such a class, since it was copied from the device, is of
+    the program's.
+(3) What a fake tensor knows of itself is among its attributes, but not of those that the program
+    sees in `__dict__`: `MetaTensor` copies and replaces them all.
+(4) Operations on the device take such tensors on the host as plain ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.caller.tensors import ATTRIBUTES
+from graphmem.virtual_device.patching import Replacement
+
+_OWN = "_graphmem_own"
+_of_host: Any = torch.Tensor.as_subclass
+
+
+class _Attributes(dict[str, Any]):
+    """The program's attributes of a tensor; what is added here is added there."""
+
+    def __init__(self, tensor: FakeTensor) -> None:
+        every = ATTRIBUTES.__get__(tensor)
+        super().__init__({name: every[name] for name in every.keys() - every[_OWN]})
+        self._every = every
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._every[name] = value
+
+    def update(self, *others: Any, **named: Any) -> None:
+        for name, value in dict(*others, **named).items():
+            self[name] = value
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+class _Carrying(FakeTensor):
+    """A fake tensor whose class is asked what to make of results."""
+
+
+# Assigned, since the metaclass disables it where there is a `__torch_dispatch__`
+# (`THPVariableMetaType_init`, torch/csrc/autograd/python_variable.cpp).
+_Carrying.__torch_function__ = vars(torch.Tensor)["__torch_function__"]  # type: ignore[method-assign]
+
+
+def replacements() -> list[Replacement]:
+    """The attributes to replace."""
+    return [(torch.Tensor, "as_subclass", _as_subclass)]
+
+
+def as_plain(value: Any) -> Any:
+    """Clause (4), for any argument of an operation."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map(as_plain, value))
+    if kind is torch.Tensor or not issubclass(kind, torch.Tensor) or _dispatches(kind):
+        return value
+    with torch._C._DisableTorchDispatch():
+        return _of_host(value, torch.Tensor)
+
+
+def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
+    is_fake = isinstance(tensor, FakeTensor)
+    if not is_fake or (_dispatches(kind) and not issubclass(kind, FakeTensor)):
+        made: torch.Tensor = _of_host(tensor, _program_class(kind))
+        return made
+    with torch._C.DisableTorchFunctionSubclass():
+        made = torch.ops.aten.alias.default(tensor)
+    if kind is not torch.Tensor:
+        setattr(made, _OWN, frozenset(vars(made)) | {_OWN})
+        made.__class__ = _fake_class(kind)
+    return made
+
+
+def _dispatches(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+@cache
+def _fake_class(kind: Any) -> Any:
+    """Clause (1)."""
+    if issubclass(kind, FakeTensor):
+        return kind
+    body = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__dict__": property(_Attributes, _replace_attributes),
+    }
+    made = type(kind)(kind.__name__, (kind, _Carrying), body)
+    made.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")
+    return made
+
+
+def _program_class(kind: Any) -> Any:
+    """Clause (2)."""
+    return kind.__bases__[0] if issubclass(kind, _Carrying) else kind
+
+
+def _replace_attributes(tensor: FakeTensor, new: dict[str, Any]) -> None:
+    """Clause (3)."""
+    old = ATTRIBUTES.__get__(tensor)
+    ATTRIBUTES.__set__(tensor, new | {name: old[name] for name in old[_OWN]})

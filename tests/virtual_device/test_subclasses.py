@@ -1,0 +1,114 @@
+"""Tensors of a class of the program's own stay of it on the device, with their attributes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import graphmem
+
+
+class Tracked(Tensor):
+    """Carries where its data come from, as MONAI's `MetaTensor` does."""
+
+    source = ""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        made = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        given = [each for each in args if isinstance(each, Tracked) and each.source]
+        if isinstance(made, Tracked) and given:
+            made.__dict__ = {"source": given[0].source}
+        return made
+
+
+def tracked(*sizes: int) -> Tracked:
+    made = torch.randn(sizes).as_subclass(Tracked)
+    made.source = "scan 7"
+    return made
+
+
+def results(device: str) -> dict[str, Any]:
+    """What a program makes of a tensor of its class, with a layer and with plain tensors."""
+    layer = torch.nn.Linear(4, 4).to(device)
+    x = tracked(2, 4).to(device)
+    y = layer(x)
+    return {
+        "moved": x,
+        "of a layer": y,
+        "of two": x + y,
+        "with a plain one": torch.zeros(2, 4, device=device) * x,
+        "with one on the host": x * torch.tensor(2.0).as_subclass(Tracked),
+        "a view": y[0],
+        "several": x.chunk(2)[1],
+        "detached": y.detach(),
+        "on the host": x.cpu(),
+        "plain again": x.as_subclass(Tensor),
+        "a gradient": torch.autograd.grad(y.sum(), layer.weight)[0],
+    }
+
+
+def described(result: Tensor) -> tuple[bool, str, tuple[int, ...], bool]:
+    is_tracked = isinstance(result, Tracked)
+    source = result.source if is_tracked else ""
+    return is_tracked, source, tuple(result.shape), result.requires_grad
+
+
+def test_results_are_of_the_class_as_in_a_real_run() -> None:
+    real = {name: described(each) for name, each in results("cpu").items()}
+    with graphmem.virtual_gpu("h100"):
+        virtual = results("cuda")
+
+        assert {name: described(each) for name, each in virtual.items()} == real
+        on_host = {name for name, each in virtual.items() if each.device.type == "cpu"}
+    assert on_host == {"on the host"}
+
+
+def test_attributes_are_the_programs_alone() -> None:
+    with graphmem.virtual_gpu("h100"):
+        first, second = tracked(2, 4).to("cuda"), tracked(3, 4).to("cuda")
+        first.affine = torch.eye(4)
+        second.__dict__.update(copy.deepcopy(first.__dict__))
+
+        assert vars(first).keys() == vars(second).keys() == {"source", "affine"}
+        assert second.affine is not first.affine
+        second.__dict__ = {"source": "scan 8"}
+        assert (second * 2).source == "scan 8"
+        assert not hasattr(second, "affine")
+        assert (tuple(second.shape), second.device.type) == ((3, 4), "cuda")
+
+
+def test_data_on_the_device_can_be_given_to_one_on_the_host() -> None:
+    with graphmem.virtual_gpu("h100"):
+        host = tracked(2, 4)
+        host.data = tracked(3, 4).to("cuda")
+
+        assert (isinstance(host, Tracked), host.source) == (True, "scan 7")
+        assert (tuple(host.shape), host.device.type) == ((3, 4), "cuda")
+
+
+def test_they_take_the_memory_of_plain_tensors() -> None:
+    with graphmem.virtual_gpu("h100") as gpu:
+        x = tracked(1 << 10, 1 << 10).to("cuda")
+        assert gpu.allocated == 4 << 20
+        view = x[0]
+        assert gpu.allocated == 4 << 20
+        del x
+        assert gpu.allocated == 4 << 20  # the view holds it
+        del view
+        assert gpu.allocated == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_after_the_run_the_class_is_made_as_before(device: str) -> None:
+    with graphmem.virtual_gpu("h100"):
+        tracked(2, 4).to(device)
+
+    assert type(tracked(2, 4) * 2) is Tracked
