@@ -8,7 +8,9 @@ forward pass:
   (2) an input of the module is *newly kept* when nothing held it;
   (3) the module *saves* the dropped bytes minus the newly kept ones;
   (4) it *recomputes* all its operations, and allocates their bytes again;
-  (5) lists and dictionaries of modules are left out: they are never called.
+  (5) lists and dictionaries of modules are left out: they are never called;
+  (6) so is a module that has all parameters, such as the `module` of DistributedDataParallel: it is
+      the model, and all that it drops comes back at once when the backward pass begins.
 
 Not covered: the peak itself, which may move into the recomputation: `graphmem whatif --checkpoint`
 measures that by tracing with checkpointing on.
@@ -57,7 +59,7 @@ class Checkpointing:
     modules: tuple[CheckpointedModule, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """Yield a line for the module that would save most, the model itself excepted."""
+        """Yield a line for the module that would save most."""
         for each in self.modules[:1]:
             yield (
                 f"checkpointing {each.module} would save {format_bytes(each.saves_bytes)} at the "
@@ -77,11 +79,14 @@ def find_checkpointing(
     for op in graph.ops:
         if op.phase == forwards[-1]:
             for module in _with_ancestors(op.module):
-                if graph.modules.get(module) not in _NEVER_CALLED:
-                    inside[module].append(op)
+                inside[module].append(op)
     tick = graph.phases[forwards[-1]].end
     saved: SavedTensors = annotations.of(SAVED_TENSORS)
-    found = (_checkpointed(module, ops, graph, saved, tick) for module, ops in inside.items())
+    found = (
+        _checkpointed(module, ops, graph, saved, tick)
+        for module, ops in inside.items()
+        if graph.modules.get(module) not in _NEVER_CALLED and not _is_the_model(module, graph)
+    )
     return Checkpointing(
         tuple(
             sorted(
@@ -89,6 +94,13 @@ def find_checkpointing(
                 key=lambda each: (-each.saves_bytes, each.module),
             )
         )
+    )
+
+
+def _is_the_model(module: str, graph: StepGraph) -> bool:
+    """Clause (6)."""
+    return bool(graph.parameters) and all(
+        each.startswith(f"{module}.") for each in graph.parameters
     )
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
+from torch import nn
 
+import graphmem
 from graphmem.analysis import Analysis, Request, run_analysis
 from graphmem.changes import Changes
 from graphmem.graph import PhaseName
 from graphmem.layer_ranges import NoModuleError
 from graphmem.passes.checkpointing import CheckpointedModule, Checkpointing
+from graphmem.units import format_bytes
 from tests.support.places import FIXTURES
 
 SMALL_GPT2 = {"batch": "2"}
@@ -80,6 +84,28 @@ def test_a_list_of_modules_is_not_advised_as_it_is_never_called() -> None:
     }
     assert "h.3" in advised
     assert "h" not in advised
+
+
+class Wrapper(nn.Module):
+    """Calls another module, as DistributedDataParallel does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.module(x)
+        return x
+
+
+def test_the_model_within_a_wrapper_is_not_advised() -> None:
+    blocks = (nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2))
+    model = Wrapper(Wrapper(nn.Sequential(*blocks)))
+    report = graphmem.analyze(model, torch.randn(64, 8), gpu="h100")
+
+    (finding,) = (each for each in report.findings if each.found_by == "checkpointing")
+    dropped = format_bytes(64 * 8 * 4)  # the layer's result, which GELU saves
+    assert finding.lines[0].startswith(f"checkpointing module.module.0 would save {dropped} ")
 
 
 def test_one_operation_is_not_several() -> None:
