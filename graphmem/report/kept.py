@@ -3,14 +3,18 @@
 A storage that autograd or a variable holds is *kept by the script* at a moment if it was born
 before the optimizer's step that ended the previous iteration; without an optimizer, before the
 previous iteration. Storages made after that step, such as the next batch, are not.
+
+Nor are those that autograd holds until a backward pass releases them: a generator's activations,
+made before the step of its critic, await its own.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from functools import cache
+from operator import attrgetter
 
-from graphmem.graph import Category, StepGraph, Storage
+from graphmem.graph import Category, OwnerKind, PhaseName, StepGraph, Storage
 
 
 class Categories:
@@ -22,6 +26,7 @@ class Categories:
         for phase in graph.phases:
             self._starts.setdefault(phase.step, phase.start)
         self._spans = sorted((phase.start, phase.step) for phase in graph.phases)
+        self._backward = [each for each in graph.phases if each.name is PhaseName.BACKWARD]
         self._marks = [mark.tick for mark in graph.marks if mark.name == "optimizer.step"]
         self._kept_before = cache(self._find_kept_before)
 
@@ -30,7 +35,22 @@ class Categories:
         category = storage.category_at(tick)
         if category not in (Category.ACTIVATION, Category.TEMPORARY) or not self._starts:
             return category
-        return Category.KEPT if storage.birth < self._kept_before(self._step_at(tick)) else category
+        if storage.birth >= self._kept_before(self._step_at(tick)) or self._awaits(storage, tick):
+            return category
+        return Category.KEPT
+
+    def _awaits(self, storage: Storage, tick: int) -> bool:
+        """Whether a backward pass will release what autograd holds."""
+        return any(
+            owner.kind is OwnerKind.SAVED_TENSOR
+            and owner.end is not None
+            and self._is_in_backward(owner.end)
+            for owner in storage.owners_at(tick)
+        )
+
+    def _is_in_backward(self, tick: int) -> bool:
+        index = bisect_right(self._backward, tick, key=attrgetter("start")) - 1
+        return index >= 0 and tick <= self._backward[index].end
 
     def _step_at(self, tick: int) -> int:
         index = bisect_left(self._spans, (tick + 1, -1)) - 1

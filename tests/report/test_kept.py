@@ -23,3 +23,28 @@ def test_what_a_list_keeps_of_earlier_iterations_is_not_temporary() -> None:
 
     assert report.peak.step == 3
     assert report.at_peak.by_category["kept"] == 3 * ROWS * WIDTH * 4
+
+
+def test_activations_that_await_their_backward_pass_are_not_kept() -> None:
+    """The generator's, made before the critic's step, which ends an iteration of its own."""
+    with graphmem.virtual_gpu("h100") as gpu:
+        layers = (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        generator = nn.Sequential(*layers).cuda()
+        critic = nn.Linear(WIDTH, 1).cuda()
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (generator, critic)]
+        for _ in range(3):
+            noise = torch.randn(ROWS, WIDTH, device="cuda")
+            fake = generator(noise)
+            critic(fake.detach()).mean().backward()
+            optimizers[1].step()
+            critic(fake).mean().backward()
+            optimizers[0].step()
+
+    report = gpu.report()
+    found = report.at_peak.by_category
+
+    # After the last layer's backward pass the first one's await theirs: `noise` and a result of
+    # tanh. Nothing but a variable holds `fake` by then.
+    assert report.peak.phase == "backward"
+    assert found["activation"] == 2 * ROWS * WIDTH * 4
+    assert found["kept"] == ROWS * WIDTH * 4
