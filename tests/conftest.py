@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -43,14 +43,10 @@ def pytest_collection_finish() -> None:
     belongings._all_objects = gc.get_objects
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, None, None]:
-    """Exclude what a file's tests have left, too: every later trace would scan it."""
-    yield
-    if nextitem is None or nextitem.path != item.path:
-        _set_aside()
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Exclude what earlier tests have left, too: every later trace would scan it."""
+    _set_aside()
 
 
 def _set_aside() -> None:
