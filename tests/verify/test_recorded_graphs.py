@@ -9,8 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -67,17 +65,18 @@ def segments(of: dict[str, Any]) -> Counter[tuple[int, int, tuple[int, int]]]:
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES.items()),
     ],
 )
-def test_each_event_is_the_cards(name: str, which: str, tmp_path: Path) -> None:
+def test_each_event_is_the_cards(
+    name: str, which: str, tmp_path: Path, run_graphmem: Callable[..., Outcome]
+) -> None:
     if which == "callables" and installed_release() >= (2, 14):
         pytest.skip("make_graphed_callables captures on its warm-up's stream from 2.14 on")
-    program = ["-m", "graphmem", "run", "--gpu", "h100-80gb", "--torch", "2.11"]
-    recorder = ["tools/record_cuda.py", "-o", str(tmp_path / name), SCRIPT, "--which", which]
-    command = [sys.executable, *program, *recorder]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    recorder = [str(ROOT / "tools" / "record_cuda.py"), "-o", str(tmp_path / name)]
+    script = [str(ROOT / SCRIPT), "--which", which]
+    done = run_graphmem("run", "--gpu", "h100-80gb", "--torch", "2.11", *recorder, *script)
 
     predicted = snapshot(tmp_path / f"{name}.pickle.gz")
     recorded = snapshot(ROOT / f"fixtures/cuda/memory/{name}.pickle.gz")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert events(predicted) == events(recorded)
     assert segments(predicted) == segments(recorded)
 
