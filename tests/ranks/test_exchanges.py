@@ -44,6 +44,7 @@ dist.all_gather_into_tensor(single, own())
 dist.all_to_all_single(turned, own().repeat(2))
 print(sent.item(), [each.item() for each in listed], single.tolist(), turned.tolist())
 """
+# The last rank has three batches, and in the loop after them all are done.
 AGREED = """left, loops = 2 + rank, 0
 while True:
     done = torch.tensor([int(left <= 0)], device='cuda')
@@ -52,6 +53,7 @@ while True:
     left, loops = left - 1, loops + 1
 print(loops)
 """
+# Rank 1 begins its own only after a message, which rank 0 sends before it waits.
 LATER = """count = torch.tensor([rank + 1])
 if rank: dist.recv_object_list([None], 0)
 work = dist.all_reduce(count, async_op=True)
@@ -59,6 +61,7 @@ if not rank: dist.send_object_list(['first'], 1)
 work.wait()
 print(count.item())
 """
+# A rank without data makes the others' collectives until they have none left, so none differs.
 JOINED = """from torch.distributed.algorithms.join import Join
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda(), [rank])
 done = 0
@@ -96,39 +99,23 @@ def test_a_rank_alone_counts_each_rank_once(together: Together) -> None:
 
 
 def test_ranks_that_run_together_have_each_others_values(together: Together) -> None:
-    done = together(EACH)
+    """One program does what four would, each of which would start two processes."""
+    done = together(EACH + AGREED + LATER + JOINED)
 
     reduced = "3 2 1 2 3 0 3"  # of 1 and 2
-    assert done.stdout == f"{reduced} 2 [1, 2] [1, 2] [1, 2]\n" * 2
+    each, loops, awaited = f"{reduced} 2 [1, 2] [1, 2] [1, 2]", "3", "3"
+    first, second = ("\n".join([each, loops, awaited, joined]) for joined in "13")
+    assert (done.exit_code, done.stdout) == (0, f"{first}\n{second}\n")
     assert "perhaps only because" not in done.stderr
-
-
-def test_a_loop_that_ranks_agree_to_end_ends_for_all_at_once(together: Together) -> None:
-    """The last rank has three batches, and in the loop after them all are done."""
-    done = together(AGREED)
-
-    assert (done.exit_code, done.stdout) == (0, "3\n3\n")
-
-
-def test_values_arrive_when_a_collective_is_waited_for(together: Together) -> None:
-    """Rank 1 begins its own only after a message, which rank 0 sends before it waits."""
-    done = together(LATER)
-
-    assert (done.exit_code, done.stdout) == (0, "3\n3\n")
-
-
-def test_a_rank_without_data_joins_the_others(together: Together) -> None:
-    """It makes their collectives until they have none left, so none differs."""
-    done = together(JOINED)
-
-    assert (done.exit_code, done.stdout) == (0, "1\n3\n")
 
 
 def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None:
     done = together("for _ in range(1 + rank): dist.all_reduce(torch.ones(1))")
 
     assert done.exit_code == 2
+    assert "fullest: rank" in done.stderr
     assert "the collectives of ranks 0 and 1 do not match" in done.stderr
+    assert "rank 1: all_reduce of float32[1] at " in done.stderr
 
 
 UNEQUAL = """sent = torch.tensor([1, 3] if rank == 0 else [2, 4], device='cuda')

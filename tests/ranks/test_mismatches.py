@@ -225,6 +225,7 @@ finally:
     assert compare(body, "--max-steps", "1") is None
 
 
+@pytest.mark.slow  # as test_exchanges.py's rank that ends early
 def test_several_ranks_that_do_not_match_are_an_error(
     run_graphmem: Callable[..., Outcome], tmp_path: Path
 ) -> None:

@@ -64,7 +64,10 @@ class TestRecordedRanks:
             ("ddp_bf16_hook", 0, "ddp.py --bf16-hook --autocast"),
             pytest.param("ddp_bucket_view", 0, "ddp.py --gradient-as-bucket-view", marks=SLOW),
             pytest.param("ddp_find_unused", 0, "ddp.py --find-unused", marks=SLOW),
-            ("ddp_static_graph", 0, "ddp.py --static-graph --gradient-as-bucket-view"),
+            pytest.param(
+                *("ddp_static_graph", 0, "ddp.py --static-graph --gradient-as-bucket-view"),
+                marks=SLOW,  # a race has a bound
+            ),
             pytest.param("fsdp2", 1, "fsdp2.py", marks=BEFORE_2_15),
             pytest.param(
                 *("fsdp2_checkpoint", 0, "fsdp2.py --checkpoint --meta"),
@@ -166,7 +169,7 @@ class TestOwners:
         ("name", "options"),
         [
             ("ddp_static_graph", ["--static-graph", "--gradient-as-bucket-view"]),
-            ("ddp_bf16_hook", ["--bf16-hook", "--autocast"]),
+            pytest.param("ddp_bf16_hook", ["--bf16-hook", "--autocast"], marks=SLOW),
         ],
     )
     def test_a_race_has_a_bound(self, run: Run, name: str, options: list[str]) -> None:
