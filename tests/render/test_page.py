@@ -446,7 +446,7 @@ def test_a_decoder_of_126_layers_opens(open_page: Open) -> None:
 
 
 def test_analyze_writes_the_page_as_well(tmp_path: Path) -> None:
-    target = f"{ROOT}/fixtures/linear_stack.py:build"
+    target = f"{ROOT}/fixtures/mlp.py:build"
     report, html = tmp_path / "report.txt", tmp_path / "page.html"
 
     assert main(["analyze", target, "-o", str(report), "--html", str(html)]) == 0
