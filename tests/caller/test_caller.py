@@ -313,8 +313,18 @@ class Refused(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit(3)])
-@pytest.mark.parametrize("place", ["build", "forward", "backward"])
+ERRORS = (RuntimeError("no"), KeyboardInterrupt(), SystemExit(3))
+PLACES = ("build", "forward", "backward")
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        pytest.param(place, error, marks=[] if i == j else pytest.mark.slow)
+        for i, place in enumerate(PLACES)
+        for j, error in enumerate(ERRORS)
+    ],
+)
 def test_everything_is_put_back_after_an_error(
     caller: Any, error: BaseException, place: str
 ) -> None:

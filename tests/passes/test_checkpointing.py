@@ -35,8 +35,8 @@ def alive_after_forward(analysis: Analysis) -> int:
     ("fixture", "module", "settings"),
     [
         ("gpt2", "h.3", SMALL_GPT2),
-        ("gpt2", "h.3.mlp", SMALL_GPT2),
-        ("gpt2", "h.3.attn", SMALL_GPT2),
+        pytest.param("gpt2", "h.3.mlp", SMALL_GPT2, marks=pytest.mark.slow),
+        pytest.param("gpt2", "h.3.attn", SMALL_GPT2, marks=pytest.mark.slow),
         ("transformer_block", "mlp", {}),
         ("transformer_block", "attention", {}),
         ("mlp", "activation", {"activation": "gelu"}),

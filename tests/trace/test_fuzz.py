@@ -46,8 +46,14 @@ def test_a_random_program_is_traced_as_it_runs(seed: int) -> None:
     assert not outcome.is_fault, "\n".join([*lines, outcome.details])
 
 
-@pytest.mark.parametrize("backend", compiled.BACKENDS)
-@pytest.mark.parametrize("seed", COMPILED_SEEDS)
+@pytest.mark.parametrize(
+    ("seed", "backend"),
+    [
+        pytest.param(seed, backend, marks=pytest.mark.slow if (i + j) % 2 else [])
+        for i, seed in enumerate(COMPILED_SEEDS)
+        for j, backend in enumerate(compiled.BACKENDS)
+    ],
+)
 def test_a_compiled_program_is_traced_as_it_runs(seed: int, backend: str) -> None:
     lines = program_that_runs(seed)
     outcome = compiled.compare(lines, backend)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.house.test_fixtures import CASES, TINY, build
 from tests.support import oracle
 from tests.support.assumed_values import AssumedValues
 from tests.support.autograd_programs import PROGRAMS, rows, training_step
+from tests.verify.test_recorded_steps import ACTIVATIONS, TECHNIQUES
 
 MIXED_GROUP_NORM = ("unet_block", {"autocast": "bf16"})
 """The CPU normalises bf16 groups with fp32 weights in one kernel, whose meta kernel is wrong.
@@ -35,10 +37,28 @@ def compare(make: Callable[[], TrainingStep], *, steps: int = 2, **options: Any)
 
 # ---- every fixture -------------------------------------------------------------------------------
 
-FIXTURES = [case for case in CASES if case != MIXED_GROUP_NORM]
+SLOW = [
+    ("llama", {"checkpoint": "non-reentrant"}),
+    ("vit", {"autocast": "bf16"}),
+    ("moe", {"autocast": "bf16"}),
+    ("transformers_model", {"family": "qwen2"}),
+    ("transformers_model", {"family": "gpt_neox"}),
+]
+"""Other fixtures and settings have their operations."""
 
 
-@pytest.mark.parametrize(("name", "settings"), FIXTURES, ids=str)
+def fixture(name: str, settings: dict[str, Any]) -> Any:
+    """What test_recorded_steps.py compares with a card in less time is slow, too."""
+    step = name.replace("training_techniques", "technique")
+    recorded = [f"{step}_{each}" in ACTIVATIONS + TECHNIQUES for each in settings.values()]
+    is_slow = any(recorded) or (name, settings) in SLOW
+    marks = [pytest.mark.slow] * is_slow
+    return pytest.param(name, settings, marks=marks, id=f"{name}-{settings}")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [fixture(*case) for case in CASES if case != MIXED_GROUP_NORM]
+)
 def test_fixture(name: str, settings: dict[str, Any]) -> None:
     compare(partial(build, name, **{**TINY[name], **settings}))
 
@@ -95,16 +115,39 @@ def linear_stack(optimizer: str | None = None, **changes: Any) -> TrainingStep:
     return step
 
 
-@pytest.mark.parametrize("variant", ["", "-foreach", "-fused", "-single"])
-@pytest.mark.parametrize("name", ["sgd", "sgd-momentum", "adam", "adamw"])
-@pytest.mark.parametrize("keep_grads", [False, True], ids=["drop", "keep"])
+def optimizers() -> Iterator[Any]:
+    """Each name and each variant with each way to clear gradients; all other pairs are slow."""
+    names, variants = (
+        ("sgd", "sgd-momentum", "adam", "adamw"),
+        ("", "-foreach", "-fused", "-single"),
+    )
+    for keep_grads, name, variant in product(range(2), range(4), range(4)):
+        is_slow = (keep_grads + name + variant) % 4 > 0
+        yield pytest.param(
+            *(names[name], variants[variant], bool(keep_grads)),
+            marks=[pytest.mark.slow] * is_slow,
+            id=f"{'keep' if keep_grads else 'drop'}-{names[name]}-{variants[variant]}",
+        )
+
+
+@pytest.mark.parametrize(("name", "variant", "keep_grads"), list(optimizers()))
 def test_optimizer(name: str, variant: str, keep_grads: bool) -> None:
     compare(partial(linear_stack, name + variant), steps=3, keep_grads=keep_grads)
 
 
-@pytest.mark.parametrize("keep_grads", [False, True], ids=["drop", "keep"])
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize(
+    ("clip", "accumulate", "keep_grads"),
+    [
+        (None, 1, True),
+        (None, 3, False),
+        (1.0, 1, False),
+        (1.0, 3, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(None, 1, False), (None, 3, True), (1.0, 1, True), (1.0, 3, False)]
+        ),
+    ],
+)
 def test_accumulation_and_clipping(keep_grads: bool, accumulate: int, clip: float | None) -> None:
     make = partial(linear_stack, "adamw", accumulate=accumulate, clip_grad_norm=clip)
     compare(make, steps=3, keep_grads=keep_grads)

@@ -89,14 +89,20 @@ class Balanced(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", MODELS)
+def models(*quick: str) -> list[Any]:
+    """The quick ones of one test are slow in the other."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=[] if name in quick else slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", models("Mixtral", "DeepSeek-V3"))
 def test_a_real_run_with_balanced_routing_agrees_in_every_storage(name: str) -> None:
     with Balanced():
         real = oracle.run(build_of(name), TWO_STEPS)
     oracle.assert_agree(real, oracle.traced_events(build_of(name), TWO_STEPS))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", models("Qwen3-MoE", "GPT-OSS"))
 def test_every_expert_has_gradients_and_optimizer_state(name: str) -> None:
     weights = {key: value.nbytes for key, value in model_of(name).named_parameters()}
     graph = trace(build_of(name), gpu=find_gpu("a100-80gb"), options=TraceOptions(steps=1))

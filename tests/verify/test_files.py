@@ -116,6 +116,7 @@ class TestRecordings:
         assert "untold.events.json: does not have the state" in outcome.stdout
 
     @NEEDS_RECORDINGS
+    @pytest.mark.slow  # test_recordings.py replays each
     def test_every_recording_with_its_start_has_no_miss(self, run_graphmem: Run) -> None:
         files = [str(path) for path in sorted(FOLDER.glob("*.events.json"))]
 
@@ -249,11 +250,19 @@ QUICK_CASES = [
     if isinstance(case, RecordedCase) and not case.name.startswith("cs336")
 ]
 """The others take half a minute each to trace; `graphmem verify --suite` runs them."""
+SLOW_CASES = ("lm100_train", "lm200_fwd")
+"""lm100_fwd and lm200_train_bf16 have their operations."""
 
 
 class TestSuite:
     @NEEDS_RECORDINGS
-    @pytest.mark.parametrize("case", QUICK_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize(
+        "case",
+        [
+            pytest.param(each, marks=[pytest.mark.slow] * (each.name in SLOW_CASES), id=each.name)
+            for each in QUICK_CASES
+        ],
+    )
     def test_each_case_matches_its_file(self, case: RecordedCase) -> None:
         (row,) = run_suite([case], FOLDER).recorded
 

@@ -192,31 +192,41 @@ def run_case(run_graphmem: Run, folder: Path, text: str, *arguments: str) -> Out
     )
 
 
-SLOW = {"decoder_xl": 2, "t4_preflight": 4}
-"""How many figures of a slow case are tested here; `graphmem verify --suite` runs them all."""
+SLOW = {
+    *("attention_sweep_written_out", "attention_sweep_softmax", "amp_recipe_t4"),
+    "fairscale_offload",
+}
+"""As are most of Liger's modules; each has a neighbour that is not."""
+QUICK = {
+    "decoder_xl": 2,
+    "t4_preflight": 2,
+    "liger_multi_token_attention": 2,
+    "liger_cross_entropy": 2,
+}
+"""How many figures of a long case are quick to test."""
 
 
-def marked(case: PrintedCase) -> Any:
-    """Most of Liger's modules, and two of three sweeps, are slow tests."""
-    is_slow = case.name.startswith("liger_") and case.name not in QUICK
-    is_slow |= case.name in ("attention_sweep_written_out", "attention_sweep_softmax")
-    return pytest.param(case, marks=[pytest.mark.slow] * is_slow, id=case.name)
+def marked(case: PrintedCase) -> list[Any]:
+    is_slow = case.name in SLOW or (case.name.startswith("liger_") and case.name not in QUICK)
+    count = QUICK.get(case.name, len(case.printed))
+    quick, others = (
+        replace(case, printed=each) for each in (case.printed[:count], case.printed[count:])
+    )
+    tests = [pytest.param(quick, marks=[pytest.mark.slow] * is_slow, id=case.name)]
+    if others.printed:
+        tests.append(pytest.param(others, marks=pytest.mark.slow, id=f"{case.name}, others"))
+    return tests
 
 
-QUICK = {"liger_multi_token_attention", "liger_cross_entropy"}
-
-
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [test for case in CASES for test in marked(case)])
 def test_every_printed_figure_matches_its_case(case: PrintedCase) -> None:
-    some = replace(case, printed=case.printed[: SLOW.get(case.name)])
-
-    for row in run_printed(some):
+    for row in run_printed(case):
         assert row.error == row.figure.known_error, str(row.figure)
 
 
 def test_cases_side_by_side_print_the_same_bytes(run_graphmem: Run, tmp_path: Path) -> None:
     """In warm processes, and sequentially in this one."""
-    small = [FIXTURES / f"cases/small_{name}.toml" for name in ("one_forward", "linears")]
+    small = [FIXTURES / f"cases/small_{name}.toml" for name in ("one_forward", "two_linears")]
     cases = tmp_path / "cases"
     cases.mkdir()
     for each in small:

@@ -15,20 +15,23 @@ from tests.conftest import Outcome
 from tests.support.places import ROOT
 
 STEPS = ROOT / "fixtures" / "cuda" / "steps"
-TECHNIQUES = sorted(path.name.split(".")[0] for path in STEPS.glob("technique_*"))
+ACTIVATIONS, TECHNIQUES = (
+    sorted(path.name.split(".")[0] for path in STEPS.glob(name))
+    for name in ("mlp_*", "technique_*")
+)
 
 
 @pytest.mark.parametrize(
     "names",
     [
-        TECHNIQUES[::3],
-        pytest.param(TECHNIQUES[1::3], marks=pytest.mark.slow),
-        pytest.param(TECHNIQUES[2::3], marks=pytest.mark.slow),
-        ["mlp_relu", "mlp_gelu_tanh", "mlp_dropout", "mlp_leaky_relu"],
+        TECHNIQUES[::2],
+        TECHNIQUES[1::2],
+        ACTIVATIONS,
         ["linear_stack_relu", "linear_stack_sgd", "lstm_bf16", "transformer_block"],
         ["gpt2_sdpa_bf16", "gpt2_expandable"],
         pytest.param(["gpt2_infer"], marks=pytest.mark.slow),
-        ["llama", "llama_bf16"],
+        ["llama_bf16"],
+        pytest.param(["llama"], marks=pytest.mark.slow),
     ],
     ids=lambda names: str(names[0]),
 )

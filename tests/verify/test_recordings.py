@@ -409,8 +409,15 @@ _HEAPS = {
 }
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("heap", _HEAPS)
+@pytest.mark.parametrize(
+    ("heap", "packed"),
+    [
+        ("dictionaries", True),
+        ("nested lists", False),
+        pytest.param("dictionaries", False, marks=pytest.mark.slow),
+        pytest.param("nested lists", True, marks=pytest.mark.slow),
+    ],
+)
 def test_masses_of_empty_containers_are_rejected_before_they_are_built(
     heap: str, packed: bool, tmp_path: Path
 ) -> None:

@@ -109,8 +109,19 @@ def test_an_answer_is_asked_for_again_where_a_setting_differs(mode: VirtualFakeM
     assert len({each.untyped_storage()._cdata for each in (*first, *second)}) == 6
 
 
-@pytest.mark.parametrize("model", ["gpt2", "resnet", "unet_block", "moe"])
-@pytest.mark.parametrize("gpu", ["A100", None])
+@pytest.mark.parametrize(
+    ("gpu", "model"),
+    [
+        ("A100", "gpt2"),
+        ("A100", "unet_block"),
+        (None, "gpt2"),
+        (None, "moe"),
+        pytest.param("A100", "resnet", marks=pytest.mark.slow),
+        pytest.param("A100", "moe", marks=pytest.mark.slow),
+        pytest.param(None, "resnet", marks=pytest.mark.slow),
+        pytest.param(None, "unet_block", marks=pytest.mark.slow),
+    ],
+)
 def test_a_cached_result_is_what_the_operation_returns(model: str, gpu: str | None) -> None:
     """PyTorch's own cross-check reruns every operation whose result came from the cache."""
     step = partial(build, model, **TINY[model])

@@ -171,7 +171,7 @@ FAMILIES = (
 
 
 LABELS = [
-    pytest.param(label, marks=pytest.mark.slow if i % 2 else [])
+    pytest.param(label, marks=pytest.mark.slow if i % 3 else [])
     for family in FAMILIES
     for i, label in enumerate(family)
 ]
