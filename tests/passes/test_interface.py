@@ -72,7 +72,7 @@ def test_a_strangers_package_shows_in_the_report_once_it_is_installed(tmp_path: 
     )
     command = [sys.executable, "-m", "graphmem", "analyze", GPT2, "--steps", "1"]
     report = subprocess.run(
-        [*command, "--set", "batch=1"],
+        [*command, "--set", "batch=1", "--set", "layers=1"],
         check=True,
         capture_output=True,
         text=True,

@@ -88,7 +88,7 @@ class TestPadding:
 
     def test_the_choice_stands_beside_the_peak(self, run_graphmem: Callable[..., Outcome]) -> None:
         chosen = ("--compile", "--assume", "padding=false", "--steps", "1")
-        outcome = run_graphmem("analyze", *self.TARGET, *chosen)
+        outcome = run_graphmem("analyze", *self.TARGET, "--set", "layers=2", *chosen)
 
         _, _, rest = outcome.stdout.partition("\npeak ")
         first, _, _ = rest.partition("\n\n")

@@ -17,7 +17,7 @@ from graphmem.errors import InputError
 from graphmem.trace import TraceOptions
 from tests.support import oracle
 
-WIDTH = 300
+WIDTH = 100
 
 
 @pytest.mark.parametrize(
