@@ -62,7 +62,9 @@ def fits(analysis: Analysis) -> bool:
     return analysis.report.memory.on_card.fits
 
 
-@pytest.mark.parametrize("build", [attending, perceptron, pixels])
+@pytest.mark.parametrize(
+    "build", [attending, perceptron, pytest.param(pixels, marks=pytest.mark.slow)]
+)
 def test_four_traces_prove_the_border(build: Any) -> None:
     card = graphmem.fit(build, gpus=["t4"], steps=2).cards[0]
 

@@ -43,7 +43,13 @@ CROSS_SECTION = (
 )
 
 
-@pytest.mark.parametrize("wanted", CROSS_SECTION)
+SLOW = {"PEFT/PromptTuningConfig", "PEFT/VeraConfig"}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [pytest.param(each, marks=pytest.mark.slow if each in SLOW else []) for each in CROSS_SECTION],
+)
 def test_a_model_is_analysed_and_agrees_with_a_real_step(wanted: str) -> None:
     family = wanted.partition("/")[0]
     pytest.importorskip({"constructs": "torch"}.get(family, family.replace("-", "_").lower()))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
 )
 ATTEMPTS = 3
-QUICK = ("ddp", "fsdp", "tensor parallel", "1f1b")
+QUICK = ("ddp", "tensor parallel", "1f1b")
 UNORDERED = {
     **dict.fromkeys(
         ("ddp with hook", "ddp joined", *TOGETHER),

@@ -67,7 +67,14 @@ OTHER_ON_THE_CPU = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in OTHER_ON_THE_CPU])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if i % 2 else [])  # test_oracle.py has each
+        for i, name in enumerate(PROGRAMS)
+        if name not in OTHER_ON_THE_CPU
+    ],
+)
 def test_an_unobserved_program(name: str) -> None:
     make = partial(training_step, PROGRAMS[name])
     real = unobserved.profiled_events(make, steps=2)
