@@ -1,6 +1,6 @@
 """Random programs: H100 recordings compared with predictions.
 
-`fixtures/cuda/random.tar.xz` has 239 recordings; every eighth is compared here. Their release,
+`fixtures/cuda/random.tar.xz` has 239 recordings; every sixteenth is compared here. Their release,
 torch 2.11, frees the tensors of a dying graph in another order than later ones, so only the
 allocations, their order and the peaks are compared on every release.
 """
