@@ -48,7 +48,7 @@ SLOW = [
 
 
 def fixture(name: str, settings: dict[str, Any]) -> Any:
-    """What test_recorded_steps.py compares with a card in less time is slow, too."""
+    """Slow is also what test_recorded_steps.py compares with a card, in less time."""
     step = name.replace("training_techniques", "technique")
     recorded = [f"{step}_{each}" in ACTIVATIONS + TECHNIQUES for each in settings.values()]
     is_slow = any(recorded) or (name, settings) in SLOW
