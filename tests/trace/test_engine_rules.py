@@ -67,11 +67,15 @@ OTHER_ON_THE_CPU = {
 }
 
 
+SLOW_IN_ORACLE = [name for name in list(PROGRAMS)[::2] if name not in OTHER_ON_THE_CPU]
+"""Programs that are slow tests of test_oracle.py; all others are slow tests here."""
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if i % 2 else [])  # test_oracle.py has each
-        for i, name in enumerate(PROGRAMS)
+        pytest.param(name, marks=[] if name in SLOW_IN_ORACLE else pytest.mark.slow)
+        for name in PROGRAMS
         if name not in OTHER_ON_THE_CPU
     ],
 )

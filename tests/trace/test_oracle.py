@@ -22,6 +22,7 @@ from tests.house.test_fixtures import CASES, TINY, build
 from tests.support import oracle
 from tests.support.assumed_values import AssumedValues
 from tests.support.autograd_programs import PROGRAMS, rows, training_step
+from tests.trace.test_engine_rules import SLOW_IN_ORACLE
 from tests.verify.test_recorded_steps import ACTIVATIONS, TECHNIQUES
 
 MIXED_GROUP_NORM = ("unet_block", {"autocast": "bf16"})
@@ -160,7 +161,13 @@ def test_inference() -> None:
 # ---- corners of autograd that no fixture has -----------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW_IN_ORACLE else [])
+        for name in PROGRAMS
+    ],
+)
 def test_program(name: str) -> None:
     compare(partial(training_step, PROGRAMS[name]))
 
