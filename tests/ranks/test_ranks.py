@@ -61,12 +61,15 @@ class TestRecordedRanks:
         ("name", "rank", "script"),
         [
             ("ddp", 1, "ddp.py"),
-            ("ddp_bf16_hook", 0, "ddp.py --bf16-hook --autocast"),
+            pytest.param(
+                *("ddp_bf16_hook", 0, "ddp.py --bf16-hook --autocast"),
+                marks=SLOW,  # test_a_race_has_a_bound runs it, too
+            ),
             pytest.param("ddp_bucket_view", 0, "ddp.py --gradient-as-bucket-view", marks=SLOW),
             pytest.param("ddp_find_unused", 0, "ddp.py --find-unused", marks=SLOW),
             pytest.param(
                 *("ddp_static_graph", 0, "ddp.py --static-graph --gradient-as-bucket-view"),
-                marks=SLOW,  # a race has a bound
+                marks=SLOW,  # as is this one
             ),
             pytest.param("fsdp2", 1, "fsdp2.py", marks=BEFORE_2_15),
             pytest.param(
@@ -169,7 +172,7 @@ class TestOwners:
         ("name", "options"),
         [
             ("ddp_static_graph", ["--static-graph", "--gradient-as-bucket-view"]),
-            pytest.param("ddp_bf16_hook", ["--bf16-hook", "--autocast"], marks=SLOW),
+            ("ddp_bf16_hook", ["--bf16-hook", "--autocast"]),
         ],
     )
     def test_a_race_has_a_bound(self, run: Run, name: str, options: list[str]) -> None:
@@ -260,6 +263,7 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "1 1\n")
 
+    @pytest.mark.slow  # objects of one rank reach the others by other collectives, too
     def test_an_object_of_another_rank_is_what_that_rank_sends(
         self, run: Run, tmp_path: Path
     ) -> None:
