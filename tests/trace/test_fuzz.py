@@ -11,7 +11,7 @@ import pytest
 from tests.fuzz import compiled
 from tests.fuzz.comparison import compare, program_that_runs
 
-SEEDS = range(12)
+SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed % 2 else []) for seed in range(12)]
 COMPILED_SEEDS = (0, 4, 6)
 COMPILED_FAULTS = {
     "gradients are dropped one by one": [
