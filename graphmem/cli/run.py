@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.cli import options
+from graphmem.cli.launchers import refuse_launcher
 from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.gpus import AssumedCard
@@ -127,6 +128,7 @@ def run(
     """
     from graphmem.ranks.world import World
 
+    refuse_launcher(script, arguments or (), is_module=is_module)
     worlds = World.chosen(os.environ, per_node, nodes, rank)
     again = _spelled(
         *(("--gpu", gpu), ("--torch", torch), ("--max-steps", max_steps), ("--timeout", timeout)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,32 @@ def run(run_graphmem: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def allocations(events: dict[str, Any]) -> list[int]:
     return [row[1] for row in events["events"] if row[0] == "a" and row[1]]
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        (
+            "torchrun --nproc_per_node=8 --nnodes 2 train.py --lr 1",
+            "--nproc-per-node 8 train.py --lr 1",
+        ),
+        (
+            "-m torch.distributed.run --nproc-per-node 4 -m pkg.train",
+            "--nproc-per-node 4 -m pkg.train",
+        ),
+        ("/usr/bin/accelerate launch --num_processes 2 train.py", "--nproc-per-node 2 train.py"),
+        ("python3.12 train.py 'a b'", "train.py 'a b'"),
+        ("deepspeed", "SCRIPT"),
+    ],
+)
+def test_a_launcher_is_refused_with_the_command_to_run_instead(
+    run: Run, command: str, instead: str
+) -> None:
+    done = run(*shlex.split(command))
+
+    assert done.exit_code == 2
+    assert "starts other processes, which graphmem does not follow" in done.stderr
+    assert f"name the script itself: graphmem run {instead}\n" in done.stderr
 
 
 class TestRecordedRanks:
