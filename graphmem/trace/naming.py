@@ -16,6 +16,7 @@ from graphmem.frames import is_program, short_path
 from graphmem.graph import Owner, OwnerKind, Source, Storage
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.quantised import (
+    is_foreign,
     parts_of,
     subscript,
     tensors_beside,
@@ -26,6 +27,8 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import Function, retaining_line
 
 MOST_ITEMS = 1000
+STEPS = 4
+"""From a variable to a tensor, as in `trainer.averages[0][2]`."""
 OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 """The attributes of any module: its parameters, buffers, children and hooks."""
 
@@ -119,7 +122,7 @@ def name_variables(recorder: Recorder, location: Location) -> None:
         source = Source(short_path(code.co_filename), frame.f_lineno, code.co_name)
         names: dict[int, tuple[Storage, dict[str, Source]]] = {}
         for name, value in variables_of(frame).items():
-            for suffix, tensor in tensors_held(value):
+            for suffix, tensor in tensors_held(value, STEPS):
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
                     line = _retaining(frame, name) if suffix else None
@@ -142,7 +145,7 @@ def _name_local(variable: Owner | None, lines: Mapping[str, Source]) -> None:
     if variable is None or variable.name in lines:
         return
     known = variable.source
-    name, source = next(iter(lines.items()))
+    name, source = min(lines.items(), key=lambda line: line[0].count(".") + line[0].count("["))
     is_ours = known is not None and (known.file, known.function) == (source.file, source.function)
     if not variable.name or is_ours:
         variable.name, variable.source = name, source
@@ -160,7 +163,7 @@ def _name_attributes(recorder: Recorder, root: torch.nn.Module) -> None:
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
         own = (each for each in vars(module).items() if each[0] not in OF_EVERY_MODULE)
         for attribute, value in own:
-            for suffix, tensor in tensors_held(value):
+            for suffix, tensor in tensors_held(value, STEPS - 1):
                 storage = recorder.storage_of(tensor)
                 if storage is not None and file is not None and _is_nameless(recorder, storage):
                     source = retaining_line(file, attribute, of_class=kind.__name__)
@@ -178,7 +181,7 @@ def _user_modules(location: Location) -> list[ModuleType]:
 
 def _name_globals(recorder: Recorder, module: ModuleType) -> None:
     for name, value in list(vars(module).items()):
-        for suffix, tensor in tensors_held(value):
+        for suffix, tensor in tensors_held(value, STEPS):
             storage = recorder.storage_of(tensor)
             if storage is not None and _is_nameless(recorder, storage):
                 source = retaining_line(str(module.__file__), name)
@@ -198,19 +201,43 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def tensors_held(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """A tensor, or the tensors directly in a list, tuple or dict, each with its suffix.
+def tensors_held(value: Any, steps: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
+    """A tensor, or those in lists, tuples and dicts, each with its path; the shortest come first.
 
-    Only the first `MOST_ITEMS` of a large container, such as a data set: names are looked for
-    often.
+    Of a large container, such as a data set, only the first `MOST_ITEMS`, and as many of each step:
+    names are looked for often.
+
+    Args:
+        value: what a variable holds.
+        steps: the length of the longest path. Above 1, paths also lead through the attributes of
+            objects.
     """
-    if isinstance(value, torch.Tensor):
-        yield "", value
-    elif isinstance(value, (list, tuple)):
+    level = [("", value)]
+    for step in range(steps + 1):
+        below: list[tuple[str, Any]] = []
+        for path, each in level:
+            if isinstance(each, torch.Tensor):
+                yield path, each
+            elif step < steps and len(below) < MOST_ITEMS:
+                below += islice(_items(each, path, of_objects=steps > 1), MOST_ITEMS)
+        level = below
+
+
+def _items(value: Any, path: str, *, of_objects: bool) -> Iterator[tuple[str, Any]]:
+    """What a value holds, except for plain values."""
+    if isinstance(value, (list, tuple)):
         for i, item in enumerate(islice(value, MOST_ITEMS)):
-            if isinstance(item, torch.Tensor):
-                yield f"[{i}]", item
+            if _may_hold(item):
+                yield f"{path}[{i}]", item
     elif isinstance(value, dict):
         for key, item in islice(value.items(), MOST_ITEMS):
-            if isinstance(item, torch.Tensor):
-                yield subscript(key), item
+            if _may_hold(item):
+                yield path + subscript(key), item
+    elif of_objects and is_foreign(value) and not isinstance(value, torch.optim.Optimizer):
+        for name, item in islice(vars(value).items(), MOST_ITEMS):
+            if _may_hold(item):
+                yield f"{path}.{name}", item
+
+
+def _may_hold(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, list, tuple, dict)) or is_foreign(value)

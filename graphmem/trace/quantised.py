@@ -38,7 +38,7 @@ def tensors_beside(parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 def tensors_of_objects(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Clause (3): tensors in objects that a module keeps."""
     for name, value in vars(module).items():
-        if _is_foreign(value):
+        if is_foreign(value):
             for path, tensor in _below(value, _DEPTH - 1):
                 yield f"{name}.{path}", tensor
 
@@ -53,7 +53,7 @@ def tensors_within(value: Any, depth: int = _DEPTH) -> Iterator[tuple[str, torch
     elif depth and isinstance(value, dict):
         for key, each in value.items():
             yield from _suffixed(subscript(key), each, depth)
-    elif depth and _is_foreign(value):
+    elif depth and is_foreign(value):
         for name, each in vars(value).items():
             yield from _suffixed(f".{name}", each, depth)
 
@@ -81,12 +81,12 @@ def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
     for name, each in vars(value).items():
         if isinstance(each, torch.Tensor):
             yield name, each
-        elif depth > 1 and _is_foreign(each):
+        elif depth > 1 and is_foreign(each):
             for path, tensor in _below(each, depth - 1):
                 yield f"{name}.{path}", tensor
 
 
-def _is_foreign(value: Any) -> bool:
+def is_foreign(value: Any) -> bool:
     """Whether a value is an instance of a library's class."""
     kind = type(value)
     if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):

@@ -254,6 +254,24 @@ class TestTraining:
         ]
         assert phases == [["backward", "optimizer"], ["forward", "backward", "optimizer"]]
 
+    def test_what_an_object_keeps_is_named_by_its_path(self, run: Run, tmp_path: Path) -> None:
+        """improved-diffusion's trainer keeps averages of weights so, in lists of lists."""
+        script = tmp_path / "averages.py"
+        script.write_text(
+            "import torch\n"
+            "class Trainer:\n"
+            "    def __init__(self, weight):\n"
+            "        self.averages = [[torch.empty_like(weight)] for _ in range(2)]\n"
+            "        self.cache = {'x': {'y': torch.empty(2048, device='cuda')}}\n"
+            "weight = torch.ones(1024, device='cuda', requires_grad=True)\n"
+            "trainer = Trainer(weight)\n"
+            "weight.sum().backward()\n"
+        )
+        done = run("--verbose", script)
+
+        assert "held by the variable trainer.averages[0-1][0]" in done.stderr
+        assert "held by the variable trainer.cache['x']['y']" in done.stderr
+
     def test_an_assumption_is_printed_once_and_can_be_overridden(self, run: Run) -> None:
         chosen = ["--assume", "loss=2.5", "--assume", "training.py:18=6.4"]
         done = run(*chosen, SCRIPTS / "training.py", "--epochs", "2")
