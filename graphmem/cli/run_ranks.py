@@ -108,7 +108,7 @@ def variables(options: Sequence[str], program: Sequence[str]) -> dict[str, str]:
     """
     from graphmem.ranks.messages import COMMAND
 
-    begun = [sys.executable, "-m", "graphmem", "run", "--rank", "RANK"]
+    begun = [sys.executable, "-P", "-m", "graphmem", "run", "--rank", "RANK"]
     return {COMMAND: json.dumps([*begun, *options, *program])}
 
 

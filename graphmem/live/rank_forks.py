@@ -64,7 +64,7 @@ class RankServer:
         reader, writer = os.pipe()
         # In a group of its own, an interrupt from the keyboard reaches its starter alone.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _SERVER, str(writer)],
+            [sys.executable, "-P", "-m", _SERVER, str(writer)],  # no module of this folder
             stdin=subprocess.PIPE,
             pass_fds=(writer,),
             process_group=0,

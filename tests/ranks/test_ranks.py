@@ -871,7 +871,13 @@ class TestSeveralRanks:
         )
         return path
 
-    def test_each_has_a_row_and_the_fullest_its_report(self, run: Run, script: Path) -> None:
+    def test_each_has_a_row_and_the_fullest_its_report(
+        self, run: Run, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the command runs, a file has the name of a module that graphmem imports."""
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "queue.py").write_text("raise SystemExit('not the library')")
+        monkeypatch.chdir(tmp_path / "here")
         done = run("--nproc-per-node", "3", "--rank", "0,1", script)
 
         assert (done.exit_code, done.stdout) == (0, "rank 0\nrank 1\n")
