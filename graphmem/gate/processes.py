@@ -36,6 +36,8 @@ from graphmem.time_limit import took_longer
 _IMPORTED = ("graphmem.trace", "graphmem.report.build", "graphmem.gate.processes")
 _ANALYSED = ("graphmem.gate.preload",)
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in ')
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "graphmem"
+"""The variable by which Python leaves out the working folder; any value does."""
 _UNTIL_NOTED = 1.0
 _UNTIL_KILLED = 3.0
 _UNTIL_ENDED = 5.0
@@ -60,7 +62,7 @@ def local_processes(
             if there are more jobs than processes.
     """
     context = _forkserver(_ANALYSED if is_warm else _IMPORTED)
-    with _one_thread_each(), TemporaryDirectory(prefix="graphmem-") as folder:
+    with _server_settings(), TemporaryDirectory(prefix="graphmem-") as folder:
         processes = _Processes(context, timeout, Path(folder))
         threads = ThreadPoolExecutor(count)
         try:
@@ -74,7 +76,7 @@ def local_processes(
 def warm_processes(count: int) -> Iterator[Executor]:
     """Run functions in `count` long-lived processes that have already analysed something."""
     context = _forkserver(_ANALYSED)
-    with _one_thread_each():
+    with _server_settings():
         executor = ProcessPoolExecutor(
             count, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)
         )
@@ -163,6 +165,8 @@ def _answer(job: Job, limits: _Limits, writer: Connection) -> None:
     import graphmem.trace  # noqa: F401 - takes long if not preloaded
 
     writer.send(None)
+    if os.environ.get(_SAFE_PATH) == _OURS:
+        del os.environ[_SAFE_PATH]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent handles it
     with limits.last_lines.open("wb", buffering=0) as lines:
         faulthandler.enable(lines)
@@ -208,10 +212,11 @@ def _short(frame: re.Match[str], root: Path) -> str:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Give each process one thread; as many as cores would only slow the others down."""
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    with environment({"OMP_NUM_THREADS": "1"}):
+def _server_settings() -> Iterator[None]:
+    """Give each process one thread: as many as cores would only slow the others down.
+
+    The fork server imports no module of the working folder, such as a `queue.py` there.
+    """
+    wanted = {"OMP_NUM_THREADS": "1", _SAFE_PATH: _OURS}
+    with environment({name: os.environ.get(name, value) for name, value in wanted.items()}):
         yield

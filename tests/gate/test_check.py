@@ -38,8 +38,10 @@ target = "dies.py"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
+    """Two targets, and a file with the name of a module that graphmem's processes import."""
     return Project.create(
         tmp_path / "project",
+        queue__py="raise SystemExit('not the library')",
         graphmem__toml=CONFIG,
         one__py=TINY,
         two__py=f"import helper\n{TINY}",
