@@ -141,7 +141,7 @@ class Project:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "graphmem", *arguments],
+            [Path(sys.executable).with_name("graphmem"), *arguments],
             cwd=self.root,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
