@@ -41,7 +41,7 @@ class DataDependentMode(SizesByDataMode):
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
-        self._special |= {
+        self._handlers |= {
             aten._local_scalar_dense.default: self._read_scalar,
             aten.equal.default: self._equal,
             aten.allclose.default: self._allclose,

@@ -65,20 +65,15 @@ class _OfThread(threading.local):
     keeps_graph = False
 
 
-class _Special(dict[Any, Callable[..., Any] | None]):
-    """The handler of each operation that fake tensors do not handle; None for most."""
+class _Handlers(dict[Any, Callable[..., Any]]):
+    """The handler of each operation, which is looked for once: a trace repeats few operators."""
 
-    def __init__(self, own_kernel: Callable[..., Any], higher_order: Callable[..., Any]) -> None:
+    def __init__(self, handler_of: Callable[[Any], Callable[..., Any]]) -> None:
         super().__init__()
-        self._own_kernel = own_kernel
-        self._higher_order = higher_order
+        self._handler_of = handler_of
 
-    def __missing__(self, func: Any) -> Callable[..., Any] | None:
-        if isinstance(func, HigherOrderOperator):
-            found: Callable[..., Any] | None = self._higher_order
-        else:
-            found = self._own_kernel if has_python_kernel(func) else None
-        self[func] = found
+    def __missing__(self, func: Any) -> Callable[..., Any]:
+        self[func] = found = self._handler_of(func)
         return found
 
 
@@ -124,10 +119,10 @@ class TraceMode(TorchDispatchMode):
         self.is_host_counted = on_cpu
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
-        self._special = _Special(self._own_kernel, self._higher_order)
-        self._special |= dict.fromkeys(_PROFILER, _run_unrecorded)
+        self._handlers = _Handlers(self._handler_of)
+        self._handlers |= dict.fromkeys(_PROFILER, _run_unrecorded)
         if not on_cpu:
-            self._special |= dict.fromkeys(IN_PARTS, self._run_in_parts)
+            self._handlers |= dict.fromkeys(IN_PARTS, self._run_in_parts)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -174,17 +169,24 @@ class TraceMode(TorchDispatchMode):
             return NotImplemented  # the tensors inside come here once unwrapped
         with self._one_at_a_time:
             self.numbers.go_on()
-            special = self._special[func]
-            if special is not None:
-                return special(func, types, args, kwargs)
-            if func._can_decompose() and _is_inference(args):
-                return self._decompose(func, types, args, kwargs)
-            if _has_no_kernel(func):
-                with self:  # below the keys that the call has passed, unlike an inference tensor's
-                    return func._op_dk(_COMPOSITE, *args, **kwargs)
-            if func in WATCHED:
-                return self._run_in_form(func, types, args, kwargs, _caller())
-            return self._run(func, types, args, kwargs)
+            return self._handlers[func](func, types, args, kwargs)
+
+    def _handler_of(self, func: Any) -> Callable[..., Any]:
+        if isinstance(func, HigherOrderOperator):
+            return self._higher_order
+        if has_python_kernel(func):
+            return self._own_kernel
+        if func._can_decompose():
+            return self._composite
+        return self._run_in_form if func in WATCHED else self._run
+
+    def _composite(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if _is_inference(args):
+            return self._decompose(func, types, args, kwargs)
+        if _has_no_kernel(func):
+            with self:  # below the keys that the call has passed, unlike an inference tensor's
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return self._run(func, types, args, kwargs)
 
     def _run_in_parts(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with self:
@@ -221,9 +223,8 @@ class TraceMode(TorchDispatchMode):
         with self:
             return kernel(*args, **kwargs)
 
-    def _run_in_form(
-        self, func: Any, types: Any, args: Any, kwargs: dict[str, Any], caller: FrameType
-    ) -> Any:
+    def _run_in_form(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        caller = _caller()
         form = self._forms.choose(func, args, self.node, caller)
         result = self._run(form, types, args, kwargs)
         self._forms.note(form, result, self.node, caller)
@@ -293,14 +294,14 @@ class TraceMode(TorchDispatchMode):
     ) -> Op:
         self._views.settle()
         forward = None
-        module, source, autograd_node = self._location.module, None, None
+        node, module, source, autograd_node = self.node, self._location.module, None, None
         buffer = self._location.compiled(sys._getframe(1))
         newest = torch._C._autograd._get_sequence_nr()
-        if self.node is None:
+        if node is None:
             source = self._location.source()
         else:
-            autograd_node = self.node.name()
-            made_by = self.forward_of(self.node)
+            autograd_node = node.name()
+            made_by = self.forward_of(node)
             if made_by is not None:
                 forward, source = made_by.index, made_by.source
                 module = module or made_by.module
@@ -323,7 +324,7 @@ class TraceMode(TorchDispatchMode):
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op
-        self._views.note(newest - 1, args, result, self.node)
+        self._views.note(newest - 1, args, result, node)
         self._recorder.newest_node = newest - 1
         note_history(args, result)
         if func is aten._to_copy.default and op.births:
@@ -370,7 +371,7 @@ class TraceMode(TorchDispatchMode):
 
 def _caller() -> FrameType:
     """The frame that called the operation, above `TraceMode`'s and a subclass's dispatch."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     is_own = str(frame.f_globals.get("__name__")).startswith("graphmem.")
     is_subclass = is_own and frame.f_code.co_name == "__torch_dispatch__"
     return frame.f_back or frame if is_subclass else frame

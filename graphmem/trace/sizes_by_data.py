@@ -55,8 +55,8 @@ class SizesByDataMode(SparseMode):
             aten.bincount.default: self._bincount,
             aten.repeat_interleave.Tensor: self._repeat,
         }
-        self._special |= dict.fromkeys(_SIZED_BY_DATA, self._sized_by_data)
-        self._special[aten.masked_scatter_backward.default] = self._scattered_gradient
+        self._handlers |= dict.fromkeys(_SIZED_BY_DATA, self._sized_by_data)
+        self._handlers[aten.masked_scatter_backward.default] = self._scattered_gradient
 
     def _sized_by_data(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -130,7 +130,7 @@ class SizesByDataMode(SparseMode):
         nms = getattr(torch.ops.torchvision, "nms", None)
         if nms is not None:
             self._bounded[nms.default] = self._nms
-            self._special[nms.default] = self._sized_by_data
+            self._handlers[nms.default] = self._sized_by_data
 
     def _masked_select(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         tensor, mask = args

@@ -49,7 +49,7 @@ class SpecialOperatorsMode(TraceMode):
 
     def __init__(self, *watchers: Any) -> None:
         super().__init__(*watchers)
-        self._special |= {
+        self._handlers |= {
             aten.detach.default: self._detach,
             aten.clone.default: self._clone,
             **dict.fromkeys(LOSSES, self._loss),

@@ -175,16 +175,16 @@ class _RankTracer(_Tracer):
 
     def __init__(self) -> None:
         super().__init__(None, OPTIONS, lambda message: None)
-        operators = self._session.mode._special
-        own_kernel = operators._own_kernel
+        mode = self._session.mode
+        own_kernel = mode._own_kernel
 
         def collective(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             if func.namespace != "_c10d_functional":
                 return own_kernel(func, types, args, kwargs)
-            with self._session.mode:  # as on a card
+            with mode:  # as on a card
                 return run_kernel(func, args, kwargs)
 
-        operators._own_kernel = collective
+        mode._own_kernel = collective  # type: ignore[method-assign]
 
     @contextmanager
     def _device_context(self, belongings: Belongings) -> Iterator[None]:
