@@ -26,7 +26,8 @@ from graphmem.frames import is_program
 from graphmem.graph import Source
 from graphmem.retention import Referrer, Retention
 from graphmem.trace.location import Location
-from graphmem.trace.naming import OF_EVERY_MODULE, variables_of
+from graphmem.trace.naming import variables_of
+from graphmem.trace.quantised import OF_EVERY_MODULE
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import Function, retaining_line
 from graphmem.trace.saved_tensors import SavedTensorHooks

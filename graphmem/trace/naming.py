@@ -16,6 +16,7 @@ from graphmem.frames import is_program, short_path
 from graphmem.graph import Owner, OwnerKind, Source, Storage
 from graphmem.trace.location import Location, without_wrappers
 from graphmem.trace.quantised import (
+    OF_EVERY_MODULE,
     is_foreign,
     parts_of,
     subscript,
@@ -29,8 +30,6 @@ from graphmem.trace.retaining_lines import Function, retaining_line
 MOST_ITEMS = 1000
 STEPS = 4
 """From a variable to a tensor, as in `trainer.averages[0][2]`."""
-OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-"""The attributes of any module: its parameters, buffers, children and hooks."""
 
 
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:

@@ -13,8 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from graphmem.trace.wrapper_tensors import is_wrapper, paths_within
+
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+"""The attributes of any module: its parameters, buffers, children and hooks."""
 
 _DEPTH = 3
 _OF_PYTORCH = ("torch", "builtins", "collections", "functools")
@@ -38,7 +42,7 @@ def tensors_beside(parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
 def tensors_of_objects(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Clause (3): tensors in objects that a module keeps."""
     for name, value in vars(module).items():
-        if is_foreign(value):
+        if name not in OF_EVERY_MODULE and is_foreign(value):
             for path, tensor in _below(value, _DEPTH - 1):
                 yield f"{name}.{path}", tensor
 
@@ -88,7 +92,7 @@ def _below(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 def is_foreign(value: Any) -> bool:
     """Whether a value is an instance of a library's class."""
-    kind = type(value)
-    if isinstance(value, (torch.nn.Module, torch.Tensor, type)) or not hasattr(value, "__dict__"):
+    is_known = isinstance(value, (torch.nn.Module, torch.Tensor, FakeTensorMode, type))
+    if is_known or not hasattr(value, "__dict__"):
         return False
-    return kind.__module__.partition(".")[0] not in _OF_PYTORCH
+    return type(value).__module__.partition(".")[0] not in _OF_PYTORCH
