@@ -24,6 +24,8 @@ MadeBy = torch.fx.Node | tuple[torch.fx.Node, int]
 """The node that made a tensor, or the node and the tensor's position among its results."""
 
 _NOTED = frozenset({torch.Tensor, FakeTensor})
+_set_args: Any = torch.fx.Node.args.fset  # type: ignore[attr-defined]
+_set_kwargs: Any = torch.fx.Node.kwargs.fset  # type: ignore[attr-defined]
 
 
 class NodeWriter:
@@ -48,15 +50,16 @@ class NodeWriter:
         """Append a call of `func`.
 
         The arguments are assigned afterwards, because `create_node` would search them for symbolic
-        sizes, which a trace does not have; and fx derives a name from a function only once.
+        sizes, which a trace does not have; and fx derives a name from a function only once. By
+        `node.args = ...`, fx would move the node in its index of operators as well.
         """
         arguments = self._to_nodes(args)
         named = self._to_nodes(kwargs) if kwargs else None
         node = self._graph.create_node("call_function", func, name=self._names.get(func))
         self._names.setdefault(func, node.name)
-        node.args = arguments
+        _set_args(node, arguments)
         if named is not None:
-            node.kwargs = named
+            _set_kwargs(node, named)
         return node
 
     def maker_of(self, tensor: torch.Tensor) -> MadeBy:

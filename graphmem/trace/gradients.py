@@ -92,7 +92,7 @@ class GradientRules:
             if gradients[i].is_complex() and not expected.dtype.is_complex:
                 gradients[i] = torch.real(gradients[i])
             gradients[i] = gradients[i].to(expected.dtype)
-        if gradients[i].device != expected.device and not gradients[i].dim():
+        if not gradients[i].dim() and gradients[i].device != expected.device:
             gradients[i] = gradients[i].to(expected.device)
 
     def accumulate(self, variable: torch.Tensor, gradients: list[Any], expected_refs: int) -> None:

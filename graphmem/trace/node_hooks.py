@@ -56,7 +56,7 @@ class NodeHooks:
         self._retained_at: dict[NodeKey, list[weakref.ref[torch.Tensor]]] = {}
 
     def _of(self, node: Any) -> _Hooks | None:
-        if key_of(node) not in self._hooked:
+        if not self._hooked or key_of(node) not in self._hooked:
             return None
         hooks: _Hooks | None = node.metadata.get(_METADATA_KEY)
         return hooks
