@@ -115,8 +115,8 @@ class _Frozen:
 
     def is_apart_from(self, listed: list[Any]) -> bool:
         """Whether a list from the collector has exactly the objects made later."""
-        ids = set(map(id, listed))
-        return id(self.later_mark) in ids and id(self.frozen_mark) not in ids
+        later, frozen = id(self.later_mark), id(self.frozen_mark)
+        return later in map(id, listed) and frozen not in map(id, listed)
 
 
 _frozen: list[_Frozen] = []

@@ -7,6 +7,7 @@ verified every time by the sequence number, which Python does expose.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ def _before_sequence_nr() -> int:
     return (2 if _counts_itself() else 3) * _POINTER
 
 
+@cache
 def _counts_itself() -> bool:
     return INTRUSIVE_NODES.holds_in(installed_release())
 

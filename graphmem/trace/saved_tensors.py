@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import checkpoint
 
 from graphmem import graph
@@ -35,6 +35,7 @@ from graphmem.trace.saved_versions import SavedVersions
 from graphmem.trace.transform_levels import innermost, rewrapped
 from graphmem.trace.wrapper_tensors import is_wrapper, taken_apart
 from graphmem.values.known import KnownValues
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.notes import NOTHING, Note
 from graphmem.virtual_device.patching import replaced
 from graphmem.virtual_device.sparse import is_coalesced, parts_of, sparse_of
@@ -59,7 +60,7 @@ class SavedTensorHooks:
         replaced: storages that others have replaced since tensors in them were saved.
     """
 
-    def __init__(self, recorder: Recorder, fake_mode: FakeTensorMode, known: KnownValues) -> None:
+    def __init__(self, recorder: Recorder, fake_mode: VirtualFakeMode, known: KnownValues) -> None:
         """Nothing is saved yet.
 
         Args:
@@ -257,7 +258,7 @@ class SavedTensorHooks:
                 memory.set_(whole, saved.offset, shape, stride)
             for view in saved.pending:
                 memory = view(memory)
-        alias = FakeTensor(self._fake_mode, memory, device)
+        alias = self._fake_mode.wrap(memory, device)
         if saved.storage is not None:
             storage = self.replaced.newest(saved.storage)
             self._recorder.stand_for(alias.untyped_storage(), storage)
@@ -360,11 +361,11 @@ class SavedTensorHooks:
 
     def _saved_under(self, node: Any) -> list[SavedToken]:
         """The live tokens saved while a node that does not expose them was the newest."""
+        if type(node) in _GENERATED:
+            return []
         number = node._sequence_nr()
-        if isinstance(node, _FUNCTIONS.CopySlices):
-            numbers = [number - 1, number]
-        else:
-            numbers = [] if type(node) in _GENERATED else [number]
+        is_copy = isinstance(node, _FUNCTIONS.CopySlices)
+        numbers = [number - 1, number] if is_copy else [number]
         tokens = itertools.chain.from_iterable(self._by_node.get(n, ()) for n in numbers)
         return [saved for token in tokens if (saved := token()) is not None]
 
@@ -395,4 +396,5 @@ _PENDING: tuple[tuple[Callable[[torch.Tensor], bool], Hook], ...] = (
 )
 """Operations that a view defers to its readers (aten/src/ATen/ConjugateFallback.cpp)."""
 _FUNCTIONS: Any = torch._C._functions
-_GENERATED = frozenset(kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type))
+_GENERATED = {kind for kind in vars(_FUNCTIONS).values() if isinstance(kind, type)}
+_GENERATED.remove(_FUNCTIONS.CopySlices)

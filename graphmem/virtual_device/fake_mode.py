@@ -55,6 +55,9 @@ class VirtualFakeMode(FakeTensorMode):
 
     Every trace and every run makes one before it replaces anything in PyTorch.
 
+    Attributes:
+        wrap: makes a fake tensor of a meta tensor and its device.
+
     Raises:
         InputError: the installed PyTorch is too old for graphmem.
     """
@@ -64,7 +67,7 @@ class VirtualFakeMode(FakeTensorMode):
         self._of_thread = _OfThread()
         self._copies_are_kept_off = COPIES_TO_DEVICES_KEPT_OFF.holds_in(installed_release())
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-        self._wrap = _wrapping(self)
+        self.wrap = _wrapping(self)
         self._empty_strided = torch.empty_strided  # a virtual GPU's resolves devices by number
         self._answers: dict[tuple[Any, ...], Any] = {}
 
@@ -188,7 +191,7 @@ class VirtualFakeMode(FakeTensorMode):
                 storage = torch.UntypedStorage(looks.storage_bytes, device="meta")
             if storage is not None:
                 memory.set_(storage, looks.storage_offset, looks.shape, looks.stride)
-        return self._wrap(memory, looks.device)
+        return self.wrap(memory, looks.device)
 
     @property
     def in_kernel_invocation(self) -> bool:

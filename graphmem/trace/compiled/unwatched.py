@@ -15,7 +15,7 @@ from types import MethodDescriptorType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from graphmem.trace.backward import Backward
@@ -25,6 +25,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.values.known import KnownValues
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced, suspended
 
 _REPRESENT = FakeTensor.__repr__
@@ -45,7 +46,7 @@ class Unwatched:
         self,
         mode: TorchDispatchMode,
         hooks: NodeHooks,
-        fake_mode: FakeTensorMode,
+        fake_mode: VirtualFakeMode,
         device: torch.device,
         known: KnownValues,
     ) -> None:
