@@ -136,8 +136,7 @@ def run(
         *(("--assume", each) for each in assume or ()),
         *(("--stand-in", each) for each in stand_in or ()),
         *(("--nproc-per-node", per_node), ("--nnodes", nodes if nodes > 1 else None)),
-    )
-    again += ["--strict"] * strict + ["--no-compile"] * no_compile
+    ) + (["--strict"] * strict + ["--no-compile"] * no_compile)
     program = [*["-m"] * is_module, script, *(arguments or ())]
     if len(worlds) > 1:
         run_ranks(worlds, [*again, *program], output_format, output, (html, save))
