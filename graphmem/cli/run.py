@@ -37,7 +37,8 @@ def run(
         str,
         typer.Argument(
             metavar="SCRIPT",
-            help="The script; with -m, a module; or a target of `analyze`, as in model.py:build.",
+            help="The script, or a command written in Python; with -m, a module; or a target of "
+            "`analyze`, as in model.py:build.",
             show_default=False,
         ),
     ],

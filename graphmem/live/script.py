@@ -1,8 +1,12 @@
-"""Run a Python script or module as `python SCRIPT` or `python -m MODULE` does, in this process."""
+"""Run a Python script or module as `python SCRIPT` or `python -m MODULE` does, in this process.
+
+A name that is no file may be a command that a package installs, such as `llamafactory-cli`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,9 +65,7 @@ class UserProgram:
             NoSuchProgramError: the script or module does not exist.
         """
         with _interpreter_restored():
-            first = str(Path.cwd()) if self.is_module else str(Path(self.name).resolve().parent)
-            sys.path[0:1] = [first]
-            code, module = self._load_module() if self.is_module else self._load_script()
+            code, module = self._load_module() if self.is_module else _load_script(self.name)
             sys.argv = [str(module.__file__), *self.arguments]
             sys.modules["__main__"] = module
             try:
@@ -71,16 +73,8 @@ class UserProgram:
             finally:
                 device.finish()
 
-    def _load_script(self) -> tuple[CodeType, ModuleType]:
-        try:
-            source = Path(self.name).read_bytes()
-        except OSError as error:
-            reason = error.strerror or error
-            hint = "name a script, or a module with -m"
-            raise NoSuchProgramError(f"cannot read {self.name}: {reason}", hint=hint) from error
-        return compile(source, self.name, "exec", dont_inherit=True), _main(self.name)
-
     def _load_module(self) -> tuple[CodeType, ModuleType]:
+        sys.path[0:1] = [str(Path.cwd())]
         spec: Any = _find(self.name)
         if spec.submodule_search_locations is not None:
             spec = _find(f"{self.name}.__main__")
@@ -90,6 +84,34 @@ class UserProgram:
         module = _main(spec.origin)
         module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, spec.parent
         return code, module
+
+
+def _load_script(name: str) -> tuple[CodeType, ModuleType]:
+    file = _file_of(name)
+    sys.path[0:1] = [str(Path(file).resolve().parent)]
+    try:
+        source = Path(file).read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        hint = "name a script, or a module with -m"
+        raise NoSuchProgramError(f"cannot read {name}: {reason}", hint=hint) from error
+    return compile(source, file, "exec", dont_inherit=True), _main(file)
+
+
+def _file_of(name: str) -> str:
+    """The script of that name, or else the command, if it is written in Python."""
+    command = None if Path(name).exists() else shutil.which(name)
+    return command if command and _is_python(command) else name
+
+
+def _is_python(command: str) -> bool:
+    """Whether the command names Python as its interpreter.
+
+    If that path is too long for the first line, pip and uv write it into the second
+    (`_build_shebang`, pip/_vendor/distlib/scripts.py).
+    """
+    with Path(command).open("rb") as lines:
+        return b"python" in lines.readline(256) + lines.readline(4096)
 
 
 @contextmanager

@@ -574,6 +574,53 @@ def test_an_error_before_the_first_step_leaves_parameters_their_names(
     assert (weight["category"], weight["reason"]) == ("parameter", "the parameter weight")
 
 
+class TestCommands:
+    """What a package installs runs by its name, as `llamafactory-cli train config.yaml` does."""
+
+    @pytest.mark.parametrize(
+        "shebang",
+        ["#!{python}\n", "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"],
+        ids=["short", "long"],
+    )
+    def test_one_in_python_runs(
+        self, run: Run, shebang: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _install(tmp_path / "fit-it", shebang.format(python=sys.executable))
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+        assert run("fit-it", "train").stdout == f"{tmp_path / 'fit-it'} train 512\n"
+
+    def test_a_file_of_that_name_comes_first(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _install(tmp_path / "fit-it", f"#!{sys.executable}\n")
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / "fit-it").write_text("print('mine')")
+
+        assert run("fit-it", cwd=tmp_path / "work").stdout == "mine\n"
+
+    def test_another_is_refused(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _install(tmp_path / "fit-it", "#!/bin/sh\n")
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+        done = run("fit-it")
+
+        assert done.exit_code == 2
+        assert "error: cannot read fit-it: No such file" in done.stderr
+
+
+def _install(command: Path, shebang: str) -> None:
+    command.write_text(
+        f"{shebang}import sys, torch\n"
+        "kept = torch.ones(1, device='cuda')\n"
+        "print(*sys.argv, torch.cuda.memory_allocated())\n"
+    )
+    command.chmod(0o755)
+
+
 class TestExitCodes:
     """A script exits as it does under python."""
 
