@@ -37,8 +37,7 @@ def run(
         str,
         typer.Argument(
             metavar="SCRIPT",
-            help="The script, or a command written in Python; with -m, a module; or a target of "
-            "`analyze`, as in model.py:build.",
+            help="A script or command; with -m, a module; or a target of `analyze`: model.py:f.",
             show_default=False,
         ),
     ],
