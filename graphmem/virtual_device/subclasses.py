@@ -5,11 +5,13 @@ A class without a `__torch_dispatch__` of its own is meant: its tensors are plai
 (torch/_tensor.py, `_convert`), which wraps an alias (`THPVariable_as_subclass`,
 torch/csrc/autograd/python_variable.cpp).
 
-(1) A fake tensor becomes one of a class that derives from both.
+(1) A fake tensor becomes one of a class that derives from both, and from those of the class's
+    bases: what takes a class and its base is of the class (`issubclass`, in `__torch_function__`).
 (2) A tensor on the host that is to be of such a class, since it was copied from the device, is of
     the program's.
 (3) What a fake tensor knows of itself is among its attributes, but not of those that the program
-    sees in `__dict__`: `MetaTensor` copies and replaces them all.
+    sees in `__dict__`: `MetaTensor` copies and replaces them all, and fastai also those of a tensor
+    that becomes a plain one again.
 (4) Operations on the device take such tensors on the host as plain ones.
 """
 
@@ -49,6 +51,25 @@ class _Attributes(dict[str, Any]):
         return dict, (dict(self),)
 
 
+def _replace_attributes(tensor: FakeTensor, new: dict[str, Any]) -> None:
+    """Clause (3)."""
+    old = ATTRIBUTES.__get__(tensor)
+    ATTRIBUTES.__set__(tensor, new | {name: old[name] for name in old[_OWN]})
+
+
+_ATTRIBUTES = property(_Attributes, _replace_attributes)
+
+
+class _Plain(FakeTensor):
+    """A fake tensor that was of a class of the program's."""
+
+    __dict__: Any = _ATTRIBUTES
+
+    def detach(self) -> torch.Tensor:
+        """Of the same class, as `nn.Parameter` asks."""
+        return _as_subclass(super().detach(), torch.Tensor)
+
+
 class _Carrying(FakeTensor):
     """A fake tensor whose class is asked what to make of results."""
 
@@ -81,9 +102,10 @@ def _as_subclass(tensor: torch.Tensor, kind: type) -> torch.Tensor:
         return made
     with torch._C.DisableTorchFunctionSubclass():
         made = torch.ops.aten.alias.default(tensor)
-    if kind is not torch.Tensor:
-        setattr(made, _OWN, frozenset(vars(made)) | {_OWN})
-        made.__class__ = _fake_class(kind)
+    if not isinstance(made, FakeTensor):  # within a meta kernel, which calls the class's methods
+        return made
+    setattr(made, _OWN, frozenset(vars(made)) | {_OWN})
+    made.__class__ = _Plain if kind is torch.Tensor else _fake_class(kind)
     return made
 
 
@@ -99,9 +121,11 @@ def _fake_class(kind: Any) -> Any:
     body = {
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
-        "__dict__": property(_Attributes, _replace_attributes),
+        "__dict__": _ATTRIBUTES,
     }
-    made = type(kind)(kind.__name__, (kind, _Carrying), body)
+    bases = [each for each in kind.__bases__ if issubclass(each, torch.Tensor)]
+    parents = [_Carrying if each is torch.Tensor else _fake_class(each) for each in bases]
+    made = type(kind)(kind.__name__, (kind, *parents), body)
     made.__torch_function__ = inspect.getattr_static(kind, "__torch_function__")
     return made
 
@@ -109,9 +133,3 @@ def _fake_class(kind: Any) -> Any:
 def _program_class(kind: Any) -> Any:
     """Clause (2)."""
     return kind.__bases__[0] if issubclass(kind, _Carrying) else kind
-
-
-def _replace_attributes(tensor: FakeTensor, new: dict[str, Any]) -> None:
-    """Clause (3)."""
-    old = ATTRIBUTES.__get__(tensor)
-    ATTRIBUTES.__set__(tensor, new | {name: old[name] for name in old[_OWN]})

@@ -29,6 +29,19 @@ class Tracked(Tensor):
         return made
 
 
+class Scan(Tracked):
+    """As fastai's `TensorImage`, which its transforms multiply by a `TensorBase`."""
+
+
+class Casting(Tensor):
+    """As fastai's `TensorBase`, whose methods cast to a plain tensor, with its attributes."""
+
+    def new_empty(self, *sizes: Any, **options: Any) -> Tensor:
+        plain = self.as_subclass(Tensor)
+        plain.__dict__ = self.__dict__
+        return plain.new_empty(*sizes, **options).as_subclass(type(self))
+
+
 def tracked(*sizes: int) -> Tracked:
     made = torch.randn(sizes).as_subclass(Tracked)
     made.source = "scan 7"
@@ -44,6 +57,8 @@ def results(device: str) -> dict[str, Any]:
         "moved": x,
         "of a layer": y,
         "of two": x + y,
+        "with one of its base": x.as_subclass(Scan) + x,
+        "its base with one": x + x.as_subclass(Scan),
         "with a plain one": torch.zeros(2, 4, device=device) * x,
         "with one on the host": x * torch.tensor(2.0).as_subclass(Tracked),
         "a view": y[0],
@@ -55,10 +70,10 @@ def results(device: str) -> dict[str, Any]:
     }
 
 
-def described(result: Tensor) -> tuple[bool, str, tuple[int, ...], bool]:
+def described(result: Tensor) -> tuple[bool, bool, str, tuple[int, ...], bool]:
     is_tracked = isinstance(result, Tracked)
     source = result.source if is_tracked else ""
-    return is_tracked, source, tuple(result.shape), result.requires_grad
+    return isinstance(result, Scan), is_tracked, source, tuple(result.shape), result.requires_grad
 
 
 def test_results_are_of_the_class_as_in_a_real_run() -> None:
@@ -83,6 +98,43 @@ def test_attributes_are_the_programs_alone() -> None:
         assert (second * 2).source == "scan 8"
         assert not hasattr(second, "affine")
         assert (tuple(second.shape), second.device.type) == ((3, 4), "cuda")
+
+
+@pytest.mark.parametrize("replacing", [dict, copy.copy], ids=["a new dict", "a copy"])
+def test_attributes_of_a_tensor_that_is_plain_again_can_be_replaced(replacing: Any) -> None:
+    """As fastai's `Tensor.set_meta` does, for a loss whose class casts itself to be cloned."""
+    with graphmem.virtual_gpu("h100") as gpu:
+        x = tracked(2, 128).to("cuda")
+        plain = x.as_subclass(Tensor)
+        plain.__dict__ = replacing(x.__dict__)
+
+        assert vars(plain) == {"source": "scan 7"}
+        assert not isinstance(plain, Tracked)
+        assert (tuple(plain.shape), plain.device.type) == ((2, 128), "cuda")
+        kept = plain.clone()
+        assert gpu.allocated == 2 * (2 * 128 * 4)
+        assert vars(x) == {"source": "scan 7"}
+        assert not isinstance(kept, Tracked)
+
+
+def test_a_kernel_may_call_the_methods_of_the_class() -> None:
+    """As `torch.linalg.solve` does (`_linalg_solve_ex`, torch/_meta_registrations.py)."""
+    with graphmem.virtual_gpu("h100"):
+        x = torch.eye(4, device="cuda").as_subclass(Casting)
+        solved = torch.linalg.solve(x, x)
+
+        assert (type(solved).__name__, tuple(solved.shape)) == ("Casting", (4, 4))
+
+
+def test_one_that_is_plain_again_becomes_a_parameter() -> None:
+    with graphmem.virtual_gpu("h100"):
+        layer = torch.nn.Linear(4, 4)
+        layer.weight = torch.nn.Parameter(tracked(4, 4).to("cuda").as_subclass(Tensor))
+        layer.cuda()(torch.ones(2, 4, device="cuda")).sum().backward()
+
+        assert layer.weight.is_leaf
+        assert layer.weight.grad is not None
+        assert not isinstance(layer.weight, Tracked)
 
 
 def test_data_on_the_device_can_be_given_to_one_on_the_host() -> None:
