@@ -167,7 +167,7 @@ def test_a_cached_fake_tensor_is_what_the_constructor_makes(
     mode = VirtualFakeMode()
     ensure_cuda_device_guard()
     memory = [torch.empty(2, 3, device="meta", requires_grad=requires_grad) for _ in range(2)]
-    made = mode._wrap(memory[0], torch.device(device))
+    made = mode.wrap(memory[0], torch.device(device))
     constructed = FakeTensor(mode, memory[1], torch.device(device))
 
     assert vars(made) == vars(constructed)
