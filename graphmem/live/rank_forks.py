@@ -93,8 +93,9 @@ class RankServer:
         return self._process.pid
 
     def start(self, request: RankRequest) -> None:
-        """Start a rank."""
-        self._exit_codes.pop(request.rank, None)
+        """Start a rank, unless the context has ended."""
+        if self._input.closed:
+            return
         with suppress(BrokenPipeError):  # `wait` tells that the server has ended
             self._input.write(msgspec.json.encode(request) + b"\n")
             self._input.flush()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Semaphore
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -90,16 +89,22 @@ def outcomes(ranks: Sequence[int], command: Command, at_once: int) -> Iterator[R
     with (
         TemporaryDirectory(prefix="graphmem-ranks-") as folder,
         ThreadPoolExecutor(len(ranks) if do_meet else at_once) as pool,
-        _Processes(command, Path(folder), ranks if do_meet else (), at_once) as processes,
+        RankServer() as server,
     ):
+        processes = _Processes(command, Path(folder), ranks if do_meet else (), at_once, server)
         yield from pool.map(processes.run, ranks)
 
 
 class _Processes:
-    """The processes of ranks; they end when the context closes."""
+    """The processes of ranks."""
 
     def __init__(
-        self, command: Command, folder: Path, meeting: Sequence[int], at_once: int
+        self,
+        command: Command,
+        folder: Path,
+        meeting: Sequence[int],
+        at_once: int,
+        server: RankServer,
     ) -> None:
         """Begin.
 
@@ -108,34 +113,20 @@ class _Processes:
             folder: takes their messages and reports.
             meeting: the ranks that wait for each other.
             at_once: how many run at once, without those that wait.
+            server: starts them.
         """
         self._command = command
         self._folder = folder
         self._cores = Semaphore(at_once)
-        self._meeting = meeting
-        self._server = RankServer()
-        self._is_over = False
-        for rank in meeting:
-            messages.mark_started(rank, folder)
-
-    def __enter__(self) -> Self:
-        self._server.__enter__()
+        self._server = server
         self._variables = {
             **os.environ,
-            **dict.fromkeys((journal.FOLDER, messages.FOLDER), str(self._folder)),
-            messages.BESIDE: ",".join(map(str, self._meeting)),
-            **orphans.variables(self._server.pid),
+            **dict.fromkeys((journal.FOLDER, messages.FOLDER), str(folder)),
+            messages.BESIDE: ",".join(map(str, meeting)),
+            **orphans.variables(server.pid),
         }
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._is_over = True
-        self._server.__exit__(kind, error, traceback)
+        for rank in meeting:
+            messages.mark_started(rank, folder)
 
     def run(self, rank: int) -> RankOutcome:
         report, stdout, stderr = (
@@ -150,8 +141,6 @@ class _Processes:
     def _ended(self, rank: int, report: Path, stdout: Path, stderr: Path) -> int:
         with ExitStack() as core:
             core.enter_context(self._cores)
-            if self._is_over:
-                return 1
             messages.mark_started(rank, self._folder)
             arguments = list(self._command(rank, report))
             self._server.start(
