@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Op
 from graphmem.live import overwritten
+from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
 from graphmem.trace import jit_tracer
 from graphmem.trace.data_dependent import DataDependentMode
@@ -20,6 +21,7 @@ from graphmem.virtual_device.node_streams import NodeStreams
 
 aten = torch.ops.aten
 
+_DEVICE = torch.ops.prim.device.default
 _WAITS = frozenset({aten._local_scalar_dense.default, aten.nonzero.default})
 
 
@@ -28,11 +30,13 @@ class LiveMode(DataDependentMode):
 
     Attributes:
         streams: knows the stream of each operation.
+        pace: how often Python's cycle collector runs.
     """
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(*watchers)
         self.streams = NodeStreams(memory)
+        self.pace = CollectorPace(self._recorder)
         self._captures = memory.captures  # during one the host may not wait for the card
         self._real_elements = math.inf  # the CPU is real
 
@@ -46,12 +50,16 @@ class LiveMode(DataDependentMode):
             overwritten.check(self._recorder, func, tensors_of((args, kwargs)))
         if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):
             self._captures.check_idle()
+        waits = func is not _DEVICE and self.pace.wait()
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
             # A traceback keeps the variables of its frames; on a card it has no frames of graphmem.
             refused = error.with_traceback(None)
             refused.__cause__ = refused.__context__ = None
+        finally:
+            if waits:
+                self.pace.go_on()
         args, kwargs = (), None
         try:
             raise refused

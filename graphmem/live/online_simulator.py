@@ -107,7 +107,7 @@ class OnlineSimulator:
 
     def settle(self) -> None:
         """Apply the events since the last operation."""
-        self.recorder.free_outlived()
+        self.recorder.refs.free_outlived()
         self._apply(self._events({}), None)
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:

@@ -107,6 +107,7 @@ class LiveSession(Session):
             super().watching(device, outermost),
             replaced([self._noting_optimizers(), self.built.replacement()]),
             self.collector.installed(),
+            self.mode.pace.installed(),
         ):
             yield
 

@@ -37,6 +37,7 @@ class Recorder:
         run: notified of changes, operations and communicators.
         assume: notes an assumption, see `Assumptions`.
         phases: the phases of the iterations.
+        refs: weak references to the fake memory of the storages.
         addresses: addresses of storages that own no memory, by id.
         weak: storages, by the addresses of weak references to their fake memory.
         overwritten: the error for reading a storage, by its id.
@@ -58,7 +59,7 @@ class Recorder:
         self.operators: set[str] = set()
         self.tick = 0
         self._ticks = itertools.count(1)  # atomic: storages die in every thread
-        self._refs = StorageRefs(self._release)
+        self.refs = StorageRefs(self._release)
         self._holders: dict[int, int] = {}
         self._held_as: dict[int, Owner] = {}
         self._dying: list[int] | None = None
@@ -74,7 +75,7 @@ class Recorder:
     def finish(self) -> StepGraph:
         """End the trace. Live storages keep `death` None."""
         self.phases.begin_pending()
-        self._refs.clear()
+        self.refs.clear()
         self.graph.end = self.next_tick()
         self.graph.phases[-1].end = self.graph.end
         return self.graph
@@ -97,7 +98,7 @@ class Recorder:
 
     def storage_in(self, memory: torch.UntypedStorage) -> Storage | None:
         """The storage for which a piece of fake memory stands, or None."""
-        ref = self._refs.get(memory._cdata)
+        ref = self.refs.get(memory._cdata)
         return None if ref is None else ref.storage
 
     def note_weak_reference(self, weak: int, memory: torch.UntypedStorage) -> None:
@@ -105,11 +106,7 @@ class Recorder:
         storage = self.storage_in(memory)
         if storage is not None:
             self.weak[weak] = storage
-            self._refs.note_weak_reference(memory._cdata)
-
-    def free_outlived(self) -> None:
-        """Free what has died unnoticed, see `StorageRefs`."""
-        self._refs.free_outlived()
+            self.refs.note_weak_reference(memory._cdata)
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is in the memory that is counted."""
@@ -125,7 +122,7 @@ class Recorder:
         that stand for a missing tangent have none (`ZeroTensorAllocator`, TensorFactories.h).
         """
         memory = tensor.untyped_storage()
-        ref = self._refs.get(memory._cdata)
+        ref = self.refs.get(memory._cdata)
         nbytes = memory.nbytes()
         if ref is not None:
             if ref.nbytes == nbytes:
@@ -176,19 +173,19 @@ class Recorder:
 
     def bytes_of(self, memory: torch.UntypedStorage) -> int | None:
         """The last known size of fake memory; None if it is unknown."""
-        ref = self._refs.get(memory._cdata)
+        ref = self.refs.get(memory._cdata)
         return None if ref is None else ref.nbytes
 
     def stand_for(self, memory: torch.UntypedStorage, storage: Storage | None) -> None:
         """Let fake memory stand for this storage from now on; None: for no storage."""
-        ref = self._refs.get(memory._cdata)
+        ref = self.refs.get(memory._cdata)
         if ref is not None:
             self._release(ref)
         if storage is not None:
             self._attach(memory, memory.nbytes(), storage)
 
     def _attach(self, memory: torch.UntypedStorage, nbytes: int, storage: Storage) -> None:
-        self._refs.add(memory, nbytes, storage)
+        self.refs.add(memory, nbytes, storage)
         holders = self._holders.get(storage.id, 0)
         self._holders[storage.id] = holders + 1
         if not holders:
@@ -202,8 +199,8 @@ class Recorder:
         return owner
 
     def _release(self, ref: StorageRef) -> None:
-        if self._refs.get(ref.key) is ref:
-            del self._refs[ref.key]
+        if self.refs.get(ref.key) is ref:
+            del self.refs[ref.key]
         number = ref.storage.id
         holders = self._holders.pop(number) - 1
         if holders:
@@ -249,7 +246,7 @@ class Recorder:
 
     def free(self, storage: Storage) -> None:
         """Free a storage although it is held."""
-        for ref in [ref for ref in self._refs.values() if ref.storage is storage]:
+        for ref in [ref for ref in self.refs.values() if ref.storage is storage]:
             self._release(ref)
         self.disown(storage)
 
@@ -314,7 +311,7 @@ class Recorder:
         """The tick at which an operation begins."""
         if self.phases.pending is not None:
             self.phases.begin_pending()
-        self._refs.free_outlived()
+        self.refs.free_outlived()
         return self.next_tick()
 
     def record_op(

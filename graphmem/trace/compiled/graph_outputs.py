@@ -37,7 +37,7 @@ def replacements(recorder: Recorder) -> list[Replacement]:
         note(cdata, torch.UntypedStorage._new_with_weak_ptr(cdata))
 
     def is_expired(self: Any) -> bool:
-        recorder.free_outlived()
+        recorder.refs.free_outlived()
         return bool(expired(self)) and not _is_kept(recorder, self.ref.cdata)
 
     use_pool = cudagraph_trees._use_cuda_memory_pool_manager
