@@ -1,22 +1,25 @@
 """The pace of Python's cycle collector: what graphmem makes does not count.
 
-The collector looks at young objects once so many more were made than deleted
-(`gc.get_threshold()`; CPython's Modules/gcmodule.c, `_PyObject_GC_Link`). A step of training on a
-card hardly ever gets there, because it deletes what it makes. To record an operation leaves some
-twenty objects, with which the collector would come every thirty operations. So:
+The collector looks at young objects once so many more were made than deleted (`_PyObject_GC_Link`
+in CPython's Modules/gcmodule.c), and at all of them once those that survived are a quarter of the
+old ones (`gc_collect_generations`). A step of training on a card hardly ever gets there, because it
+deletes what it makes. To record an operation leaves some twenty objects, with which the collector
+would come every thirty operations. So:
 
 (1) While an operation is recorded, the collector waits; afterwards the threshold is raised by as
     many objects as are left.
 (2) A tensor of the virtual card is several objects, which are deleted while the program runs.
     Tensors do not count, neither when they are made nor when they die.
+(3) All objects are looked at only if those of the program that survived are a quarter of its old
+    ones. Python 3.14, which has no such rule, decides itself.
 
-Not covered: the collector looks at all objects if the young ones that survived are a quarter of
-them (`long_lived_pending`), and graphmem's count there.
+Not covered: objects that graphmem makes elsewhere, such as when modules are called.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,6 +29,34 @@ from graphmem.virtual_device.patching import replaced
 _get_count, _get_threshold, _set_threshold = gc.get_count, gc.get_threshold, gc.set_threshold
 _OF_A_TENSOR = 6
 """Objects that are deleted with a tensor: itself, its dictionary, its memory, references to it."""
+_NEVER = 2**31 - 1
+
+
+class _OldObjects:
+    """Whether the program's objects that survived call for a look at all of them (clause 3)."""
+
+    def __init__(self) -> None:
+        self._old = len(gc.get_objects())
+        self._survived = 0
+        self._young = 0  # objects, when a collection of young ones begins
+        self._own = 0  # of graphmem's, those that no such collection has seen
+
+    def collected(self, phase: str, info: dict[str, int], own: int) -> None:
+        """Note a collection, before which `own` objects had been left that do not count."""
+        generation = info["generation"]
+        if phase == "start":
+            self._own += own
+            if generation == 1:
+                self._young = len(gc.get_objects(0)) + len(gc.get_objects(1))
+        elif generation == 1:
+            self._survived += max(0, self._young - info["collected"] - self._own)
+            self._own = 0
+        elif generation == 2:
+            self._old += self._survived - info["collected"]
+            self._survived = self._own = 0
+
+    def are_due(self) -> bool:
+        return sys.version_info >= (3, 14) or self._survived >= self._old / 4
 
 
 class CollectorPace:
@@ -38,7 +69,8 @@ class CollectorPace:
             recorder: knows which storages are alive.
         """
         self._refs = recorder.refs
-        self._threshold, *_ = _get_threshold()  # the program's
+        self._thresholds = _get_threshold()  # the program's
+        self._old = _OldObjects()
         self._of_program = 0  # objects that it has made since the last collection
         self._made = 0  # all objects made since then, when the last operation was recorded
         self._alive = 0  # storages at that time
@@ -47,7 +79,7 @@ class CollectorPace:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Keep the pace while the context is open; the program sees its own counts."""
-        self._threshold, *_ = _get_threshold()
+        self._thresholds, self._old = _get_threshold(), _OldObjects()
         own = [(gc, each.__name__, each) for each in (self.get_count, self.get_threshold)]
         gc.callbacks.append(self._collected)
         try:
@@ -55,7 +87,7 @@ class CollectorPace:
                 yield
         finally:
             gc.callbacks.remove(self._collected)
-            _set_threshold(self._threshold)
+            _set_threshold(*self._thresholds)
 
     def get_count(self) -> tuple[int, ...]:
         """Stand in for `gc.get_count`."""
@@ -64,17 +96,18 @@ class CollectorPace:
 
     def get_threshold(self) -> tuple[int, ...]:
         """Stand in for `gc.get_threshold`."""
-        return self._threshold, *_get_threshold()[1:]
+        return self._thresholds
 
-    def set_threshold(self, threshold: int, *older: int) -> None:
+    def set_threshold(self, *thresholds: int) -> None:
         """Stand in for `gc.set_threshold`."""
-        _set_threshold(threshold, *older)
-        self._threshold = threshold
-        self._raise_threshold()
+        _set_threshold(*self._thresholds)  # those that are not given stay
+        _set_threshold(*thresholds)
+        self._thresholds = _get_threshold()
+        self._adapt()
 
     def wait(self) -> bool:
         """Let the collector wait while an operation is recorded; false if it does already."""
-        if self._is_recording or not self._threshold:
+        if self._is_recording or not self._thresholds[0]:
             return False
         self._is_recording = True
         self._count_program()
@@ -86,7 +119,7 @@ class CollectorPace:
         self._is_recording = False
         self._alive = len(self._refs)
         self._made, *_ = _get_count()
-        self._raise_threshold()
+        self._adapt()
 
     def _count_program(self) -> None:
         """Count what the program has made since the last operation, but for tensors that died."""
@@ -96,11 +129,14 @@ class CollectorPace:
             more = made - self._made + died * _OF_A_TENSOR
             self._of_program = max(0, self._of_program + more)
 
-    def _raise_threshold(self) -> None:
-        if self._threshold and not self._is_recording:
-            _set_threshold(max(1, self._threshold + self._made - self._of_program))
+    def _adapt(self) -> None:
+        young, middle, old = self._thresholds
+        if young and not self._is_recording:
+            young = max(1, young + self._made - self._of_program)
+            _set_threshold(young, middle, old if self._old.are_due() else _NEVER)
 
-    def _collected(self, phase: str, _info: dict[str, int]) -> None:
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        self._old.collected(phase, info, self._made - self._of_program)
         if phase == "stop":
             self._of_program = self._made = 0
-            self._raise_threshold()
+            self._adapt()
