@@ -25,9 +25,8 @@ _ASKING = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu"
 class AutocastRegions(threading.local):
     """Tracks `torch.autocast` regions for the traced device type, separately in each thread."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._device_type = recorder.device.type
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
         self._outer: list[bool] = []
         self._asked_for = 0
         self._entered: list[Any] = []
@@ -57,10 +56,11 @@ class AutocastRegions(threading.local):
         return Method(method, ask)
 
     @contextmanager
-    def following(self) -> Iterator[None]:
+    def following(self, recorder: Recorder) -> Iterator[None]:
         """Track every region entered while the context is open.
 
-        Regions that the program never exits are exited with it, because they are thread state.
+        Regions that the program never exits are exited with it, because they are thread state. So
+        is this object, which must not hold the recorder: it would be freed a collection later.
         """
         enter, leave = autocast.__enter__, autocast.__exit__
 
@@ -74,7 +74,7 @@ class AutocastRegions(threading.local):
         def leave_region(region: Any, *exception: Any) -> Any:
             self.enabled = self._outer.pop()
             self._entered.pop()
-            with self._recorder.releasing_in_order():
+            with recorder.releasing_in_order():
                 return leave(region, *exception)
 
         replacements = [

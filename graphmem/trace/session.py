@@ -94,7 +94,7 @@ class Session:
         self.fake_mode = VirtualFakeMode()
         if device.type == "cpu":
             share_with_fakes(self.recorder, self.fake_mode)
-        self._autocast = AutocastRegions(self.recorder)
+        self._autocast = AutocastRegions(self.recorder.device.type)
         self._hooks = NodeHooks()
         self._views = ReplayedViews()
         self._searches = LineSearches(recorder, self.location)
@@ -147,7 +147,7 @@ class Session:
             stack.enter_context(self._compilation())
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
-            stack.enter_context(self._autocast.following())
+            stack.enter_context(self._autocast.following(self.recorder))
             stack.enter_context(replaced(threads.replacements(self._watching_thread)))
             stack.enter_context(self._patches)
             self._know_libraries()
