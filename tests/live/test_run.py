@@ -798,6 +798,11 @@ class TestExitCodes:
         assert done.exit_code == 2
         assert "Traceback" not in done.stderr
 
+    def test_a_misspelt_script_has_the_nearest_name(self, run: Run, tmp_path: Path) -> None:
+        (tmp_path / "train.py").write_text("")
+
+        assert "did you mean train.py?" in run("trian.py", cwd=tmp_path).stderr
+
 
 class TestText:
     def test_a_script_that_never_touches_the_card_ends_with_two_lines(
