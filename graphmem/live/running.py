@@ -9,7 +9,7 @@ from typing import Any
 from graphmem.errors import GraphmemError, InputError
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
-from graphmem.live.script import NoSuchProgramError, Program, without_graphmem
+from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
 from graphmem.time_limit import time_limit
 from graphmem.user_errors import hint_of, place_of
@@ -97,7 +97,7 @@ def _print_error(error: BaseException) -> None:
     chain: BaseException | None = error
     while chain is not None and id(chain) not in seen:
         seen.add(id(chain))
-        chain.__traceback__ = without_graphmem(chain.__traceback__)
+        chain.__traceback__ = as_on_card(chain.__traceback__)
         chain = chain.__cause__ or chain.__context__
     sys.excepthook(type(error), error, error.__traceback__)
 

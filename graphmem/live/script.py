@@ -16,7 +16,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
 from graphmem.errors import InputError, did_you_mean
-from graphmem.frames import Origin, origin_of
+from graphmem.frames import Origin, is_program, origin_of
 from graphmem.training_step import TrainingStep
 
 
@@ -146,14 +146,25 @@ def _main(file: str) -> ModuleType:
     return module
 
 
-def without_graphmem(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of graphmem."""
+def as_on_card(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that a card has not: graphmem's, and kernels in Python."""
     entries = []
     while traceback is not None:
-        if origin_of(traceback.tb_frame.f_code.co_filename) is not Origin.GRAPHMEM:
+        if origin_of(_file(traceback)) is not Origin.GRAPHMEM:
             entries.append(traceback)
         traceback = traceback.tb_next
+    while entries and any(map(_is_fake, entries)) and not is_program(_file(entries[-1])):
+        entries.pop()
     kept: TracebackType | None = None
     for each in reversed(entries):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _is_fake(entry: TracebackType) -> bool:
+    """Whether the frame belongs to fake tensors, whose kernels are C++ on a card."""
+    return str(Path("torch", "_subclasses")) in _file(entry)
