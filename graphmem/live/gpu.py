@@ -101,8 +101,7 @@ class VirtualGpu:
         self.memory = self._simulator.memory
         self._stand_ins = find(stand_in)
         for each in self._stand_ins:
-            if not each.models_nothing:
-                recorder.assume(each.distribution, "a stand-in allocates for it", each.source, None)
+            recorder.assume(each.distribution, "a stand-in allocates for it", each.source, None)
         self._session.reads.choose(Choices.parse(assume))
         recorder.assumptions.is_strict = strict
         self._stack = ExitStack()

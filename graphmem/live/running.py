@@ -106,8 +106,6 @@ def _hint(error: BaseException) -> str:
     stand_in = stand_in_for(error)
     if stand_in is None:
         return hint_of(error)
-    if stand_in.models_nothing:
-        return "graphmem models nothing of it (docs/fine_tuning.md)"
     return f"--stand-in {stand_in.distribution} stands in for it"
 
 

@@ -214,31 +214,6 @@ def test_a_release_without_its_last_number_is_that_release(
     graphmem.virtual_gpu("a100", stand_in=["flash_attn"])
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("transformer_engine") is not None, reason="it is installed"
-)
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "graphmem models nothing of it"),
-        (["--stand-in", "transformer_engine"], "stopped at layer.py:3"),
-    ],
-)
-def test_what_no_stand_in_models_is_refused_at_its_line(
-    options: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run_graphmem: Callable[..., Outcome],
-) -> None:
-    script = "import transformer_engine.pytorch as te\n\nte.Linear(4, 4)\n"
-    (tmp_path / "layer.py").write_text(script)
-    monkeypatch.chdir(tmp_path)
-    done = run_graphmem("run", *options, "layer.py")
-    assert said in done.stderr
-    assert ("has no Linear" in done.stderr) == bool(options)
-
-
 def test_a_missing_package_that_has_a_stand_in_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
 ) -> None:

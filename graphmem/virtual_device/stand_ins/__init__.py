@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, entry_points
@@ -42,7 +42,7 @@ class StandIn:
         modules: called with the card; returns each module's contents by name, by its full name.
         oldest: the first release whose Python part calls the stand-in's kernels as they are.
         install: the command that installs the package's Python part without its kernels.
-        models_nothing: whether it only names what it refuses.
+        around: a context that is open while the modules can be imported.
     """
 
     distribution: str
@@ -51,7 +51,7 @@ class StandIn:
     modules: Callable[[Gpu], Mapping[str, Mapping[str, Any]]]
     oldest: str = "0"
     install: str | None = None
-    models_nothing: bool = False
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def find(names: Iterable[str]) -> list[StandIn]:
@@ -95,6 +95,7 @@ def standing_in(stand_ins: Iterable[StandIn], gpu: Gpu) -> Iterator[None]:
             }
             stack.callback(_forget, given)
             sys.modules.update(given)
+            stack.enter_context(each.around())
             for name, module in given.items():
                 parent, _, last = name.rpartition(".")
                 if parent:
