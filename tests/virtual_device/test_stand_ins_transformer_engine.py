@@ -308,6 +308,36 @@ def test_delayed_scaling_keeps_fp8_copies_and_histories() -> None:
 
 
 @has_package
+def test_grouped_layers_multiply_into_one_output() -> None:
+    """`te_general_grouped_gemm`: four workspaces, one for each of TE's streams."""
+    with graphmem.virtual_gpu("h100", stand_in=["transformer_engine"]):
+        te = importlib.import_module("transformer_engine.pytorch")
+        layer = te.GroupedLinear(4, WIDTH, WIDTH, params_dtype=torch.bfloat16)
+        data = half(ROWS, WIDTH).requires_grad_()
+        out, kept, _ = kept_and_peak(lambda: layer(data, [ROWS // 4] * 4))
+        assert kept == ROWS * WIDTH * HALF + 4 * (32 * MIB + 1024)
+        out.sum().backward()
+        assert data.grad is not None
+
+
+@has_package
+def test_flash_attentions_stand_in_serves_transformer_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without cuDNN's attention it takes `flash_attn_func`, which keeps a float32 for each row.
+
+    The random state is flash-attn's, and Transformer Engine caches where sequences begin.
+    """
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    with graphmem.virtual_gpu("h100", stand_in=["transformer_engine", "flash_attn"]):
+        te = importlib.import_module("transformer_engine.pytorch")
+        attend = te.DotProductAttention(8, 64, qkv_format="bshd", attn_mask_type="causal")
+        operands = [half(2, 256, 8, 64).requires_grad_() for _ in range(3)]
+        _, kept, _ = kept_and_peak(lambda: attend(*operands))
+        assert kept == 2 * 256 * 8 * 64 * HALF + 2 * 256 * 8 * FLOAT + 2 * BLOCK
+
+
+@has_package
 @pytest.mark.slow
 def test_a_transformer_layer_trains_with_fused_adam() -> None:
     """The layer's attention is cuDNN's; both states of the optimizer are in float32."""

@@ -24,6 +24,7 @@ from graphmem.virtual_device.operators import (
     margin_losses,
     products_in_dtype,
     recurrent_cells,
+    shifts,
 )
 
 _FAMILIES = (
@@ -37,6 +38,7 @@ _FAMILIES = (
     margin_losses,
     products_in_dtype,
     recurrent_cells,
+    shifts,
 )
 
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(

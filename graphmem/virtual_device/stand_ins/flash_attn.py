@@ -128,6 +128,8 @@ def _interface(gpu: Gpu) -> dict[str, Any]:
 
     refused = ("qkvpacked", "kvpacked", "varlen_qkvpacked", "varlen_kvpacked", "with_kvcache")
     names = [f"flash_attn_{each}{'' if 'cache' in each else '_func'}" for each in refused]
+    names += [f"_flash_attn_{each}" for each in ("forward", "backward")]
+    names += [f"_flash_attn_varlen_{each}" for each in ("forward", "backward")]
     return {
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,

@@ -7,7 +7,7 @@ NVIDIA/TransformerEngine d0067d0 (transformer_engine/common/, August 2026).
 
 The parts are `products` (matrix products), `quantizers`, `norms`, `activations`, `attention` and
 `others`; `python_part` lets the package's Python import. Not covered, and refused by name: what
-`_LACKING` lists, such as grouped products, NVFP4, expert parallelism and overlapped communication.
+`_LACKING` lists, such as what NVFP4, expert parallelism and overlapped communication call.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _LACKING = (
     "nvfp4_quantize_with_amax nvshmem_finalize nvshmem_send_on_current_stream "
     "nvshmem_wait_on_current_stream nvte_built_with_cublasmp scaled_clamped_dswiglu "
     "scaled_clamped_swiglu scaled_dsituglu scaled_dsrelu scaled_dswiglu scaled_situglu "
-    "scaled_srelu scaled_swiglu split_quantize splits_to_offsets splits_to_offsets_multi "
-    "swizzle_scales_for_gemm_ te_general_grouped_gemm te_general_grouped_gemm_for_discrete_in "
+    "scaled_srelu scaled_swiglu splits_to_offsets splits_to_offsets_multi "
+    "swizzle_scales_for_gemm_ te_general_grouped_gemm_for_discrete_in "
     "te_general_grouped_gemm_for_discrete_out te_general_grouped_gemm_for_grouped_tensor "
     "thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order "
     "thd_get_partitioned_indices thd_grad_correction thd_out_correction thd_read_half_tensor "
@@ -70,6 +70,7 @@ _LACKING = (
 def _extension() -> dict[str, Any]:
     functions = (
         products.generic_gemm,
+        products.te_general_grouped_gemm,
         attention.get_fused_attn_backend,
         attention.fused_attn_fwd,
         attention.fused_attn_bwd,

@@ -6,8 +6,9 @@
 (3) Copies of the scales of operands scaled in blocks, in the order that cuBLAS wants, unless they
     are in that order.
 
-The workspace is Python's (`get_cublas_workspace`). Not covered: overlap with communication, and
-operands in blocks of 128 on Blackwell.
+`te_general_grouped_gemm` writes into outputs that Python makes. The workspace is Python's as well
+(`get_cublas_workspace`). Not covered: overlap with communication, operands in blocks of 128 on
+Blackwell, and grouped products of operands whose scales are not in order.
 """
 
 from __future__ import annotations
@@ -78,6 +79,29 @@ def generic_gemm(
         fill(quantizer)
     del copies, product
     return [D, bias_grad, before_gelu, extra_output]
+
+
+def te_general_grouped_gemm(
+    A: Any,  # noqa: N803
+    transA: bool,  # noqa: N803
+    B: Any,  # noqa: N803
+    transB: bool,  # noqa: N803
+    D: Any,  # noqa: N803
+    output_dtype: Any,
+    m_splits: Any,
+    bias: Any,
+    *options: Any,
+) -> Any:
+    """Products of many pairs of matrices; it returns `bias`, which has gradients of biases."""
+    if D is None or any(_is_out_of_order(each) for each in (*A, *B)):
+        refuse("te_general_grouped_gemm of these operands")
+    return bias
+
+
+def _is_out_of_order(operand: Any) -> bool:
+    if hasattr(operand, "_is_2D_scaled"):
+        return architecture() >= 100
+    return not getattr(operand, "_with_gemm_swizzled_scales", True)
 
 
 def _output_shape(
