@@ -321,6 +321,22 @@ def test_grouped_layers_multiply_into_one_output() -> None:
 
 
 @has_package
+def test_parts_in_blocks_share_a_buffer() -> None:
+    """`bulk_allocate_fp8_blockwise_tensors`: for each row of each 128 columns a float32 scale."""
+    with graphmem.virtual_gpu("h100", stand_in=["transformer_engine"]):
+        te = importlib.import_module("transformer_engine.pytorch")
+        tex = importlib.import_module("transformer_engine_torch")
+        uses = {"rowwise": True, "columnwise": False, "block_scaling_dim": 1}
+        quantizers = [te.Float8BlockQuantizer(tex.DType.kFloat8E4M3, **uses) for _ in range(4)]
+        parts = [ROWS // 4] * 4
+        data = half(ROWS, WIDTH)
+        made, kept, _ = kept_and_peak(lambda: tex.split_quantize(data, parts, quantizers))
+        scales = ROWS * WIDTH // 128 * FLOAT
+        assert kept == ROWS * WIDTH + scales + BLOCK  # 256 bytes to align it, rounded up
+        assert made[0].shape == (ROWS // 4, WIDTH)
+
+
+@has_package
 def test_flash_attentions_stand_in_serves_transformer_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,15 +18,12 @@ import torch
 from graphmem.virtual_device.stand_ins.transformer_engine.card import (
     CUBLASLT_VERSION,
     CUDNN_VERSION,
-    refuse,
 )
 from graphmem.virtual_device.stand_ins.transformer_engine.names import torch_dtype
+from graphmem.virtual_device.stand_ins.transformer_engine.parts import split_quantize
 from graphmem.virtual_device.stand_ins.transformer_engine.quantizers import (
-    CURRENT,
-    DELAYED,
     create,
     fill,
-    kind_of,
     quantize,
     shape_of,
 )
@@ -63,7 +60,7 @@ def others() -> dict[str, Callable[..., Any]]:
         "quantize": quantize,
         "dequantize": _dequantize,
         "multi_tensor_quantize": _quantize_all,
-        "split_quantize": _quantize_parts,
+        "split_quantize": split_quantize,
         "create_empty_quantized_tensor": create,
         "fp8_transpose": _transpose,
         "swap_first_dims": _swap,
@@ -169,17 +166,6 @@ def _quantize_all(tensor_list: Any, quantizer_list: Any) -> list[Any]:
     for quantizer in quantizer_list:
         fill(quantizer)
     return made
-
-
-def _quantize_parts(
-    tensor: Any, split_sections: Any, quantizer_list: Any, disable_bulk_allocation: bool = False
-) -> list[Any]:
-    """Clause (5): parts scaled in blocks come in one buffer, which is not modelled."""
-    if not disable_bulk_allocation and any(
-        kind_of(each) not in (DELAYED, CURRENT) for each in quantizer_list
-    ):
-        refuse("split_quantize in blocks")
-    return _quantize_all(tensor.contiguous().split(list(split_sections)), quantizer_list)
 
 
 def _transpose(data: Any, dtype: Any, *, out: Any = None) -> torch.Tensor:

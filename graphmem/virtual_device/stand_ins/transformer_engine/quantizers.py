@@ -30,6 +30,7 @@ _MODULES = {
     BLOCKS_OF_32: ("mxfp8_tensor", "MXFP8Tensor"),
     BLOCKS_OF_128: ("float8_blockwise_tensor", "Float8BlockwiseQTensor"),
 }
+USES = ("rowwise", "columnwise")
 Shape = Sequence[int]
 
 
@@ -61,8 +62,8 @@ def create(
     if kind in (DELAYED, CURRENT):
         parts = _scaled_whole(quantizer, kind, shape, new)
     else:
-        parts = _scaled_in_blocks(quantizer, kind, shape, new)
-    return _python_tensor(quantizer, kind, tuple(shape), dtype, device, parts)
+        parts = _scaled_in_blocks(quantizer, shape, new)
+    return python_tensor(quantizer, tuple(shape), dtype, device, parts)
 
 
 def update(quantizer: Any, tensor: Any) -> Any:
@@ -150,28 +151,34 @@ def _scaled_whole(
 
 
 def _scaled_in_blocks(
-    quantizer: Any, kind: str, shape: Shape, new: Callable[..., torch.Tensor]
+    quantizer: Any, shape: Shape, new: Callable[..., torch.Tensor]
 ) -> dict[str, Any]:
     """Clause (2)."""
     parts: dict[str, Any] = {}
-    dtype = torch.uint8 if kind == BLOCKS_OF_32 else torch.float32
-    for use in ("rowwise", "columnwise"):
+    for use in USES:
         is_wanted = getattr(quantizer, f"{use}_usage")
-        by_columns = use == "columnwise"
-        size = _transposed(shape) if by_columns and kind == BLOCKS_OF_128 else shape
-        scales = _scale_shape(quantizer, kind, shape, by_columns)
-        parts[f"{use}_data"] = new(size) if is_wanted else None
-        parts[f"{use}_scale_inv"] = new(scales, dtype) if is_wanted else None
-    if kind == BLOCKS_OF_32:
-        return parts | {"with_gemm_swizzled_scales": quantizer.optimize_for_gemm}
-    return parts | {"is_2D_scaled": quantizer.block_scaling_dim == 2}
+        sizes = sizes_in_blocks(quantizer, shape, use)
+        for name, size in zip((f"{use}_data", f"{use}_scale_inv"), sizes, strict=True):
+            parts[name] = new(*size) if is_wanted else None
+    return parts
 
 
-def _scale_shape(quantizer: Any, kind: str, shape: Shape, by_columns: bool) -> tuple[int, int]:
+def sizes_in_blocks(
+    quantizer: Any, shape: Shape, use: str
+) -> tuple[tuple[tuple[int, ...], torch.dtype], tuple[tuple[int, ...], torch.dtype]]:
+    """Clause (2): shape and type of the data for a use, and of its inverse scales."""
+    kind = kind_of(quantizer)
+    by_columns = use == "columnwise"
+    size = _transposed(shape) if by_columns and kind == BLOCKS_OF_128 else tuple(shape)
+    dtype = torch.uint8 if kind == BLOCKS_OF_32 else torch.float32
+    return (size, torch.uint8), (_scale_shape(quantizer, shape, by_columns), dtype)
+
+
+def _scale_shape(quantizer: Any, shape: Shape, by_columns: bool) -> tuple[int, int]:
     """`get_scale_shape`."""
     columns = shape[-1] if len(shape) else 1
     rows = prod(shape) // columns
-    if kind == BLOCKS_OF_32:
+    if kind_of(quantizer) == BLOCKS_OF_32:
         if rows % 32 or columns % 32:
             raise RuntimeError(f"MXFP8 requires tensor dims that are divisible by 32 (got {shape})")
         if by_columns:
@@ -184,9 +191,8 @@ def _scale_shape(quantizer: Any, kind: str, shape: Shape, by_columns: bool) -> t
     return -(-columns // 128), _up(rows, 4)
 
 
-def _python_tensor(
+def python_tensor(
     quantizer: Any,
-    kind: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: Any,
@@ -194,9 +200,15 @@ def _python_tensor(
 ) -> Any:
     """The package's own class for a tensor, or for its storage alone."""
     root = "transformer_engine.pytorch"
+    kind = kind_of(quantizer)
+    assert kind is not None
     module, name = _MODULES[kind]
     types = importlib.import_module(f"{root}.constants").DType
     common = {**parts, "fp8_dtype": types.cast(quantizer.dtype), "quantizer": quantizer}
+    if kind == BLOCKS_OF_32:
+        common["with_gemm_swizzled_scales"] = quantizer.optimize_for_gemm
+    elif kind == BLOCKS_OF_128:
+        common["is_2D_scaled"] = quantizer.block_scaling_dim == 2
     if quantizer.internal:
         storage = importlib.import_module(f"{root}.tensor.storage.{module}_storage")
         return getattr(storage, f"{name}Storage")(**common, fake_dtype=dtype)
@@ -218,9 +230,9 @@ def _update_whole(quantizer: Any, tensor: Any) -> None:
 
 def _update_blocks(quantizer: Any, tensor: Any) -> None:
     shape = shape_of_data(tensor)
-    for use in ("rowwise", "columnwise"):
+    for use in USES:
         is_wanted = getattr(quantizer, f"{use}_usage")
-        scales = _scale_shape(quantizer, BLOCKS_OF_32, shape, use == "columnwise")
+        scales = _scale_shape(quantizer, shape, use == "columnwise")
         _keep(tensor, f"_{use}_data", shape if is_wanted else None)
         _keep(tensor, f"_{use}_scale_inv", scales if is_wanted else None)
     tensor._with_gemm_swizzled_scales = quantizer.optimize_for_gemm
