@@ -188,19 +188,24 @@ def test_what_a_stand_in_lacks_is_rejected_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "too_old"), [("causal_conv1d", "1.5.0.post8"), ("flash_attn", "2.6.3")]
+    ("package", "too_old", "install"),
+    [
+        ("causal_conv1d", "1.5.0.post8", "FORCE_BUILD=TRUE"),
+        ("flash_attn", "2.6.3", "FORCE_BUILD=TRUE"),
+        ("transformer_engine", "2.18.0", "--no-deps"),
+    ],
 )
 def test_an_installed_release_that_calls_other_kernels_is_refused(
-    package: str, too_old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, too_old: str, install: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """causal_conv1d 1.5.1 and flash-attn 2.7.0 changed what they pass and take."""
+    """causal_conv1d 1.5.1, flash-attn 2.7.0, TE 2.19 changed what they pass, take or allocate."""
     metadata = tmp_path / f"{package}-{too_old}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Name: {package}\nVersion: {too_old}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnsupportedReleaseError, match=too_old) as caught:
         graphmem.virtual_gpu("a100", stand_in=[package])
-    assert "FORCE_BUILD=TRUE" in str(caught.value.hint)
+    assert install in str(caught.value.hint)
 
 
 def test_a_release_without_its_last_number_is_that_release(

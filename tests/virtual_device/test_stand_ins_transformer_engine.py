@@ -191,7 +191,8 @@ def test_cudnn_takes_what_it_can(card: str, changed: dict[str, Any], is_taken: b
             "max_seqlen_q": 512,
             "max_seqlen_kv": 512,
         }
-        backend, _ = tex.get_fused_attn_backend(SimpleNamespace(**{**plain, **changed}))
+        backend, reason = tex.get_fused_attn_backend(SimpleNamespace(**{**plain, **changed}))
+        assert bool(reason) != is_taken
         taken = tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
         assert (backend == taken) == is_taken
 

@@ -1,9 +1,9 @@
 """Transformer Engine's extension `transformer_engine_torch`, under its own Python.
 
 `pip install --no-deps transformer_engine` installs the Python part alone, 1.2 MB; it imports
-onnxscript, einops and pydantic. Read from the
-sources of transformer_engine_torch 2.20.2 (csrc/), and for the kernels' workspaces from
-NVIDIA/TransformerEngine d0067d0 (transformer_engine/common/, August 2026).
+onnxscript, einops and pydantic. Read from the sources of transformer_engine_torch 2.20.2 (csrc/),
+which allocate as those of 2.19 do, and for the kernels' workspaces from NVIDIA/TransformerEngine
+d0067d0 (transformer_engine/common/, August 2026).
 
 The parts are `products` (matrix products), `quantizers`, `norms`, `activations`, `attention` and
 `others`; `python_part` lets the package's Python import. Not covered, and refused by name: what
@@ -100,7 +100,7 @@ STAND_IN = StandIn(
     version="2.20.2",
     source="transformer_engine_torch 2.20.2, csrc/extensions/*.cpp and csrc/quantizer.cpp",
     modules=_modules,
-    oldest="2.20",
+    oldest="2.19",
     install=_INSTALL,
     around=importable,
 )

@@ -14,6 +14,7 @@ Not covered: packed sequences (THD), FP8, paged keys, and context parallelism.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,17 +38,31 @@ _BOTTOM_RIGHT = tuple(each for each in MaskType if "BOTTOM_RIGHT" in each.name)
 _CAUSAL, _NO_MASK = MaskType["NVTE_CAUSAL_MASK"], MaskType["NVTE_NO_MASK"]
 _NO_BIAS, _ALIBI = BiasType["NVTE_NO_BIAS"], BiasType["NVTE_ALIBI"]
 _POST_SCALE = BiasType["NVTE_POST_SCALE_BIAS"]
+_ASKED = (
+    *("is_training", "qkv_dtype", "kv_dtype", "qkv_layout", "bias_type", "attn_mask_type"),
+    *("softmax_type", "dropout", "num_attn_heads", "num_gqa_groups", "max_seqlen_q"),
+    *("max_seqlen_kv", "head_dim_qk", "head_dim_v", "window_size_left", "window_size_right"),
+    *("return_max_logit", "cuda_graph", "deterministic"),
+)
 _ORDERS = {"SBHD": "sbhd", "BSHD": "bshd", "BHSD": "bhsd"}
 
 
-def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
-    """Clause (1)."""
+def get_fused_attn_backend(*given: Any) -> Any:
+    """Clause (1): the kernel and why it is none; of 2.19, which names no reason, the kernel."""
+    if len(given) > 1:
+        return _backend(SimpleNamespace(**dict(zip(_ASKED, given, strict=True))))
+    backend = _backend(given[0])
+    is_none = backend == AttentionBackend["NVTE_No_Backend"]
+    return backend, "cuDNN does not take this attention" if is_none else ""
+
+
+def _backend(params: Any) -> Any:
     if int(params.qkv_dtype) in (int(DType.kFloat8E4M3), int(DType.kFloat8E5M2)):
         refuse("attention in FP8")
     checks = (_fits_card, _fits_bias, _fits_mask, _fits_window)
     is_taken = int(params.qkv_dtype) in _HALF and all(fits(params) for fits in checks)
     name = "NVTE_F16_arbitrary_seqlen" if is_taken else "NVTE_No_Backend"
-    return AttentionBackend[name], "" if is_taken else "cuDNN does not take this attention"
+    return AttentionBackend[name]
 
 
 def fused_attn_fwd(
