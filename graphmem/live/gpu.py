@@ -50,6 +50,7 @@ class VirtualGpu:
 
     Attributes:
         memory: the device's memory.
+        stand_ins: the stand-ins for packages.
 
     Example:
         >>> with graphmem.virtual_gpu("h100") as gpu:
@@ -99,8 +100,8 @@ class VirtualGpu:
         recorder = self._session.recorder
         self._simulator = self._session.simulator
         self.memory = self._simulator.memory
-        self._stand_ins = find(stand_in)
-        for each in self._stand_ins:
+        self.stand_ins = find(stand_in)
+        for each in self.stand_ins:
             recorder.assume(each.distribution, "a stand-in allocates for it", each.source, None)
         self._session.reads.choose(Choices.parse(assume))
         recorder.assumptions.is_strict = strict
@@ -136,7 +137,7 @@ class VirtualGpu:
                 before=belongings.tensors,
                 pinned=session.recorder.host.pinned,
             )
-            stack.enter_context(standing_in(self._stand_ins, self.runtime.gpu))
+            stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
             stack.enter_context(torchscript.unfused())

@@ -75,7 +75,7 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself does
         _print_error(error)
         why = f"ended by {type(error).__name__}: {_first_sentence(error)}"
-        hint = _hint(error)
+        hint = _hint(error, gpu)
         return Ending(1, f"{why.removesuffix('.')}; {hint}" if hint else why)
     return Ending(0)
 
@@ -102,9 +102,9 @@ def _print_error(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _hint(error: BaseException) -> str:
+def _hint(error: BaseException, gpu: VirtualGpu) -> str:
     stand_in = stand_in_for(error)
-    if stand_in is None:
+    if stand_in is None or stand_in in gpu.stand_ins:
         return hint_of(error)
     return f"--stand-in {stand_in.distribution} stands in for it"
 

@@ -228,6 +228,19 @@ def test_a_missing_package_that_has_a_stand_in_is_told_so(
     assert "; --stand-in flash_attn_3 stands in for it" in done.stderr
 
 
+def test_a_package_whose_import_fails_is_told_so_unless_it_is_stood_in_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
+) -> None:
+    """As Transformer Engine's does without its libraries."""
+    (tmp_path / "apex.py").write_text("raise RuntimeError('no library')")
+    (tmp_path / "train.py").write_text("import apex")
+    monkeypatch.chdir(tmp_path)
+    done = run_graphmem("run", "train.py")
+    assert "RuntimeError: no library; --stand-in apex stands in for it" in done.stderr
+    done = run_graphmem("run", "--stand-in", "apex", "train.py")
+    assert "stands in for it" not in done.stderr
+
+
 STRANGER = """
 import torch
 from graphmem.virtual_device.stand_ins import StandIn

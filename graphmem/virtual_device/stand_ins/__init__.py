@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint, entry_points
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -72,11 +73,21 @@ def find(names: Iterable[str]) -> list[StandIn]:
 
 
 def stand_in_for(error: BaseException) -> StandIn | None:
-    """The stand-in for the package whose absence an error reports, if there is one."""
+    """The stand-in for a package that is absent, or whose own import failed, if there is one."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    package = (missing or "").partition(".")[0]
-    point = _known().get(package)
-    return None if point is None else point.load()
+    known = _known()
+    for name in (missing or "", *_importing(error)):
+        package = name.partition(".")[0]
+        if package in known:
+            return known[package].load()  # type: ignore[no-any-return]
+    return None
+
+
+def _importing(error: BaseException) -> Iterator[str]:
+    """The modules that were being imported when an error was raised."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "<module>":
+            yield frame.f_globals.get("__name__", "")
 
 
 def _known() -> dict[str, EntryPoint]:

@@ -98,7 +98,9 @@ def _modules(gpu: Gpu) -> Mapping[str, Mapping[str, Any]]:
 STAND_IN = StandIn(
     distribution=PACKAGE,
     version="2.20.2",
-    source="transformer_engine_torch 2.20.2, csrc/extensions/*.cpp and csrc/quantizer.cpp",
+    source="transformer_engine_torch 2.20.2, csrc/extensions/*.cpp and csrc/quantizer.cpp; "
+    "workspaces of cuDNN's attention are those recorded of PyTorch on an H100, those of norms "
+    "follow from registers as NVRTC 13.5 assigns them",
     modules=_modules,
     oldest="2.19",
     install=_INSTALL,
