@@ -11,7 +11,8 @@ does (common/util/rtc.cpp), and the occupancy is that of the CUDA programming gu
 registers, threads and shared memory. NVRTC 12.9 gives the same digits for the backward kernels on
 8.0 and 9.0. No card has confirmed them.
 
-Forward kernels whose rows are not shared take no workspace, and are left out.
+Forward kernels whose rows are not shared take no workspace, and are left out. `python -m
+tools.norm_blocks` prints the tables.
 """
 
 from __future__ import annotations
