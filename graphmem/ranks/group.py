@@ -11,12 +11,15 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       `recordStream` and stashes nothing; fixtures/cuda/ranks/pipeline_gpipe, rank 1). Those between
       `_start_coalescing` and `_end_coalescing` have one work for all, without a result;
   (5) the work of any other collective holds its arguments until it is waited for. If nobody waits,
-      as when only its future is taken, a thread that polls ten times a second releases them at a
-      later collective of the group (`stashed_for_allocator_safety_`, `shelvesToUnstash_`). Here
-      that is the first one outside of the backward pass that began it, as on the cards
-      (fixtures/cuda/ranks/ddp_bf16_hook). It is a race: with a static graph the two ranks of
-      fixtures/cuda/ranks/ddp_static_graph release the first bucket at different times, in the
-      second backward pass, so both hold it longer than here.
+      as when only its future is taken, a thread that polls ten times a second notes that it is
+      done, and a later collective of the group releases what was noted (`Watchdog::runLoop`,
+      `kWatchdogThreadSleepMillis`, `shelvesToUnstash_`, `workEnqueue`). Here that is the first
+      collective outside of the backward pass that began it, as on the cards
+      (fixtures/cuda/ranks/ddp_bf16_hook). An optimizer's step takes some milliseconds, so of what
+      began in one it is the first after the next forward or backward pass, or after a graph was
+      compiled, which takes longer than a poll (docs/compile.md, modded-nanogpt). It is a race:
+      with a static graph the two ranks of fixtures/cuda/ranks/ddp_static_graph release the first
+      bucket at different times, in the second backward pass, so both hold it longer than here.
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
 a copy of this rank's tensor if programs may read it, and sums of known values count each rank once.
@@ -37,6 +40,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphmem.ranks.copies import combine_copies, copy, copy_to_each, is_read
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.sizes import check_gathered, check_scattered
+from graphmem.ranks.unwaited import Beginning, Unwaited
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
@@ -109,7 +113,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         size: int,
         mail: Mail,
         card: torch.device,
-        let_go: Callable[[list[Any]], object],
+        unwaited: Unwaited,
         joined: Callable[[], object],
         guessed: Callable[[], object],
     ) -> None:
@@ -120,7 +124,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
             size: the number of ranks.
             mail: carries values to and from other ranks.
             card: the card of this rank.
-            let_go: empties a list of tensors held by a collective that nobody waited for.
+            unwaited: releases what collectives hold that nobody waited for.
             joined: called at the first collective on the card, when NCCL makes a communicator
                 (`ProcessGroupNCCL::initNCCLComm`).
             guessed: called when the rank receives parts of unequal sizes from ranks that do not run
@@ -130,25 +134,25 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._joined: Callable[[], object] | None = joined
         self._mail = mail
         self._card = card
-        self._let_go = let_go
+        self._unwaited = unwaited
         self._guessed = guessed
         self._rank = rank
         self._size = size
         self._name = ""
         self.device_types: list[torch.device] = []
-        self._shelves: list[tuple[int, list[Any]]] = []
+        self._shelves: list[tuple[Beginning, list[Any]]] = []
         self._coalesced: list[Arrival] | None = None
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
         """Begin a collective, and release what earlier ones held (clause 5)."""
         self._join((*result, *held))
-        walk = torch._C._current_graph_task_id()
-        for put_in, shelf in self._shelves:
-            if walk < 0 or put_in != walk:
-                self._let_go(shelf)
+        now = self._unwaited.began()
+        for beginning, shelf in self._shelves:
+            if beginning.is_over(now):
+                self._unwaited.let_go(shelf)
         shelf = list(held)
         self._shelves = [(when, left) for when, left in self._shelves if left]
-        self._shelves.append((walk, shelf))
+        self._shelves.append((now, shelf))
         return DoneWork(result, shelf)
 
     def never_joins(self) -> None:

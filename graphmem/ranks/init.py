@@ -112,7 +112,7 @@ def _make_group(
         None,
     )
     made = LoneGroup if not journal.is_open or size == 1 else NotedGroup
-    group = made(rank, size, mail, card, unwaited.let_go, joined, guessed)
+    group = made(rank, size, mail, card, unwaited, joined, guessed)
     if isinstance(group, NotedGroup):
         group.journal = journal
     return group

@@ -11,12 +11,16 @@ from collections.abc import Callable
 from graphmem.graph import Mark, Phase, PhaseName, StepGraph
 
 
+_PASSES = frozenset({PhaseName.FORWARD, PhaseName.EVALUATION, PhaseName.BACKWARD})
+
+
 class Phases:
     """Writes the phases and marks of a step graph.
 
     Attributes:
         step: the running iteration; -1 before the first one.
         pending: the phase that the next operation begins, if any.
+        passes: how many forward and backward passes have begun.
     """
 
     def __init__(self, graph: StepGraph, next_tick: Callable[[], int]) -> None:
@@ -28,6 +32,7 @@ class Phases:
         """
         self.step = -1
         self.pending: PhaseName | None = None
+        self.passes = 0
         self._graph = graph
         self._next_tick = next_tick
         self._stepped_at = -1
@@ -37,6 +42,7 @@ class Phases:
         """End the running phase and begin another one of the same iteration."""
         phases = self._graph.phases
         start = self._next_tick()
+        self.passes += name in _PASSES
         if phases:
             phases[-1].end = start - 1
         phases.append(Phase(name=name, step=self.step, start=start, end=start))
@@ -46,6 +52,11 @@ class Phases:
         name, self.pending = self.pending, None
         if name is not None:
             self._begin(name)
+
+    @property
+    def running(self) -> PhaseName:
+        """The phase of the next operation."""
+        return self.pending or self._graph.phases[-1].name
 
     def mark(self, name: str) -> None:
         """Mark the current tick by name."""
@@ -71,6 +82,7 @@ class Phases:
         """Begin a backward phase, or continue the last one if nothing ran since."""
         if self.pending is not None:
             self.pending = None
+            self.passes += 1
             return
         phase = self._graph.phases[-1]
         if phase.name is PhaseName.OPTIMIZER:

@@ -479,6 +479,34 @@ class TestWorlds:
 
         assert (done.exit_code, done.stdout) == (0, "2 2\n1 0\n")
 
+    def test_an_optimizer_holds_gradients_that_it_reduces_until_its_next_step(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """A gradient of 1 MiB, whose reduction is waited for by its future only.
+
+        A second collective of the step comes before NCCL's thread has polled; the first one of the
+        next step releases the gradient, and that step's holds the next.
+        """
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "weight = torch.ones(1 << 18, device='cuda', requires_grad=True)",
+            "small = torch.ones(1, device='cuda')",
+            "before = torch.cuda.memory_allocated()",
+            "for _ in range(2):",
+            "    (weight * weight).sum().backward()",
+            "    print('backward', torch.cuda.memory_allocated() - before >> 20)",
+            "    dist.all_reduce(small, async_op=True).get_future().wait()",
+            "    dist.all_reduce(weight.grad, async_op=True).get_future().wait()",
+            "    dist.all_reduce(small, async_op=True).get_future().wait()",
+            "    weight.grad = None",
+            "    print('step', torch.cuda.memory_allocated() - before >> 20)",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.stdout.split() == ["backward", "1", "step", "1", "backward", "2", "step", "1"]
+
     def test_a_functional_collective_holds_nothing_once_waited_for(
         self, run: Run, tmp_path: Path
     ) -> None:
