@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 
@@ -109,6 +110,12 @@ class OnlineSimulator:
         """Apply the events since the last operation."""
         self.recorder.refs.free_outlived()
         self._apply(self._events({}), None)
+
+    def highest_between(self, start: int, end: int) -> int:
+        """The most bytes allocated from one tick to another."""
+        moments = self._simulator.timeline.moments
+        first, last = bisect_right(moments.ticks, start) - 1, bisect_right(moments.ticks, end)
+        return max(moments.allocated[max(0, first) : last])
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that holds a tensor; None for one that is empty or elsewhere."""

@@ -11,15 +11,8 @@ Clauses (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp of 2.11):
       `recordStream` and stashes nothing; fixtures/cuda/ranks/pipeline_gpipe, rank 1). Those between
       `_start_coalescing` and `_end_coalescing` have one work for all, without a result;
   (5) the work of any other collective holds its arguments until it is waited for. If nobody waits,
-      as when only its future is taken, a thread that polls ten times a second notes that it is
-      done, and a later collective of the group releases what was noted (`Watchdog::runLoop`,
-      `kWatchdogThreadSleepMillis`, `shelvesToUnstash_`, `workEnqueue`). Here that is the first
-      collective outside of the backward pass that began it, as on the cards
-      (fixtures/cuda/ranks/ddp_bf16_hook). An optimizer's step takes some milliseconds, so of what
-      began in one it is the first after the next forward or backward pass, or after a graph was
-      compiled, which takes longer than a poll (docs/compile.md, modded-nanogpt). It is a race:
-      with a static graph the two ranks of fixtures/cuda/ranks/ddp_static_graph release the first
-      bucket at different times, in the second backward pass, so both hold it longer than here.
+      as when only its future is taken, a later collective of the group releases them
+      (`graphmem.ranks.unwaited`).
 
 Every other rank is assumed to send what this one does: what is gathered, scattered or exchanged is
 a copy of this rank's tensor if programs may read it, and sums of known values count each rank once.
@@ -147,9 +140,9 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Begin a collective, and release what earlier ones held (clause 5)."""
         self._join((*result, *held))
         now = self._unwaited.began()
-        for beginning, shelf in self._shelves:
-            if beginning.is_over(now):
-                self._unwaited.let_go(shelf)
+        over = [left for when, left in self._shelves if left and when.is_over(now)]
+        if over:
+            self._unwaited.let_go(self, over)
         shelf = list(held)
         self._shelves = [(when, left) for when, left in self._shelves if left]
         self._shelves.append((now, shelf))

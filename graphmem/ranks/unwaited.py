@@ -1,15 +1,26 @@
 """Tensors held by collectives that nobody waits for (clause 5 of `graphmem.ranks.group`).
 
-A thread of NCCL frees them, at a time that differs from run to run. Those of one iteration that
-nothing else holds to the end bound how much a card may hold longer than is assumed here.
+A thread polls ten times a second and notes which are done; the group's next collective releases
+what was noted (ProcessGroupNCCL.cpp of 2.10: `kWatchdogThreadSleepMillis`, `Watchdog::runLoop`,
+`stashed_for_allocator_safety_`, `shelvesToUnstash_`, `workEnqueue`). Here they are released
+
+- by the first collective outside of the backward pass that began them, as on the cards
+  (fixtures/cuda/ranks/ddp_bf16_hook);
+- if an optimizer's step began them, which takes some milliseconds, by the first one after the next
+  forward or backward pass, or after a graph was compiled, which takes longer than a poll
+  (docs/compile.md, modded-nanogpt).
+
+It is a race. A card may hold them until the release after that, since the program runs ahead of it,
+and they are not done when the next step's collectives begin: both ranks of
+fixtures/cuda/ranks/ddp_static_graph hold the first bucket so long.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,6 +49,13 @@ class Beginning:
         return now.walk < 0 or now.walk != self.walk
 
 
+class _Release(NamedTuple):
+    """The tick of a collective, and the storages that it released."""
+
+    tick: int
+    storages: list[Storage]
+
+
 def _graphs_compiled() -> int:
     utils = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else utils.counters["stats"]["unique_graphs"]
@@ -48,7 +66,7 @@ class Unwaited:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._held: dict[int, tuple[int, Storage]] = {}
+        self._released: dict[int, list[_Release]] = {}
 
     def began(self) -> Beginning:
         """Note when a collective begins."""
@@ -57,28 +75,52 @@ class Unwaited:
         since = (phases.passes, _graphs_compiled()) if is_update else None
         return Beginning(torch._C._current_graph_task_id(), since)
 
-    def let_go(self, held: list[Any]) -> None:
-        """Empty a list of tensors, and of lists of tensors."""
-        step = self._recorder.phases.step
-        for tensor in tensors_of(held):
-            storage = self._recorder.storage_of(tensor)
-            if storage is not None:
-                self._held[storage.id] = step, storage
-        held.clear()
+    def let_go(self, group: object, shelves: list[list[Any]]) -> None:
+        """Empty lists of tensors, and of lists of tensors, at a collective of a group."""
+        held = map(self._recorder.storage_of, tensors_of(shelves))
+        storages = {storage.id: storage for storage in held if storage is not None}
+        release = _Release(self._recorder.next_tick(), [*storages.values()])
+        self._released.setdefault(id(group), []).append(release)
+        for shelf in shelves:
+            shelf.clear()
 
     def tell(self) -> None:
-        """Report how many bytes may be held longer, if any."""
-        end = self._recorder.graph.end
-        of_step: Counter[int] = Counter()
-        for step, storage in self._held.values():
-            if storage.death is not None and storage.death < end:
-                of_step[step] += storage.nbytes
-        most = max(of_step.values(), default=0)
+        """Report how many bytes may be held longer, if any, and what the peak is with them."""
+        run = self._recorder.run
+        run.settle()
+        most, highest = 0, run.highest_between(0, self._recorder.graph.end)
+        for gone in self._gone_early():
+            held = 0
+            for death, storage, until in gone:
+                held += storage.nbytes
+                then = run.highest_between(death, until)
+                highest = None if highest is None or then is None else max(highest, then + held)
+            most = max(most, held)
         if most:
+            peak = "" if highest is None else f", and the peak is then {_in_words(highest)}"
             self._recorder.assume(
                 "collectives that are never waited for",
                 "each holds its tensors until a later collective; up to "
-                f"{format_bytes(most)} ({most:,} bytes) may be held longer",
+                f"{_in_words(most)} may be held until the one after that{peak}",
                 "NCCL's watchdog thread decides when",
                 None,
             )
+
+    def _gone_early(self) -> Iterator[list[tuple[int, Storage, int]]]:
+        """What each release frees, in order: when, what, and when the next is freed.
+
+        The last of them is followed by the next release of the group, or the end.
+        """
+        end = self._recorder.graph.end
+        for releases in self._released.values():
+            ends = [*(each.tick for each in releases[1:]), end]
+            for release, until in zip(releases, ends, strict=True):
+                deaths = ((each.death, each) for each in release.storages)
+                gone = [(at, each) for at, each in deaths if at is not None and at < until]
+                gone.sort(key=lambda each: each[0])
+                ticks = [at for at, _ in gone[1:]] + [until]
+                yield [(*each, tick) for each, tick in zip(gone, ticks, strict=False)]
+
+
+def _in_words(nbytes: int) -> str:
+    return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from graphmem.graph import Mark, Phase, PhaseName, StepGraph
 
-
 _PASSES = frozenset({PhaseName.FORWARD, PhaseName.EVALUATION, PhaseName.BACKWARD})
 
 

@@ -32,6 +32,9 @@ class LiveRun(Protocol):
     def settle(self) -> None:
         """Apply what the program did so far to the allocator."""
 
+    def highest_between(self, start: int, end: int) -> int | None:
+        """The most bytes allocated from one tick to another; None for a trace."""
+
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that holds a tensor; None for one that is empty or elsewhere."""
 
@@ -62,6 +65,10 @@ class NoLiveRun:
 
     def settle(self) -> None:
         """Do nothing: there is no allocator to update."""
+
+    def highest_between(self, start: int, end: int) -> int | None:
+        """Return None: nothing is allocated yet."""
+        return None
 
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """Return None: no tensor has a block."""
