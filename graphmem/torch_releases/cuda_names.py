@@ -140,6 +140,12 @@ CUDA_NAMES = (
         build=Build.CUDA,
     ),
     Names(
+        "torch.cuda._utils",
+        "_nvrtc_compile _get_cuda_library",
+        "compiling and launching kernels in CUDA C++ (`torch.cuda._compile_kernel`)",
+        _PROGRAM,
+    ),
+    Names(
         "torch.cuda",
         "_get_device_properties",
         "properties of the card (`torch._C._cuda_init` adds it)",

@@ -22,6 +22,7 @@ from graphmem.errors import InputError
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.patching import Replacement
 from graphmem.virtual_device.pinned_memory import PinnedMemory
+from graphmem.virtual_device.raw_kernels import raw_kernel_replacements
 
 _BLAS_HANDLE, _SOLVER_HANDLE = 0x6_0000_0000, 0x6_0000_1000
 _BENCHMARK_LIMIT = 10  # at::Context::benchmark_limit_cudnn
@@ -156,6 +157,7 @@ def library_replacements(
         (torch._C, "_cudart", runtime),
         (torch.cuda, "_cudart", runtime),
         (torch.cuda.nvtx, "_nvtx", Nvtx()),
+        *raw_kernel_replacements(),
     ]
 
 
