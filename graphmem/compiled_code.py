@@ -51,7 +51,14 @@ class GraphBreak:
 
 @dataclass(slots=True)
 class CompiledCode:
-    """All that was compiled, in order."""
+    """All that was compiled, in order.
+
+    Attributes:
+        graphs: the graphs.
+        breaks: where they end.
+        is_timed: whether the configurations of a kernel were timed, as in a first run.
+    """
 
     graphs: list[CompiledGraph] = field(default_factory=list)
     breaks: list[GraphBreak] = field(default_factory=list)
+    is_timed: bool = False

@@ -31,11 +31,17 @@ class CompilationSavings:
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...]
+    is_timed: bool = False
 
     def report_lines(self) -> Iterator[str]:
-        """Yield lines on fused and recomputed results, and one for each break."""
+        """Yield lines on fused and recomputed results, on tuning, and one for each break."""
         if self.graphs:
             yield from self._savings()
+        if self.is_timed:
+            yield (
+                "kernels' configurations are timed, which takes memory, as in a first run; a later "
+                "one finds the fastest in Inductor's cache: --assume tuned=true"
+            )
         for each in self.breaks[:_LISTED]:
             yield _line(each)
         if len(self.breaks) > _LISTED:
@@ -63,7 +69,8 @@ def find_compilation(
 ) -> CompilationSavings:
     """Collect what was compiled."""
     code = graph.compiled or CompiledCode()
-    return CompilationSavings(tuple(code.graphs), tuple(dict.fromkeys(code.breaks)))
+    breaks = tuple(dict.fromkeys(code.breaks))
+    return CompilationSavings(tuple(code.graphs), breaks, code.is_timed)
 
 
 def _line(each: GraphBreak) -> str:

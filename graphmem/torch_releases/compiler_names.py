@@ -140,6 +140,12 @@ COMPILER_NAMES = (
         "Triton kernels",
         _COMPILED,
     ),
+    Names(
+        "torch._inductor.runtime.autotune_cache.AutotuneCache",
+        "read_best",
+        "the configurations that an earlier run chose",
+        _COMPILED,
+    ),
     Names("torch.cuda", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
     Names("torch.accelerator", "max_memory_allocated memory_allocated", "benchmarks", _COMPILED),
     Names(

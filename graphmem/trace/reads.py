@@ -210,6 +210,14 @@ class Reads:
         )
         return is_padded
 
+    def tuned(self) -> bool:
+        """Whether Inductor finds the configurations that an earlier run chose: not in a first run.
+
+        This is no assumption, since a first run is what graphmem predicts; the finding
+        `compilation` names the option.
+        """
+        return bool(self._choices.by_name.get("tuned"))
+
     def tunes(self) -> None:
         """Note what only a card knows about max-autotune.
 

@@ -300,6 +300,24 @@ def test_a_benchmark_flushes_the_cache_of_any_card(gpu: str) -> None:
     assert assumed == gpu.startswith("name=")
 
 
+@pytest.mark.parametrize("descends", [False, True])
+@pytest.mark.parametrize(("tuned", "flushed"), [(False, 50 * 2**20), (True, 0)])
+def test_a_later_run_finds_tuned_kernels(*, descends: bool, tuned: bool, flushed: int) -> None:
+    """What a run chose is kept in a file for the next (runtime/autotune_cache.py)."""
+    x = y = 4 * 4096 * 512
+
+    def step() -> None:
+        options = {"coordinate_descent_tuning": descends}
+        torch.compile(torch.relu, options=options)(torch.ones(4096, 512, device="cuda"))
+
+    target = TrainingStep(step=step, assume={"tuned": tuned})
+    report = graphmem.analyze(lambda: target, gpu="h100-80gb", steps=1)
+
+    assert report.peak.allocated == x + y + flushed
+    found = [line for each in report.findings for line in each.lines]
+    assert any("tuned=true" in line for line in found) is not tuned
+
+
 def test_the_compiler_forgets_a_card_though_its_functions_are_frozen() -> None:
     """`is_big_gpu` (torch/_inductor/utils.py) wants 68 multiprocessors; a T4 has 40.
 

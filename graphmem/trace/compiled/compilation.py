@@ -150,7 +150,10 @@ class Compilation:
         self._recorder.graph.compiled = savings.code
         enter(replaced(dynamo.replacements(self._unwatched, savings)))
         on_card = inductor.replacements(
-            self._unwatched.recorded, self._unknowns, knows_memory=self._knows_memory
+            self._unwatched.recorded,
+            self._unknowns,
+            savings.code,
+            knows_memory=self._knows_memory,
         )
         enter(replaced(on_card))
         enter(replaced(graph_outputs.replacements(self._recorder)))

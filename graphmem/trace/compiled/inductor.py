@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphmem.compiled_code import CompiledCode
 from graphmem.trace.compiled.kernels import precompile, precompile_config
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.virtual_device.device_properties import largest_l2_cache
@@ -28,6 +29,7 @@ SETTINGS = {
 def replacements(
     recorded: Callable[[], AbstractContextManager[None]],
     unknowns: Unknowns,
+    code: CompiledCode,
     *,
     knows_memory: bool,
 ) -> list[Replacement]:
@@ -36,6 +38,7 @@ def replacements(
     Args:
         recorded: opens a context that records operations on the card.
         unknowns: answers what only a card knows.
+        code: what has been compiled.
         knows_memory: whether the program can ask how much memory is in use.
     """
     from torch._inductor import config, cudagraph_utils
@@ -61,6 +64,7 @@ def replacements(
         (folder, "_deduce_value", _on_host(folder._deduce_value)),
         (AsyncCompile, "triton", _load),
         *_kernels(knows_memory=knows_memory),
+        _choice_of_configurations(unknowns.tuned, code),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         # Which of the two is used is decided when their module is imported.
         (InductorBenchmarker, "benchmark_gpu", benchmark),
@@ -94,6 +98,29 @@ def _kernels(*, knows_memory: bool) -> list[Replacement]:
             copy_args if knows_memory else _without_budget(copy_args),
         ),
     ]
+
+
+def _choice_of_configurations(tuned: Callable[[], bool], code: CompiledCode) -> Replacement:
+    """`AutotuneCache.read_best`: what an earlier run wrote beside a kernel's source.
+
+    With it the kernel has one configuration, and nothing is timed (`check_autotune_cache` in
+    torch/_inductor/runtime/triton_heuristics.py). Which it is makes no difference here.
+    """
+    from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+    read_best = AutotuneCache.read_best
+
+    def read(cache: Any, inductor_meta: Any, configs: Any) -> Any:
+        if not tuned():
+            found = read_best(cache, inductor_meta, configs)
+            code.is_timed |= found is None
+            return found
+        best = configs[0]
+        if inductor_meta.get("coordinate_descent_tuning"):
+            best.found_by_coordesc = True
+        return best
+
+    return AutotuneCache, "read_best", read
 
 
 def _functions_of_wrappers() -> list[Replacement]:

@@ -11,6 +11,9 @@ class Unknowns(Protocol):
     def pads(self) -> bool:
         """Whether a product of unaligned matrices is padded; on a card, a benchmark decides."""
 
+    def tuned(self) -> bool:
+        """Whether an earlier run has chosen among the configurations of each kernel."""
+
     def tunes(self) -> None:
         """Note that max-autotune compares kernels, some of them in ways that are not followed."""
 
