@@ -160,7 +160,7 @@ def run(
         )
         with redirect_stdout(sys.stdout), redirect_stderr(sys.stderr):  # a script may replace them
             ending = run_program(to_run, device, timeout)
-    _tell_ending(ending, script, _misplaced(arguments or (), context), tell)
+    _tell_ending(ending, script, _misplaced(script, arguments or (), context), tell)
     analysis = device.analysis(shlex.join(arguments or ()))
     keep(analysis, html, save, tell, with_source=not no_source)
     _show(analysis.report, output_format, output, verbose=verbose, brief=brief)
@@ -198,15 +198,25 @@ def _tell_ending(
         tell(f"hint: {misplaced[0]} went to the script; graphmem's options go before {script}")
 
 
-def _misplaced(arguments: Sequence[str], context: typer.Context) -> list[str]:
-    """The script's options that look like graphmem's, if graphmem was not given them as well."""
+def _misplaced(script: str, arguments: Sequence[str], context: typer.Context) -> list[str]:
+    """Options that look like graphmem's and are neither given to it nor defined by the script."""
 
     def is_given(option: str) -> bool:
         source = context.get_parameter_source(option.lstrip("-").replace("-", "_"))
         return source is not None and source.name == "COMMANDLINE"
 
     own = [option for option in _OWN_OPTIONS if not is_given(option)]
-    return [each for each in arguments if each.partition("=")[0] in own]
+    given = [each for each in arguments if each.partition("=")[0] in own]
+    return [each for each in given if not _defines(script, each.partition("=")[0])]
+
+
+def _defines(script: str, option: str) -> bool:
+    """Whether a script's text has an option as a string, as in `add_argument("--save")`."""
+    try:
+        text = Path(script).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(f"{quote}{option}{quote}" in text for quote in "'\"")
 
 
 def _hint(

@@ -307,6 +307,21 @@ class TestTraining:
         assert done.exit_code == 0
         assert "went to the script" not in done.stderr
 
+    def test_an_option_that_the_script_defines_gets_no_hint(self, run: Run, tmp_path: Path) -> None:
+        """`awd-lstm-lm` saves its model with `--save`."""
+        script = tmp_path / "saving.py"
+        script.write_text(
+            "import argparse\n"
+            "parser = argparse.ArgumentParser()\n"
+            "parser.add_argument('--save')\n"
+            "parser.parse_args()\n"
+        )
+
+        done = run("--gpu", "t4", script, "--save", "model.pt")
+
+        assert done.exit_code == 0
+        assert "went to the script" not in done.stderr
+
     @pytest.mark.parametrize(
         ("after", "is_excused"),
         [("torch.nn.Conv1d(1, 1, 1).cuda()(x)", True), ("torch.no_such_name", False)],
