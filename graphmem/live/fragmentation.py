@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphmem.allocator import SegmentInfo
-from graphmem.graph import StepGraph, Storage
+from graphmem.graph import OwnerKind, StepGraph, Storage
 from graphmem.retention import Retention
 from graphmem.units import counted, format_both, format_bytes
 
@@ -22,6 +22,13 @@ LEAST_BYTES = 2 * (20 << 20)
 program has some to spare (c10/cuda/CUDACachingAllocator.h, `kLargeBuffer`)."""
 LEAST_SHARE = 0.1
 _LISTED = 5
+_IDENTITIES = (
+    OwnerKind.PARAMETER,
+    OwnerKind.BUFFER,
+    OwnerKind.GRADIENT,
+    OwnerKind.OPTIMIZER_STATE,
+)
+"""What a storage is, which says more than a list that holds it as well, as `model.parameters()`."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ class FragmentationWatch:
             return
         self._pinned_bytes, self._reserved_bytes = pinned_bytes, reserved_bytes
         pins.sort(key=lambda pin: -pin.free_bytes)
-        held = self._holders_of([each.id for pin in pins for each in pin.storages[:1]])
+        largest = [each for pin in pins for each in pin.storages[:1]]
+        held = self._holders_of([each.id for each in largest if not _has_identity(each)])
         by_line: dict[str, list[Pin]] = {}
         for pin in pins:
             by_line.setdefault(self._what_pins(pin, held), []).append(pin)
@@ -117,3 +125,7 @@ def _pin(segment: SegmentInfo, storage_at: dict[int, Storage]) -> Pin | None:
     used = [storage_at[address] for address in addresses if address in storage_at]
     used.sort(key=lambda storage: -storage.nbytes)
     return Pin(tuple(used), free_bytes, segment.size)
+
+
+def _has_identity(storage: Storage) -> bool:
+    return any(owner.kind in _IDENTITIES and owner.end is None for owner in storage.owners)

@@ -496,6 +496,22 @@ class TestFindings:
         assert "each pinned by 2.0 MiB made at" in line
         assert "fragmenting.py:10, held by `kept`" in line
 
+    def test_a_parameter_that_pins_is_named_as_such(self, run: Run, tmp_path: Path) -> None:
+        """A list holds it too, as awd-lstm-lm's `params`."""
+        script, output = tmp_path / "pinning.py", tmp_path / "report.json"
+        script.write_text(
+            "import torch\n"
+            "torch.empty(80 << 20, dtype=torch.uint8, device='cuda')\n"
+            "model = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+            "params = list(model.parameters())\n"
+        )
+
+        run("--format", "json", "-o", output, script)
+
+        _, line = findings_of(report_of(output), "fragmentation")
+        assert f"({(80 - 4) * MIB:,} bytes) free in 1 segment" in line
+        assert line.endswith("the parameter weight")
+
     def test_the_text_names_a_finding_once_above_its_lines(self, run: Run) -> None:
         done = run("--gpu", "h100", SCRIPTS / "fragmenting.py")
 
