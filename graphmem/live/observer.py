@@ -16,7 +16,7 @@ from graphmem.report.schema import GROWTH
 from graphmem.retention import Retention
 from graphmem.trace.holders import holders_of, named_values
 from graphmem.trace.location import Location
-from graphmem.trace.naming import name_model, name_variables
+from graphmem.trace.naming import is_initialised, name_model, name_variables
 from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.units import format_bytes
 
@@ -102,7 +102,7 @@ class Observer:
         """Name models that were not called yet as well: one that does not fit never will be."""
         recorder, location = self._recorder, self._location
         for _, value in named_values(location):
-            if isinstance(value, torch.nn.Module):
+            if isinstance(value, torch.nn.Module) and is_initialised(value):
                 name_model(recorder, value)
         name_variables(recorder, location)
 

@@ -43,7 +43,8 @@ class OutOfMemorySection:
             name = op.target.removesuffix(".default")
             yield f"{name}{module}{where}: {_beginning(refusal.message)}"
         held = sorted(refusal.alive, key=lambda each: each[0].id)
-        yield "  the largest tensors on the GPU at that moment:"
+        if held:
+            yield "  the largest tensors on the GPU at that moment:"
         lines = (
             f"{format_bytes(block_bytes)} {self._line(storage, refusal)}"
             for storage, block_bytes in largest(held, lambda each: each[1], _LISTED)

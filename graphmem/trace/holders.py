@@ -26,7 +26,7 @@ from graphmem.frames import is_program
 from graphmem.graph import Source
 from graphmem.retention import Referrer, Retention
 from graphmem.trace.location import Location
-from graphmem.trace.naming import variables_of
+from graphmem.trace.naming import is_initialised, variables_of
 from graphmem.trace.quantised import OF_EVERY_MODULE
 from graphmem.trace.recorder import Recorder
 from graphmem.trace.retaining_lines import Function, retaining_line
@@ -249,7 +249,7 @@ def _items(variable: Variable, value: Any) -> list[tuple[Variable, Any]]:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(variable, each) for each in value]
     if isinstance(value, torch.nn.Module):
-        children = value.named_children()
+        children = value.named_children() if is_initialised(value) else ()
         return [(variable.attribute(value, name), each) for name, each in children] + [
             (variable.attribute(value, name), each) for name, each in _own_attributes(value)
         ]

@@ -32,6 +32,11 @@ STEPS = 4
 """From a variable to a tensor, as in `trainer.averages[0][2]`."""
 
 
+def is_initialised(module: torch.nn.Module) -> bool:
+    """Whether `Module.__init__` has run, before which a module has no parameters to ask for."""
+    return "_parameters" in vars(module)
+
+
 def name_model(recorder: Recorder, model: torch.nn.Module) -> None:
     """Name parameters, their gradients, and buffers by their qualified names."""
     named = [(without_wrappers(name), each) for name, each in model.named_parameters()]

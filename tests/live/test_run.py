@@ -605,6 +605,50 @@ def test_an_error_before_the_first_step_leaves_parameters_their_names(
     assert (weight["category"], weight["reason"]) == ("parameter", "the parameter weight")
 
 
+def test_an_error_before_a_modules_init_is_the_scripts_own(run: Run, tmp_path: Path) -> None:
+    """The traceback's frame holds a module without parameters, as in DETR's `Backbone`."""
+    script = tmp_path / "ended.py"
+    script.write_text(
+        "import torch\n"
+        "class Backbone(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        raise ValueError('no weights')\n"
+        "Backbone()\n"
+    )
+
+    done = run(script)
+
+    assert "graphmem: ended by ValueError: no weights" in done.stderr
+    assert "AttributeError" not in done.stderr
+
+
+def test_what_a_module_holds_before_its_init_is_found(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "too_large.py"
+    script.write_text(
+        "import torch\n"
+        "class Backbone(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        self.pages = [torch.empty(1 << 28, device='cuda') for _ in range(20)]\n"
+        "Backbone()\n"
+    )
+
+    done = run("--gpu", "t4", script)
+
+    assert "graphmem: ended by OutOfMemoryError: CUDA out of memory." in done.stderr
+    assert "1.000 GiB float32" in done.stderr
+    assert "AttributeError" not in done.stderr
+
+
+def test_a_first_request_that_does_not_fit_has_no_list_of_others(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "too_large.py"
+    script.write_text("import torch\ntorch.empty(1 << 34, device='cuda')\n")
+
+    done = run("--gpu", "t4", script)
+
+    assert "Tried to allocate 64.00 GiB" in done.stderr
+    assert "largest tensors" not in done.stderr
+
+
 class TestCommands:
     """What a package installs runs by its name, as `llamafactory-cli train config.yaml` does."""
 
