@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,18 +24,25 @@ from graphmem.training_step import TrainingStep
 
 
 class _Named(weakref.ref[torch.nn.Module]):
-    """A weak reference to a module, with its name; holding the model would keep its memory."""
+    """A weak reference to a module, with its name; holding the model would keep its memory.
 
-    __slots__ = ("key", "name")
+    Attributes:
+        key: the module's identity.
+        name: its first name.
+        within: its name below each module that called it by another one.
+    """
+
+    __slots__ = ("key", "name", "within")
     key: int
     name: str
+    within: dict[str, str]
 
 
 class _OfThread(threading.local):
     """The modules running in a thread, innermost last."""
 
     def __init__(self) -> None:
-        self.modules: list[str] = []
+        self.modules: list[tuple[str, torch.nn.Module]] = []
 
 
 class Location:
@@ -74,7 +82,7 @@ class Location:
     def module(self) -> str:
         """Qualified name of the innermost running module; "" outside any."""
         stack = self._of_thread.modules
-        return stack[-1] if stack else ""
+        return stack[-1][0] if stack else ""
 
     @contextmanager
     def following(self, outermost: FrameType | None) -> Iterator[None]:
@@ -96,12 +104,12 @@ class Location:
         if not stack and self.is_trial:
             self._forget_all()
         known = self._names.get(id(module))
-        name = self._name(module) if known is None else known.name
+        name = self._name(module) if known is None else self._name_here(known, module)
         if not stack:
             self._on_root(module)
         if name not in self.calls or not self.calls[name].checkpointed:
             self._note_call(name, sys._getframe(1))
-        stack.append(name)
+        stack.append((name, module))
 
     def _note_call(self, name: str, frame: FrameType | None) -> None:
         """Note how a module is called, from the frames between its call and its caller's.
@@ -149,8 +157,26 @@ class Location:
             self.know(module)
         return self._names[id(module)].name
 
+    def _name_here(self, known: _Named, module: torch.nn.Module) -> str:
+        """The name below the running module of one that several hold, such as an activation.
+
+        One without parameters may be an attribute of their class; it is named by its own, as is one
+        that nothing registers.
+        """
+        stack = self._of_thread.modules
+        caller, running = stack[-1] if stack else ("", module)
+        if not caller or known.name.startswith(f"{caller}."):
+            return known.name
+        if caller not in known.within:
+            paths = (path for path, each in running.named_modules() if each is module)
+            path = without_wrappers(next(paths, ""))
+            if not path and not _has_state(module):
+                path = type(module).__name__
+            known.within[caller] = f"{caller}.{path}" if path else known.name
+        return known.within[caller]
+
     def know(self, root: torch.nn.Module) -> None:
-        """Name every module below a root; a module under two names keeps the first."""
+        """Name every module below a root, one under two names by the first until it is called."""
         self._roots.append(weakref.ref(root))
         for name, module in root.named_modules():
             if id(module) not in self._names:
@@ -163,7 +189,7 @@ class Location:
 
     def _note(self, module: torch.nn.Module, name: str) -> None:
         known = _Named(module, self._forget)
-        known.key, known.name = id(module), name
+        known.key, known.name, known.within = id(module), name, {}
         self._names[known.key] = known
 
     def _forget_all(self) -> None:
@@ -250,6 +276,10 @@ def source_of(frame: FrameType) -> Source:
 # `checkpoint` calls its function itself, or by way of `CheckpointFunction.forward`
 # (torch/utils/checkpoint.py); when that runs again in the backward pass, it is not on the stack.
 _CALL = torch.nn.Module._call_impl.__code__
+
+
+def _has_state(module: torch.nn.Module) -> bool:
+    return any(True for _ in chain(module.parameters(), module.buffers()))
 
 
 def _nothing(frame: FrameType | None) -> None:

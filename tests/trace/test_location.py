@@ -171,6 +171,46 @@ class TestModule:
 
         assert asking.seen == ["wte", "wte"]
 
+    def test_a_module_that_blocks_share_is_named_below_the_block_that_calls_it(
+        self, location: Location
+    ) -> None:
+        """DDPM's blocks share one `nn.SiLU()`, and so do those of many diffusion models."""
+        asking = Asking(location)
+
+        class Block(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.acts = nn.ModuleList([nn.Identity(), asking])
+
+            def forward(self, x: Tensor) -> Tensor:
+                result: Tensor = self.acts[1](x)
+                return result
+
+        model = nn.Sequential(asking, Block(), Block())
+        model(torch.ones(1))
+        model(torch.ones(1))
+
+        assert asking.seen == ["0", "1.acts.1", "2.acts.1"] * 2
+
+    @pytest.mark.parametrize(
+        ("has_weight", "names"), [(False, ["0", "1.Asking"]), (True, ["0"] * 2)]
+    )
+    def test_a_module_of_a_class_is_named_below_the_block_if_it_has_no_weight(
+        self, location: Location, has_weight: bool, names: list[str]
+    ) -> None:
+        """ddpm-torch's `ResidualBlock.nonlinearity`, which is a layer of a `Sequential` too."""
+        asking = Asking(location)
+        asking.weight = nn.Parameter(torch.ones(1)) if has_weight else None
+
+        class Block(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                result: Tensor = asking(x)
+                return result
+
+        nn.Sequential(asking, Block())(torch.ones(1))
+
+        assert asking.seen == names
+
     def test_a_module_of_two_models_keeps_the_name_in_the_first(self, location: Location) -> None:
         shared = Asking(location)
         location.know(nn.ModuleDict({"encoder": shared}))
