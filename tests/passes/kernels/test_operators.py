@@ -76,6 +76,58 @@ class TestInSteps:
         assert Calls().call(aten.clamp.Tensor, tensor(1, dtype=LONG), tensor(1)) == ["out0"]
 
 
+class TestFourierTransforms:
+    """cuda/SpectralOps.cpp, `_exec_fft`: what is not transformed must have one stride."""
+
+    def test_the_last_dimension_is_read_as_it_is(self) -> None:
+        program = Calls().call(aten._fft_r2c.default, tensor(32, 8, 96), [2], 0, True)
+
+        assert program == ["out0"]
+
+    def test_a_dimension_between_others_is_copied_to_the_end(self) -> None:
+        """TimesNet's `rfft(x, dim=1)` of batch, time and channels."""
+        program = Calls().call(aten._fft_r2c.default, tensor(32, 96, 7), [1], 0, True)
+        copy = 32 * 96 * 7 * 4
+
+        assert program == ["out0", copy, -copy]
+
+    def test_a_transform_to_real_numbers_has_its_own_input(self) -> None:
+        """Autoformer's `irfft(x, dim=-1)`; the clone of one between others is copied again."""
+        spectrum = tensor(32, 8, 49, dtype=torch.complex64)
+        copy = 32 * 8 * 49 * 8
+
+        last = Calls().call(aten._fft_c2r.default, spectrum, [2], 2, 96)
+        between = Calls().call(aten._fft_c2r.default, spectrum, [1], 2, 14)
+
+        assert last == ["out0", copy, -copy]
+        assert between == ["out0", copy, copy, -copy, -copy]
+
+    def test_repeated_elements_are_copied(self) -> None:
+        repeated = tensor(4, 16, stride=(0, 1), dtype=torch.complex64)
+
+        program = Calls().call(aten._fft_c2c.default, repeated, [1], 0, True)
+
+        assert program == ["out0", 4 * 16 * 8, -4 * 16 * 8]
+
+    @pytest.mark.parametrize(
+        ("stride", "is_copied"), [((1024, 32, 1), False), ((2048, 3, 64), True)]
+    )
+    def test_strides_of_planes_are_multiples(
+        self, stride: tuple[int, int, int], is_copied: bool
+    ) -> None:
+        plane = tensor(2, 32, 32, stride=stride)
+
+        program = Calls().call(aten._fft_r2c.default, plane, [1, 2], 0, True)
+
+        assert (len(program) > 1) == is_copied
+
+    def test_the_workspace_is_listed(self) -> None:
+        calls = Calls()
+        calls.call(aten._fft_c2c.default, tensor(4, 16, dtype=torch.complex64), [1], 0, True)
+
+        assert "workspace of cuFFT's transforms" in [each.what for each in calls.assumptions()]
+
+
 class TestIndexing:
     @pytest.mark.parametrize(("count", "storage"), [(4096, 72_191), (1000, 1)])
     def test_writing_rows_with_accumulation(self, count: int, storage: int) -> None:
