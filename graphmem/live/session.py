@@ -32,6 +32,7 @@ from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
 from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.runtime import Runtime
+from graphmem.trace.naming import describe_model, name_model
 from graphmem.trace.session import Session
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import replaced
@@ -97,6 +98,7 @@ class LiveSession(Session):
         self._walked = False
         self._is_walk_of_cpu = False
         self._made: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._evaluated: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     @contextmanager
     def watching(
@@ -133,6 +135,7 @@ class LiveSession(Session):
         self._count_forward()
         phase = self.recorder.graph.phases[-1].name
         if not torch.is_grad_enabled():
+            self._name_once(module)
             if phase is not PhaseName.EVALUATION:
                 self.recorder.phases.enter_evaluation()
         elif self._is_complete:
@@ -140,6 +143,14 @@ class LiveSession(Session):
             self.recorder.phases.begin_iteration(self.recorder.phases.step + 1)
         elif phase is not PhaseName.FORWARD:
             self.recorder.phases.enter_forward()
+
+    def _name_once(self, module: torch.nn.Module) -> None:
+        """Name a model that may never train: what holds it may have returned at the end."""
+        known = self._evaluated.get(id(module))
+        if known is None or known() is not module:
+            self._evaluated[id(module)] = weakref.ref(module)
+            name_model(self.recorder, module)
+            describe_model(self.recorder, module)
 
     def _count_forward(self) -> None:
         """Count forward passes, which are the steps if nothing trains, as in generation."""

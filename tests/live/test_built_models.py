@@ -38,3 +38,28 @@ def test_parameters_of_a_model_that_was_never_called_have_names(
     assert report["model"]["parameters"] == PARAMETERS
     reasons = {holder["reason"] for holder in report["at_peak"]["holders"]}
     assert {"the parameter 0.weight", "the buffer 1.running_mean"} <= reasons
+
+
+def test_parameters_of_a_model_that_is_only_evaluated_have_names(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """As in gpt-fast's `generate.py`: at the program's end the function's model is gone."""
+    (tmp_path / "generate.py").write_text(
+        "import torch\n"
+        "def main():\n"
+        f"    model = {BUILT}.eval()\n"
+        "    with torch.no_grad():\n"
+        "        print(model(torch.zeros(8, 256, device='cuda')).shape)\n"
+        "main()\n"
+    )
+    output = tmp_path / "report.json"
+    run_graphmem(
+        "run", "--gpu", "t4", "--format", "json", "-o", str(output), str(tmp_path / "generate.py")
+    )
+
+    report = json.loads(output.read_text())
+    assert report["model"]["parameters"] == PARAMETERS
+    assert report["at_peak"]["by_category"]["parameter"] == 4 * PARAMETERS
+    assert report["at_peak"]["by_category"]["buffer"] == BUFFERS
+    reasons = {holder["reason"] for holder in report["at_peak"]["holders"]}
+    assert {"the parameter 0.weight", "the buffer 1.running_mean"} <= reasons
