@@ -119,6 +119,7 @@ class TraceMode(TorchDispatchMode):
         self.is_host_counted = on_cpu
         self._newest_node = torch._C._autograd._get_sequence_nr()
         self._op_of_node: dict[int, Op] = {}
+        self._callers: dict[int, str] = {}  # the modules that called compiled code, by operation
         self._handlers = _Handlers(self._handler_of)
         self._handlers |= dict.fromkeys(_PROFILER, _run_unrecorded)
         if not on_cpu:
@@ -294,7 +295,8 @@ class TraceMode(TorchDispatchMode):
     ) -> Op:
         self._views.settle()
         forward = None
-        node, module, source, autograd_node = self.node, self._location.module, None, None
+        node, source, autograd_node = self.node, None, None
+        module = caller = self._location.module
         buffer = self._location.compiled(sys._getframe(1))
         newest = torch._C._autograd._get_sequence_nr()
         if node is None:
@@ -304,7 +306,7 @@ class TraceMode(TorchDispatchMode):
             made_by = self.forward_of(node)
             if made_by is not None:
                 forward, source = made_by.index, made_by.source
-                module = module or made_by.module
+                module = caller = module or self._callers.get(made_by.index, made_by.module)
         if buffer is not None:
             module, source = buffer.module or module, buffer.source or source
         op = self._recorder.record_op(
@@ -319,8 +321,10 @@ class TraceMode(TorchDispatchMode):
             forward=forward,
         )
         op.autocast = self._autocast.state_of(func)
-        if buffer is not None and op.births:
-            self._recorder.label(op.births[0], OwnerKind.COMPILED, str(buffer))
+        if buffer is not None:
+            self._callers[op.index] = caller
+            if op.births:
+                self._recorder.label(op.births[0], OwnerKind.COMPILED, str(buffer))
         if newest > self._newest_node:
             self._newest_node = newest
             self._op_of_node[newest - 1] = op

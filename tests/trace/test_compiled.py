@@ -170,6 +170,28 @@ def test_without_triton_it_says_what_to_install(
     assert "pip install 'graphmem[compile]'" in outcome.stderr
 
 
+class Classifier(torch.nn.Module):
+    """Computes its loss itself, outside of its layers, as llama2.c's `Transformer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1000, 64)
+        self.head = torch.nn.Linear(64, 1000, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.head(self.embedding(ids))
+        return torch.nn.functional.cross_entropy(logits, ids), logits
+
+
+def test_a_gradient_of_the_models_own_operations_has_no_layers_name() -> None:
+    """That of 2^15 x 1,000 logits is beside them, larger than what benchmarks flush."""
+    ids = torch.randint(1000, (1 << 15,))
+    report = graphmem.analyze(Classifier(), ids, loss=lambda output: output[0], compile=True)
+
+    gradients = [each for each in report.at_peak.holders if "nll_loss_backward" in each.reason]
+    assert [(each.module, each.bytes) for each in gradients] == [("", (1 << 15) * 1000 * 4)]
+
+
 @ORDERED_SINCE_2_10
 def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
     """The wrapper an H100 ran is in fixtures/cuda/compiled/output_code.tar.xz."""
