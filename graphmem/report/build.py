@@ -152,15 +152,18 @@ def _runtime(runtime: Runtime) -> RuntimeInfo:
 def _model(graph: StepGraph, peak: int) -> ModelInfo:
     """What the model holds after the last optimizer's step; without one, in the end.
 
-    At the end of a program its model may be gone; then, at the peak.
+    At the end of a program its model may be gone, or a part of it; then, at the peak.
     """
-    steps = (mark.tick for mark in graph.marks if mark.name == "optimizer.step")
-    now = max(steps, default=graph.end)
+    steps = [mark.tick for mark in graph.marks if mark.name == "optimizer.step"]
 
     def held_as(kind: OwnerKind, at: int) -> list[Storage]:
         alive = (each for each in graph.storages if each.birth <= at and each.owners_at(at))
         return [each for each in alive if each.owned_as(kind) and each.device == graph.device]
 
+    def parameter_bytes(at: int) -> int:
+        return sum(storage.nbytes for storage in held_as(OwnerKind.PARAMETER, at))
+
+    now = max(steps) if steps else max(graph.end, peak, key=parameter_bytes)
     now = now if held_as(OwnerKind.PARAMETER, now) else peak
 
     def nbytes(kind: OwnerKind) -> int:

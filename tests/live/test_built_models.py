@@ -40,16 +40,19 @@ def test_parameters_of_a_model_that_was_never_called_have_names(
     assert {"the parameter 0.weight", "the buffer 1.running_mean"} <= reasons
 
 
+@pytest.mark.parametrize("kept", ["", "kept.append(model[1])"], ids=["gone", "partly there"])
 def test_parameters_of_a_model_that_is_only_evaluated_have_names(
-    run_graphmem: Callable[..., Outcome], tmp_path: Path
+    run_graphmem: Callable[..., Outcome], tmp_path: Path, kept: str
 ) -> None:
     """As in gpt-fast's `generate.py`: at the program's end the function's model is gone."""
     (tmp_path / "generate.py").write_text(
         "import torch\n"
+        "kept = []\n"
         "def main():\n"
         f"    model = {BUILT}.eval()\n"
         "    with torch.no_grad():\n"
         "        print(model(torch.zeros(8, 256, device='cuda')).shape)\n"
+        f"    {kept}\n"
         "main()\n"
     )
     output = tmp_path / "report.json"
