@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -309,17 +309,8 @@ class TraceMode(TorchDispatchMode):
                 module = caller = module or self._callers.get(made_by.index, made_by.module)
         if buffer is not None:
             module, source = buffer.module or module, buffer.source or source
-        op = self._recorder.record_op(
-            func,
-            args,
-            kwargs,
-            result,
-            tick=tick,
-            module=module,
-            source=source,
-            autograd_node=autograd_node,
-            forward=forward,
-        )
+        record = partial(self._recorder.record_op, func, args, kwargs, result, tick=tick)
+        op = record(module=module, source=source, autograd_node=autograd_node, forward=forward)
         op.autocast = self._autocast.state_of(func)
         if buffer is not None:
             self._callers[op.index] = caller
