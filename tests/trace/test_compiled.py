@@ -318,6 +318,7 @@ def test_a_benchmark_flushes_the_cache_of_any_card(gpu: str) -> None:
     report = graphmem.analyze(lambda: TrainingStep(step=step), gpu=gpu, steps=1)
 
     assert report.peak.allocated == x + 4 * 4096 + 60 * 2**20
+    assert report.at_peak.holders[0].reason == "made while Inductor times kernels"
     assumed = any("L2 cache" in each.what for each in report.assumptions)
     assert assumed == gpu.startswith("name=")
 
