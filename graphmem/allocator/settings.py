@@ -30,7 +30,6 @@ from graphmem.allocator.messages import (
     UnmodelledSettingError,
 )
 from graphmem.torch_releases.differences import (
-    ALLOCATOR_SETTINGS_SINCE,
     LIMITS_OF_HOST_ARE_IN_SNAPSHOTS,
     NEWEST_TRIED,
     REST_IS_ABOVE_THE_LAST_CLASS,
@@ -68,6 +67,20 @@ _RESERVE_OF_CLASSES = "expandable_segments_reserve_by_class"  # no Python functi
 _REGISTER_THREADS = "pinned_num_register_threads"
 _MAX_REGISTER_THREADS = 128  # pinned_max_register_threads
 _IGNORED = {*_IGNORED_FLAGS, *_IGNORED_NUMBERS, _REGISTER_THREADS, _RESERVE_OF_CLASSES}
+_SINCE: Mapping[str, Release] = {
+    "per_process_memory_fraction": (2, 10),
+    "pinned_reserve_segment_size_mb": (2, 10),
+    "large_segment_size_mb": (2, 11),
+    "throw_on_cudamalloc_oom": (2, 12),
+    "pinned_max_cached_size_mb": (2, 13),
+    "pinned_max_round_threshold_mb": (2, 13),
+    "expandable_segments_reserve": (2, 15),
+    "expandable_segments_reserve_by_class": (2, 15),
+}
+"""The first release that accepts a key of `PYTORCH_CUDA_ALLOC_CONF`, if that is after 2.9.
+
+The names in libc10.so and libc10_cuda.so of 2.9.1 to 2.15.0; PR #192269 for the last two.
+"""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -154,7 +167,7 @@ def parse_settings(text: str, release: Release = NEWEST_TRIED) -> AllocatorSetti
         InputError: PyTorch refuses a key or a value, or the backend is not modelled.
     """
     pairs = dict(_pairs(text))
-    later = {key for key, since in ALLOCATOR_SETTINGS_SINCE.items() if since > release}
+    later = {key for key, since in _SINCE.items() if since > release}
     unknown = next((key for key in pairs if key not in _KNOWN - later), None)
     if unknown is not None:
         known = ", ".join(sorted(_PARSERS.keys() - later))

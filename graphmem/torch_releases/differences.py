@@ -7,7 +7,7 @@ Python and C++ that run here, for which only the installed release counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Release = tuple[int, int]
@@ -194,21 +194,6 @@ ONE_POSITION_HAS_NO_SUMS = Difference(
     "aten/src/ATen/native/cuda/group_norm_kernel.cu, `GroupNormBackwardKernelImplInternal`, in "
     "libtorch_cuda.so of 2.13.0 and 2.14.1",
 )
-ALLOCATOR_SETTINGS_SINCE: Mapping[str, Release] = {
-    "per_process_memory_fraction": (2, 10),
-    "pinned_reserve_segment_size_mb": (2, 10),
-    "large_segment_size_mb": (2, 11),
-    "throw_on_cudamalloc_oom": (2, 12),
-    "pinned_max_cached_size_mb": (2, 13),
-    "pinned_max_round_threshold_mb": (2, 13),
-    "expandable_segments_reserve": (2, 15),
-    "expandable_segments_reserve_by_class": (2, 15),
-}
-"""The first release that accepts a key of `PYTORCH_CUDA_ALLOC_CONF`, if that is after 2.9.
-
-The names in libc10.so and libc10_cuda.so of 2.9.1 to 2.15.0; PR #192269 for the last two.
-"""
-
 WORKSPACES_ARE_RETURNED = Difference(
     (2, 15),
     "cuBLAS and cublasLt take a workspace for each call and return it, unless "
