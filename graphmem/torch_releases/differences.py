@@ -345,6 +345,20 @@ TIES_ARE_SPLIT = Difference(
     "that fill the result of `where`, in place unless a mode observes",
     "tools/autograd/derivatives.yaml, `masked_fill_inplace_if_safe`",
 )
+ONLY_LAST_STAGES_KEEP_OUTPUTS = Difference(
+    (2, 8),
+    "only a pipeline's last stage keeps the outputs of all microbatches until the next step; "
+    "before, each stage does",
+    "PR #153383; torch/distributed/pipelining/stage.py, `forward_one_chunk`, in the wheels of "
+    "2.6.0 and 2.8.0",
+)
+STAGES_TRY_A_BACKWARD_PASS = Difference(
+    (2, 12),
+    "the stages of a pipeline learn what they exchange from a forward and a backward pass before "
+    "the first step; before, from a forward pass without gradients",
+    "PR #177728; torch/distributed/pipelining/stage.py, `_backward_metadata_inference`, in the "
+    "wheels of 2.9.1, which lacks it, and 2.12.1",
+)
 STAGES_RELEASE_WHAT_THEY_SENT = Difference(
     (2, 15),
     "a stage of a pipeline lets go of its outputs once they are sent, and keeps their gradients' "
@@ -359,9 +373,11 @@ FUNCTION_APPLY_IS_BUILT_IN = Difference(
 )
 
 ABOVE_THE_KERNELS = (
+    ONLY_LAST_STAGES_KEEP_OUTPUTS,
     FORWARD_NODES_ARE_TAGGED,
     NOTHING_IS_CACHED_IN_INFERENCE,
     TRUNCATED_NORMALS_ARE_REDRAWN,
+    STAGES_TRY_A_BACKWARD_PASS,
     INNER_NODES_ARE_DESTROYED,
     ARGUMENTS_HOLD_GRADIENTS,
     TIES_ARE_SPLIT,

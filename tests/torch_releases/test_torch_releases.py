@@ -166,6 +166,14 @@ def test_it_says_what_is_known_to_differ() -> None:
     assert "Known to differ: since 2.14, the gradient of a tie is split" in assumed
 
 
+def test_it_says_that_stages_of_a_pipeline_kept_more() -> None:
+    """torch/distributed/pipelining/stage.py, `forward_one_chunk`, of 2.6.0 and of 2.8.0."""
+    kept = "since 2.8, only a pipeline's last stage keeps the outputs of all microbatches"
+
+    assert kept in assumptions(torch="2.7")[0]
+    assert kept not in "".join(assumptions(torch="2.8"))
+
+
 # ---- what differs between releases ---------------------------------------------------------------
 
 
