@@ -35,8 +35,8 @@ _NEVER = 2**31 - 1
 class _OldObjects:
     """Whether the program's objects that survived call for a look at all of them (clause 3)."""
 
-    def __init__(self) -> None:
-        self._old = len(gc.get_objects())
+    def __init__(self, old: int) -> None:
+        self._old = old
         self._survived = 0
         self._young = 0  # objects, when a collection of young ones begins
         self._own = 0  # of graphmem's, those that no such collection has seen
@@ -69,8 +69,8 @@ class CollectorPace:
             recorder: knows which storages are alive.
         """
         self._refs = recorder.refs
-        self._thresholds = _get_threshold()  # the program's
-        self._old = _OldObjects()
+        self._thresholds: tuple[int, ...] = (0, 0, 0)  # the program's, once installed
+        self._old = _OldObjects(0)
         self._of_program = 0  # objects that it has made since the last collection
         self._made = 0  # all objects made since then, when the last operation was recorded
         self._alive = 0  # storages at that time
@@ -79,7 +79,7 @@ class CollectorPace:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Keep the pace while the context is open; the program sees its own counts."""
-        self._thresholds, self._old = _get_threshold(), _OldObjects()
+        self._thresholds, self._old = _get_threshold(), _OldObjects(len(gc.get_objects()))
         own = [(gc, each.__name__, each) for each in (self.get_count, self.get_threshold)]
         gc.callbacks.append(self._collected)
         try:
@@ -88,6 +88,7 @@ class CollectorPace:
         finally:
             gc.callbacks.remove(self._collected)
             _set_threshold(*self._thresholds)
+            self._thresholds = (0, 0, 0)
 
     def get_count(self) -> tuple[int, ...]:
         """Stand in for `gc.get_count`."""
@@ -106,7 +107,7 @@ class CollectorPace:
         self._adapt()
 
     def wait(self) -> bool:
-        """Let the collector wait while an operation is recorded; false if it does already."""
+        """Let the collector wait while an operation is recorded; false if it would not run."""
         if self._is_recording or not self._thresholds[0]:
             return False
         self._is_recording = True
