@@ -153,30 +153,13 @@ class Compilation:
             self._unwatched.recorded,
             self._unknowns,
             savings.code,
+            self._recorder,
             knows_memory=self._knows_memory,
         )
         enter(replaced(on_card))
-        enter(replaced(self._timings()))
         enter(replaced(graph_outputs.replacements(self._recorder)))
         enter(replaced(self._notes(savings)))
         enter(importlib.import_module("torch._inductor.config").patch(inductor.SETTINGS))
-
-    def _timings(self) -> list[Replacement]:
-        """The attributes to replace so that what a benchmark allocates is named as such."""
-        from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
-
-        def naming(run: Callable[..., float]) -> Callable[..., float]:
-            def run_and_name(*args: Any, **kwargs: Any) -> float:
-                first = len(self._recorder.graph.ops)
-                try:
-                    return run(*args, **kwargs)
-                finally:
-                    self._recorder.label_since(first, "made while Inductor times kernels")
-
-            return run_and_name
-
-        kinds = (InductorBenchmarker, TritonBenchmarker)
-        return [(kind, "benchmark_gpu", naming(kind.benchmark_gpu)) for kind in kinds]
 
     def _notes(self, savings: Savings) -> list[Replacement]:
         """The attributes to replace so that each graph is noted."""

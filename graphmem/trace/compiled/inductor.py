@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphmem.compiled_code import CompiledCode
 from graphmem.trace.compiled.kernels import precompile, precompile_config
 from graphmem.trace.compiled.unknowns import Unknowns
+from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.device_properties import largest_l2_cache
 from graphmem.virtual_device.libraries.triton import FLUSHED_BYTES, run_timed
 from graphmem.virtual_device.patching import Replacement, replaced
@@ -30,6 +31,7 @@ def replacements(
     recorded: Callable[[], AbstractContextManager[None]],
     unknowns: Unknowns,
     code: CompiledCode,
+    recorder: Recorder,
     *,
     knows_memory: bool,
 ) -> list[Replacement]:
@@ -39,6 +41,7 @@ def replacements(
         recorded: opens a context that records operations on the card.
         unknowns: answers what only a card knows.
         code: what has been compiled.
+        recorder: names what benchmarks allocate.
         knows_memory: whether the program can ask how much memory is in use.
     """
     from torch._inductor import config, cudagraph_utils
@@ -56,7 +59,7 @@ def replacements(
     def benchmark(*args: Any, **kwargs: Any) -> float:
         if config.max_autotune or config.max_autotune_gemm:
             unknowns.tunes()
-        return _benchmark(unknowns, *args, **kwargs)
+        return _benchmark(unknowns, recorder, *args, **kwargs)
 
     folder = UniformValueConstantFolder
     return [
@@ -221,6 +224,7 @@ def _load(compiler: Any, name: str, source: str, *args: Any, **kwargs: Any) -> A
 
 def _benchmark(
     unknowns: Unknowns,
+    recorder: Recorder,
     benchmarker: Any,
     function: Callable[[], Any],
     *args: Any,
@@ -230,7 +234,11 @@ def _benchmark(
 
     All candidates are equally fast here, so the first is chosen.
     """
-    run_timed(function, _flushed_bytes(unknowns))
+    first = len(recorder.graph.ops)
+    try:
+        run_timed(function, _flushed_bytes(unknowns))
+    finally:  # a benchmark may run out of memory
+        recorder.label_since(first, "made while Inductor times kernels")
     return 1.0
 
 
