@@ -14,6 +14,7 @@ from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
 from graphmem.trace import jit_tracer
 from graphmem.trace.data_dependent import DataDependentMode
+from graphmem.trace.dispatch import DEVICE
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -21,7 +22,6 @@ from graphmem.virtual_device.node_streams import NodeStreams
 
 aten = torch.ops.aten
 
-_DEVICE = torch.ops.prim.device.default
 _WAITS = frozenset({aten._local_scalar_dense.default, aten.nonzero.default})
 
 
@@ -50,7 +50,7 @@ class LiveMode(DataDependentMode):
             overwritten.check(self._recorder, func, tensors_of((args, kwargs)))
         if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):
             self._captures.check_idle()
-        waits = func is not _DEVICE and self.pace.wait()
+        waits = func is not DEVICE and self.pace.wait()
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:

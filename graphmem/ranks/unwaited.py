@@ -27,7 +27,7 @@ import torch
 from graphmem.graph import PhaseName, Storage
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.recorder import Recorder
-from graphmem.units import format_bytes
+from graphmem.units import format_both
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Unwaited:
                 highest = None if highest is None or then is None else max(highest, then + held)
             most = max(most, held)
         if most:
-            peak = "" if highest is None else f", and the peak is then {_in_words(highest)}"
+            peak = "" if highest is None else f", and the peak is then {format_both(highest)}"
             self._recorder.assume(
                 "collectives that are never waited for",
                 "each holds its tensors until a later collective; up to "
-                f"{_in_words(most)} may be held until the one after that{peak}",
+                f"{format_both(most)} may be held until the one after that{peak}",
                 "NCCL's watchdog thread decides when",
                 None,
             )
@@ -120,7 +120,3 @@ class Unwaited:
                 gone.sort(key=lambda each: each[0])
                 ticks = [at for at, _ in gone[1:]] + [until]
                 yield [(*each, tick) for each, tick in zip(gone, ticks, strict=False)]
-
-
-def _in_words(nbytes: int) -> str:
-    return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"

@@ -63,6 +63,7 @@ def page(
         report=analysis.report,
         compared=other is not None,
         verdict=answer.verdict_in_words(analysis.report),
+        leak=answer.LEAK,
         largest_batch=answer.largest_batch_in_words(analysis.report),
         bounds=list(answer.bounds_in_words(analysis.report)),
         more=more,

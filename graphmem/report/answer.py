@@ -16,6 +16,7 @@ from graphmem.torch_releases.assumed import above_the_kernels
 from graphmem.units import format_both, format_bytes, format_exact
 
 INDENT = 2
+LEAK = "a leak: "
 _LEAST_PINNED = _LEAST_COPIED = 1 << 20
 _LEAST_ON_HOST, _MUCH_ON_HOST = 16 << 20, 1 << 30
 
@@ -111,7 +112,7 @@ def _leaks_in_words(report: Report) -> Iterator[str]:
     """The program's leaks, the largest first."""
     for found in report.findings:
         if found.found_by == GROWTH:
-            yield from (f"a leak: {line}" for line in found.lines if not line.startswith(" "))
+            yield from (f"{LEAK}{line}" for line in found.lines if not line.startswith(" "))
 
 
 def _times(card: OnCard) -> str:

@@ -164,7 +164,7 @@ class TraceMode(TorchDispatchMode):
         if self.is_over:
             return func(*args, **kwargs)
         # Two calls out of three are `tensor.device`, which is dispatched but is not an operation.
-        if func is _DEVICE and isinstance(args[0], FakeTensor):
+        if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         if any(map(is_wrapper, types)):
             return NotImplemented  # the tensors inside come here once unwrapped
@@ -372,7 +372,7 @@ def _caller() -> FrameType:
     return frame.f_back or frame if is_subclass else frame
 
 
-_DEVICE = torch.ops.prim.device.default
+DEVICE = torch.ops.prim.device.default
 
 
 @cache
