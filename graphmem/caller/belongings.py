@@ -116,11 +116,11 @@ class _Frozen:
     def is_apart_from(self, listed: list[Any]) -> bool:
         """Whether a list from the collector has exactly the objects made later."""
         later, frozen = id(self.later_mark), id(self.frozen_mark)
-        return later in map(id, listed) and frozen not in map(id, listed)
+        return {later, frozen}.intersection(map(id, listed)) == {later}
 
 
 _frozen: list[_Frozen] = []
-"""One, after `freeze`."""
+"""The last one counts; it includes what the others found."""
 
 
 def freeze() -> None:
@@ -135,9 +135,9 @@ def freeze() -> None:
 
 def _set_aside() -> None:
     mark: list[Any] = []
-    found = _tensors_and_holders(gc.get_objects())
+    found = _what_there_is()
     gc.freeze()
-    _frozen[:] = [_Frozen(found, mark, [])]
+    _frozen.append(_Frozen(found, mark, []))
 
 
 _MANY = 100_000
@@ -147,11 +147,14 @@ _MANY = 100_000
 def collect() -> None:
     """Collect what earlier analyses left, if the process is graphmem's own: nothing else does.
 
-    What remains the first time, such as PyTorch's modules, is not looked at again.
+    What remains the first two times is not looked at again: PyTorch's modules, then those that the
+    first analysis imported, and its caches. Later it may be an analysis that is freed in the end.
     """
     if is_own_process():
         with uninterrupted():  # a finaliser that Ctrl-C meets would swallow it
-            gc.collect() if _frozen else freeze()
+            gc.collect()
+            if len(_frozen) < 2:
+                _set_aside()
 
 
 @contextmanager
@@ -173,7 +176,7 @@ def clean_turn() -> Iterator[None]:
 
 def _what_there_is() -> tuple[list[torch.Tensor], list[Any]]:
     """All tensors, and the objects that hold tensors."""
-    for each in _frozen:
+    for each in _frozen[-1:]:
         listed = gc.get_objects()
         if each.is_apart_from(listed):
             tensors, objects = _tensors_and_holders(listed)
