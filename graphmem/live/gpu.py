@@ -158,6 +158,7 @@ class VirtualGpu:
         if error is not None:
             self._session.excuse(error)
         self.finish()
+        self._session.mode.unfilled.fill_all()
         self._stack.close()
 
     def _replacements(self) -> list[Any]:
@@ -173,6 +174,10 @@ class VirtualGpu:
             ),
             *torchscript.replacements(session.reads.scripted),
         ]
+
+    def abandon(self) -> None:
+        """Leave tensors on the host without their numbers: their program has failed."""
+        self._session.mode.unfilled.forget()
 
     def follow(self, step: TrainingStep) -> None:
         """Know the functions of a step whose loop is graphmem's."""

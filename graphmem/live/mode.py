@@ -12,11 +12,13 @@ from graphmem.graph import Op
 from graphmem.live import overwritten
 from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
+from graphmem.live.unfilled import UnfilledTensors
 from graphmem.trace import jit_tracer
 from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.dispatch import DEVICE
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
+from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.node_streams import NodeStreams
 
@@ -31,12 +33,14 @@ class LiveMode(DataDependentMode):
     Attributes:
         streams: knows the stream of each operation.
         pace: how often Python's cycle collector runs.
+        unfilled: the tensors on the host that wait for their numbers.
     """
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(*watchers)
         self.streams = NodeStreams(memory)
         self.pace = CollectorPace(self._recorder)
+        self.unfilled = UnfilledTensors()
         self._captures = memory.captures  # during one the host may not wait for the card
         self._real_elements = math.inf  # the CPU is real
 
@@ -71,6 +75,8 @@ class LiveMode(DataDependentMode):
         return True
 
     def _record(self, *args: Any) -> Op:
+        func, operands, options = args[:3]
+        self.unfilled.before(func, operands, options, FLOATS)  # the most whose values are followed
         op = super()._record(*args)
         self.streams.note(op)
         if any(each.storage is None for each in op.outputs):
@@ -87,7 +93,7 @@ class LiveMode(DataDependentMode):
 
     def _run_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._spare(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = self.unfilled.run(func, args, kwargs)
         self._recorder.host.note(result)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result

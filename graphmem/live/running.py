@@ -57,6 +57,8 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
                 program.run(gpu)
         except BaseException as error:
             failure = error
+            if not isinstance(error, SystemExit):
+                gpu.abandon()
             raise
         finally:
             gpu.__exit__(type(failure) if failure else None, failure, None)

@@ -108,6 +108,7 @@ class LiveSession(Session):
         with (
             super().watching(device, outermost),
             replaced([self._noting_optimizers(), self.built.replacement()]),
+            replaced(self.mode.unfilled.replacements()),
             self.collector.installed(),
             self.mode.pace.installed(),
         ):

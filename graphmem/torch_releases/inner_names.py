@@ -87,6 +87,7 @@ INNER_NAMES = (
         "moves to the virtual GPU, the program's casts, addresses",
         _NO_TRACE,
     ),
+    Names("torch.Tensor", "numpy tolist __dlpack__ _typed_storage", "weights on the host", "`run`"),
     Names("torch.UntypedStorage", "_cdata", "telling storages apart", _NO_TRACE),
     Names(
         "torch.UntypedStorage", "data_ptr cpu to resize_", "addresses and saved files", "torch.save"

@@ -1,0 +1,63 @@
+"""Large tensors on the host: their numbers are those of a real run, and take memory if read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import graphmem
+from tests.support.places import ROOT, SCRIPTS
+
+NUMBERS = SCRIPTS / "host_numbers.py"
+GRAPHMEM = (sys.executable, "-m", "graphmem", "run", "--gpu", "t4")
+LAYERS = """
+import resource
+import torch
+
+def resident():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+x = torch.ones(1, 8192, device="cuda")
+before = resident()
+model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(6)]).cuda()
+model(x).sum().backward()
+print(resident() - before)
+"""
+LAYER_BYTES = 8192 * 8192 * 4
+
+
+def printed(*command: str | Path) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readers_find_the_numbers_of_a_real_run(tmp_path: Path) -> None:
+    on_card = printed(*GRAPHMEM, "-o", tmp_path / "report.txt", NUMBERS, "card")
+
+    assert on_card == printed(sys.executable, NUMBERS)
+
+
+def test_weights_that_nobody_reads_take_no_memory(tmp_path: Path) -> None:
+    script = tmp_path / "layers.py"
+    script.write_text(LAYERS)
+
+    grown = int(printed(*GRAPHMEM, "-o", tmp_path / "report.txt", script))
+
+    assert grown < LAYER_BYTES  # of six
+
+
+def test_after_a_virtual_gpu_the_numbers_are_there() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    with graphmem.virtual_gpu("t4"):
+        weight = torch.empty(2100, 2100).normal_()
+        after = torch.rand(2)
+
+    torch.manual_seed(0)
+    assert torch.equal(weight, torch.empty(2100, 2100).normal_())
+    assert torch.equal(after, torch.rand(2))
