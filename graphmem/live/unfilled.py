@@ -224,12 +224,18 @@ def _run(changes: Iterable[_Change | _Copied], memory: torch.UntypedStorage) -> 
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is all of its storage, and too large for its values to be followed."""
+    """Whether a tensor is all of its storage, and too large for its values to be followed.
+
+    A storage that NumPy or another process sees as well is not resizable
+    (torch/csrc/utils/tensor_numpy.cpp, `tensor_to_numpy`).
+    """
+    memory = tensor.untyped_storage()
     return (
         tensor.numel() > FLOATS
         and tensor.dtype in _DTYPES
         and tensor.is_contiguous()
-        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        and memory.nbytes() == tensor.numel() * tensor.element_size()
+        and memory.resizable()
     )
 
 

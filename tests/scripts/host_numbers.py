@@ -89,8 +89,23 @@ def read():
     print((part.cuda() if len(sys.argv) > 1 else part).tolist())
 
 
+def seen_by_others():
+    array = np.zeros((N, N), dtype=np.float32)
+    torch.from_numpy(array).normal_()
+    print(array[1, :3])
+    tensor = torch.empty(N, N)
+    array = tensor.numpy()
+    tensor.normal_()
+    print(array[1, :3])
+    tensor = torch.empty(N, N).share_memory_().normal_()
+    child = torch.multiprocessing.get_context("fork").Process(target=show, args=("child", tensor))
+    child.start()
+    child.join()
+
+
 torch.manual_seed(3)
 drawn()
 changed()
 copied()
 read()
+seen_by_others()
