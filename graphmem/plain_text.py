@@ -17,6 +17,7 @@ import rich.console
 from rich.segment import Segment
 
 PLAIN_WIDTH = 100
+_TRAILING_BLANKS = re.compile(" +$", re.MULTILINE)
 
 # Controls except tab and line feed (C0, DEL, C1), marks that change the writing direction (Unicode
 # Standard Annex #9), and lone surrogates, which stand for bytes that are not UTF-8.
@@ -31,7 +32,10 @@ def visible(text: str) -> str:
 
 
 class Console(rich.console.Console):
-    """A console that prints only its own controls, and `net.py:100:` as a place, not an emoji."""
+    """A console that prints only its own controls, and `net.py:100:` as a place, not an emoji.
+
+    Where it does not print to a terminal, lines end without the blanks that fill rich's tables.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
@@ -42,6 +46,16 @@ class Console(rich.console.Console):
         """Render like rich, with the controls in texts escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print like rich, into a file or a pipe without trailing blanks."""
+        if self.is_terminal or self.is_jupyter:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(_TRAILING_BLANKS.sub("", captured.get()))
+        self.file.flush()
 
 
 def width_for(stream: TextIO, piped: int = PLAIN_WIDTH) -> int | None:
@@ -56,4 +70,4 @@ def plain_text(show: Callable[[Console], None], width: int = PLAIN_WIDTH) -> str
     """The output of `show`, without colour or trailing blanks, at this width."""
     buffer = io.StringIO()
     show(Console(file=buffer, width=width, highlight=False, color_system=None, force_jupyter=False))
-    return re.sub(" +$", "", buffer.getvalue(), flags=re.MULTILINE)
+    return buffer.getvalue()
