@@ -23,9 +23,12 @@ from functools import cached_property
 from graphmem.graph import AutogradNode, Owner, SavedTensor, StepGraph, TensorOut
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
+from graphmem.wording import fields_in_words, listed
 
 from . import derivatives
 from .derivatives import Derivative
+
+_GRADIENT = "the gradient of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,25 @@ class Saved:
         return None if self.tensor is None else self.tensor.storage
 
     def __str__(self) -> str:
-        held = f"{self.name}.{self.field}" if self.field else self.name
-        return f"{held} for {' and '.join(self.gradients_of)} ({'; '.join(self.formulas)})"
+        return f"{self.full_name} {self.purpose}"
+
+    @property
+    def full_name(self) -> str:
+        """The node's name, and the field's."""
+        return f"{self.name}.{self.field}" if self.field else self.name
+
+    @property
+    def purpose(self) -> str:
+        """What needs it: the gradients, and their formulas."""
+        return f"for {self.gradients} ({'; '.join(self.formulas)})"
+
+    @property
+    def gradients(self) -> str:
+        """Those that need it: `the gradients of query, key and value`."""
+        names = [each.removeprefix(_GRADIENT) for each in self.gradients_of]
+        if len(names) == 1 or any(not each.startswith(_GRADIENT) for each in self.gradients_of):
+            return listed(self.gradients_of)
+        return f"the gradients of {listed(names)}"
 
 
 @dataclass(frozen=True)
@@ -95,8 +115,19 @@ class SavedTensors:
         )
 
     def reasons_for(self, storage: int, tick: int) -> tuple[str, ...]:
-        """The distinct reasons for which autograd holds a storage at a tick, in words."""
-        return tuple(dict.fromkeys(str(saved) for saved in self.holding(storage, tick)))
+        """The distinct reasons for which autograd holds a storage at a tick, in words.
+
+        Fields of one node that serve the same gradients have one reason.
+        """
+        alike = defaultdict[tuple[int, str], list[str]](list)
+        for saved in self.holding(storage, tick):
+            alike[saved.node, saved.purpose].append(saved.full_name)
+        return tuple(
+            dict.fromkeys(
+                f"{listed(fields_in_words(names))} {purpose}"
+                for (_, purpose), names in alike.items()
+            )
+        )
 
 
 def find_saved_tensors(
@@ -190,7 +221,7 @@ def _named(edges: tuple[int | str, ...], argument: str, nodes: Mapping[int, Auto
     """The target of a gradient: parameters by name, else the forward operation's argument."""
     leaves = [_leaf_behind(edge, nodes) for edge in edges]
     known = list(dict.fromkeys(leaf for leaf in leaves if leaf is not None))
-    return f"the gradient of {' and '.join(known) if known else argument}"
+    return _GRADIENT + (listed(known) if known else argument)
 
 
 def _leaf_behind(edge: int | str, nodes: Mapping[int, AutogradNode]) -> str | None:

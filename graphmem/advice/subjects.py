@@ -10,12 +10,12 @@ Clauses, the first that matches:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphmem.annotations import SAVED_TENSORS
-from graphmem.errors import InputError
+from graphmem.errors import InputError, did_you_mean
 from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ _LETS_GO = {
 class UnknownSubjectError(InputError):
     """`explain` is asked about something that the trace does not have."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"nothing in the trace is called {name!r}", hint=_HINT)
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        hint = did_you_mean(name, known, _HINT)
+        super().__init__(f"nothing in the trace is called {name!r}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
     tick = analysis.timeline.peak()[0].tick
     found = _storages_named(graph, name, _step_at(graph, tick))
     if found is None:
-        raise UnknownSubjectError(name)
+        raise UnknownSubjectError(name, _names(graph))
     ops = [op.tick for op in graph.ops]
     return [
         Explained(
@@ -86,6 +87,12 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
         )
         for storage in sorted(found, key=lambda storage: (-storage.nbytes, storage.id))
     ]
+
+
+def _names(graph: StepGraph) -> set[str]:
+    """The modules, lines and operators of a trace."""
+    lines = {str(op.source) for op in graph.ops if op.source}
+    return {*graph.modules, *lines, *(op.target.split(".")[1] for op in graph.ops)}
 
 
 def _step_at(graph: StepGraph, tick: int) -> int:
@@ -160,6 +167,6 @@ def _lets_go(owner: Owner, saved: Any) -> str:
     if saved is None:
         return "its autograd node runs, or the graph is dropped"
     return (
-        f"{saved.name} runs; it would not be saved with {' and '.join(saved.gradients_of)} "
-        "not wanted (freeze), or within a checkpointed module"
+        f"{saved.name} runs; it would not be saved if nothing needed {saved.gradients} "
+        "(freeze), or within a checkpointed module"
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from graphmem.graph import OwnerKind
 from graphmem.layer_ranges import fold
 from graphmem.report.schema import Holder
+from graphmem.wording import fields_in_words
 
 _NUMBER = re.compile(r"(?<![\w-])\d+(?=\.|$)|(?<=\.)\d+(?=\.|\b)|(?<=\w\[)\d+(?=\])")
 _ITEM = re.compile(r"(?<=\w)\[(\d+)\]")
@@ -82,7 +83,8 @@ def reason_of(holder: Holder, *, verbose: bool = False) -> str:
         return holder.reason
     more = f" and {len(nodes) - _MOST_NAMES} more" if len(nodes) > _MOST_NAMES else ""
     variable = _VARIABLE.search(after)
-    names = " and ".join(nodes[:_MOST_NAMES]) if not more else ", ".join(nodes[:_MOST_NAMES])
+    shown = fields_in_words(nodes[:_MOST_NAMES])
+    names = " and ".join(shown) if not more else ", ".join(shown)
     return f"{before}{saved}{names}{more}{variable[0] if variable else ''}"
 
 

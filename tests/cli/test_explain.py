@@ -55,7 +55,7 @@ def test_a_saved_tensor_names_its_formula_interval_and_release() -> None:
     assert saved.first_op is not None
     assert saved.last_op is not None
     assert saved.first_op < saved.last_op
-    assert saved.lets_go.startswith("AddmmBackward0 runs; it would not be saved with")
+    assert saved.lets_go.startswith("AddmmBackward0 runs; it would not be saved if nothing needed")
 
 
 def test_a_storage_is_found_by_its_number() -> None:
