@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from graphmem.gate.jobs import Outcome
     from graphmem.report import Report
 
+_DIFFERENCES = 8
+
 
 @takes_request(
     "settings gpu torch env assume strict compile autocast optimizer grads steps inference freeze "
@@ -54,7 +56,7 @@ def watch(
     before = _tell(target, watcher.analyse(), None)
     while True:
         typer.echo(f"watching {_listed(sorted(watcher.files))}; Ctrl-C ends it", err=True)
-        saved = watcher.wait()
+        saved = watcher.wait(_tell_missing)
         typer.echo(f"\n{time.strftime('%H:%M:%S')} {_listed(saved)} saved")
         before = _tell(target, watcher.analyse(), before)
 
@@ -76,8 +78,14 @@ def _tell(target: str, outcome: Outcome, before: Report | None) -> Report | None
         return report
     if report.on_card is not None:
         console().print(headline(report))
-    typer.echo(visible(diffs_as_text([diff_reports(target, before, report)])), nl=False)
+    text = diffs_as_text([diff_reports(target, before, report)], _DIFFERENCES)
+    typer.echo(visible(text), nl=False)
     return report
+
+
+def _tell_missing(files: Sequence[str]) -> None:
+    were = "was" if len(files) == 1 else "were"
+    typer.echo(f"{_listed(files)} {were} deleted: waiting for the next save", err=True)
 
 
 def _listed(files: Sequence[str]) -> str:

@@ -35,7 +35,7 @@ Checkpointing = Literal["gone", "new"]
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Bytes that were added or went; `module` may stand for several, `h.[0-11].mlp`.
+    """Bytes that were added or removed; `module` may stand for several, `h.[0-11].mlp`.
 
     Attributes:
         before, after: bytes of each of the layers; `before` is None without a baseline.

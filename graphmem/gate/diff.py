@@ -1,9 +1,10 @@
-"""Compare two reports: what appeared, went, grew, shrank and moved at the peak.
+"""Compare two reports: what appeared, disappeared, grew, shrank and moved at the peak.
 
 Clauses:
   (1) storages are matched by module, operation and category, never by position; several with the
       same key are summed;
-  (2) bytes that went in one place and appeared in another, with equal operation and size, moved;
+  (2) bytes that disappeared in one place and appeared in another, with equal operation and size,
+      moved;
   (3) equal differences of equal layers are folded, `h.[0-11].mlp`;
   (4) the difference that explains most of the peak's change comes first.
 """
@@ -24,7 +25,7 @@ from graphmem.report.schema import Holder, Peak
 
 SCHEMA = "graphmem.diff/1"
 
-Kind = Literal["appeared", "went", "grew", "shrank", "moved"]
+Kind = Literal["appeared", "disappeared", "grew", "shrank", "moved"]
 
 
 class ReportDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class ReportDifference(msgspec.Struct, frozen=True, kw_only=True):
         module: its module; may stand for equal layers, `layers` of them.
         before, after: requested bytes at the peak, of one of the layers.
         moved_from: its previous category and module.
-        source, owner: those of the current holder; for what went, of the previous one.
+        source, owner: those of the current holder; for what disappeared, of the previous one.
     """
 
     kind: Kind
@@ -129,7 +130,7 @@ def _grouped(report: Report) -> _Groups:
 
 
 def _changes(old: _Groups, new: _Groups) -> Iterator[tuple[str, _Change]]:
-    went = {place: _bytes(old[place]) for place in old if place not in new}
+    gone = {place: _bytes(old[place]) for place in old if place not in new}
     for place, holders in new.items():
         after = _bytes(holders)
         if place in old:
@@ -138,20 +139,20 @@ def _changes(old: _Groups, new: _Groups) -> Iterator[tuple[str, _Change]]:
                 kind: Kind = "grew" if after > before else "shrank"
                 yield place.module, _change(kind, place, before, after, None, holders)
             continue
-        origin = _origin(place, after, went)
+        origin = _origin(place, after, gone)
         if origin is None:
             yield place.module, _change("appeared", place, 0, after, None, holders)
             continue
-        del went[origin]
+        del gone[origin]
         place_before = f"{origin.category} in {origin.module or 'no module'}"
         yield place.module, _change("moved", place, after, after, place_before, holders)
-    for place, before in went.items():
-        yield place.module, _change("went", place, before, 0, None, old[place])
+    for place, before in gone.items():
+        yield place.module, _change("disappeared", place, before, 0, None, old[place])
 
 
-def _origin(place: _Place, nbytes: int, went: dict[_Place, int]) -> _Place | None:
+def _origin(place: _Place, nbytes: int, gone: dict[_Place, int]) -> _Place | None:
     """The previous place with the same operation and bytes, preferably in the same module."""
-    same = [each for each, size in went.items() if each.op == place.op and size == nbytes]
+    same = [each for each, size in gone.items() if each.op == place.op and size == nbytes]
     return min(same, key=lambda each: (each.module != place.module, each), default=None)
 
 

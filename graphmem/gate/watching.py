@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from graphmem.caller import collect
@@ -45,16 +46,30 @@ class Watcher:
         self.files |= outcome.sources.keys() | imported(self._job)
         return outcome
 
-    def wait(self) -> list[str]:
-        """Wait until files are saved, and return their names."""
+    def wait(self, tell_missing: Callable[[list[str]], None] = lambda names: None) -> list[str]:
+        """Wait until files are saved, and return their names.
+
+        Args:
+            tell_missing: is told of files that went missing meanwhile; not of those that an editor
+                replaces, which are back at once.
+        """
         collect()  # now, while nobody waits for an answer
+        told = before = self._missing()
         while not self._saved():
             time.sleep(_POLL_SECONDS)
+            missing = self._missing()
+            if missing == before and missing - told:
+                tell_missing(sorted(missing - told))
+                told = missing
+            before = missing
         time.sleep(_SETTLE_SECONDS)
         return self._saved()
 
     def _saved(self) -> list[str]:
         return [name for name in sorted(self.files) if _changed(self._path(name)) > self._began]
+
+    def _missing(self) -> set[str]:
+        return {name for name in self.files if not self._path(name).exists()}
 
     def _forget_modules(self) -> None:
         files = {str(self._path(name)) for name in self.files}

@@ -10,14 +10,14 @@ from graphmem.gate.formats.markdown import escaped
 from graphmem.gate.formats.messages import cause, in_words, signed
 from graphmem.json_text import json_text
 from graphmem.report.schema import Peak
-from graphmem.units import format_bytes, format_exact
+from graphmem.units import counted, format_bytes, format_exact
 
 _LISTED = 20
 
 
-def diffs_as_text(diffs: Sequence[Diff]) -> str:
-    """Format differences for a terminal or a log."""
-    return "\n".join("".join(f"{line}\n" for line in _lines(diff)) for diff in diffs)
+def diffs_as_text(diffs: Sequence[Diff], listed: int = _LISTED) -> str:
+    """Format differences for a terminal or a log, the first ones of each."""
+    return "\n".join("".join(f"{line}\n" for line in _lines(diff, listed)) for diff in diffs)
 
 
 def diffs_as_markdown(diffs: Sequence[Diff]) -> str:
@@ -41,15 +41,15 @@ DIFF_FORMATS: Mapping[str, Callable[[Sequence[Diff]], str]] = MappingProxyType(
 )
 
 
-def _lines(diff: Diff) -> list[str]:
+def _lines(diff: Diff, listed: int = _LISTED) -> list[str]:
     before, after = diff.before.allocated, diff.after.allocated
     change = signed(diff.growth) if diff.growth else "same"
     lines = [f"{diff.name}: {change}, peak {format_exact(before)} -> {format_exact(after)}"]
     lines += [f"  {cause(each)}" for each in diff.checkpointing]
-    lines += [f"  {_line(each)}" for each in diff.differences[:_LISTED]]
-    left = len(diff.differences) - _LISTED
+    lines += [f"  {_line(each)}" for each in diff.differences[:listed]]
+    left = len(diff.differences) - listed
     if left > 0:
-        lines.append(f"  and {left} smaller differences")
+        lines.append(f"  and {counted(left, 'more difference')}")
     places = [_place(peak) for peak in (diff.before, diff.after)]
     if places[0] != places[1]:
         lines.append(f"  the peak moved from {places[0]} to {places[1]}")
