@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from graphmem.analysis import analyze
+from graphmem.changes import Changes
 from graphmem.errors import GraphmemError, InputError
 from graphmem.fitting import fit
 from graphmem.report import Report
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from graphmem.live.gpu import VirtualGpu as virtual_gpu  # noqa: N813 - called like `open`
 
 __all__ = [
+    "Changes",
     "GraphmemError",
     "InputError",
     "Report",

@@ -128,6 +128,10 @@ class Analysis:
         return self.step.graph
 
 
+def _silent(message: str) -> None:
+    """Report no progress."""
+
+
 def analyze(
     target: str | Callable[[], Any] | torch.nn.Module | TrainingStep,
     inputs: Any = None,
@@ -135,7 +139,7 @@ def analyze(
     loss: Callable[..., Any] | None = None,
     gpu: str = DEFAULT_GPU,
     advice: bool = False,
-    progress: Progress = lambda message: None,
+    progress: Progress = _silent,
     **options: Unpack[Options],
 ) -> Report:
     """Predict a training step's GPU memory, without a GPU.

@@ -241,6 +241,14 @@ class NoTargetError(InputError):
         )
 
 
+class ChangeAsArgumentError(InputError):
+    """A change to the step is given as an argument of its own."""
+
+    def __init__(self, function: str, name: str) -> None:
+        hint = f"give it as changes=graphmem.Changes({name}=…)"
+        super().__init__(f"{function}() has no argument {name!r}: it is a change", hint=hint)
+
+
 class UnknownArgumentError(InputError):
     """A graphmem function has no argument of that name."""
 

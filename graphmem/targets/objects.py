@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, cast
 
+from graphmem.changes import Changes
 from graphmem.targets import messages
 from graphmem.training_step import TrainingStep
 
@@ -61,6 +62,9 @@ def check_names(function: str, given: dict[str, Any], options: type, *more: str)
         InputError: there is one; the hint has the nearest name.
     """
     known = [*more, *(each.name for each in fields(options))]
+    changes = {each.name for each in fields(Changes)} if "changes" in known else set()
     for name in given:
+        if name in changes:
+            raise messages.ChangeAsArgumentError(function, name)
         if name not in known:
             raise messages.UnknownArgumentError(function, name, known)
