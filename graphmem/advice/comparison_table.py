@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from graphmem.advice.comparison import ReportComparison
 
 
+_NAMES = max(map(len, CATEGORY_NAMES.values()))
+
+
 def comparison_table(comparison: ReportComparison) -> Table:
     """One row for each figure: before, after, and the change."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("at the peak, bytes")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("at the peak, bytes", min_width=_NAMES)
     for heading in ("before", "after", "change", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in comparison.rows():

@@ -162,6 +162,6 @@ def _footnotes(card: CardFit, name: str) -> Iterator[str]:
         yield f"assumes that memory grows with the {_value_of(name)}"
     context = context_in_words(card.context, card.context_spread, card.context_uncertainty)
     yield f"PyTorch can use {card.capacity:,} bytes, after {context}"
-    for nbytes, word in ((card.memory_spread, "less"), (card.memory_surplus, "more")):
+    for nbytes, does in ((card.memory_spread, "take"), (card.memory_surplus, "free")):
         if nbytes:
-            yield f"some drivers leave {format_bytes(nbytes)} {word} of this card"
+            yield f"some drivers {does} another {format_bytes(nbytes)}"

@@ -63,10 +63,11 @@ def _row_as_json(gpu: Gpu) -> dict[str, Any]:
 
 def _print_table() -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("name", "also", "GPU"):
+    table.add_column("name", no_wrap=True)
+    for heading in ("also", "GPU"):
         table.add_column(heading)
-    for heading in ("memory", "context", "capability", "SMs"):
-        table.add_column(heading, justify="right")
+    for heading in ("memory", "context", "sm", "SMs"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for gpu in GPUS:
         major, minor = gpu.compute_capability
         table.add_row(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -37,19 +38,20 @@ def print_plan(plan: Plan, title: str, console: Console) -> None:
             console.print(line)
 
 
-def _verdict(plan: Plan, title: str) -> Iterator[Text]:
+def _verdict(plan: Plan, title: str) -> Iterator[Text | Padding]:
     fullest = max(plan.stages, key=lambda stage: stage.reserved)
     yield Text.assemble((title, "bold"), f" on {plan.gpus} x {plan.gpu}")
-    fits = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
+    fits = ("fits", "bold green") if plan.fits else ("does NOT fit", "bold red")
     where = f" on stage {fullest.stage}" if len(plan.stages) > 1 else ""
     yield Text.assemble(
         fits,
         f": peak {format_bytes(fullest.peak)} allocated ({format_exact(fullest.peak)}){where},",
     )
-    yield Text(
-        f"     {format_bytes(fullest.reserved)} reserved, "
-        f"{format_bytes(plan.context)} for the context, of {format_bytes(plan.memory)}: "
-        f"{format_bytes(abs(fullest.headroom))} {'left' if fullest.headroom >= 0 else 'too much'}"
+    yield _indented(
+        f"{format_bytes(fullest.reserved)} reserved, "
+        f"{format_bytes(plan.context)} for the CUDA context, of {format_bytes(plan.memory)}: "
+        f"{format_bytes(abs(fullest.headroom))} "
+        f"{'to spare' if fullest.headroom >= 0 else 'short'}"
     )
     yield Text()
 
@@ -126,20 +128,23 @@ def _traffic(plan: Plan) -> Iterator[Text | Table]:
     yield Text()
 
 
-def _tensor(plan: Plan) -> Iterator[Text]:
+def _tensor(plan: Plan) -> Iterator[Text | Padding]:
     if plan.divided:
         yield Text(
             "divided by tensor parallelism; everything else is whole on each rank", style="bold"
         )
-        for line in plan.divided:
-            yield Text(f"  {line}")
+        yield from map(_indented, plan.divided)
         yield Text()
 
 
-def _notes(lines: list[str]) -> Iterator[Text]:
+def _notes(lines: list[str]) -> Iterator[Text | Padding]:
     yield Text("how exact this is", style="bold")
-    for line in lines:
-        yield Text(f"  {line}")
+    yield from map(_indented, lines)
+
+
+def _indented(line: str) -> Padding:
+    """A line that keeps its indent when it wraps."""
+    return Padding(Text(line), (0, 0, 0, 2))
 
 
 def print_search(search: Search, console: Console) -> None:

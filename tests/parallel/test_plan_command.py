@@ -73,7 +73,7 @@ def test_what_does_not_fit_exits_1(run_graphmem: Run) -> None:
     )
 
     assert outcome.exit_code == 1
-    assert "does not fit" in outcome.stdout
+    assert "does NOT fit" in outcome.stdout
 
 
 @pytest.mark.parametrize(
