@@ -92,8 +92,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     reports = [*item.stash.get(_reports, []), *_reports_of_devices(item, limits)]
     if marks and not reports:
         pytest.fail(
-            f"{_MARK} has measured nothing: give the mark a target, or ask the fixture graphmem or "
-            "virtual_gpu",
+            f"{_MARK} measured nothing: give the marker a target, or use the fixture graphmem or "
+            "virtual_gpu in the test",
             pytrace=False,
         )
     for report in reports:
@@ -131,14 +131,18 @@ def _analyze(item: pytest.Item, target: Any, options: dict[str, Any]) -> Report:
 
 def _hold(report: Report, limit: int) -> None:
     """Fail, naming the largest holders, if a report exceeds a limit."""
+    from graphmem.report.categories import CATEGORY_NAMES
+    from graphmem.report.holders import groups_of
+
     peak = report.peak.allocated
     if peak <= limit:
         return
     excess = f"{format_bytes(peak - limit)} above {format_bytes(limit)}"
     lines = [f"{report.target} allocates {format_exact(peak)}, {excess}; the largest at the peak:"]
-    for holder in report.at_peak.holders[:_LISTED]:
-        where = " ".join(filter(None, (holder.module, holder.source)))
-        lines.append(
-            f"  {format_bytes(holder.bytes)} {holder.category} in {where}: {holder.reason}"
-        )
+    for group in groups_of(report.at_peak.holders)[:_LISTED]:
+        first, count = group.first, len(group.holders)
+        where = " ".join(filter(None, (group.modules, first.source and f"({first.source})")))
+        each = f" ({count} x {format_bytes(first.bytes)})" if count > 1 else ""
+        category = CATEGORY_NAMES.get(first.category, first.category)
+        lines.append(f"  {format_bytes(group.bytes)}{each} {category}, {where}: {group.reason}")
     pytest.fail("\n".join(lines), pytrace=False)

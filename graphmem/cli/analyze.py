@@ -69,7 +69,7 @@ def analyze(
             analysis = with_advice(analysis, target, request, report_progress, asked=bool(advice))
         keep(analysis, html, save, report_progress, with_source=not no_source, more=more)
     put_result(output_format, output, analysis.report.to_json, partial(show, analysis.report))
-    if isinstance(request.gpu, AssumedCard):
+    if isinstance(request.gpu, AssumedCard) and not brief:
         hint_at_cards(analysis.report.runtime.title)
 
 

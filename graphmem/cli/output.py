@@ -83,7 +83,10 @@ def keep(
 def hint_at_cards(title: str) -> None:
     """Say on stderr that the card is the default."""
     if sys.stderr.isatty():
-        hint = f"hint: for {title}; name yours with --gpu, or in graphmem.toml (`graphmem init`)"
+        hint = (
+            f"hint: no card was named, so this is for {title}; name yours with --gpu, or in "
+            "graphmem.toml, which `graphmem init` writes"
+        )
         Console(stderr=True, highlight=False).print(hint, style="dim", markup=False)
 
 

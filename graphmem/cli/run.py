@@ -228,7 +228,7 @@ def _hint(
         file = saved or "step.graphmem"
         how = "" if saved else f"with --save {file}, "
         tell(f"hint: {how}`graphmem explain {file}` lists what may lower the peak")
-    if isinstance(gpu, AssumedCard) and report.operations:
+    if isinstance(gpu, AssumedCard) and report.operations and not brief:
         hint_at_cards(report.runtime.title)
 
 

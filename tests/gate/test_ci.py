@@ -188,7 +188,7 @@ def test_bad_target(): pass
 
     assert "1 passed" in finished.stdout
     assert "5 failed" in finished.stdout
-    assert "max_gpu_memory has measured nothing" in finished.stdout
+    assert "max_gpu_memory measured nothing" in finished.stdout
     assert "During handling of the above exception" not in finished.stdout
     assert "PASSED test_memory.py::test_large_enough" in finished.stdout
     assert re.search(r"tiny\.py allocates [\d,]+ bytes, .* above 1\.0 KiB", finished.stdout)
