@@ -17,7 +17,9 @@ class Page {
       this.overview.draw();
     };
     this.showLegend();
-    this.timeline.viewPeakStep();
+    // A leak's story is that of all iterations.
+    if (document.querySelector(".verdict .leak")) this.timeline.view(0, this.data.momentCount);
+    else this.timeline.viewPeakStep();
     this.refresh();
   }
 
@@ -94,7 +96,8 @@ class Page {
     items.push(element("li", {}, element("span", { class: "dash" }), "reserved"));
     const { capacity } = this.data;
     if (capacity) {
-      items.push(element("li", {}, element("span", { class: "end" }),
+      const crossed = this.data.moments.allocated[this.data.peak] > capacity;
+      items.push(element("li", {}, element("span", { class: crossed ? "end crossed" : "end" }),
         `card capacity, ${formatBytes(capacity)}${this.timeline.endIsInSight() ? "" : " (above)"}`));
     }
     replaceChildren("legend", ...items);
