@@ -62,10 +62,10 @@ def _row_as_json(gpu: Gpu) -> dict[str, Any]:
 
 
 def _print_table() -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("name", no_wrap=True)
     for heading in ("also", "GPU"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("memory", "context", "sm", "SMs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for gpu in GPUS:

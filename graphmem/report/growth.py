@@ -8,6 +8,7 @@ each iteration holds those of one only.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from graphmem.units import format_both, format_shape
 FEWEST_ITERATIONS = 3
 FEWEST_IF_BRIEF = 2
 _LARGEST = 3
+_EACH = " more every iteration"
+_BYTES_EACH = re.compile(rf"([\d,]+) bytes?\)?{_EACH}")
 _GRAPH = ", with the graph that autograd keeps for it"
 
 
@@ -127,7 +130,7 @@ def lines_on(leaks: Iterable[Leak], graph: StepGraph) -> Iterator[str]:
     for leak in leaks:
         holder = leak.holder or "nothing that has a name"
         yield (
-            f"{format_both(leak.bytes_each)} more every iteration, {leak.total:,} bytes after "
+            f"{format_both(leak.bytes_each)}{_EACH}, {format_both(leak.total)} after "
             f"{leak.iterations} iterations: held by {holder}"
             f"{_GRAPH if leak.through_graph else ''}"
         )
@@ -135,6 +138,12 @@ def lines_on(leaks: Iterable[Leak], graph: StepGraph) -> Iterator[str]:
         yield from (f"  {line}" for line in most_common(lines, _LARGEST))
         if leak.iterations == FEWEST_IF_BRIEF:  # a buffer that is not full yet looks the same
             yield "  only more iterations can show whether it goes on"
+
+
+def bytes_each_of(lines: Iterable[str]) -> int:
+    """The bytes that leaks add in each iteration, by the report's lines on them."""
+    found = filter(None, map(_BYTES_EACH.search, lines))
+    return sum(int(each[1].replace(",", "")) for each in found)
 
 
 def _line(storage: Storage, graph: StepGraph) -> str:

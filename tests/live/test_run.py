@@ -395,6 +395,18 @@ class TestFindings:
         assert "leaking.py:18)" in first
         assert "with the graph that autograd keeps" in first
 
+    def test_a_leak_that_fits_says_how_long_it_can_go_on(self, run: Run, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        run("--gpu", "t4", "--format", "json", "-o", output, SCRIPTS / "leaking.py")
+        done = run("--gpu", "t4", SCRIPTS / "leaking.py")
+
+        each = 4 * (128 * 256 + 128 * 1024 + 128 * 256) + 512  # as above
+        left = report_of(output)["on_card"]["margin"] // each
+        assert (
+            f"  if it goes on, memory runs out after about {left:,} more iterations\n"
+            in done.stderr
+        )
+
     def test_a_leak_that_runs_out_in_the_fourth_iteration_is_named(self, run: Run) -> None:
         """8 layers keep 98,304 x 1,024 floats each in every iteration."""
         done = run("--gpu", "t4", SCRIPTS / "leaking_fast.py", "98304")
