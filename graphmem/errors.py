@@ -6,8 +6,9 @@ wrong, 3 graphmem itself failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 
@@ -54,7 +55,17 @@ class InternalError(GraphmemError):
     exit_code = 3
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
-    """A hint for a misspelt name: the nearest known one."""
+def did_you_mean_file(path: Path, names: Iterable[str], otherwise: str | None) -> str | None:
+    """A hint for a misspelt path: the nearest of the names in its folder."""
+    return did_you_mean(path.name, names, otherwise, lambda near: str(path.parent / near))
+
+
+def did_you_mean(
+    name: str,
+    known: Iterable[str],
+    otherwise: str | None = None,
+    shown: Callable[[str], str] = str,
+) -> str | None:
+    """A hint for a misspelt name: the nearest known one, as it is to be shown."""
     near = get_close_matches(name, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
+    return f"did you mean {shown(near[0])}?" if near else otherwise

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import FrameSummary, StackSummary, TracebackException
+from typing import Any
 
 from graphmem.errors import GraphmemError, InputError
 from graphmem.frames import Origin, is_own_fault, is_program, origin_of, short_path
@@ -187,13 +188,27 @@ def _drop_callers(told: TracebackException) -> None:
 
 
 def _module_of(error: BaseException) -> str:
-    """The innermost module that was running, for models without user lines; else ""."""
+    """The innermost module that was running, and its name in the outermost one; else "".
+
+    For models without user lines, as those made of torch's layers.
+    """
     from torch.nn import Module
 
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     selves = [frame.f_locals.get("self") for frame in frames]
     modules = [value for value in selves if isinstance(value, Module)]
-    return f"{type(modules[-1]).__name__}({modules[-1].extra_repr()})" if modules else ""
+    if not modules:
+        return ""
+    outermost, innermost = modules[0], modules[-1]
+    name = next(name for name, each in _named_modules(outermost, innermost) if each is innermost)
+    described = f"{type(innermost).__name__}({innermost.extra_repr()})"
+    return f"module {name}, {described}" if name else described
+
+
+def _named_modules(outermost: Any, otherwise: Any) -> Iterator[tuple[str, Any]]:
+    """The modules of the model by name; one that it does not hold has none."""
+    yield from outermost.named_modules()
+    yield "", otherwise
 
 
 def _keep_user_frames(told: TracebackException) -> None:

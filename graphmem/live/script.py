@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
-from graphmem.errors import InputError, did_you_mean
+from graphmem.errors import InputError, did_you_mean_file
 from graphmem.frames import Origin, is_program, origin_of
 from graphmem.training_step import TrainingStep
 
@@ -93,9 +93,9 @@ def _load_script(name: str) -> tuple[CodeType, ModuleType]:
         source = Path(file).read_bytes()
     except OSError as error:
         reason = error.strerror or error
-        beside = Path(name).parent
-        names = map(str, beside.glob("*.py") if beside.is_dir() else ())
-        hint = did_you_mean(name, names, "name a script, or a module with -m")
+        path = Path(name)
+        names = sorted(each.name for each in path.parent.glob("*.py"))
+        hint = did_you_mean_file(path, names, "name a script, or a module with -m")
         raise NoSuchProgramError(f"cannot read {name}: {reason}", hint=hint) from error
     return compile(source, file, "exec", dont_inherit=True), _main(file)
 

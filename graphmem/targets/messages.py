@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from graphmem.errors import InputError, did_you_mean
+from graphmem.errors import InputError, did_you_mean, did_you_mean_file
 
 _LISTED = 5
 _ACCEPTED = (
@@ -35,11 +34,8 @@ class NoSuchFileError(InputError):
     """There is no file at a path."""
 
     def __init__(self, name: str, path: Path, names: Sequence[str]) -> None:
-        near = get_close_matches(path.name, names)
-        hint = f"did you mean {path.parent / near[0]}?" if near else None
-        if hint is None and not path.parent.is_dir():
-            hint = f"there is no folder {path.parent}"
-        super().__init__(f"no such file: {name}", hint=hint)
+        otherwise = None if path.parent.is_dir() else f"there is no folder {path.parent}"
+        super().__init__(f"no such file: {name}", hint=did_you_mean_file(path, names, otherwise))
 
 
 class NoSuchModuleError(InputError):

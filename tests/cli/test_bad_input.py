@@ -334,7 +334,7 @@ def test_without_a_user_line_the_module_is_named(refused: Refused) -> None:
         def build():
             return torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.zeros(2, 5)
     """)
-    assert "(Linear(in_features=4, out_features=3, bias=True))" in str(error)
+    assert "(module 0, Linear(in_features=4, out_features=3, bias=True))" in str(error)
 
 
 def test_inputs_on_another_device_than_the_model(refused: Refused) -> None:
