@@ -27,6 +27,7 @@ import torch.fx
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.fx_nodes import op_of, tensor_of
 from graphmem.graph import Op, PhaseName, StepGraph, TensorOut
+from graphmem.layer_ranges import fold, members
 from graphmem.pipeline import Annotations, Pass
 from graphmem.runtime import Runtime
 from graphmem.units import counted, format_bytes
@@ -59,12 +60,17 @@ class Checkpointing:
     modules: tuple[CheckpointedModule, ...]
 
     def report_lines(self) -> Iterator[str]:
-        """Yield a line for the module that would save most."""
-        for each in self.modules[:1]:
+        """Yield a line for the module, or the equal layers, that would save most."""
+        effects = {m.module: (m.saves_bytes, m.recomputed_operations) for m in self.modules}
+        layers = [
+            (saves * len(list(members(name))), name, saves, recomputed)
+            for name, (saves, recomputed) in fold(effects).items()
+        ]
+        for total, name, saves, recomputed in sorted(layers, key=lambda each: -each[0])[:1]:
+            apiece = " each" if total > saves else ""
             yield (
-                f"checkpointing {each.module} would save {format_bytes(each.saves_bytes)} at the "
-                "end of the forward pass and recompute "
-                f"{counted(each.recomputed_operations, 'operation')}"
+                f"checkpointing {name} would save {format_bytes(saves)}{apiece} at the end of the "
+                f"forward pass and recompute {counted(recomputed, 'operation')}{apiece}"
             )
 
 
