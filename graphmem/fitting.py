@@ -53,7 +53,7 @@ class NothingToTryError(InputError):
     def __init__(self, unit: str, smallest: int, largest: int) -> None:
         super().__init__(
             f"there is no{unit} from {smallest} to {largest} to try",
-            hint="the smallest is at least 1, and the largest no less",
+            hint="the smallest must be at least 1, and the largest no smaller",
         )
 
 

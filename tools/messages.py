@@ -77,7 +77,9 @@ def _text(node: ast.expr, around: ast.AST) -> str:
             return " / ".join(filter(None, (_text(body, around), _text(orelse, around))))
         case ast.Name(id=name):
             return _text_of(name, around)
-        case ast.Call(func=ast.Name(id="did_you_mean"), args=[_, _, *otherwise]):
+        case ast.Call(
+            func=ast.Name(id="did_you_mean" | "did_you_mean_file"), args=[_, _, *otherwise]
+        ):
             hints = ("did you mean {the nearest}?", *(_text(each, around) for each in otherwise))
             return " / ".join(filter(None, hints))
     return ""

@@ -66,7 +66,7 @@ class BatchOfNoTensorsError(InputError):
     """No input has a first dimension."""
 
     def __init__(self) -> None:
-        super().__init__("a batch needs inputs that are tensors")
+        super().__init__("changing the batch needs inputs that are tensors")
 
 
 class PrecisionOutOfReachError(InputError):
@@ -175,7 +175,7 @@ class NoDoubleQuantisationError(InputError):
 
     def __init__(self) -> None:
         super().__init__(
-            "--quantise: int8 has no double quantisation", hint="nf4,double has, and fp4,double"
+            "--quantise: int8 has no double quantisation", hint="use nf4,double or fp4,double"
         )
 
 

@@ -21,7 +21,7 @@ class SecondGpuError(InputError):
     def __init__(self, present: str) -> None:
         super().__init__(
             f"there is a virtual GPU already, {present}",
-            hint="leave it before the next; under `graphmem run` the script needs none",
+            hint="exit it before entering the next; under `graphmem run` the script needs none",
         )
 
 

@@ -9,7 +9,7 @@ class WrongWorldError(InputError):
     """The degrees of parallelism do not multiply to the number of GPUs."""
 
     def __init__(self, degrees: str, product: int, ranks: int, nearest: str) -> None:
-        super().__init__(f"{degrees} are {product} ranks, and there are {ranks}", hint=nearest)
+        super().__init__(f"{degrees} make {product} ranks, but there are {ranks}", hint=nearest)
 
 
 class ExpertDegreeError(InputError):
@@ -86,7 +86,7 @@ class TooManyStagesError(InputError):
 
     def __init__(self, what: str, count: int, owner: str, nearest: int) -> None:
         super().__init__(
-            f"{what} are more than the {count} blocks of {owner}",
+            f"{what} are too many for the {count} blocks of {owner}",
             hint=f"the nearest is --pp {nearest}",
         )
 
@@ -117,7 +117,7 @@ class UnevenTensorSplitError(InputError):
 
     def __init__(self, size: int, what: str, weight: str, degree: int, nearest: int) -> None:
         super().__init__(
-            f"{size} {what} ({weight}) do not divide by tensor parallelism {degree}",
+            f"{size} {what} ({weight}) cannot be split evenly by tensor parallelism {degree}",
             hint=f"the nearest that divides all is --tp {nearest}",
         )
 

@@ -9,14 +9,18 @@ class NoSymbolError(InputError):
     """`--symbols` is empty."""
 
     def __init__(self) -> None:
-        super().__init__("no symbol", hint="name keywords of build(): --symbols batch=B,seq=T")
+        super().__init__(
+            "--symbols names no symbol", hint="name keywords of build(): --symbols batch=B,seq=T"
+        )
 
 
 class NotPolynomialError(InputError):
     """A formula with parts that are not polynomials has no value at other sizes."""
 
     def __init__(self) -> None:
-        super().__init__("a part of the formula is not a polynomial: it has no value elsewhere")
+        super().__init__(
+            "part of the formula is not a polynomial, so it has no value at other sizes"
+        )
 
 
 class WrongSymbolsError(InputError):

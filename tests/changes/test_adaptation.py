@@ -240,7 +240,7 @@ def test_fit_finds_the_largest_batch_of_a_qlora_step(
         (("--lora", "r=8,target=up"), "has no option 'target'", "did you mean targets?"),
         (("--quantise", "nf5"), "cannot quantise to 'nf5'", "did you mean nf4?"),
         (("--quantise", "nf4,duble"), "cannot quantise to", "did you mean nf4,double?"),
-        (("--quantise", "int8,double"), "int8 has no double quantisation", "nf4,double has"),
+        (("--quantise", "int8,double"), "int8 has no double quantisation", "use nf4,double"),
     ],
 )
 def test_options_out_of_range_are_one_line(

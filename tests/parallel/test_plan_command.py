@@ -79,10 +79,10 @@ def test_what_does_not_fit_exits_1(run_graphmem: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpus", "6", "--tp", "4"], "are 4 ranks, and there are 6"),
-        (["--gpus", "8", "--dp", "3", "--tp", "2"], "are 6 ranks, and there are 8"),
+        (["--gpus", "6", "--tp", "4"], "make 4 ranks, but there are 6"),
+        (["--gpus", "8", "--dp", "3", "--tp", "2"], "make 6 ranks, but there are 8"),
         (["--gpus", "5", "--tp", "5"], "heads"),
-        (["--gpus", "8", "--pp", "8"], "8 stages are more than the 4 blocks"),
+        (["--gpus", "8", "--pp", "8"], "8 stages are too many for the 4 blocks"),
         (["--fsdp", "--zero", "2"], "two ways of sharding"),
         (["--offload", "activations"], "is unknown"),
         (["--stages", "a,b"], "are not numbers"),
