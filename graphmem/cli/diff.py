@@ -29,7 +29,7 @@ def diff(
     ] = None,
     git: Annotated[
         str | None,
-        typer.Option("--git", metavar="BASE..HEAD", help="Compare two revisions, as main..HEAD."),
+        typer.Option("--git", metavar="BASE..HEAD", help="Compare two revisions: main..HEAD."),
     ] = None,
     *,
     request: Request,

@@ -134,7 +134,7 @@ Steps = Annotated[
         "--steps",
         metavar="N",
         min=1,
-        help="Iterations to trace. Three are a first one, one with optimizer state, and a steady "
+        help="Iterations to trace. Three cover the first, one with optimizer state, and a steady "
         "one.",
     ),
 ]

@@ -160,7 +160,7 @@ def plan(
         Literal["as-traced", "bf16-master"],
         typer.Option(
             "--precision",
-            help="That of build(), or bf16 weights with fp32 master copies in the optimizer.",
+            help="As build() says, or bf16 weights with fp32 master copies in the optimizer.",
         ),
     ] = "as-traced",
     offload: Annotated[

@@ -32,7 +32,7 @@ def published(
         typer.Option(
             "--term",
             metavar="NAME=VALUE",
-            help="A term in place of what the trace shows, by letter or name, as h=768 or "
+            help="A term in place of what the trace shows, by letter or name: h=768 or "
             "heads=12; degrees of parallelism too: DP, TP, SP, PP, CP, MB; repeatable.",
         ),
     ] = None,
@@ -60,7 +60,7 @@ def published(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="FORMULA", help="One formula, as nanogpt-peak; repeatable."),
+        typer.Option("--only", metavar="FORMULA", help="One formula: nanogpt-peak; repeatable."),
     ] = None,
     *,
     request: Request,

@@ -72,8 +72,8 @@ def run(
             "--max-steps",
             min=1,
             metavar="N",
-            help="Stop after N iterations. An iteration ends with optimizer.step(), without an "
-            "optimizer with backward(), and if nothing trains with a forward pass.",
+            help="Stop after N iterations. An iteration ends with optimizer.step(); without an "
+            "optimizer, with backward(); if nothing trains, with a forward pass.",
             show_default=False,
         ),
     ] = None,

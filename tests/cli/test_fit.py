@@ -225,7 +225,7 @@ class TestCommand:
 
         assert outcome.exit_code == 0
         assert "the largest batch that fits on Tesla T4: 28\n" in outcome.stdout
-        assert "   28   15,032,385,536   15,032,385,536   fits  " in outcome.stdout
+        assert "   28   15,032,385,536   15,032,385,536   fits\n" in outcome.stdout
         assert (
             "   29   15,569,256,448   15,569,256,448   out of memory, but within the uncertainty"
             in outcome.stdout
