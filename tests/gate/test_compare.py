@@ -132,7 +132,7 @@ def test_a_step_that_peaks_above_the_card_fits_once_the_cache_is_emptied(
 
     assert verdict.findings == []
     check = Check(results=[Result(name="one", target="a.py", status="new", verdict=verdict)])
-    note = "one fits once PyTorch has emptied its cache, with 4,194,304 bytes left"
+    note = "one fits only because PyTorch flushed its cache, with 4,194,304 bytes left"
     assert all(note in FORMATS[name](check) for name in ("text", "markdown"))
 
 

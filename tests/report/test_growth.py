@@ -94,8 +94,10 @@ def test_analyze_names_a_leak_as_run_does(run_graphmem: RunGraphmem, tmp_path: P
 
     leak = f"a leak: {LEAK.format(tmp_path / 'model.py')}"
     assert leak in " ".join(analysed.stdout.split())
-    before, total, after = leak.partition(f"{2 * 2 * BATCH:,}")
-    without_the_first_batch = f"{2 * 2 * BATCH - BATCH:,}"  # made before the first iteration
+    before, total, after = leak.partition(f"8.0 MiB ({2 * 2 * BATCH:,}")
+    without_the_first_batch = (
+        f"6.0 MiB ({2 * 2 * BATCH - BATCH:,}"  # made before the first iteration
+    )
     assert total
     assert f"{before}{without_the_first_batch}{after}" in " ".join(ran.stderr.split())
 

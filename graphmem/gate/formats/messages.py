@@ -153,5 +153,5 @@ def card_note(result: Result) -> str | None:
     card = result.verdict and result.verdict.on_card
     if not card or not card.fits or not (card.within_estimate or card.cache_emptied):
         return None
-    emptied = " once PyTorch has emptied its cache" if card.cache_emptied else ""
+    emptied = " only because PyTorch flushed its cache" if card.cache_emptied else ""
     return f"{result.name} fits{emptied}, with {format_exact(card.margin)} left{_doubt(card)}"
