@@ -26,6 +26,8 @@ AFFORDABLE = 60_000
 """Operations: about ten traces of GPT-2, half a minute."""
 SHOWN = 3
 _TRIED = 4
+_MOST_TRIED = 8
+"""If some of the first turn out not to help, such as bf16 on a T4."""
 _BATCHES = 5
 _LARGEST = 2**32
 
@@ -121,9 +123,13 @@ class _FirstAid:
         if not self._traces:
             self._leave_out("the changes that save most", "explain")
             return []
-        hopeful = sorted(self._hopes(), key=lambda hope: -hope[0])[: min(_TRIED, self._traces)]
-        found = [self._measured(candidate) for _, candidate in hopeful]
-        helpful = [each for each in found if each is not None and each.saves > 0]
+        helpful: list[ChangeInfo] = []
+        for rank, (_, candidate) in enumerate(sorted(self._hopes(), key=lambda hope: -hope[0])):
+            if not self._traces or rank >= (_TRIED if len(helpful) >= SHOWN else _MOST_TRIED):
+                break
+            found = self._measured(candidate)
+            if found is not None and found.saves > 0:
+                helpful.append(found)
         return sorted(helpful, key=lambda each: -each.saves)[:SHOWN]
 
     def _hopes(self) -> list[tuple[int, Candidate]]:
