@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from graphmem.annotations import SAVED_TENSORS
 from graphmem.errors import InputError, did_you_mean
 from graphmem.graph import Op, Owner, OwnerKind, StepGraph, Storage
+from graphmem.wording import fields_in_words, listed
 
 if TYPE_CHECKING:
     from graphmem.analysis import Analysis
@@ -78,12 +80,13 @@ def explain_subject(analysis: Analysis, name: str) -> list[Explained]:
     if found is None:
         raise UnknownSubjectError(name, _names(graph))
     ops = [op.tick for op in graph.ops]
+    saved = analysis.annotations.of(SAVED_TENSORS)
     return [
         Explained(
             storage=storage,
             op=graph.op_of(storage),
             at_peak=bool(storage.owners_at(tick)),
-            holdings=tuple(_holdings(storage, analysis.annotations.of(SAVED_TENSORS), ops)),
+            holdings=tuple(_together(_holdings(storage, saved, ops))),
         )
         for storage in sorted(found, key=lambda storage: (-storage.nbytes, storage.id))
     ]
@@ -153,6 +156,20 @@ def _holdings(storage: Storage, saved_tensors: Any, ops: Sequence[int]) -> Itera
             rule=_rule(owner) if saved is None else str(saved),
             lets_go=_lets_go(owner, saved),
         )
+
+
+def _together(holdings: Iterable[Holding]) -> Iterator[Holding]:
+    """Fields that one node saves for the same gradients are one holding."""
+    for _, alike in groupby(holdings, lambda each: (each.first_op, each.last_op, each.lets_go)):
+        first, *others = alike
+        purpose = first.rule.removeprefix(first.name)
+        if first.kind == OwnerKind.SAVED_TENSOR and all(
+            each.rule == each.name + purpose for each in others
+        ):
+            names = listed(fields_in_words(each.name for each in (first, *others)))
+            yield replace(first, name=names, rule=names + purpose)
+        else:
+            yield from (first, *others)
 
 
 def _rule(owner: Owner) -> str:

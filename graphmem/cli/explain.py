@@ -11,7 +11,7 @@ from graphmem.advice.commands import command_of
 from graphmem.cli import options
 from graphmem.cli.output import console, progress
 from graphmem.cli.request import takes_request
-from graphmem.units import format_both, format_bytes, format_exact, format_shape
+from graphmem.units import counted, format_both, format_bytes, format_exact, format_shape
 
 if TYPE_CHECKING:
     from graphmem.advice.candidates import Advice, Candidate
@@ -104,7 +104,7 @@ def _subject_lines(name: str, found: list[Explained]) -> Iterator[str]:
     total = sum(each.storage.nbytes for each in found)
     at_peak = sum(each.storage.nbytes for each in found if each.at_peak)
     yield (
-        f"{name}: {len(found)} storages, {format_both(total)}, "
+        f"{name}: {counted(len(found), 'storage')}, {format_both(total)}, "
         f"{format_bytes(at_peak)} of them alive at the peak"
     )
     for each in found[:SHOWN]:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from graphmem.advice.candidates import advise
 from graphmem.advice.subjects import Explained, UnknownSubjectError, explain_subject
@@ -58,6 +59,34 @@ def test_a_saved_tensor_names_its_formula_interval_and_release() -> None:
     assert saved.lets_go.startswith("AddmmBackward0 runs; it would not be saved if nothing needed")
 
 
+class Attention(torch.nn.Linear):
+    """Queries, keys and values are views of one storage."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = super().forward(x).view(3, 2, 4, 128, 64)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def test_fields_that_a_node_saves_for_the_same_gradients_are_named_together() -> None:
+    model, inputs = Attention(64, 64), torch.randn(3 * 2 * 4 * 128, 64)
+    request = Request(steps=1, gpu="h100")
+    analysis = run_analysis(lambda: (model, inputs, torch.Tensor.sum), request)
+    named = explain_subject(analysis, "addmm")[0].holdings
+
+    (saved,) = (each for each in named if "Attention" in each.name)
+    node = saved.name.partition(".")[0]
+    assert saved.rule.startswith(
+        f"{node}.key, .query and .value for the gradients of query, key and value ("
+    )
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    with pytest.raises(UnknownSubjectError) as caught:
+        explained("uup")
+
+    assert caught.value.hint == "did you mean up?"
+
+
 def test_a_storage_is_found_by_its_number() -> None:
     (gelu,) = explained("gelu")
 
@@ -94,7 +123,7 @@ def test_the_command_explains_a_name(run_graphmem: Callable[..., Any]) -> None:
     outcome = run_graphmem("explain", MLP, "gelu", "--set", "activation=gelu", "--steps", "1")
 
     assert outcome.exit_code == 0
-    assert outcome.stdout.startswith(f"gelu: 1 storages, 64.0 MiB ({WIDE:,} bytes)")
+    assert outcome.stdout.startswith(f"gelu: 1 storage, 64.0 MiB ({WIDE:,} bytes)")
 
 
 def test_what_an_operator_makes_is_that_of_the_peaks_iteration() -> None:
