@@ -49,7 +49,8 @@ class Console(rich.console.Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print like rich, into a file or a pipe without trailing blanks."""
-        if self.is_terminal or self.is_jupyter:
+        is_terminal = getattr(self.file, "isatty", bool)()  # without FORCE_COLOR, unlike rich's
+        if is_terminal or self.is_jupyter:
             super().print(*objects, **options)
             return
         with self.capture() as captured:
