@@ -99,6 +99,13 @@ def test_a_wrong_argument_suggests_the_nearest(call: Callable[[], Any], hint: st
     assert caught.value.hint == hint
 
 
+def test_a_change_as_an_argument_is_told_where_it_belongs() -> None:
+    with pytest.raises(messages.ChangeAsArgumentError) as caught:
+        graphmem.analyze("m.py", checkpoint=("h.*",))  # type: ignore[call-arg]
+
+    assert caught.value.hint == "give it as changes=graphmem.Changes(checkpoint=…)"
+
+
 def test_a_model_without_its_inputs_is_told_how_to_give_them() -> None:
     with pytest.raises(messages.ModelWithoutInputsError) as caught:
         graphmem.analyze(a_model())

@@ -72,6 +72,17 @@ def test_a_failing_target_is_watched_until_it_is_fixed(watcher: Watcher, tmp_pat
     assert watcher.analyse().report is not None
 
 
+def test_a_deleted_file_is_told_once(watcher: Watcher, tmp_path: Path) -> None:
+    watcher.analyse()
+    model = tmp_path / "model.py"
+    threading.Timer(0.3, model.unlink).start()
+    threading.Timer(1.5, model.write_text, [MODEL]).start()
+    told: list[list[str]] = []
+
+    assert watcher.wait(told.append) == ["model.py"]
+    assert told == [["model.py"]]
+
+
 def test_a_save_prints_what_changed(tmp_path: Path) -> None:
     project = Project.create(tmp_path / "project", tiny__py=TINY)
     process = project.start("watch", "tiny.py", "--steps", "1")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from graphmem.gpus.messages import (
 )
 from graphmem.gpus.nccl import nccl_of
 from graphmem.torch_releases.release import NotReleaseError
+from tests.conftest import Outcome
 from tests.support.kernel_calls import Calls, aten, tensor
 from tests.support.places import ROOT
 from tests.support.sizes import GIB, MIB
@@ -259,3 +261,14 @@ def test_nccl_takes_what_the_readings_bound() -> None:
     alone = outside("nccl LAZY", "second group") - outside("nccl LAZY", "barrier")
     assert two.most_bytes - one.most_bytes == alone
     assert nccl_of(0).most_bytes == 0
+
+
+def test_80_columns_cut_no_name(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run_graphmem("gpus").stdout.partition("\n\n")[0].splitlines()
+
+    assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
+    assert "…" not in "".join(lines)
+    assert {each.name for each in GPUS} <= {line.partition(" ")[0] for line in lines}
