@@ -15,6 +15,7 @@ import pytest
 from graphmem.version import __version__
 from tests.support.packaging import copied_sources
 from tests.support.places import ROOT
+from tools.release_links import main
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,21 @@ def test_every_action_is_pinned_to_a_commit() -> None:
 
 def test_the_citation_has_the_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_a_release_links_to_its_repository(tmp_path: Path) -> None:
+    """The wheel's metadata, after the release workflow has said where the repository is."""
+    address = "https://git.example/someone/graphmem"
+    source = copied_sources(tmp_path / "source")
+    main(address, "v9", source)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", tmp_path, source], check=True)
+
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(metadata).decode()
+    assert f"Project-URL: Issues, {address}/issues\n" in text
+    assert f"({address}/blob/v9/docs/exactness.md)" in text
+    assert f"({address}/raw/v9/docs/images/page-gpt2-1400-light.png)" in text
+    assert re.findall(r"\]\((?!https?://|#)", text) == []
