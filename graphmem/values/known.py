@@ -3,7 +3,8 @@
 Clauses:
 (1) Values belong to storages. A view has its base's values, because it shares its memory.
 (2) If all operands of an operation are known, it also runs on the CPU, and its results are known.
-    A real tensor on the host is always known.
+    A real tensor on the host is always known. `ones_like` and the other operators in `SHAPED` need
+    only their operand's shape; so the 1.0 that `loss.backward()` begins with is known.
 (3) An operation that writes into a storage also writes into its values, if its operands are known.
     Otherwise the whole storage is forgotten. A storage that is overwritten entirely need not have
     been known before.
@@ -29,8 +30,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
+from graphmem.values.layouts import is_dense, is_laid_out_as, is_plain
 from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_small, is_table
-from graphmem.values.plans import EMPTY, ValuePlan, own_draws, plan_of
+from graphmem.values.plans import EMPTY, SHAPED, ValuePlan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
 aten = torch.ops.aten
@@ -95,7 +97,7 @@ class KnownValues:
     def of(self, tensor: torch.Tensor) -> KnownTensor | None:
         """The values of a tensor; None if they are not known."""
         if not isinstance(tensor, FakeTensor):
-            return KnownTensor(tensor, KNOWN) if _is_plain(tensor) else None
+            return KnownTensor(tensor, KNOWN) if is_plain(tensor) else None
         held = self._held_for(tensor)
         if held is None or tensor.is_conj() or tensor.is_neg():
             return None
@@ -128,7 +130,7 @@ class KnownValues:
         """Give a fake tensor with its own memory the values of a real one."""
         memory = tensor.untyped_storage()
         with torch._C._DisableTorchDispatch():
-            if not _is_laid_out_as(real, tensor, memory):
+            if not is_laid_out_as(real, tensor, memory):
                 copy = torch.empty(0, dtype=torch.uint8, device="cpu")
                 copy = copy.new_zeros(memory.nbytes()).view(tensor.dtype)
                 copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -172,9 +174,7 @@ class KnownValues:
         is_carried_here = is_computed(plan, result)
         known = self._real(args, kwargs) if is_carried_here else None
         if known is None:
-            if func is aten.where.self and is_carried_here:
-                self._select(args, result)
-            self._assume(func, args, kwargs, result)
+            self._follow_unknown(plan, func, args, kwargs, result)
             return
         real_args, real_kwargs, basis = known
         real = self._run(plan, func, real_args, real_kwargs)
@@ -182,6 +182,28 @@ class KnownValues:
             basis |= {self._assumed(_RANDOM)}
         for output, value in _pairs(result, real):
             self._note_output(output, value, basis)
+
+    def _follow_unknown(
+        self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note what is known of results although an operand is not."""
+        if is_computed(plan, result):
+            if func is aten.where.self:
+                self._select(args, result)
+            elif func in SHAPED and is_drawn(result) and args[0].layout is torch.strided:
+                self._fill(plan, func, args, kwargs, result)
+        self._assume(func, args, kwargs, result)
+
+    def _fill(
+        self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Note the result of an operator that needs only its first operand's shape."""
+        shape, stride, dtype = args[0].shape, args[0].stride(), args[0].dtype
+        with torch._C._DisableTorchDispatch():
+            operand = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        on_host = {name: _ON_HOST.get(name, value) for name, value in kwargs.items()}
+        real = self._run(plan, func, (operand, *args[1:]), on_host | {"device": _ON_HOST["device"]})
+        self._note_output(result, real, KNOWN)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on known operands; returns result and basis, or None if not known."""
@@ -306,7 +328,7 @@ class KnownValues:
             return
         memory = target.untyped_storage()
         covers = target.numel() * target.element_size() == memory.nbytes()
-        if covers and is_small(target) and not target.requires_grad and _is_dense(target):
+        if covers and is_small(target) and not target.requires_grad and is_dense(target):
             with torch._C._DisableTorchDispatch():
                 real = torch.empty(target.numel(), dtype=target.dtype, device="cpu")
             self._keep(memory, real.untyped_storage(), KNOWN)
@@ -368,24 +390,3 @@ def _pairs(result: Any, real: Any) -> Iterator[tuple[Any, Any]]:
 
 def _requires_grad(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and isinstance(tensor, FakeTensor)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type == "cpu"
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether no two elements of a tensor share memory, if it has as many as its storage."""
-    return all(
-        stride or size == 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _is_laid_out_as(real: torch.Tensor, fake: torch.Tensor, memory: torch.UntypedStorage) -> bool:
-    return (
-        real.stride() == fake.stride()
-        and real.storage_offset() == fake.storage_offset()
-        and real.untyped_storage().nbytes() == memory.nbytes()
-        and not real.is_conj()
-        and not real.is_neg()
-    )

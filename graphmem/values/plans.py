@@ -40,6 +40,11 @@ _UPDATES_STATISTICS = {
 """Operators that write into running statistics although their schemas do not say so."""
 
 EMPTY = frozenset({aten.empty.memory_format, aten.new_empty.default, aten.empty_like.default})
+SHAPED = frozenset(
+    {aten.ones_like.default, aten.zeros_like.default, aten.full_like.default}
+    | {aten.new_ones.default, aten.new_zeros.default, aten.new_full.default}
+)
+"""Operators that read no values of their first operand."""
 _UNCHANGED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided"}) | frozenset(
     {"aten::new_empty", "aten::new_empty_strided", "aten::set_", "aten::resize_"}
 )

@@ -133,6 +133,27 @@ def of_tangents(device: torch.device) -> Any:
     return [each.tolist() for each in results]
 
 
+def of_filled_shapes(device: torch.device) -> Any:
+    """`ones_like` and its kin need no values; a loss's own gradient is 1, as Liger's losses ask."""
+    seen = []
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append(bool(torch.ne(grad, torch.tensor(1.0, device=grad.device))))
+            return grad.expand(2, 3)
+
+    weight = torch.randn(2, 3, device=device, requires_grad=True)
+    Scaled.apply(weight).backward()
+    (Scaled.apply(weight) * 0.5).backward()
+    filled = [torch.full_like(weight.t(), 2), weight.new_ones(2), weight.new_zeros(2, 1)]
+    return [seen, [each.tolist() for each in filled]]
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -144,6 +165,7 @@ def of_tangents(device: torch.device) -> Any:
         of_saved_masks,
         of_saved_columns,
         of_tangents,
+        of_filled_shapes,
     ],
 )
 def test_values_a_program_made_itself_read_as_on_a_card(program: Program) -> None:
