@@ -140,13 +140,14 @@ class Rules:
     def _spread(self, rows: int, picks: int, many: int) -> torch.Tensor:
         """Choose `picks` different candidates among `many` for each row."""
         total = rows * picks
-        places = torch.arange(total, device="cpu")
         if total < many:
+            places = torch.arange(total, device="cpu")
             return ((2 * places + 1) * many // (2 * total)).reshape(rows, picks)
         if picks < many:
             self.has_routed = True
         if self.routing is None or picks >= many:
-            return (places % many).reshape(rows, picks)
+            rounds = math.ceil(total / many)
+            return torch.arange(many, device="cpu").repeat(rounds)[:total].reshape(rows, picks)
         return self._skewed(rows, picks, many)
 
     def _skewed(self, rows: int, picks: int, many: int) -> torch.Tensor:
