@@ -218,6 +218,8 @@ class KnownValues:
         is_new = isinstance(output, FakeTensor) and output.layout is torch.strided
         if not is_new or not isinstance(value, torch.Tensor) or output.shape != value.shape:
             return
+        if not is_dense(output):  # zeros without memory, plus what is expanded
+            return
         if output.dtype == value.dtype and output.untyped_storage()._cdata not in self._held:
             self.note(output, value, basis)
 
