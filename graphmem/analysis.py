@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from graphmem.graph import StepGraph
+    from graphmem.online.following import Following
     from graphmem.pipeline import Annotations
     from graphmem.record import TracedStep
     from graphmem.report import Report
@@ -209,23 +210,26 @@ def analysis_of(step: TracedStep) -> Analysis:
     from graphmem.report.memory import memory_info
     from graphmem.report.schema import GROWTH
 
-    runtime, graph = step.runtime, step.graph
+    runtime, graph, observed = step.runtime, step.graph, step.observed
     annotations = run_passes(graph, runtime)
-    if step.observed is not None:
-        timeline, memory = step.observed.timeline, None
-        sections = step.observed.sections
+    timeline, memory = timeline_of(step, annotations), None
+    if observed is not None and observed.tape is None and observed.memory is None:
+        sections = observed.sections
         annotations |= {name: Section(lines) for name, lines in sections.items()}
     else:
-        timeline = timeline_of(step, annotations)
-        memory = memory_info(runtime, graph, annotations, timeline)
+        tape = None if observed is None else observed.tape
+        memory = None if observed is None else observed.memory
+        memory = memory or memory_info(runtime, graph, annotations, timeline, tape)
         annotations[GROWTH] = Section(growth_in_words(graph, timeline.block_bytes))
+        if observed is not None:
+            step = replace(step, observed=replace(observed, memory=memory))
     report = build_report(step, annotations, timeline, memory)
     report = with_collector(report, graph, runtime, timeline)
     return Analysis(report, step, annotations, timeline)
 
 
 def timeline_of(step: TracedStep, annotations: Annotations) -> Timeline:
-    """Simulate a traced step on a card without limits.
+    """A step's timeline: observed, or simulated on a card without limits.
 
     Args:
         step: the step.
@@ -233,6 +237,8 @@ def timeline_of(step: TracedStep, annotations: Annotations) -> Timeline:
     """
     from graphmem.simulate import simulate
 
+    if step.observed is not None:
+        return step.observed.timeline
     allocator = step.runtime.new_allocator(bounded=False)
     return simulate(step.graph, annotations.of(KERNEL_MEMORY).programs, allocator)
 
@@ -279,14 +285,24 @@ def traced_step(
     target: str | Callable[[], Any],
     request: Request,
     progress: Progress = lambda message: None,
+    *,
+    follows: bool = True,
 ) -> TracedStep:
     """The step of a target: traced now, or read from its file.
+
+    Args:
+        target: the target.
+        request: the machine and the options.
+        progress: called with a description of each stage.
+        follows: whether memory is followed where the step uses streams or pools; False for readers
+            of births and deaths alone, for whom CUDA graphs are left out.
 
     Raises:
         InputError: the target or an option cannot be used; a saved step cannot be changed.
     """
     from graphmem.advice.commands import options_of
-    from graphmem.record import TracedStep, is_record, load
+    from graphmem.online.following import Following
+    from graphmem.record import Observed, TracedStep, is_record, load
 
     if is_record(target):
         _refuse_changes(target, request)
@@ -294,8 +310,11 @@ def traced_step(
         return load(Path(target))
     runtime = runtime_of(request)
     runtime.new_allocator(bounded=False)  # reports wrong settings before the trace
-    name, graph, batch = _traced(target, request, runtime, progress)
-    return TracedStep(name, runtime, graph, batch=batch, options=options_of(request))
+    following = Following(runtime) if follows else None
+    name, graph, batch = _traced(target, request, runtime, progress, following)
+    found = following.outcome() if following else None
+    observed = None if found is None else Observed(found[0], tape=found[1])
+    return TracedStep(name, runtime, graph, observed, batch, options_of(request))
 
 
 _READ_OF_A_RECORD = frozenset({"steps", "bounds"})
@@ -317,7 +336,11 @@ def cannot_change(target: str, what: str) -> InputError:
 
 
 def _traced(
-    target: str | Callable[[], Any], request: Request, runtime: Runtime, progress: Progress
+    target: str | Callable[[], Any],
+    request: Request,
+    runtime: Runtime,
+    progress: Progress,
+    following: Following | None,
 ) -> tuple[str, StepGraph, int | None]:
     """The target's name, its step graph, and its batch."""
     from graphmem.caller import clean_turn
@@ -347,7 +370,9 @@ def _traced(
 
     progress("importing the target")
     with clean_turn(), loaded.imported() as build, blaming_the_user("the step", loaded.within):
-        graph = trace(step, gpu=runtime.gpu, options=options, progress=progress)
+        graph = trace(
+            step, gpu=runtime.gpu, options=options, progress=progress, following=following
+        )
     return loaded.name, graph, next(iter(batches), None)
 
 

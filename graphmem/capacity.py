@@ -12,8 +12,9 @@ Not covered: other processes on the card.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from graphmem.allocator import CachingAllocator, OutOfMemory
 from graphmem.events import Birth, CacheEmptied, Event
@@ -108,13 +109,24 @@ def can_do_without(storage: Storage) -> bool:
     return owner is not None and owner.name == CONVOLUTION_WORKSPACE
 
 
-def judge(found: Sequence[Event], runtime: Runtime, unbounded: Timeline) -> Verdict:
+class Replayable(Protocol):
+    """What an allocator was asked for (`graphmem.online.tape`)."""
+
+    def replay(self, allocator: CachingAllocator, moments: int | None = None) -> CardReplay:
+        """Ask another one, until it runs out of memory or after so many moments."""
+
+
+Course = Callable[[CachingAllocator], CardReplay]
+"""Replays a step on an empty allocator, until it runs out of memory."""
+
+
+def judge(course: Course, runtime: Runtime, unbounded: Timeline) -> Verdict:
     """Replay a step on the runtime's card.
 
     Args:
-        found: the events of the step.
+        course: the step.
         runtime: the card, the version of torch, the environment.
-        unbounded: the same events with unlimited memory.
+        unbounded: the same step with unlimited memory.
     """
     whole = CardReplay(unbounded)
     gpu, context = runtime.gpu, runtime.context
@@ -124,7 +136,7 @@ def judge(found: Sequence[Event], runtime: Runtime, unbounded: Timeline) -> Verd
     def on_card(memory_bytes: int, context_bytes: int) -> CardReplay:
         card = replace(runtime, gpu=replace(gpu, memory_bytes=memory_bytes))
         allocator = card.new_allocator(context_bytes=context_bytes)
-        return whole if _never_full(allocator, whole.reserved_bytes) else replay(found, allocator)
+        return whole if _never_full(allocator, whole.reserved_bytes) else course(allocator)
 
     result = on_card(gpu.memory_bytes, context.estimate_bytes)
     others = [

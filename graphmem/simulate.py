@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import itemgetter
@@ -72,6 +72,9 @@ class Memory(Protocol):
     def free(self, block: Block) -> None:
         """Free a block."""
 
+    def empty_cache(self) -> None:
+        """Return unused memory to the driver."""
+
 
 class Simulator:
     """Sends the births and deaths of storages to an allocator, and records what the device holds.
@@ -81,17 +84,24 @@ class Simulator:
         timeline: the record so far.
     """
 
-    def __init__(self, allocator: CachingAllocator, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        allocator: CachingAllocator,
+        memory: Memory | None = None,
+        on_moment: Callable[[Event, Block | None], None] | None = None,
+    ) -> None:
         """Start with an empty device.
 
         Args:
             allocator: the device's allocator.
             memory: a proxy for the allocator that sees each call; by default the allocator itself.
+            on_moment: told of each event, and of the block that it gave a storage.
         """
         self.allocator = allocator
         self._memory = memory or allocator
         self.timeline = Timeline()
         self._alive: dict[int, tuple[Storage, Block]] = {}
+        self._on_moment = on_moment
 
     def apply(self, event: Event) -> None:
         """Allocate a storage, free one, or empty the cache.
@@ -100,8 +110,9 @@ class Simulator:
             OutOfMemory: the device is full; nothing is recorded (`memory` may raise another error).
         """
         if isinstance(event, Birth):
-            self._take(event.storage, self._memory.malloc(event.storage.nbytes))
-        elif isinstance(event, Death):
+            self.take(event, self._memory.malloc(event.storage.nbytes))
+            return
+        if isinstance(event, Death):
             _, block = self._alive.pop(event.storage.id)
             self._memory.free(block)
         else:
@@ -110,8 +121,11 @@ class Simulator:
 
     def take(self, event: Birth, block: Block) -> None:
         """Note that a storage owns a block that was in use without it."""
-        self._take(event.storage, block)
-        self._note(event)
+        storage = event.storage
+        self._alive[storage.id] = storage, block
+        self.timeline.block_bytes[storage.id] = block.size
+        self.timeline.addresses[storage.id] = block.address
+        self._note(event, block)
 
     def lose(self, event: Death) -> None:
         """Note that a storage's block was freed without it."""
@@ -122,22 +136,17 @@ class Simulator:
         """Note that a storage's block was freed and allocated again, at its address."""
         self._alive[storage.id] = storage, block
 
-    def _take(self, storage: Storage, block: Block) -> None:
-        self._alive[storage.id] = storage, block
-        self.timeline.block_bytes[storage.id] = block.size
-        self.timeline.addresses[storage.id] = block.address
-
     def _empty_cache(self) -> None:
         given_back: list[tuple[str, int, int]] = []
         listener = self.allocator.on_event
         self.allocator.on_event = lambda *event: given_back.append(event[:3])
         try:
-            self.allocator.empty_cache()
+            self._memory.empty_cache()
         finally:
             self.allocator.on_event = listener
         self.timeline.given_back[len(self.timeline.moments)] = given_back
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: Event, block: Block | None = None) -> None:
         stats = self.allocator.statistics
         self.timeline.moments.add(
             event,
@@ -145,6 +154,8 @@ class Simulator:
             stats.requested_bytes.current,
             stats.reserved_bytes.current,
         )
+        if self._on_moment is not None:
+            self._on_moment(event, block)
 
     def block_of(self, storage: Storage) -> Block | None:
         """The current block of a storage, or None."""

@@ -47,9 +47,9 @@ class PrivatePool:
         stats = self.reserved, self.small.reserved[0], self.large.reserved[0]
         return dict(zip(POOLS, (stat.as_dict() for stat in stats), strict=True))
 
-    def forbid_splits(self, forbidden: bool) -> None:
-        """Hand out whole segments only (`setNoSplit`)."""
-        self.small.may_split = self.large.may_split = not forbidden
+    def forbid_splits(self) -> None:
+        """Hand out whole segments only."""
+        self.small.may_split = self.large.may_split = False
 
     @property
     def free_bytes(self) -> int:
@@ -101,8 +101,16 @@ class PrivatePools:
         """The pools that other requests may use when the device is full (`use_on_oom_pools`)."""
         return [pool for pool in self if pool.helps_out]
 
-    def open(self, pool_id: PoolId) -> PrivatePool:
-        """Add a user to a pool, creating it if necessary (`createOrIncrefPool`)."""
+    def open(
+        self, pool_id: PoolId, *, helps_out: bool = False, no_split: bool = False
+    ) -> PrivatePool:
+        """Add a user to a pool, creating it if necessary (`createOrIncrefPool`).
+
+        Args:
+            pool_id: the pool.
+            helps_out: let other requests use it on a full device (`setUseOnOOM`).
+            no_split: hand out whole segments only (`setNoSplit`).
+        """
         pool = self._pools.get(pool_id)
         if pool is None:
             pool = self._pools[pool_id] = PrivatePool(pool_id, *self._everybodys)
@@ -110,6 +118,9 @@ class PrivatePools:
             raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         else:
             pool.users += 1
+        pool.helps_out |= helps_out
+        if no_split:
+            pool.forbid_splits()
         return pool
 
     def begin(self, pool_id: PoolId, takes: Takes) -> None:

@@ -16,17 +16,11 @@ from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.live import (
-    addresses,
-    pool_pointers,
-    resized_storages,
-    serialization,
-    surroundings,
-    torchscript,
-)
+from graphmem.live import resized_storages, serialization, surroundings, torchscript
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
+from graphmem.online import addresses, pool_pointers
 from graphmem.ranks.journal import Journal
 from graphmem.ranks.world import devices_of
 from graphmem.record import Observed, TracedStep

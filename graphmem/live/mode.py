@@ -1,4 +1,4 @@
-"""The dispatch mode of a live run: the trace's own, with a real CPU and an answer to every read."""
+"""The dispatch mode of a live run: a followed trace's, with a real CPU."""
 
 from __future__ import annotations
 
@@ -9,39 +9,30 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Op
-from graphmem.live import overwritten
 from graphmem.live.collector_pace import CollectorPace
 from graphmem.live.messages import WrongCardError
 from graphmem.live.unfilled import UnfilledTensors
+from graphmem.online.mode import FollowedMode
 from graphmem.trace import jit_tracer
-from graphmem.trace.data_dependent import DataDependentMode
 from graphmem.trace.dispatch import DEVICE
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.refused_operators import at
 from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.device_memory import DeviceMemory
-from graphmem.virtual_device.node_streams import NodeStreams
-
-aten = torch.ops.aten
-
-_WAITS = frozenset({aten._local_scalar_dense.default, aten.nonzero.default})
 
 
-class LiveMode(DataDependentMode):
+class LiveMode(FollowedMode):
     """Records operations on the device; operations on the CPU run for real.
 
     Attributes:
-        streams: knows the stream of each operation.
         pace: how often Python's cycle collector runs.
         unfilled: the tensors on the host that wait for their numbers.
     """
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
-        super().__init__(*watchers)
-        self.streams = NodeStreams(memory)
+        super().__init__(memory, *watchers)
         self.pace = CollectorPace(self._recorder)
         self.unfilled = UnfilledTensors()
-        self._captures = memory.captures  # during one the host may not wait for the card
         self._real_elements = math.inf  # the CPU is real
 
     def __torch_dispatch__(
@@ -50,10 +41,6 @@ class LiveMode(DataDependentMode):
         func, args = jit_tracer.untraced(func, args)
         if jit_tracer.is_tracing():
             return jit_tracer.run(self, func, types, args, kwargs)
-        if self._recorder.overwritten:
-            overwritten.check(self._recorder, func, tensors_of((args, kwargs)))
-        if func in _WAITS or (func is aten._to_copy.default and _goes_to_host(kwargs)):
-            self._captures.check_idle()
         waits = func is not DEVICE and self.pace.wait()
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -78,7 +65,6 @@ class LiveMode(DataDependentMode):
         func, operands, options = args[:3]
         self.unfilled.before(func, operands, options, FLOATS)  # the most whose values are followed
         op = super()._record(*args)
-        self.streams.note(op)
         if any(each.storage is None for each in op.outputs):
             self._check_card(args[3])
         return op
@@ -97,8 +83,3 @@ class LiveMode(DataDependentMode):
         self._recorder.host.note(result)
         self._newest_node = torch._C._autograd._get_sequence_nr()
         return result
-
-
-def _goes_to_host(kwargs: dict[str, Any] | None) -> bool:
-    device = (kwargs or {}).get("device")
-    return device is not None and torch.device(device).type == "cpu"

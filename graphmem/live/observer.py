@@ -9,8 +9,8 @@ import torch
 from graphmem.graph import Storage
 from graphmem.live.fragmentation import FragmentationWatch
 from graphmem.live.leaks import IterationStart, LeakDetector
-from graphmem.live.online_simulator import OnlineSimulator
 from graphmem.live.out_of_memory import OutOfMemorySection
+from graphmem.online.online_simulator import OnlineSimulator
 from graphmem.report.reasons import reason_for
 from graphmem.report.schema import GROWTH
 from graphmem.retention import Retention

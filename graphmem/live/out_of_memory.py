@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from graphmem.graph import Storage
-from graphmem.live.online_simulator import RefusedRequest
+from graphmem.online.online_simulator import RefusedRequest
 from graphmem.report.largest import largest, most_common
 from graphmem.units import format_bytes, format_shape
 

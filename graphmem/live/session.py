@@ -19,7 +19,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -30,10 +29,11 @@ from graphmem.live.built_models import BuiltModels
 from graphmem.live.collector_watch import CollectorWatch
 from graphmem.live.mode import LiveMode
 from graphmem.live.observer import Observer
-from graphmem.live.online_simulator import OnlineSimulator
+from graphmem.online.online_simulator import OnlineSimulator
+from graphmem.online.session import FollowedSession
 from graphmem.runtime import Runtime
 from graphmem.trace.naming import describe_model, name_model
-from graphmem.trace.session import Session
+from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.patching import replaced
 
@@ -52,11 +52,10 @@ class EnoughSteps(BaseException):
         self.has_trained = has_trained
 
 
-class LiveSession(Session):
+class LiveSession(FollowedSession):
     """Watches a whole program and finds its iterations.
 
     Attributes:
-        simulator: keeps the device's memory up to date.
         observer: samples the device when iterations begin.
         collector: notes when Python's cycle collector runs.
         built: names models that are never called.
@@ -84,10 +83,16 @@ class LiveSession(Session):
             max_steps: stop the program by `EnoughSteps` after this many iterations.
             tell: called with a line of text for the user.
         """
-        self.simulator = OnlineSimulator(runtime, devices, self._look_before_refusal)
-        memory, recorder = self.simulator.memory, self.simulator.recorder
-        super().__init__(recorder, mode=partial(LiveMode, memory), compiles=compiles, tell=tell)
-        self._memory = memory
+        memory = DeviceMemory(
+            runtime.gpu,
+            runtime.new_allocator(),
+            devices,
+            first_settings=lambda: runtime.allocator_settings,
+        )
+        simulator = OnlineSimulator(runtime, memory, self._look_before_refusal)
+        simulator.follow()
+        recorder = simulator.recorder
+        super().__init__(simulator, mode=LiveMode, compiles=compiles, tell=tell)
         self.observer = Observer(self.simulator, self.saved, self.location, tell)
         self.collector = CollectorWatch(recorder)
         self.built = BuiltModels(recorder)
@@ -190,15 +195,6 @@ class LiveSession(Session):
             self.recorder.phases.step += 1
         self._walked = True
         super().begin_backward()
-
-    def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
-        """Attribute the following operations to an autograd node, and run them on its stream."""
-        super().run_node(node, keeps_graph=keeps_graph)
-        self._memory.runs_node = node is not None
-        if node is None:
-            self.mode.streams.leave()
-        else:
-            self.mode.streams.enter(self.mode.forward_of(node))
 
     def leave_backward(self) -> None:
         """End a backward pass, which completes the iteration if there is no optimizer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from graphmem.capacity import capacity_of
 from graphmem.graph import StepGraph
-from graphmem.live.online_simulator import OnlineSimulator, RefusedRequest
+from graphmem.online.online_simulator import OnlineSimulator, RefusedRequest
 from graphmem.pipeline import Annotations
 from graphmem.report.build import AliveStorages, place_of
 from graphmem.report.memory import HOLDERS_AT_REFUSAL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from graphmem.compiled_code import GRAPHS_LEFT_OUT
 from graphmem.parallel.axes.dimensions import Dimensions
 from graphmem.parallel.layout import Layout, Precision, Sharding
 from graphmem.parallel.planner import Planner, RankPlan
@@ -57,7 +58,7 @@ def describe(
         stages=stages,
         padding=ranks[0].padding,
         divided=list(divided(planner.dimensions)) if layout.tensor > 1 else [],
-        notes=list(notes(layout, planner.dimensions)),
+        notes=[*notes(layout, planner.dimensions), *_notes_on_graphs(planner)],
     )
 
 
@@ -116,6 +117,14 @@ def notes(layout: Layout, dimensions: Dimensions) -> Iterator[str]:
         )
     if layout.ranks > 1:
         yield _NCCL
+
+
+def _notes_on_graphs(planner: Planner) -> Iterator[str]:
+    if any(each.what == GRAPHS_LEFT_OUT for each in planner.graph.assumptions):
+        yield (
+            "left out: the CUDA graphs of compiled code, and the pools that they keep; "
+            "`graphmem analyze` follows them on one GPU"
+        )
 
 
 def _notes_on_experts(dimensions: Dimensions) -> Iterator[str]:

@@ -37,6 +37,6 @@ def planner_for(
 
     if precision is Precision.BF16_MASTER:
         request = replace(request, changes=replace(request.changes, dtype="bf16"))
-    step = traced_step(target, request, progress)
+    step = traced_step(target, request, progress, follows=False)
     programs = run_passes(step.graph, step.runtime).of(KERNEL_MEMORY).programs
     return step.name, Planner(step.graph, programs, step.runtime, blocks, wrap)

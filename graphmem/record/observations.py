@@ -43,6 +43,7 @@ def observed_table(
         given_back=list(timeline.given_back.items()),
         sections={name: list(lines) for name, lines in observed.sections.items()},
         on_card=observed.on_card,
+        memory=observed.memory,
     )
 
 
@@ -57,6 +58,7 @@ def _segment_row(segment: SegmentInfo) -> rows.SegmentRow:
             rows.BlockRow(each.address, each.size, each.requested, each.state)
             for each in segment.blocks
         ],
+        segment.pool_id,
     )
 
 
@@ -93,7 +95,7 @@ def observed_of(
     except (LookupError, OverflowError):
         raise ValueError("a timeline of storages that do not exist") from None
     _check(timeline)
-    return Observed(timeline, table.sections, table.on_card)
+    return Observed(timeline, table.sections, table.on_card, table.memory)
 
 
 _EMPTY = rows.MomentRow(0, 0, 0, 0, None, None)
@@ -116,7 +118,7 @@ def _moments(after: Sequence[rows.MomentRow], storage: Callable[[int], Storage])
 def _segment(row: rows.SegmentRow) -> SegmentInfo:
     return SegmentInfo(
         row.address, row.size, row.stream, row.is_small, row.is_expandable,
-        tuple(_block(each) for each in row.blocks),
+        tuple(_block(each) for each in row.blocks), row.pool_id,
     )  # fmt: skip
 
 

@@ -13,10 +13,10 @@ import msgspec
 from graphmem.compiled_code import CompiledCode
 from graphmem.host_bytes import HostBytes
 from graphmem.module_calls import ModuleCall
-from graphmem.report.schema import OnCard
+from graphmem.report.schema import MemoryInfo, OnCard
 
 FORMAT = "graphmem.step"
-VERSION = (1, 7)
+VERSION = (1, 8)
 """1.1 added `on_card` to observations, 1.2 `host`, 1.3 `compiled`, 1.4 `collections`, 1.5
 `calls`, 1.6 `options`, 1.7 `retained`."""
 
@@ -169,6 +169,7 @@ class SegmentRow(Row):
     is_small: bool
     is_expandable: bool
     blocks: list[BlockRow]
+    pool_id: tuple[int, int] = (0, 0)
 
 
 class MomentRow(Row):
@@ -216,6 +217,7 @@ class ObservedTable(msgspec.Struct, frozen=True):
     given_back: list[tuple[int, list[tuple[str, int, int]]]]
     sections: dict[str, list[str]]
     on_card: OnCard | None = None
+    memory: MemoryInfo | None = None
 
 
 class Head(msgspec.Struct, frozen=True):

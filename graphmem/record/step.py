@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from graphmem.capacity import Replayable
 from graphmem.graph import StepGraph
-from graphmem.report.schema import OnCard
+from graphmem.report.schema import MemoryInfo, OnCard
 from graphmem.runtime import Runtime
 from graphmem.simulate import Timeline
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What was observed while a program ran on a virtual GPU, which no replay could find again.
+    """What was observed while a program ran on a virtual GPU, or a trace used streams or pools.
 
     Attributes:
         timeline: that of the program's device, with its streams, pools, limits and refusals.
         sections: lines of the report by heading, such as "memory that grows".
         on_card: whether it fitted; None if something other than memory ended it.
+        memory: of a trace, the section of its report.
+        tape: of a trace, what the allocator was asked for; it is not saved.
     """
 
     timeline: Timeline
     sections: Mapping[str, Sequence[str]] = field(default_factory=dict)
     on_card: OnCard | None = None
+    memory: MemoryInfo | None = None
+    tape: Replayable | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class TracedStep:
             script.
         runtime: the machine that it was captured for.
         graph: operations, storages, owners, phases.
-        observed: observations of `graphmem run`; None for a trace.
+        observed: observations of `graphmem run`, or of a trace that used streams or pools.
         batch: the first dimension of the inputs, if a trace can change it; it is not saved.
     """
 

@@ -196,7 +196,7 @@ def bounds_in_words(report: Report) -> Iterator[str]:
     if any(each.what == GRAPHS_LEFT_OUT for each in report.assumptions):
         yield (
             "leaves out CUDA graphs and the pool that they keep; "
-            "`graphmem run` of the same target follows them"
+            "`graphmem analyze` and `graphmem run` of the same target follow them"
         )
     yield from collector_words.at_peak(report)
 

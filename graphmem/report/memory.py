@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from graphmem.allocator import SegmentInfo
+from graphmem.allocator import EVERYBODYS, SegmentInfo
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.capacity import CardReplay, RefusedStorage, Verdict, judge, replay
+from graphmem.capacity import CardReplay, Course, RefusedStorage, Replayable, Verdict, judge, replay
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
 from graphmem.report.build import AliveStorages, place_of
@@ -18,7 +19,11 @@ HOLDERS_AT_REFUSAL = 5
 
 
 def memory_info(
-    runtime: Runtime, graph: StepGraph, annotations: Annotations, timeline: Timeline
+    runtime: Runtime,
+    graph: StepGraph,
+    annotations: Annotations,
+    timeline: Timeline,
+    tape: Replayable | None = None,
 ) -> MemoryInfo:
     """Describe the allocator's state at the peak, and whether the step fits on the card.
 
@@ -27,13 +32,18 @@ def memory_info(
         graph: the step graph.
         annotations: the results of the passes.
         timeline: the timeline with unlimited memory.
+        tape: what the allocator was asked for, if the trace was followed.
     """
-    programs = annotations.of(KERNEL_MEMORY).programs
-    found = all_events(graph, programs)
     moment, _ = timeline.peak()
-    up_to_peak = replay(found[: moment.index], runtime.new_allocator(bounded=False))
+    unbounded = runtime.new_allocator(bounded=False)
+    course: Course
+    if tape is None:
+        found = all_events(graph, annotations.of(KERNEL_MEMORY).programs)
+        up_to_peak, course = replay(found[: moment.index], unbounded), partial(replay, found)
+    else:
+        up_to_peak, course = tape.replay(unbounded, moment.index), tape.replay
     segments = up_to_peak.timeline.segments
-    verdict = judge(found, runtime, timeline)
+    verdict = judge(course, runtime, timeline)
     return MemoryInfo(
         reserved=CardReplay(timeline).reserved_bytes,
         pools=pools_of(segments),
@@ -43,10 +53,16 @@ def memory_info(
 
 
 def pools_of(segments: Sequence[SegmentInfo]) -> list[PoolInfo]:
-    """The small and the large pool."""
+    """The small and the large pool, and the private ones."""
+    shared = [each for each in segments if each.pool_id == EVERYBODYS]
+    private = {each.pool_id for each in segments} - {EVERYBODYS}
     return [
-        _pool("small", [each for each in segments if each.is_small]),
-        _pool("large", [each for each in segments if not each.is_small]),
+        _pool("small", [each for each in shared if each.is_small]),
+        _pool("large", [each for each in shared if not each.is_small]),
+        *(
+            _pool(f"private {pool_id}", [each for each in segments if each.pool_id == pool_id])
+            for pool_id in sorted(private)
+        ),
     ]
 
 

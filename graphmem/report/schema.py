@@ -83,9 +83,11 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class PoolInfo(msgspec.Struct, frozen=True):
-    """A pool of the caching allocator: "small" (requests up to 1 MiB) or "large".
+    """A pool of the caching allocator.
 
     Attributes:
+        pool: "small" (requests up to 1 MiB), "large", or "private" with the id that PyTorch shows:
+            the memory of CUDA graphs and of a `MemPool`.
         segments: how many pieces it got from the driver; in an expandable segment, each mapped
             range counts.
         free: unused bytes.

@@ -69,6 +69,16 @@ class IdleSymbolError(InputError):
         )
 
 
+class GraphsLeftOutError(InputError):
+    """Compiled code runs in CUDA graphs, whose pools keep what a polynomial would leave out."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the compiled code runs in a CUDA graph, whose memory this command does not follow",
+            hint="compile it without, as by mode='default'; `graphmem analyze` follows it",
+        )
+
+
 class NothingAllocatedError(InputError):
     """The step allocates nothing, so there is no formula."""
 

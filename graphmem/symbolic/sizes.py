@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from graphmem.analysis import Progress, Request, target_defaults, traced_step
 from graphmem.annotations import KERNEL_MEMORY
+from graphmem.compiled_code import GRAPHS_LEFT_OUT
 from graphmem.errors import InputError, did_you_mean
 from graphmem.symbolic.interpolation import HIGHEST, Index, interpolate
 from graphmem.symbolic.messages import (
+    GraphsLeftOutError,
     IdleSymbolError,
     KeywordNotWholeError,
     NothingAllocatedError,
@@ -198,7 +200,9 @@ class Traces:
         self.progress(f"tracing {self.named(sizes)} ({len(self._known) + 1})")
         at_sizes = {key: str(size) for key, size in zip(self.keys, sizes, strict=True)}
         request = replace(self.request, settings={**self.request.settings, **at_sizes})
-        step = traced_step(self.target, request)
+        step = traced_step(self.target, request, follows=False)
+        if any(each.what == GRAPHS_LEFT_OUT for each in step.graph.assumptions):
+            raise GraphsLeftOutError()
         passes = [each for each in installed_passes() if each.provides == "kernel_memory"]
         memory = run_passes(step.graph, step.runtime, passes).of(KERNEL_MEMORY)
         return step.name, step.graph, memory.programs

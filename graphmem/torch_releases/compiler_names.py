@@ -112,7 +112,7 @@ COMPILER_NAMES = (
     Names(
         "torch._inductor.cudagraph_utils",
         "check_lowering_disable_cudagraph",
-        "leaving out CUDA graphs",
+        "leaving CUDA graphs out of a plan",
         _COMPILED,
     ),
     Names(

@@ -175,7 +175,7 @@ CUDA_NAMES = (
         "CUDA graphs of the virtual GPU",
         "programs with CUDA graphs",
     ),
-    Names("torch.cuda.graphs.CUDAGraph", "__new__", "refusing graphs in `analyze`", "that error"),
+    Names("torch.cuda.graphs.CUDAGraph", "__new__", "refusing graphs in `plan`", "that error"),
     Names(
         _C,
         "_CUDAGraph _graph_pool_handle _MemPool _cuda_beginAllocateToPool "

@@ -11,6 +11,14 @@ from graphmem.graph import Storage
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
 
+_APART = 1 << 40
+"""Bytes between storages without a block: more than any card has."""
+
+
+def far_from_others(storage: Storage) -> int:
+    """A placeholder address of what is not placed on the card yet, aligned like a block."""
+    return (storage.id + 1) * _APART
+
 
 def of_tensors(recorder: Recorder, address_of: Callable[[Storage], int | None]) -> Replacement:
     """The attribute to replace.

@@ -75,6 +75,9 @@ class BackwardObserver(Protocol):
     def run_node(self, node: Node | None, *, keeps_graph: bool = False) -> None:
         """A node begins to run, perhaps not for the last time; None between two nodes."""
 
+    def current_stream(self) -> int:
+        """The handle of the stream on which operations run now."""
+
     def failed(self, error: Exception, roots: list[Node]) -> None:
         """The walk from these roots failed with an error, in the running node."""
 
@@ -117,7 +120,7 @@ class Backward:
             (torch._C._autograd, "_get_current_graph_task_keep_graph", self._keeps_graph),
             (torch._C, "_will_engine_execute_node", self._will_execute),
             (BackwardCFunction, "maybe_clear_saved_tensors", self._clear_saved),
-            *python_functions.replacements(),
+            *python_functions.replacements(self._observer.current_stream),
         ]
         with replaced(replacements):
             yield

@@ -1,14 +1,16 @@
 """Run nodes written in Python as `PyNode` does (torch/csrc/autograd/python_function.cpp).
 
-Three things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
-whether missing gradients become zeros, the shapes and dtypes of the forward pass's results, and
-which of the tensors that it saves are arguments.
+Four things that `PyNode` knows cannot be read from Python, so they are noted when they are set:
+whether missing gradients become zeros, the shapes and dtypes of the forward pass's results, the
+stream that was current when they were returned, and which of the tensors that it saves are
+arguments.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,7 @@ from graphmem.virtual_device.patching import Replacement
 
 _MATERIALIZES = "_graphmem_materializes"
 _RESULTS = "_graphmem_results"
+_STREAM = "_graphmem_stream"
 
 
 class _OfThread(threading.local):
@@ -48,8 +51,18 @@ def is_argument(tensor: torch.Tensor, node: int) -> bool:
     return running[-1][1].get(id(tensor)) == tensor._version
 
 
-def replacements() -> list[Replacement]:
-    """The attributes to replace so that `apply` has what it needs later."""
+def stream_of(node: Any) -> int | None:
+    """The stream of a Python function's results (`InputMetadata`); None for other nodes."""
+    stream: int | None = getattr(node, _STREAM, None)
+    return stream
+
+
+def replacements(current_stream: Callable[[], int]) -> list[Replacement]:
+    """The attributes to replace so that `apply` has what it needs later.
+
+    Args:
+        current_stream: the handle of the stream on which operations run now.
+    """
     original_apply: Any = vars(Function)["apply"]
 
     def apply_and_note(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +71,7 @@ def replacements() -> list[Replacement]:
             results = original_apply.__get__(None, cls)(*args, **kwargs)
         finally:
             _OF_THREAD.running.pop()
-        _note_results(results if isinstance(results, tuple) else (results,))
+        _note_results(results if isinstance(results, tuple) else (results,), current_stream())
         return results
 
     return [
@@ -83,12 +96,13 @@ def _versions(args: tuple[Any, ...]) -> dict[int, int]:
     return {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
 
 
-def _note_results(results: tuple[Any, ...]) -> None:
+def _note_results(results: tuple[Any, ...], stream: int) -> None:
     tensors = [value if isinstance(value, torch.Tensor) else None for value in results]
     for tensor in tensors:
         node: Any = None if tensor is None else tensor.grad_fn
         if isinstance(node, torch._C._FunctionBase):
             setattr(node, _RESULTS, [_look_of_zeros(node, each) for each in tensors])
+            setattr(node, _STREAM, stream)
             return
 
 

@@ -246,7 +246,9 @@ class Reads:
     def graphs_left_out(self) -> None:
         """Note that compiled code runs outside the CUDA graph that would capture it."""
         self._replace(
-            GRAPHS_LEFT_OUT, "left out (`graphmem run` follows it)", "what its private pool keeps"
+            GRAPHS_LEFT_OUT,
+            "left out (`graphmem analyze` follows it)",
+            "what its private pool keeps",
         )
 
     def broke(self) -> None:

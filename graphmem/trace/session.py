@@ -46,6 +46,7 @@ from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.trace.threads import NodeNumbers
 from graphmem.trace.transform_levels import TransformLevels
 from graphmem.user_errors import note_hint, note_place
+from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced
 
@@ -67,6 +68,9 @@ class Session:
 
     knows_memory = False
     """Whether the program can ask how much memory is in use while it runs."""
+
+    memory: DeviceMemory | None = None
+    """The device's memory, if it can be followed while the program runs."""
 
     def __init__(
         self,
@@ -176,8 +180,13 @@ class Session:
             return replaced(eagerly.replacements(self.reads.eager))
         device, known = self.recorder.device, self.reads.known
         unwatched = Unwatched(self.mode, self._hooks, self.fake_mode, device, known)
-        knows_memory = self.knows_memory
-        compilation = Compilation(self.recorder, unwatched, self.reads, knows_memory=knows_memory)
+        compilation = Compilation(
+            self.recorder,
+            unwatched,
+            self.reads,
+            knows_memory=self.knows_memory,
+            memory=self.memory,
+        )
         self.location.compiled = compilation.origins.at
         return compilation.installed()
 
@@ -253,6 +262,10 @@ class Session:
         self.mode.keeps_graph = keeps_graph
         if node is not None:
             self._nodes.note(node, self.mode.forward_of(node))
+
+    def current_stream(self) -> int:
+        """The handle of the current stream; a trace that follows none has only the default one."""
+        return DEFAULT_STREAM if self.memory is None else self.memory.current_stream
 
     def failed(self, error: Exception, roots: list[Any]) -> None:
         """Attach a place to an error, for the case that no user line calls `backward`.

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -15,9 +16,9 @@ from graphmem.caller import Belongings, put_back
 from graphmem.caller.settings import of_a_new_program
 from graphmem.frames import acts_for_the_program
 from graphmem.gpus import Gpu
-from graphmem.graph import OwnerKind, StepGraph, Storage
+from graphmem.graph import OwnerKind, StepGraph
 from graphmem.retention import kept_of
-from graphmem.trace.addresses import of_tensors
+from graphmem.trace.addresses import far_from_others, of_tensors
 from graphmem.trace.holders import holders_of
 from graphmem.trace.loop import TrainingLoop
 from graphmem.trace.messages import InferenceOfOwnLoopError
@@ -27,6 +28,8 @@ from graphmem.trace.session import Session
 from graphmem.training_step import TrainingStep
 from graphmem.values.choices import Choices
 from graphmem.virtual_device import fake_cpu, virtual_cuda
+from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import Replacement, replaced
 
 
@@ -60,12 +63,30 @@ class TraceOptions:
     subclass_like: bool = False
 
 
+class Follower(Protocol):
+    """Follows memory while the step runs (`graphmem.online.following`)."""
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """The device's memory."""
+
+    def session(self, **options: Any) -> Session:
+        """A session of the program; the options are those of `Session`."""
+
+    def replacements(self, fake_mode: VirtualFakeMode) -> list[Replacement]:
+        """The attributes to replace while the program runs."""
+
+    def empty_cache(self, tick: int) -> None:
+        """Empty the cache."""
+
+
 def trace(
     build: Callable[[], TrainingStep],
     *,
     gpu: Gpu | None,
     options: TraceOptions,
     progress: Callable[[str], None] = lambda message: None,
+    following: Follower | None = None,
 ) -> StepGraph:
     """Call `build` and trace the step that it returns.
 
@@ -74,29 +95,37 @@ def trace(
         gpu: the GPU to stand in for; None traces on fake CPU tensors.
         options: how to run.
         progress: called with a description of each stage.
+        following: follows memory from where the step uses streams or pools; None refuses CUDA
+            graphs and pools.
 
     Raises:
         InputError: the step cannot be traced; the message says why and where.
     """
-    return _Tracer(gpu, options, progress).run(build)
+    return _Tracer(gpu, options, progress, following).run(build)
 
 
 class _Tracer:
     """Runs the iterations of one training step in a session."""
 
     def __init__(
-        self, gpu: Gpu | None, options: TraceOptions, progress: Callable[[str], None]
+        self,
+        gpu: Gpu | None,
+        options: TraceOptions,
+        progress: Callable[[str], None],
+        following: Follower | None,
     ) -> None:
         self._gpu = gpu
         self._options = options
         self._progress = progress
+        self._following = following
         self._device = torch.device("cpu" if gpu is None else "cuda:0")
-        self._recorder = Recorder(self._device)
-        self._session = Session(
-            self._recorder,
-            compiles=options.compile and gpu is not None,
-            subclass_like=options.subclass_like,
+        new_session = (
+            partial(Session, Recorder(self._device)) if not following else following.session
         )
+        self._session = new_session(
+            compiles=options.compile and gpu is not None, subclass_like=options.subclass_like
+        )
+        self._recorder = self._session.recorder
         self._recorder.assumptions.is_strict = options.strict
         self._session.location.within = options.within
 
@@ -133,21 +162,34 @@ class _Tracer:
     @contextmanager
     def _card(self, gpu: Gpu, belongings: Belongings) -> Iterator[None]:
         names = ("_cuda_emptyCache", "_accelerator_emptyCache")
+        release, fake_mode = self._options.torch_release, self._session.fake_mode
+        following = self._following
         replacements: list[Replacement] = [
             *((torch._C, name, self._empty_cache) for name in names),
-            of_tensors(self._recorder, _far_from_others),
+            *(
+                following.replacements(fake_mode)
+                if following
+                else [of_tensors(self._recorder, far_from_others)]
+            ),
         ]
-        release, fake_mode = self._options.torch_release, self._session.fake_mode
-        pinned = self._recorder.host.pinned
-        with (
-            virtual_cuda(gpu, release, fake_mode, before=belongings.tensors, pinned=pinned),
-            replaced(replacements),
-        ):
+        card = virtual_cuda(
+            gpu,
+            release,
+            fake_mode,
+            memory=following.memory if following else None,
+            is_live=False,
+            before=belongings.tensors,
+            pinned=self._recorder.host.pinned,
+        )
+        with card, replaced(replacements):
             yield
 
     def _empty_cache(self) -> None:
         """Note that the program emptied the allocator's cache."""
-        self._recorder.graph.emptied.append(self._recorder.next_tick())
+        tick = self._recorder.next_tick()
+        self._recorder.graph.emptied.append(tick)
+        if self._following:
+            self._following.empty_cache(tick)
 
     def _prepare(self, step: TrainingStep) -> Callable[[], Any]:
         self._session.location.follow(step)
@@ -190,15 +232,6 @@ class _Tracer:
         kept = kept_of(alive, starts, range(len(starts) - 1))
         saved, location = self._session.saved, self._session.location
         graph.retained = holders_of(kept, self._recorder, saved, location) if kept else {}
-
-
-def _far_from_others(storage: Storage) -> int:
-    """A placeholder address before anything is placed on the card, aligned like a block."""
-    return (storage.id + 1) * _APART
-
-
-_APART = 1 << 40
-"""Bytes between storages: more than any card has."""
 
 
 @contextmanager

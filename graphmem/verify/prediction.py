@@ -12,7 +12,8 @@ from graphmem.allocator import AllocatorSettings, CachingAllocator, Device, Memo
 from graphmem.allocator.addresses import DEFAULT_DRIVER, Driver
 from graphmem.analysis import Request, traced_step
 from graphmem.annotations import KERNEL_MEMORY
-from graphmem.events import LifeEvent
+from graphmem.capacity import Replayable
+from graphmem.events import Birth, Death, LifeEvent
 from graphmem.graph import StepGraph
 from graphmem.kernel_program import Program
 from graphmem.pipeline import run_passes
@@ -34,6 +35,7 @@ class Prediction:
         settings: the allocator's configuration.
         driver: decides where new segments lie.
         release: the version of torch whose rules the allocator follows.
+        tape: what the allocator was asked for, if the step used streams or pools.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Prediction:
     settings: AllocatorSettings | None = None
     driver: Driver = DEFAULT_DRIVER
     release: Release = NEWEST_TRIED
+    tape: Replayable | None = None
 
     def changes(self, start: Start) -> list[Change]:
         """The events from `start` on."""
@@ -82,7 +85,10 @@ class Prediction:
 
     @cached_property
     def _events(self) -> list[LifeEvent]:
-        return life_events(self.graph, self.programs)
+        if self.tape is None:
+            return life_events(self.graph, self.programs)
+        events = (moment.event for moment in self._timeline.moments)
+        return [each for each in events if isinstance(each, Birth | Death)]
 
     @cached_property
     def _timeline(self) -> Timeline:
@@ -91,6 +97,11 @@ class Prediction:
     def _simulated(self, room_bytes: int | None) -> Timeline:
         device = Device(room_bytes, driver=self.driver)
         allocator = CachingAllocator(self.settings, device=device, release=self.release)
+        if self.tape is not None:
+            played = self.tape.replay(allocator)
+            if played.refused is not None:
+                raise played.refused.error
+            return played.timeline
         return simulate(self.graph, self.programs, allocator)
 
     def _first_change(self, start: Start) -> int:
@@ -124,6 +135,7 @@ def predict(
         settings = runtime.allocator_settings
     memory = run_passes(step.graph, runtime).of(KERNEL_MEMORY)
     driver = driver or runtime.gpu.driver or DEFAULT_DRIVER
+    tape = None if step.observed is None else step.observed.tape
     return Prediction(
-        step.name, step.graph, memory.programs, settings, driver, step.runtime.release
+        step.name, step.graph, memory.programs, settings, driver, step.runtime.release, tape
     )

@@ -36,6 +36,7 @@ def virtual_cuda(
     fake_mode: FakeTensorMode,
     *,
     memory: DeviceMemory | None = None,
+    is_live: bool = True,
     before: Tensors | None = None,
     pinned: PinnedMemory | None = None,
 ) -> Iterator[None]:
@@ -45,18 +46,20 @@ def virtual_cuda(
         gpu: the card.
         torch_release: the version whose choice of kernels applies.
         fake_mode: the mode of the fake tensors.
-        memory: answers memory queries while the program runs, and CPU tensors are real. Without
-            it, parameters are fake on every device and memory queries are not answered.
+        memory: the device's memory. Without it CUDA graphs and pools are errors.
+        is_live: whether that memory answers queries while the program runs, and CPU tensors are
+            real. If not, parameters are fake on every device and memory queries are not answered.
         before: tensors that already existed; notified of what happens to them.
         pinned: counts page-locked memory.
     """
     ensure_cuda_device_guard()
     of_build = getattr(torch._C, _CONVOLUTION_LAYOUT)
-    of_parameters = parameters.fake_from_birth(fake_mode) if memory is None else []
+    is_live = is_live and memory is not None
+    of_parameters = [] if is_live else parameters.fake_from_birth(fake_mode)
     with (
         replaced(
             [
-                *cuda_api.replacements(gpu, memory, torch_release, pinned),
+                *cuda_api.replacements(gpu, memory, torch_release, pinned, is_live=is_live),
                 *parameters.moved_by_data(before or Tensors(())),
                 *of_parameters,
                 *subclasses.replacements(),

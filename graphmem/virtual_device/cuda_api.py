@@ -57,22 +57,26 @@ def replacements(
     memory: DeviceMemory | None = None,
     torch_release: tuple[int, int] | None = None,
     pinned: PinnedMemory | None = None,
+    *,
+    is_live: bool = True,
 ) -> list[Replacement]:
     """List the attributes to replace so that code written for a card sees one.
 
     Args:
         gpu: the card.
-        memory: answers memory queries; None makes them errors.
+        memory: the device's memory; None makes CUDA graphs and pools errors.
         torch_release: the version of torch to simulate; default: the installed one.
         pinned: counts page-locked memory.
+        is_live: whether the memory answers queries; otherwise they are errors.
     """
     # `with torch.device(…)` recognizes factories by identity, and caches them on first use.
     _device_constructors()
-    is_live = memory is not None
+    is_followed = memory is not None
     memory = memory or DeviceMemory(gpu, CachingAllocator())
-    bindings = memory_bindings(memory) if is_live else unanswered_bindings(gpu)
+    is_live = is_live and is_followed
+    bindings = memory_bindings(memory) if is_live else unanswered_bindings(memory)
     release = torch_release or parse_release(torch.__version__)
-    if not is_live:
+    if not is_followed:
         pools = refused_pools()
     else:
         handles = PoolHandles()

@@ -139,10 +139,13 @@ def library_replacements(
         memory.run.take_blas_workspace()
         return _BLAS_HANDLE
 
+    def clear_blas_workspaces() -> None:
+        memory.run.clear_blas_workspaces()
+
     runtime = CudaRuntime(memory_info, pinned)
     functions: dict[str, Callable[..., Any]] = {
         "_cuda_getCurrentBlasHandle": blas_handle,
-        "_cuda_clearCublasWorkspaces": memory.run.clear_blas_workspaces,
+        "_cuda_clearCublasWorkspaces": clear_blas_workspaces,
         "_cuda_resetCublasWorkspaceSize": _nothing,
         "_cuda_resetCublasLtWorkspaceSize": _nothing,
         "_cuda_setCublasWorkspaceSize": _refusing("a cuBLAS workspace of another size"),
@@ -162,7 +165,7 @@ def library_replacements(
 
 
 def refused_pools() -> list[Replacement]:
-    """Make graphs and pools errors in a trace, whose memory is simulated only afterwards."""
+    """Make graphs and pools errors in a trace whose memory is simulated only afterwards."""
     no_graphs = _only_run("a CUDA graph")
 
     def is_current_stream_capturing() -> bool:
@@ -191,8 +194,8 @@ def _refusing(what: str) -> Callable[..., NoReturn]:
 
 def _only_run(what: str) -> Callable[..., NoReturn]:
     return _error(
-        f"the step uses {what}, whose memory `analyze` does not follow",
-        "`graphmem run script.py` does",
+        f"the step uses {what}, whose memory this command does not follow",
+        "`graphmem analyze` and `graphmem run` do",
     )
 
 

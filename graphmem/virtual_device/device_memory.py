@@ -72,6 +72,8 @@ class DeviceMemory:
         allocator: PyTorch's caching allocator.
         devices: the cards that the process sees; this is the memory of its own.
         run: the live run; knows what the program did so far.
+        before_use: called before the program switches streams or makes a pool: from there on, the
+            order of births and deaths does not say which memory a request gets.
         captures: CUDA graphs being captured.
         clock: the device's time.
         history: the recorded memory history.
@@ -101,6 +103,7 @@ class DeviceMemory:
         self.allocator = allocator
         self.devices = devices or Devices()
         self.run: LiveRun = run or NoLiveRun()
+        self.before_use: Callable[[], None] = _nothing
         self.captures = StreamCaptures()
         allocator.private.is_capturing = self._is_capturing
         self._first_settings = first_settings
@@ -121,6 +124,8 @@ class DeviceMemory:
 
     @current_stream.setter
     def current_stream(self, handle: int) -> None:
+        if handle != DEFAULT_STREAM:
+            self.before_use()
         self._of_thread.stream = handle
 
     @property
@@ -228,6 +233,11 @@ class DeviceMemory:
                 self._pending.clear()
             allocator.empty_cache(pool_id)
 
+    def open_pool(self, pool_id: PoolId, *, helps_out: bool, no_split: bool) -> None:
+        """Make a `MemPool`; see `PrivatePools.open`."""
+        self.before_use()
+        self.settled().private.open(pool_id, helps_out=helps_out, no_split=no_split)
+
     def begin_pool(self, pool_id: PoolId, takes: Callable[[int], bool]) -> None:
         """Send requests to a private pool from now on (`beginAllocateToPool`)."""
         self.settled().private.begin(pool_id, takes)
@@ -321,6 +331,10 @@ class DeviceMemory:
     def observe_out_of_memory(self, observer: OutOfMemoryObserver) -> None:
         """Call a function at each out-of-memory: device, bytes tried, bytes allowed, bytes free."""
         self._observers.append(observer)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _accepted(read: Callable[[], AllocatorSettings]) -> AllocatorSettings:

@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 from graphmem.allocator import EVERYBODYS, CachingAllocator, Statistics
 from graphmem.allocator.settings import host_limits
 from graphmem.allocator.statistics import POOLS
-from graphmem.gpus import Gpu
 from graphmem.torch_releases import Difference, installed_release
 from graphmem.torch_releases.differences import (
     OOM_REJECTIONS_ARE_COUNTED,
     PRIVATE_POOLS_ARE_COUNTED,
 )
 from graphmem.virtual_device.device_memory import DeviceMemory
+from graphmem.virtual_device.live_run import NoLiveRun
 from graphmem.virtual_device.messages import MemoryInTraceError, PinnedHistoryError
 
 _NO_LIMIT = -1  # the largest size_t, as Python sees it (`max_split_size`)
@@ -64,22 +64,50 @@ def memory_bindings(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     }
 
 
-def unanswered_bindings(gpu: Gpu) -> dict[str, Callable[..., Any]]:
+def unanswered_bindings(memory: DeviceMemory) -> dict[str, Callable[..., Any]]:
     """Make memory queries errors in a trace, whose memory is simulated only afterwards.
 
-    Functions that only reset statistics or free memory do nothing.
+    Those that reset statistics matter to Inductor's benchmarks, so memory is followed from there.
+    A snapshot is taken once it is followed: PyTorch checks the pools of compiled code's graphs by
+    one (`slow_path_cudagraph_asserts`).
     """
-    names = memory_bindings(DeviceMemory(gpu, CachingAllocator()))
-    answers = {name: _nothing if name in _HARMLESS else refuse_to_tell for name in names}
-    return {**answers, "_accelerator_isAllocatorInitialized": lambda: True}
+
+    def following(reset: Callable[..., Any]) -> Callable[..., Any]:
+        def reset_followed(*args: Any) -> None:
+            memory.before_use()
+            reset(*args)
+
+        return reset_followed
+
+    answers = memory_bindings(memory)
+
+    def snapshot(*args: Any) -> Any:
+        is_followed = not isinstance(memory.run, NoLiveRun)
+        return answers["_cuda_memorySnapshot"](*args) if is_followed else refuse_to_tell()
+
+    return {
+        **dict.fromkeys(answers, refuse_to_tell),
+        "_cuda_memorySnapshot": snapshot,
+        **{name: answers[name] for name in _OF_TRACES},
+        **{name: following(answers[name]) for name in _RESETS},
+    }
 
 
-_HARMLESS = frozenset(
+_OF_TRACES = frozenset(
     {
         "_accelerator_emptyCache",
+        "_accelerator_isAllocatorInitialized",
+        "_cuda_cudaCachingAllocator_is_enabled",
+        "_cuda_cudaCachingAllocator_raw_delete",  # of a block of a pool whose state was set
+        "_cuda_emptyCache",
+    }
+)
+
+
+_RESETS = frozenset(
+    {
         "_accelerator_resetAccumulatedStats",
         "_accelerator_resetPeakStats",
-        "_cuda_emptyCache",
         "_cuda_resetAccumulatedMemoryStats",
         "_cuda_resetPeakMemoryStats",
     }
@@ -89,10 +117,6 @@ _HARMLESS = frozenset(
 def refuse_to_tell(*args: Any, **kwargs: Any) -> NoReturn:
     """Raise: there is no answer before the end of a trace."""
     raise MemoryInTraceError()
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
 
 
 class _Bindings:

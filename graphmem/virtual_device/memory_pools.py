@@ -96,9 +96,7 @@ class MemPoolBase:
         if allocator is not None:
             raise PoolAllocatorError()
         self._id = self.new_id()
-        pool = self.memory.settled().private.open(self._id)
-        pool.helps_out = use_on_oom
-        pool.forbid_splits(no_split)
+        self.memory.open_pool(self._id, helps_out=use_on_oom, no_split=no_split)
         weakref.finalize(self, _let_go, self.memory, self._id).atexit = False
 
     @property

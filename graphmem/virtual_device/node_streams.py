@@ -26,13 +26,19 @@ class NodeStreams:
         if stream != DEFAULT_STREAM:
             self._of_op[op.index] = stream
 
-    def enter(self, forward: Op | None) -> None:
-        """Switch to the stream of a node that begins; `forward` made it."""
+    def enter(self, forward: Op | None, stream: int | None = None) -> None:
+        """Switch to the stream of a node that begins.
+
+        Args:
+            forward: the operation that made it.
+            stream: that of its results, if it is known; its operations may have run on others.
+        """
         if self._caller is None:
             self._caller = self._memory.current_stream
-        stream = self._caller
-        if forward is not None:
-            stream = self._of_op.get(forward.index, DEFAULT_STREAM)
+        if stream is None:
+            stream = self._caller
+            if forward is not None:
+                stream = self._of_op.get(forward.index, DEFAULT_STREAM)
         self._memory.current_stream = stream
 
     def leave(self) -> None:

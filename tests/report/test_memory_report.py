@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def events_of(*sizes: int) -> list[LifeEvent]:
 def verdict_on(events: list[LifeEvent], gpu: Gpu = TINY, **env: str) -> Verdict:
     runtime = Runtime(gpu, "2.13.0", env)
     unbounded = replay(events, runtime.new_allocator(bounded=False))
-    return judge(events, runtime, unbounded.timeline)
+    return judge(partial(replay, events), runtime, unbounded.timeline)
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_memory_stats_know_each_pool(run_script: Callable[..., Outcome]) -> None
     }
 
 
-def test_analyze_names_the_command_that_follows_graphs(
+def test_plan_names_the_commands_that_follow_graphs(
     tmp_path: Path, run_graphmem: Callable[..., Outcome]
 ) -> None:
     (tmp_path / "model.py").write_text(
@@ -222,27 +222,31 @@ def test_analyze_names_the_command_that_follows_graphs(
         "def build():\n"
         "    return Model(4, 4), torch.ones(4, 4)\n"
     )
-    done = run_graphmem("analyze", f"{tmp_path / 'model.py'}:build")
+    done = run_graphmem("plan", f"{tmp_path / 'model.py'}:build", "--gpus", "2")
 
     assert done.exit_code == 2
-    assert "the step uses a CUDA graph, whose memory `analyze` does not follow" in done.stderr
-    assert "graphmem run" in done.stderr
+    assert "the step uses a CUDA graph, whose memory this command does not follow" in done.stderr
+    assert "`graphmem analyze` and `graphmem run` do" in done.stderr
 
 
-def test_without_graphs_of_compiled_code_the_verdict_says_so(
+@pytest.mark.slow
+def test_without_graphs_of_compiled_code_a_plan_says_so_and_a_closed_form_is_refused(
     run_graphmem: Callable[..., Outcome], tmp_path: Path
 ) -> None:
     pytest.importorskip("triton")
     (tmp_path / "model.py").write_text(
         "import torch\n"
-        "def build():\n"
+        "def build(batch=4):\n"
         "    model = torch.compile(torch.nn.Linear(8, 8), mode='reduce-overhead')\n"
-        "    return model, torch.randn(4, 8)\n"
+        "    return model, torch.randn(batch, 8)\n"
     )
-    done = run_graphmem("analyze", f"{tmp_path / 'model.py'}:build")
+    target = f"{tmp_path / 'model.py'}:build"
+    plan = run_graphmem("plan", target, "--gpus", "2")
+    closed = run_graphmem("closed-form", target, "--symbols", "batch=B")
 
-    verdict, _, _ = done.stdout.partition("allocated over")
-    assert "leaves out CUDA graphs and the pool that they keep" in verdict
+    assert "left out: the CUDA graphs of compiled code" in " ".join(plan.stdout.split())
+    assert closed.exit_code == 2
+    assert "runs in a CUDA graph, whose memory this command does not follow" in closed.stderr
 
 
 def test_compiled_graphs_warm_up_record_and_replay(run_script: Callable[..., Outcome]) -> None:

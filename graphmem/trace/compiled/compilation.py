@@ -24,6 +24,7 @@ from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
 from graphmem.trace.recorder import Recorder
+from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.libraries import triton
 from graphmem.virtual_device.patching import Replacement, replaced, suspended
 
@@ -63,6 +64,7 @@ class Compilation:
         unknowns: Unknowns,
         *,
         knows_memory: bool,
+        memory: DeviceMemory | None,
     ) -> None:
         """Make a compiler that is not switched on yet.
 
@@ -71,7 +73,9 @@ class Compilation:
             unwatched: stops recording while the compiler runs.
             unknowns: answers what only a card knows.
             knows_memory: whether the program can ask how much memory is in use.
+            memory: the device's, if it can be followed; otherwise CUDA graphs are left out.
         """
+        self._memory = memory
         self._recorder = recorder
         self._unknowns = unknowns
         self._knows_memory = knows_memory
@@ -155,6 +159,7 @@ class Compilation:
             savings.code,
             self._recorder,
             knows_memory=self._knows_memory,
+            memory=self._memory,
         )
         enter(replaced(on_card))
         enter(replaced(graph_outputs.replacements(self._recorder)))

@@ -6,7 +6,6 @@ imports from `torch._C` make tensors on the virtual card.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -18,6 +17,7 @@ from graphmem.compiled_code import CompiledCode
 from graphmem.trace.compiled.kernels import precompile, precompile_config
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.recorder import Recorder
+from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.device_properties import largest_l2_cache
 from graphmem.virtual_device.libraries.triton import FLUSHED_BYTES, run_timed
 from graphmem.virtual_device.patching import Replacement, replaced
@@ -34,6 +34,7 @@ def replacements(
     recorder: Recorder,
     *,
     knows_memory: bool,
+    memory: DeviceMemory | None,
 ) -> list[Replacement]:
     """The attributes to replace.
 
@@ -43,6 +44,7 @@ def replacements(
         code: what has been compiled.
         recorder: names what benchmarks allocate.
         knows_memory: whether the program can ask how much memory is in use.
+        memory: the device's, if it can be followed; otherwise CUDA graphs are left out.
     """
     from torch._inductor import config, cudagraph_utils
     from torch._inductor.async_compile import AsyncCompile
@@ -54,7 +56,7 @@ def replacements(
 
     def leave_out_graph(devices: Any) -> str:
         unknowns.graphs_left_out()
-        return "`graphmem analyze` leaves CUDA graphs out"
+        return "this command leaves CUDA graphs out"
 
     def benchmark(*args: Any, **kwargs: Any) -> float:
         if config.max_autotune or config.max_autotune_gemm:
@@ -66,7 +68,7 @@ def replacements(
         (folder, "__init__", _on_host(folder.__init__)),  # what is multiplied by zero
         (folder, "_deduce_value", _on_host(folder._deduce_value)),
         (AsyncCompile, "triton", _load),
-        *_kernels(knows_memory=knows_memory),
+        *_kernels(None if knows_memory else _budget(memory)),
         _choice_of_configurations(unknowns.tuned, code),
         (triton_helpers, "set_driver_to_gpu", lambda: None),
         # Which of the two is used is decided when their module is imported.
@@ -81,14 +83,14 @@ def replacements(
         *_padding(unknowns.pads),
         *(
             []
-            if knows_memory
+            if memory
             else [(cudagraph_utils, "check_lowering_disable_cudagraph", leave_out_graph)]
         ),
         *_functions_of_wrappers(),
     ]
 
 
-def _kernels(*, knows_memory: bool) -> list[Replacement]:
+def _kernels(budget: Callable[[], list[Replacement]] | None) -> list[Replacement]:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     copy_args = CachingAutotuner.copy_args_to_cpu_if_needed
@@ -98,7 +100,7 @@ def _kernels(*, knows_memory: bool) -> list[Replacement]:
         (
             CachingAutotuner,
             "copy_args_to_cpu_if_needed",
-            copy_args if knows_memory else _without_budget(copy_args),
+            copy_args if budget is None else _answering(budget, copy_args),
         ),
     ]
 
@@ -192,16 +194,33 @@ def _within(
     return run
 
 
-def _without_budget(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have arguments that a benchmark writes into copied to the host.
+def _budget(memory: DeviceMemory | None) -> Callable[[], list[Replacement]]:
+    """Answer how far memory is below its peak: within that, a benchmark clones its arguments.
 
-    Inductor clones them on the card only if that does not raise the peak, so the peak is the same.
+    The others are copied to the host, and all of them where memory is not followed. That is too
+    low by what is cloned if the buffer that a benchmark flushes then raises the peak.
     """
 
+    def answers() -> list[Replacement]:
+        highest = now = 0
+        if memory is not None:
+            memory.before_use()
+            allocated = memory.settled().statistics.allocated_bytes
+            highest, now = allocated.peak, allocated.current
+        return [
+            (module, name, lambda answer=answer: answer)
+            for module in (torch.cuda, torch.accelerator)
+            for name, answer in (("max_memory_allocated", highest), ("memory_allocated", now))
+        ]
+
+    return answers
+
+
+def _answering(
+    answers: Callable[[], list[Replacement]], function: Callable[..., Any]
+) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        names = ("max_memory_allocated", "memory_allocated")
-        asked = itertools.product((torch.cuda, torch.accelerator), names)
-        with replaced((module, name, lambda: 0) for module, name in asked):
+        with replaced(answers()):
             return function(*args, **kwargs)
 
     return run

@@ -25,6 +25,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.trace.replayed_views import ReplayedViews
 from graphmem.trace.saved_tensors import SavedTensorHooks
 from graphmem.values.known import KnownValues
+from graphmem.virtual_device.device_memory import DEFAULT_STREAM
 from graphmem.virtual_device.fake_mode import VirtualFakeMode
 from graphmem.virtual_device.patching import replaced, suspended
 
@@ -155,6 +156,9 @@ class _Nobody:
 
     def run_node(self, node: Any, *, keeps_graph: bool = False) -> None:
         return None
+
+    def current_stream(self) -> int:
+        return DEFAULT_STREAM
 
     def failed(self, error: Exception, roots: list[Any]) -> None:
         return None

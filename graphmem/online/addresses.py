@@ -14,13 +14,16 @@ from graphmem.virtual_device.patching import Replacement
 
 
 def replacements(
-    recorder: Recorder, block_of: Callable[[Storage], Block | None]
+    recorder: Recorder,
+    block_of: Callable[[Storage], Block | None],
+    without_block: Callable[[Storage], int | None] = lambda storage: None,
 ) -> list[Replacement]:
     """The attributes to replace.
 
     Args:
         recorder: maps fake memory to storages.
         block_of: finds the block of a storage.
+        without_block: the address of a storage on the device that has none.
     """
     of_storage = torch.UntypedStorage.data_ptr
 
@@ -28,7 +31,7 @@ def replacements(
         if storage.device != str(recorder.device):
             return recorder.addresses.get(storage.id)
         block = block_of(storage)
-        return None if block is None else block.address
+        return without_block(storage) if block is None else block.address
 
     def storage_data_ptr(memory: torch.UntypedStorage) -> int:
         storage = recorder.storage_in(memory)

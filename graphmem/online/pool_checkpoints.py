@@ -18,8 +18,8 @@ import torch
 from graphmem.allocator import Block, PoolId
 from graphmem.allocator.checkpoints import PoolState, Restored
 from graphmem.graph import Storage
-from graphmem.live.online_simulator import OnlineSimulator
-from graphmem.live.pointing import let_own, let_point, memory_of
+from graphmem.online.online_simulator import OnlineSimulator
+from graphmem.online.pointing import let_own, let_point, memory_of
 
 
 class PoolCheckpoints:

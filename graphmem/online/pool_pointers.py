@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from graphmem.allocator import PoolId
 from graphmem.allocator.checkpoints import PoolState
 from graphmem.graph import Storage
-from graphmem.live.online_simulator import OnlineSimulator
-from graphmem.live.pointing import let_point, memory_of
-from graphmem.live.pool_checkpoints import PoolCheckpoints
+from graphmem.online.online_simulator import OnlineSimulator
+from graphmem.online.pointing import let_point, memory_of
+from graphmem.online.pool_checkpoints import PoolCheckpoints
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.patching import Replacement
 

@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from graphmem.allocator import Block, OutOfMemory
-from graphmem.events import Birth, Death, LifeEvent
+from graphmem.events import Birth, CacheEmptied, Death, Event, LifeEvent
 from graphmem.graph import Op, Owner, OwnerKind, Storage
 from graphmem.kernel_program import MAIN_THREAD, OnlineRules, Program, thread_of
 from graphmem.pipeline import online_pass
@@ -28,7 +28,6 @@ from graphmem.simulate import Simulator, Timeline, life_events_of
 from graphmem.trace.recorder import Recorder
 from graphmem.units import format_bytes
 from graphmem.virtual_device.device_memory import DeviceMemory
-from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.live_run import GiveBack
 from graphmem.virtual_device.random import draws_random_numbers
 
@@ -64,39 +63,66 @@ class OnlineSimulator:
 
     Attributes:
         runtime: the simulated machine.
+        is_following: whether it follows the program yet.
         memory: allocates and frees blocks.
         recorder: reports what the program does.
         refusals: every request that did not fit.
     """
 
     def __init__(
-        self, runtime: Runtime, devices: Devices, look_before_refusal: Callable[[], None]
+        self,
+        runtime: Runtime,
+        memory: DeviceMemory,
+        look_before_refusal: Callable[[], None] = lambda: None,
+        on_moment: Callable[[Event, Block | None], None] | None = None,
     ) -> None:
-        """An unused device.
+        """An unused device, which is not followed yet.
 
         Args:
             runtime: the machine to simulate.
-            devices: the cards that the process sees.
+            memory: the device's.
             look_before_refusal: called when a request does not fit, before the error is raised.
+            on_moment: told of each event, and of the block that it gave a storage.
         """
         self.runtime = runtime
-        self.memory = DeviceMemory(
-            runtime.gpu,
-            runtime.new_allocator(),
-            devices,
-            run=self,
-            first_settings=lambda: runtime.allocator_settings,
-        )
-        self.recorder = Recorder(torch.device("cuda", devices.own), self)
+        self.memory = memory
+        self.is_following = False
+        self.recorder = Recorder(torch.device("cuda", memory.devices.own))
         self._graph = self.recorder.graph
         self._rules: OnlineRules = online_pass("kernel_memory", runtime)
-        self._simulator = Simulator(self.memory.allocator, self.memory)
+        self._simulator = Simulator(memory.allocator, memory, on_moment)
         self.refusals: list[RefusedRequest] = []
         self._look_before_refusal = look_before_refusal
         self._changed: list[Storage] = []
         self._settled = 0
         self._scratch_ids = itertools.count(-1, -1)  # storages of the graph count up from 0
         self._kept: set[int] = set()
+
+    def follow(self) -> None:
+        """Follow the program from here on, after what it has done so far on the default stream."""
+        if self.is_following:
+            return
+        self.is_following = True
+        self.memory.run = self.recorder.run = self
+        self.recorder.refs.free_outlived()
+        self._settled = self.recorder.tick
+        for event in self._events_so_far():
+            self._simulator.apply(event)
+
+    def _events_so_far(self) -> list[Event]:
+        graph, programs = self._graph, dict[int, Program]()
+        for op in graph.ops:
+            program = self._rules.program_of(op, thread_of(graph, op))
+            if program is not None:
+                programs[op.index] = program
+        lives = life_events_of(graph.storages, graph, programs, self._scratch_ids)
+        emptied = map(CacheEmptied, graph.emptied)
+        return sorted([*lives, *emptied], key=lambda event: event.tick)
+
+    def empty_cache(self, tick: int) -> None:
+        """Empty the cache, as a moment of its own."""
+        self.settle()
+        self._simulator.apply(CacheEmptied(tick))
 
     def note_change(self, storage: Storage) -> None:
         """Note a storage that was born or lost an owner; its death is applied later."""
