@@ -385,11 +385,9 @@ def efficient_gradients(
 
 
 def _seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Move the random seed and offset of memory-efficient attention to the CPU.
-
-    They are CPU tensors unless a CUDA graph is being captured
-    (aten/src/ATen/native/transformers/cuda/attention.cu).
-    """
+    """Move what memory-efficient attention drew to the CPU, unless captured (cuda/attention.cu)."""
+    if torch.cuda.is_current_stream_capturing():
+        return result
     output, logsumexp, seed, offset, *lengths = result
     return (output, logsumexp, _on_host(fake_mode, seed), _on_host(fake_mode, offset), *lengths)
 

@@ -1,5 +1,7 @@
 """Memory-efficient attention (CUTLASS), forward and backward.
 
+  (0) Forward, while a CUDA graph is captured: seed and offset are on the card, and are allocated
+      before the results (cuda/attention.cu, `in_capture_stream`; recording `compiled_cudagraphs`).
   (1) Forward, 16 bits and values wider than 128: the output is accumulated in float32
       (aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h,
       `kNeedsOutputAccumulatorBuffer`).
@@ -41,6 +43,7 @@ _FLOAT_BYTES = 4
 _GRADIENTS_OF_OPERANDS = 3
 _WIDE_VALUES = 128
 _LOCK_BYTES = 16
+_SEED = 2  # the position among the results
 _WIDEST = 65_536
 _SPLITS_BOUND = 200
 _ENOUGH_HEADS = 256
@@ -59,8 +62,11 @@ class Tile:
 
 
 def efficient_forward(call: Call) -> Iterator[Step]:
-    """Clause (1)."""
-    yield from call.outputs()
+    """Clauses (0) and (1)."""
+    outputs = list(call.outputs())
+    drawn = 2 if call.op.outputs[_SEED].storage is not None else 0
+    results = len(outputs) - drawn
+    yield from (*outputs[results:], *outputs[:results])
     value = operand(call, "value")
     if is_half(value.dtype) and value.shape[-1] > _WIDE_VALUES:
         elements = numel(call.op.outputs[0])

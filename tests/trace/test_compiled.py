@@ -195,7 +195,9 @@ def test_a_gradient_of_the_models_own_operations_has_no_layers_name() -> None:
 @ORDERED_SINCE_2_10
 def test_a_compiled_buffer_says_what_it_is_and_why_it_is_kept() -> None:
     """The wrapper an H100 ran is in fixtures/cuda/compiled/output_code.tar.xz."""
-    report = graphmem.analyze("fixtures/mlp.py:build", gpu="h100-80gb", steps=2, compile=True)
+    report = graphmem.analyze(
+        "fixtures/mlp.py:build", gpu="h100-80gb", steps=2, compile=True, assume=("tuned=true",)
+    )
 
     kept = [each for each in report.at_peak.holders if each.category == "activation"]
     assert [each.module for each in kept] == ["up", "activation"]
@@ -408,3 +410,25 @@ def test_code_that_is_compiled_again_is_not_tuned_again() -> None:
 
     first, second, third = (max(phase.peak for phase in step.phases) for step in report.steps)
     assert first > second == third
+
+
+def test_a_graphs_inputs_have_the_order_of_a_program_without_hooks() -> None:
+    """`F.embedding` passes the weight on before the ids."""
+    pytest.importorskip("triton")
+    order: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        order.append([node.name for node in graph.graph.nodes if node.op == "placeholder"])
+        return graph.forward
+
+    def train(device: str) -> None:
+        model = torch.compile(torch.nn.Embedding(8, 4).to(device), backend=backend)
+        model(torch.zeros(2, dtype=torch.int64, device=device))
+
+    train("cpu")
+    torch._dynamo.reset()
+    with graphmem.virtual_gpu("h100"):
+        train("cuda")
+
+    assert order[0] == order[1]
+    assert "weight" in order[0][0]

@@ -287,3 +287,21 @@ def test_compiled_graphs_warm_up_record_and_replay(run_script: Callable[..., Out
     steady = json.loads(lines[1].removeprefix("held "))
     assert steady[0] == steady[1] == steady[2]
     assert steady[0] - tensors in (0, 1024, 3 * 1024)
+
+
+def test_captured_attention_leaves_seed_and_offset_on_the_card(
+    run_script: Callable[..., Outcome],
+) -> None:
+    """`in_capture_stream` (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+    done = run_script(
+        "q = torch.randn(1, 2, 8, 16, device='cuda')\n"
+        "attend = torch.ops.aten._scaled_dot_product_efficient_attention\n"
+        "print([each.device.type for each in attend(q, q, q, None, True)])\n"
+        "with torch.cuda.graph(torch.cuda.CUDAGraph()):\n"
+        "    print([each.device.type for each in attend(q, q, q, None, True)])\n"
+    )
+
+    assert done.stdout.splitlines()[:2] == [
+        "['cuda', 'cuda', 'cpu', 'cpu']",
+        "['cuda', 'cuda', 'cuda', 'cuda']",
+    ]

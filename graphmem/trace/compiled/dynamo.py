@@ -23,7 +23,13 @@ from graphmem.trace.compiled.savings import Savings
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.virtual_device.cuda_api import FACTORIES
 from graphmem.virtual_device.device_properties import DeviceProperties
-from graphmem.virtual_device.patching import Replacement, original_of, stand_ins, suspended
+from graphmem.virtual_device.patching import (
+    Replacement,
+    original_of,
+    replaced,
+    stand_ins,
+    suspended,
+)
 
 _FORWARD = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
@@ -44,7 +50,11 @@ def replacements(unwatched: Unwatched, savings: Savings) -> list[Replacement]:
 
     stream_of = torch._C._cuda_getCurrentRawStream
     return [
-        (frames, "_compile", unwatched.running(savings.noting_breaks(frames._compile))),
+        (
+            frames,
+            "_compile",
+            unwatched.running(_hiding_hooks(savings.noting_breaks(frames._compile))),
+        ),
         # A backward pass may not be compiled until it first runs.
         (compile_fx, "_compile_fx_inner", unwatched.running(compile_fx._compile_fx_inner)),
         (proxy_tensor, "unset_fake_temporarily", unwatched.recorded),
@@ -195,6 +205,21 @@ def _is_in(rules: dict[Any, Any], function: Any) -> bool:
 def without_own_hooks() -> list[Replacement]:
     """What an export sees: its `get_traced_fn` (convert_frame.py) traces hooks of modules, too."""
     return [(module_hooks, name, _without_own(getattr(module_hooks, name))) for name in _FORWARD]
+
+
+def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile calls of modules as their `forward`, as Dynamo does where no hook is registered.
+
+    With one it inlines `_call_impl`, whose closure makes arguments inputs of the graph sooner
+    (torch/_dynamo/variables/nn_module.py). If the program has hooks too, guards compare the lists.
+    """
+
+    @functools.wraps(compile_)
+    def compile_without_hooks(*args: Any, **kwargs: Any) -> Any:
+        with replaced([] if _has_any_global_hook() else without_own_hooks()):
+            return compile_(*args, **kwargs)
+
+    return compile_without_hooks
 
 
 def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
