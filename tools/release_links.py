@@ -47,4 +47,4 @@ def _absolute(link: re.Match[str], address: str, tag: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2])
