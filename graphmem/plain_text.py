@@ -50,7 +50,7 @@ class Console(rich.console.Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print like rich, into a file or a pipe without trailing blanks."""
         is_terminal = getattr(self.file, "isatty", bool)()  # without FORCE_COLOR, unlike rich's
-        if is_terminal or self.is_jupyter:
+        if is_terminal or self.is_jupyter or self._buffer_index:  # the last: it is being captured
             super().print(*objects, **options)
             return
         with self.capture() as captured:

@@ -112,7 +112,7 @@ class _Tracer:
         gpu: Gpu | None,
         options: TraceOptions,
         progress: Callable[[str], None],
-        following: Follower | None,
+        following: Follower | None = None,
     ) -> None:
         self._gpu = gpu
         self._options = options
