@@ -29,6 +29,7 @@ from graphmem.trace.recorder import Recorder
 from graphmem.units import format_bytes
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.live_run import GiveBack
+from graphmem.virtual_device.node_streams import NodeStreams
 from graphmem.virtual_device.random import draws_random_numbers
 
 
@@ -67,6 +68,7 @@ class OnlineSimulator:
         memory: allocates and frees blocks.
         recorder: reports what the program does.
         refusals: every request that did not fit.
+        streams: knows the stream of each operation.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class OnlineSimulator:
         """
         self.runtime = runtime
         self.memory = memory
+        self.streams = NodeStreams(memory)
         self.is_following = False
         self.recorder = Recorder(torch.device("cuda", memory.devices.own))
         self._graph = self.recorder.graph
@@ -218,6 +221,7 @@ class OnlineSimulator:
 
     def advance(self, op: Op) -> None:
         """Apply the births and the scratch memory of a recorded operation."""
+        self.streams.note(op)
         thread = thread_of(self._graph, op)
         program = self._rules.program_of(op, self._on_stream(thread))
         self._apply(self._events({} if program is None else {op.index: program}), op)

@@ -44,7 +44,9 @@ class FollowedSession(Session):
         """Attribute the following operations to an autograd node, and run them on its stream."""
         super().run_node(node, keeps_graph=keeps_graph)
         self.memory.runs_node = node is not None
+        if not self.simulator.is_following:  # all on the default stream
+            return
         if node is None:
-            self.mode.streams.leave()
+            self.simulator.streams.leave()
         else:
-            self.mode.streams.enter(self.mode.forward_of(node), stream_of(node))
+            self.simulator.streams.enter(self.mode.forward_of(node), stream_of(node))

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.caller import Belongings
 from graphmem.graph import Op, OwnerKind
+from graphmem.trace import overwritten
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.composites import IN_PARTS, run_in_parts
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
@@ -168,6 +169,8 @@ class TraceMode(TorchDispatchMode):
             return args[0].fake_device
         if any(map(is_wrapper, types)):
             return NotImplemented  # the tensors inside come here once unwrapped
+        if self._recorder.overwritten:
+            overwritten.check(self._recorder, func, tensors_of((args, *kwargs.values())))
         with self._one_at_a_time:
             self.numbers.go_on()
             return self._handlers[func](func, types, args, kwargs)
