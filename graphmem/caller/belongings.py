@@ -153,6 +153,7 @@ def collect() -> None:
     if is_own_process():
         with uninterrupted():  # a finaliser that Ctrl-C meets would swallow it
             gc.collect()
+            gc.collect()  # what autograd's nodes held, which the first one has freed
             if len(_frozen) < 2:
                 _set_aside()
 

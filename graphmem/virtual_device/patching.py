@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import MethodType, ModuleType
@@ -124,5 +125,6 @@ def run_again(module: ModuleType) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InternalError(f"{module.__name__} has no source")
     again = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(again)
+    with replaced([(typing, "overload", lambda function: function)]):  # whose list would keep it
+        spec.loader.exec_module(again)
     return again
