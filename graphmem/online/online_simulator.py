@@ -92,7 +92,7 @@ class OnlineSimulator:
         self.is_following = False
         self.recorder = Recorder(torch.device("cuda", memory.devices.own))
         self._graph = self.recorder.graph
-        self._rules: OnlineRules = online_pass("kernel_memory", runtime)
+        self._rules: OnlineRules
         self._simulator = Simulator(memory.allocator, memory, on_moment)
         self.refusals: list[RefusedRequest] = []
         self._look_before_refusal = look_before_refusal
@@ -106,6 +106,7 @@ class OnlineSimulator:
         if self.is_following:
             return
         self.is_following = True
+        self._rules = online_pass("kernel_memory", self.runtime)
         self.memory.run = self.recorder.run = self
         self.recorder.refs.free_outlived()
         self._settled = self.recorder.tick
