@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphmem.cli import options
-from graphmem.cli.launchers import refuse_launcher
 from graphmem.cli.output import hint_at_cards, keep, write_text
 from graphmem.cli.run_ranks import run_ranks, variables
 from graphmem.gpus import AssumedCard
+from graphmem.live.launchers import refuse_launcher
 from graphmem.plain_text import Console, plain_text, width_for
 
 if TYPE_CHECKING:

@@ -169,6 +169,11 @@ class VirtualGpu:
             *torchscript.replacements(session.reads.scripted),
         ]
 
+    @property
+    def was_used(self) -> bool:
+        """Whether an operation has run on it."""
+        return bool(self._session.recorder.graph.ops)
+
     def abandon(self) -> None:
         """Leave tensors on the host without their numbers: their program has failed."""
         self._session.mode.unfilled.forget()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphmem.errors import GraphmemError, InputError
 from graphmem.live import nvidia_smi
 from graphmem.live.gpu import VirtualGpu
+from graphmem.live.launchers import noting_commands, what_it_started
 from graphmem.live.script import NoSuchProgramError, Program, as_on_card
 from graphmem.live.session import EnoughSteps
 from graphmem.time_limit import time_limit
@@ -48,6 +49,16 @@ def run(program: Program, gpu: VirtualGpu, timeout: float | None = None) -> Endi
     Raises:
         NoSuchProgramError: the program does not exist.
     """
+    with noting_commands() as commands:
+        ending = _run(program, gpu, timeout)
+    started = None if gpu.was_used else what_it_started(commands)
+    if started is None:
+        return ending
+    why = ending.why or "nothing ran on the card"
+    return replace(ending, why=f"{why.removesuffix('.')}; {started}")
+
+
+def _run(program: Program, gpu: VirtualGpu, timeout: float | None) -> Ending:
     card = gpu.runtime.gpu
     gpu.enter(sys._getframe())
     try:

@@ -1,10 +1,18 @@
-"""Programs that start others: `graphmem run torchrun --nproc-per-node 8 train.py`."""
+"""Programs that start others: `graphmem run torchrun --nproc-per-node 8 train.py`.
+
+Other processes have no virtual card, so a known launcher is refused. Another program may turn out
+to start one, as `axolotl train` does; its user is told at the end if nothing ran on the card.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,6 +51,47 @@ def refuse_launcher(script: str, arguments: Sequence[str], *, is_module: bool) -
     is_one = name in _MODULES if is_module else _LAUNCHER.fullmatch(name) is not None
     if is_one:
         raise LauncherError(name, arguments)
+
+
+def what_it_started(commands: Sequence[Sequence[str]]) -> str | None:
+    """A sentence on the first launcher among the commands that a program started, or None."""
+    for launcher, *arguments in commands:
+        name = Path(launcher).name
+        if _LAUNCHER.fullmatch(name):
+            return (
+                f"it started {name}, in a process that has no virtual card; name what that runs: "
+                f"{_without_launcher(arguments)}"
+            )
+    return None
+
+
+_noting: list[list[list[str]]] = []
+"""The lists that commands are noted in."""
+
+
+@contextmanager
+def noting_commands() -> Iterator[list[list[str]]]:
+    """Note the commands of processes that the program starts."""
+    _hook()
+    commands: list[list[str]] = []
+    _noting.append(commands)
+    try:
+        yield commands
+    finally:
+        _noting.pop()
+
+
+@cache
+def _hook() -> None:
+    """Hear of processes from now on: an audit hook cannot be removed."""
+    sys.addaudithook(_note)
+
+
+def _note(event: str, args: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen" and _noting:
+        _, command, *_ = args
+        parts = [command] if isinstance(command, str | bytes | os.PathLike) else command
+        _noting[-1].append([os.fsdecode(each) for each in parts])  # type: ignore[attr-defined]
 
 
 def _without_launcher(arguments: Sequence[str]) -> str:

@@ -1,0 +1,65 @@
+"""A script that starts its training in another process, which has no virtual card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome
+
+STARTS = (
+    "import subprocess\n"
+    "subprocess.run(['accelerate', 'launch', '--num-processes', '2', '-m', 'trainer', 'a.yml'])\n"
+)
+TOLD = (
+    "it started accelerate, in a process that has no virtual card; name what that runs: "
+    "graphmem run --nproc-per-node 2 -m trainer a.yml"
+)
+
+
+@pytest.fixture
+def started(
+    run_graphmem: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], Outcome]:
+    """Runs a script in a place where `accelerate` does nothing."""
+    launcher = tmp_path / "accelerate"
+    launcher.write_text("#!/bin/sh\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def run(text: str) -> Outcome:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        return run_graphmem("run", str(script))
+
+    return run
+
+
+def test_what_it_starts_is_named(started: Callable[[str], Outcome]) -> None:
+    outcome = started(STARTS)
+
+    assert outcome.exit_code == 0
+    assert f"graphmem: nothing ran on the card; {TOLD}\n" in outcome.stderr
+
+
+def test_an_error_comes_first(started: Callable[[str], Outcome]) -> None:
+    outcome = started(f"{STARTS}raise ValueError('no model.')\n")
+
+    assert outcome.exit_code == 1
+    assert f"graphmem: ended by ValueError: no model; {TOLD}\n" in outcome.stderr
+
+
+def test_a_script_that_uses_the_card_itself_is_told_nothing(
+    started: Callable[[str], Outcome],
+) -> None:
+    outcome = started(f"{STARTS}import torch\ntorch.ones(3, device='cuda')\n")
+
+    assert "it started" not in outcome.stderr
+
+
+def test_other_programs_are_no_launchers(started: Callable[[str], Outcome]) -> None:
+    outcome = started("import subprocess\nsubprocess.run('true', shell=True)\n")
+
+    assert "it started" not in outcome.stderr
