@@ -354,6 +354,35 @@ def test_the_compiler_forgets_a_card_though_its_functions_are_frozen() -> None:
     assert assumed_of_autotuning("h100-80gb")
 
 
+def test_dynamo_leaves_graphmem_alone_though_its_functions_are_frozen() -> None:
+    """A break in a loop leaves its frame to Python, and Dynamo looks at all that it calls.
+
+    The command sets aside what it imported; each round's sine is as large as `x`.
+    """
+
+    def build() -> TrainingStep:
+        x = torch.randn(64, 256, device="cuda")
+
+        @torch.compile
+        def rounds() -> torch.Tensor:
+            kept = []
+            for _ in range(3):
+                kept.append(x.sin())
+                torch._dynamo.graph_break()
+            return torch.cat(kept)
+
+        return TrainingStep(step=rounds)
+
+    gc.freeze()
+    try:
+        report = graphmem.analyze(build, steps=1)
+    finally:
+        gc.unfreeze()
+
+    x, sines = 64 * 256 * 4, 3 * 64 * 256 * 4
+    assert report.peak.allocated == x + sines + sines
+
+
 def test_constants_that_the_compiler_computes_on_the_card() -> None:
     """`proxy_call` (torch/fx/experimental/proxy_tensor.py) computes those of up to one element.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -32,6 +33,11 @@ from graphmem.virtual_device.patching import (
 )
 
 _FORWARD = ("_global_forward_pre_hooks", "_global_forward_hooks")
+_WITH_FUNCTIONS = (
+    *(FunctionType, type, CellType, dict, tuple, list, staticmethod, classmethod, property),
+    *(functools.cached_property, functools.partial, functools._lru_cache_wrapper),
+)
+"""Kinds of objects in which a module's functions may be."""
 _HOOKS = ("_global_backward_pre_hooks", "_global_backward_hooks", *_FORWARD)
 
 
@@ -180,10 +186,31 @@ def leave_own_frames() -> None:
     """
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    functions = (found for found in gc.get_objects() if type(found) is FunctionType)
-    codes = {code for function in functions for code in _codes_in(function.__code__)}
+    codes = {code for function in _own_functions() for code in _codes_in(function.__code__)}
     for code in codes:
         frames.set_code_exec_strategy(code, skip)
+
+
+def _own_functions() -> Iterator[FunctionType]:
+    """The functions of graphmem's modules, those below decorators and in tables included.
+
+    `gc.get_objects` lacks those imported before the command set its objects aside (`gc.freeze`).
+    """
+    modules = list(sys.modules.items())
+    found: list[Any] = [vars(module) for name, module in modules if _is_graphmems(name)]
+    seen: set[int] = set()
+    while found:
+        value = found.pop()
+        if id(value) in seen or not _is_graphmems(getattr(value, "__module__", None)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            yield value
+        found += [each for each in gc.get_referents(value) if isinstance(each, _WITH_FUNCTIONS)]
+
+
+def _is_graphmems(module: Any) -> bool:
+    return not isinstance(module, str) or module.partition(".")[0] == "graphmem"
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
