@@ -8,7 +8,9 @@ one. So a loop that appends each loss to a list, or each token to a tensor, is r
 `for` loop ends with its iterable, and a `while` loop that counts within `MOST` rounds. Several
 reads in one call are one round of the caller's loop, as in a training loop that evaluates.
 A distribution draws until each number is accepted (torch/distributions/von_mises.py), which takes
-some 20 rounds on a card; its loop is reported after `ROUNDS`.
+some 20 rounds on a card; its loop is reported after `ROUNDS`. So is a `while_loop` in compiled
+code, whose wrapper reads its condition in each round (torch/_inductor/codegen/wrapper.py,
+`codegen_while_loop`).
 
 Not covered: a loop that reads nothing off the card (`--timeout` ends it).
 """
@@ -36,6 +38,7 @@ MOST = 10_000
 """How many rounds it may run in all: a loop that only counts does not end by its reads."""
 
 _FEW = 64
+_WRAPPERS = "torchinductor_"
 _DISTRIBUTIONS = "/torch/distributions/"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -81,7 +84,7 @@ class Loops:
             return
         call: _Visits | None = None
         for frame in frames:
-            if not _is_distribution(frame) and not _is_user(frame):
+            if not (_is_distribution(frame) or _is_user(frame) or _is_compiled(frame)):
                 continue
             visits = frame.f_trace
             if not isinstance(visits, _Visits):
@@ -111,7 +114,8 @@ class Loops:
         caller: FrameType | None = frame
         while caller is not None and not _is_user(caller):
             caller = caller.f_back
-        raise EndlessLoopError(where, where if caller is None else _line(caller), why)
+        asked = where if caller is None else _line(caller)
+        raise EndlessLoopError(asked if _is_compiled(frame) else where, asked, why)
 
     def _state(self, frame: FrameType, tests: Tests) -> Iterator[tuple[str, Any]]:
         variables = variables_of(frame)
@@ -158,6 +162,10 @@ class Loops:
 
 def _is_user(frame: FrameType) -> bool:
     return origin_of(frame.f_code.co_filename) is Origin.USER
+
+
+def _is_compiled(frame: FrameType) -> bool:
+    return _WRAPPERS in frame.f_code.co_filename
 
 
 def _is_distribution(frame: FrameType) -> bool:

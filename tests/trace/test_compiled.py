@@ -383,6 +383,46 @@ def test_dynamo_leaves_graphmem_alone_though_its_functions_are_frozen() -> None:
     assert report.peak.allocated == x + sines + sines
 
 
+LOOP = """
+import torch
+from torch._higher_order_ops.while_loop import while_loop
+
+@torch.compile
+def halve(x):
+    go_on = lambda i, y: i < 5
+    halved = lambda i, y: (i + 1, y * 0.5)
+    start = torch.zeros((), dtype=torch.int64, device=x.device)
+    return while_loop(go_on, halved, (start, x))[1]
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            x = halve(x)
+        return super().forward(x).sum()
+
+def build():
+    return Net(8, 8), torch.randn(4, 8)
+"""
+
+
+def test_a_compiled_while_loop_that_is_said_to_go_on_is_refused(
+    run_graphmem: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """What its kernels count is not computed."""
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    asked = run_graphmem("analyze", f"{script}:build", "--steps", "1")
+    place = asked.stderr.rpartition("--assume ")[2].partition("=")[0]
+
+    outcome = run_graphmem(
+        "analyze", f"{script}:build", "--steps", "1", "--assume", f"{place}=true"
+    )
+
+    assert outcome.exit_code == 2
+    assert f"the loop around {place} does not end: in 100 rounds" in outcome.stderr
+    assert f"--assume {place}=0" in outcome.stderr
+
+
 def test_constants_that_the_compiler_computes_on_the_card() -> None:
     """`proxy_call` (torch/fx/experimental/proxy_tensor.py) computes those of up to one element.
 
