@@ -20,6 +20,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -125,7 +126,8 @@ class UnfilledTensors:
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Unfilled] = {}
-        _fill_before_fork(self)
+        _of_process.add(self)
+        _hook()
 
     def replacements(self) -> list[Replacement]:
         """List the attributes to replace."""
@@ -146,7 +148,7 @@ class UnfilledTensors:
             self._draw(func, *args, **kwargs)
             return args[0]
         if self._waiting:
-            if func in _CHANGES and self._is_alone(args, kwargs):
+            if func in _CHANGES and _reads_no_other(args, kwargs):
                 return self._change(func, *args, **kwargs)
             if func in _COPIES and (copy := self._copy(args[0], kwargs)) is not None:
                 return copy
@@ -195,9 +197,6 @@ class UnfilledTensors:
         unfilled = self._waiting.get(tensor.untyped_storage()._cdata)
         return None if unfilled is None else unfilled.changes
 
-    def _is_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return not any(True for _ in tensors_of((args[1:], *kwargs.values())))
-
     def _change(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         changes = self._changes_of(tensor)
         if changes is None or func in _DRAWS:
@@ -221,6 +220,10 @@ class UnfilledTensors:
 def _run(changes: Iterable[_Change | _Copied], memory: torch.UntypedStorage) -> None:
     for change in changes:
         change.run(memory)
+
+
+def _reads_no_other(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return next(tensors_of((args[1:], *kwargs.values())), None) is None
 
 
 def _is_large(tensor: torch.Tensor) -> bool:
@@ -263,11 +266,10 @@ def _draw_elsewhere(
 _of_process: weakref.WeakSet[UnfilledTensors] = weakref.WeakSet()
 
 
-def _fill_before_fork(unfilled: UnfilledTensors) -> None:
-    """Data loaders' workers read what they find in memory."""
-    if not _of_process:
-        os.register_at_fork(before=_fill_all)
-    _of_process.add(unfilled)
+@cache
+def _hook() -> None:
+    """Fill everything before each fork: data loaders' workers read what they find in memory."""
+    os.register_at_fork(before=_fill_all)
 
 
 def _fill_all() -> None:
