@@ -39,6 +39,19 @@ class Timeline:
     segments: tuple[SegmentInfo, ...] = ()
     given_back: dict[int, list[tuple[str, int, int]]] = field(default_factory=dict)
 
+    def note(self, event: Event, block: Block | None, allocator: CachingAllocator) -> None:
+        """Add the moment after an event, and the block that it gave a storage."""
+        if isinstance(event, Birth) and block is not None:
+            self.block_bytes[event.storage.id] = block.size
+            self.addresses[event.storage.id] = block.address
+        stats = allocator.statistics
+        self.moments.add(
+            event,
+            stats.allocated_bytes.current,
+            stats.requested_bytes.current,
+            stats.reserved_bytes.current,
+        )
+
     def at(self, tick: int) -> Moment:
         """The moment at the end of `tick`."""
         return self.moments[self.index_at(tick)]
@@ -121,10 +134,7 @@ class Simulator:
 
     def take(self, event: Birth, block: Block) -> None:
         """Note that a storage owns a block that was in use without it."""
-        storage = event.storage
-        self._alive[storage.id] = storage, block
-        self.timeline.block_bytes[storage.id] = block.size
-        self.timeline.addresses[storage.id] = block.address
+        self._alive[event.storage.id] = event.storage, block
         self._note(event, block)
 
     def lose(self, event: Death) -> None:
@@ -147,13 +157,7 @@ class Simulator:
         self.timeline.given_back[len(self.timeline.moments)] = given_back
 
     def _note(self, event: Event, block: Block | None = None) -> None:
-        stats = self.allocator.statistics
-        self.timeline.moments.add(
-            event,
-            stats.allocated_bytes.current,
-            stats.requested_bytes.current,
-            stats.reserved_bytes.current,
-        )
+        self.timeline.note(event, block, self.allocator)
         if self._on_moment is not None:
             self._on_moment(event, block)
 

@@ -276,14 +276,5 @@ class _Player:
             self._absent.add(event.storage.id)
         if not isinstance(event, CacheEmptied) and event.storage.id in self._absent:
             return
-        if isinstance(event, Birth) and number is not None:
-            block = self._blocks[number]
-            self._timeline.block_bytes[event.storage.id] = block.size
-            self._timeline.addresses[event.storage.id] = block.address
-        stats = self._allocator.statistics
-        self._timeline.moments.add(
-            event,
-            stats.allocated_bytes.current,
-            stats.requested_bytes.current,
-            stats.reserved_bytes.current,
-        )
+        block = None if number is None else self._blocks[number]
+        self._timeline.note(event, block, self._allocator)
