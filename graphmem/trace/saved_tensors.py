@@ -254,7 +254,7 @@ class SavedTensorHooks:
         with torch._C._DisableTorchDispatch():
             memory = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             if saved.values is not None:  # they cover the whole storage
-                whole = torch.UntypedStorage(saved.values.memory.nbytes(), device="meta")
+                whole = torch.UntypedStorage(saved.values.nbytes, device="meta")
                 memory.set_(whole, saved.offset, shape, stride)
             for view in saved.pending:
                 memory = view(memory)

@@ -17,6 +17,9 @@ Clauses:
 (7) A small table of integers that a program creates by `empty`, to write its entries one by one,
     begins as zeros: entries read before they are written are meaningless on a card, too.
 
+(8) Large results of an elementwise operation are computed when something asks for them, or before
+    an operand changes: most masks are never read.
+
 Not covered: sparse, nested and quantised tensors, and other libraries' operators.
 """
 
@@ -30,8 +33,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
-from graphmem.values.layouts import is_dense, is_laid_out_as, is_plain
-from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_small, is_table
+from graphmem.values.layouts import is_dense, is_plain
+from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_postponed, is_small, is_table
+from graphmem.values.memory import Geometry, Values, geometry_of, laid_out
 from graphmem.values.plans import EMPTY, SHAPED, ValuePlan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
@@ -72,9 +76,22 @@ class KnownTensor(NamedTuple):
 class _Held(weakref.ref[torch.UntypedStorage]):
     """A weak reference to fake memory, with its values; they are dropped together."""
 
-    __slots__ = ("basis", "key", "memory")
+    __slots__ = ("basis", "key", "values")
     key: int
-    memory: torch.UntypedStorage
+    values: Values
+    basis: Basis
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the memory."""
+        return self.values.nbytes
+
+
+class _Operand(NamedTuple):
+    """A known tensor whose values may not be computed yet."""
+
+    values: Values
+    geometry: Geometry
     basis: Basis
 
 
@@ -93,6 +110,7 @@ class KnownValues:
         self._held: dict[int, _Held] = {}
         self._plans: dict[Any, ValuePlan | None] = {}
         self._draws = 0
+        self._postponed: weakref.WeakSet[Values] = weakref.WeakSet()
 
     def of(self, tensor: torch.Tensor) -> KnownTensor | None:
         """The values of a tensor; None if they are not known."""
@@ -101,10 +119,10 @@ class KnownValues:
         held = self._held_for(tensor)
         if held is None or tensor.is_conj() or tensor.is_neg():
             return None
-        with torch._C._DisableTorchDispatch():
-            view = torch.empty(0, dtype=tensor.dtype, device="cpu")
-            view.set_(held.memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return KnownTensor(view, held.basis)
+        memory = held.values.read()
+        return (
+            None if memory is None else KnownTensor(geometry_of(tensor).view_of(memory), held.basis)
+        )
 
     def of_all(self, tensors: Iterable[torch.Tensor]) -> Basis | None:
         """The rules that the values of several tensors depend on; None if one is not known."""
@@ -121,7 +139,7 @@ class KnownValues:
             return None
         memory = tensor.untyped_storage()
         held = self._held.get(memory._cdata)
-        if held is not None and held.memory.nbytes() != memory.nbytes():  # it was resized
+        if held is not None and held.nbytes != memory.nbytes():  # it was resized
             del self._held[memory._cdata]
             return None
         return held
@@ -129,24 +147,17 @@ class KnownValues:
     def note(self, tensor: torch.Tensor, real: torch.Tensor, basis: Basis) -> None:
         """Give a fake tensor with its own memory the values of a real one."""
         memory = tensor.untyped_storage()
-        with torch._C._DisableTorchDispatch():
-            if not is_laid_out_as(real, tensor, memory):
-                copy = torch.empty(0, dtype=torch.uint8, device="cpu")
-                copy = copy.new_zeros(memory.nbytes()).view(tensor.dtype)
-                copy = copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-                real = copy.copy_(real)
-        self._keep(memory, real.untyped_storage(), basis)
+        nbytes = memory.nbytes()
+        self._keep(memory, Values(nbytes, laid_out(real, nbytes, geometry_of(tensor))), basis)
 
-    def _keep(
-        self, memory: torch.UntypedStorage, values: torch.UntypedStorage, basis: Basis
-    ) -> None:
+    def _keep(self, memory: torch.UntypedStorage, values: Values, basis: Basis) -> None:
         held = _Held(memory, self._forget)
-        held.key, held.memory, held.basis = memory._cdata, values, basis
+        held.key, held.values, held.basis = memory._cdata, values, basis
         self._held[held.key] = held
 
     def share(self, tensor: torch.Tensor, held: Any) -> None:
         """Give a tensor's memory the values returned by `saved`: it stands for the same storage."""
-        self._keep(tensor.untyped_storage(), held.memory, held.basis)
+        self._keep(tensor.untyped_storage(), held.values, held.basis)
 
     def saved(self, tensor: torch.Tensor) -> Any:
         """The values to pass to `share` when the tensor itself is gone; None if not known."""
@@ -172,6 +183,8 @@ class KnownValues:
             self._write(plan, func, args, kwargs)
             return
         is_carried_here = is_computed(plan, result)
+        if is_carried_here and self._postpone(plan, func, args, kwargs, result):
+            return
         known = self._real(args, kwargs) if is_carried_here else None
         if known is None:
             self._follow_unknown(plan, func, args, kwargs, result)
@@ -182,6 +195,40 @@ class KnownValues:
             basis |= {self._assumed(_RANDOM)}
         for output, value in _pairs(result, real):
             self._note_output(output, value, basis)
+
+    def _postpone(
+        self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> bool:
+        """Note results that are computed when they are asked for; False if they cannot wait."""
+        if not is_postponed(func, result) or not self._is_new(result):
+            return False
+        try:
+            operands = [_unread(self._held_for, arg) for arg in args]
+            on_host = {name: _ON_HOST.get(name, _constant(each)) for name, each in kwargs.items()}
+        except _UnknownError:
+            return False
+        nbytes, geometry = result.untyped_storage().nbytes(), geometry_of(result)
+
+        def compute() -> torch.UntypedStorage | None:
+            try:
+                with torch._C._DisableAutocast():
+                    real = self._run(plan, func, [_read(each) for each in operands], on_host)
+            except _UnknownError:
+                return None
+            is_right = real is not _FAILED and geometry.fits(real)
+            return laid_out(real, nbytes, geometry) if is_right else None
+
+        values = Values(nbytes, compute=compute)
+        self._postponed.add(values)
+        bases = (each.basis for each in operands if isinstance(each, _Operand))
+        self._keep(result.untyped_storage(), values, KNOWN.union(*bases))
+        return True
+
+    def _compute_postponed(self) -> None:
+        """Compute what waits, before an operand changes."""
+        for values in list(self._postponed):
+            values.read()
+        self._postponed.clear()
 
     def _follow_unknown(
         self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -215,13 +262,19 @@ class KnownValues:
         return None if real is _FAILED else (real, basis)
 
     def _note_output(self, output: Any, value: Any, basis: Basis) -> None:
-        is_new = isinstance(output, FakeTensor) and output.layout is torch.strided
-        if not is_new or not isinstance(value, torch.Tensor) or output.shape != value.shape:
+        if not isinstance(value, torch.Tensor) or not self._is_new(output):
             return
-        if not is_dense(output):  # zeros without memory, plus what is expanded
-            return
-        if output.dtype == value.dtype and output.untyped_storage()._cdata not in self._held:
+        if output.dtype == value.dtype and output.shape == value.shape:
             self.note(output, value, basis)
+
+    def _is_new(self, output: Any) -> bool:
+        """Whether an output has memory of its own, which has no values yet."""
+        return (
+            isinstance(output, FakeTensor)
+            and output.layout is torch.strided
+            and is_dense(output)  # not zeros without memory, plus what is expanded
+            and output.untyped_storage()._cdata not in self._held
+        )
 
     def _select(self, args: tuple[Any, ...], result: Any) -> None:
         """Note the result of `where`; a uniform condition needs only one of its operands."""
@@ -310,6 +363,8 @@ class KnownValues:
             return
         if plan.overwrites and (not plan.is_random or is_drawn(targets[0])):
             self._make_room(targets[0])
+        if any(self._held_for(target) is not None for target in targets):
+            self._compute_postponed()
         known = self._real(args, kwargs) if plan.is_known else None
         if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
             for target in targets:
@@ -333,7 +388,7 @@ class KnownValues:
         if covers and is_small(target) and not target.requires_grad and is_dense(target):
             with torch._C._DisableTorchDispatch():
                 real = torch.empty(target.numel(), dtype=target.dtype, device="cpu")
-            self._keep(memory, real.untyped_storage(), KNOWN)
+            self._keep(memory, Values(memory.nbytes(), real.untyped_storage()), KNOWN)
 
     def _mark(self, targets: Iterable[torch.Tensor], basis: Basis) -> None:
         for target in targets:
@@ -352,6 +407,33 @@ _FAILED = object()
 
 class _UnknownError(Exception):
     """An operand is not known."""
+
+
+def _unread(held_for: Callable[[torch.Tensor], _Held | None], arg: Any) -> Any:
+    """An argument as it is now; a known tensor's values need not be computed."""
+    if not isinstance(arg, FakeTensor):
+        return _constant(arg)
+    is_plain_view = not (_requires_grad(arg) or arg.is_conj() or arg.is_neg())
+    held = held_for(arg) if is_plain_view else None
+    if held is None:
+        raise _UnknownError
+    return _Operand(held.values, geometry_of(arg), held.basis)
+
+
+def _constant(arg: Any) -> Any:
+    """An argument that stays as it is; a tensor on the host may change unseen."""
+    if isinstance(arg, (torch.Tensor, list, tuple)):
+        raise _UnknownError
+    return arg
+
+
+def _read(operand: Any) -> Any:
+    if not isinstance(operand, _Operand):
+        return operand
+    memory = operand.values.read()
+    if memory is None:
+        raise _UnknownError
+    return operand.geometry.view_of(memory)
 
 
 _WITH_MEMORY = {aten._efficientzerotensor.default: aten.zeros.default}

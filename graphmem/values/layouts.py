@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -17,12 +19,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     )
 
 
-def is_laid_out_as(real: torch.Tensor, fake: torch.Tensor, memory: torch.UntypedStorage) -> bool:
-    """Whether a real tensor lies in its storage as a fake one does."""
+def is_laid_out_as(real: torch.Tensor, nbytes: int, offset: int, stride: Sequence[int]) -> bool:
+    """Whether a real tensor lies in memory of this size with this offset and these strides."""
     return (
-        real.stride() == fake.stride()
-        and real.storage_offset() == fake.storage_offset()
-        and real.untyped_storage().nbytes() == memory.nbytes()
+        real.stride() == stride
+        and real.storage_offset() == offset
+        and real.untyped_storage().nbytes() == nbytes
         and not real.is_conj()
         and not real.is_neg()
     )

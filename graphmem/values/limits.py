@@ -18,6 +18,8 @@ decide how many anchors a detector trains (torchvision's RetinaNet and FCOS)."""
 DRAWN = 1 << 16
 """The most elements of a tensor of random numbers other than integers."""
 
+POSTPONED = 1 << 12
+"""The fewest elements that are computed only when they are asked for: fewer cost nothing."""
 
 TABLE = 1 << 10
 """The most elements of a table of integers that is written entry by entry."""
@@ -59,3 +61,10 @@ def is_drawn(tensor: Any) -> bool:
 def is_table(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a table of integers that a program may write entry by entry."""
     return tensor.numel() <= TABLE and not is_number(tensor.dtype)
+
+
+def is_postponed(func: Any, result: Any) -> bool:
+    """Whether an operation's result is computed only when it is asked for."""
+    if not isinstance(result, torch.Tensor) or result.numel() < POSTPONED:
+        return False
+    return torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags

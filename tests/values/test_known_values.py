@@ -154,10 +154,31 @@ def of_filled_shapes(device: torch.device) -> Any:
     return [seen, [each.tolist() for each in filled]]
 
 
+def of_large_masks(device: torch.device) -> Any:
+    """Masks that nobody reads at once: what they were made of changes, or dies, before."""
+    numbers = torch.arange(6400, device=device).view(80, 80)
+    small, transposed = numbers < 100, numbers.t() * 2 + 1
+    halves = (numbers[:, ::2] / 2).expand(2, 80, 40) - 0.5
+    both = small & (transposed > 9000)
+    del transposed
+    numbers += 50
+    later = numbers < 100
+    numbers[:, 0] = 0
+    small.logical_not_()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        power = torch.pow(halves[0], 2)
+    return [
+        [int(each.sum()) for each in (small, both, later, numbers)],
+        [halves.sum().item(), power.max().item(), power.stride()],
+        (numbers.float().t() @ numbers.float()).shape,
+    ]
+
+
 @pytest.mark.parametrize(
     "program",
     [
         of_masks,
+        of_large_masks,
         of_views,
         of_writes,
         of_sizes,
