@@ -196,6 +196,19 @@ def simulate(
     return simulator.finish()
 
 
+def segments_after(found: Iterable[Event], allocator: CachingAllocator) -> tuple[SegmentInfo, ...]:
+    """An allocator's segments after these events."""
+    blocks: dict[int, Block] = {}
+    for event in found:
+        if isinstance(event, Birth):
+            blocks[event.storage.id] = allocator.malloc(event.storage.nbytes)
+        elif isinstance(event, Death):
+            allocator.free(blocks.pop(event.storage.id))
+        else:
+            allocator.empty_cache()
+    return allocator.segments()
+
+
 def all_events(graph: StepGraph, programs: Mapping[int, Program] = _NO_PROGRAMS) -> list[Event]:
     """The events that `simulate` replays, in order; each makes one moment of the timeline."""
     return sorted([*life_events(graph, programs), *map(CacheEmptied, graph.emptied)], key=_TICK)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from graphmem.allocator import EVERYBODYS, SegmentInfo
-from graphmem.annotations import KERNEL_MEMORY
+from graphmem.allocator import EVERYBODYS, CachingAllocator, SegmentInfo
 from graphmem.capacity import CardReplay, Course, RefusedStorage, Replayable, Verdict, judge, replay
 from graphmem.graph import StepGraph
 from graphmem.pipeline import Annotations
 from graphmem.report.build import AliveStorages, place_of
 from graphmem.report.schema import Fragmentation, MemoryInfo, OnCard, PoolInfo, Refusal
 from graphmem.runtime import Runtime
-from graphmem.simulate import Timeline, all_events
+from graphmem.simulate import Timeline, segments_after
 
 HOLDERS_AT_REFUSAL = 5
 
@@ -38,11 +37,11 @@ def memory_info(
     unbounded = runtime.new_allocator(bounded=False)
     course: Course
     if tape is None:
-        found = all_events(graph, annotations.of(KERNEL_MEMORY).programs)
-        up_to_peak, course = replay(found[: moment.index], unbounded), partial(replay, found)
+        segments = segments_after(timeline.moments.events(moment.index + 1), unbounded)
+        course = partial(_replay_of, timeline)
     else:
-        up_to_peak, course = tape.replay(unbounded, moment.index), tape.replay
-    segments = up_to_peak.timeline.segments
+        segments = tape.replay(unbounded, moment.index).timeline.segments
+        course = tape.replay
     verdict = judge(course, runtime, timeline)
     return MemoryInfo(
         reserved=CardReplay(timeline).reserved_bytes,
@@ -50,6 +49,10 @@ def memory_info(
         fragmentation=fragmentation_of(segments),
         on_card=_on_card(verdict, runtime, graph, annotations),
     )
+
+
+def _replay_of(timeline: Timeline, allocator: CachingAllocator) -> CardReplay:
+    return replay(timeline.moments.events(), allocator)
 
 
 def pools_of(segments: Sequence[SegmentInfo]) -> list[PoolInfo]:

@@ -20,6 +20,14 @@ WHERE_MODES_ARE_LOOKED_FOR = (
 COMPILER_NAMES = (
     Names("torch", "compile", "programs that call it", _COMPILED),
     Names("torch.export", "export", "the exporter's own operations", "torch.export"),
+    Names(
+        "torch.utils._python_dispatch",
+        "_disable_current_modes",
+        "the functions of torch.cond and its kin",
+        "torch.cond outside compiled code",
+    ),
+    Names("torch._higher_order_ops.cond", "_get_current_dispatch_mode", "its kernel", "torch.cond"),
+    Names("torch._higher_order_ops.scan", "_get_current_dispatch_mode", "its kernel", "scan"),
     Names("torch._dynamo.eval_frame", "_callback_from_stance", "code compiled earlier", _COMPILED),
     Names("torch._dynamo.utils", "common_constant_types", "properties of the card", _COMPILED),
     Names("torch._dynamo", "reset", "programs that reset it before they compile", _COMPILED),

@@ -139,7 +139,8 @@ INNER_NAMES = (
     ),
     Names(
         "torch._C",
-        "_AutoDispatchBelowADInplaceOrView _DisableTorchDispatch DisableTorchFunctionSubclass "
+        "_AutoDispatchBelowADInplaceOrView _DisableAutocast _DisableTorchDispatch "
+        "DisableTorchFunctionSubclass "
         "TensorBase _FunctionBase "
         "_ExcludeDispatchKeyGuard DispatchKey DispatchKeySet _get_default_device "
         "_dispatch_has_kernel_for_dispatch_key _dispatch_find_schema_or_throw "

@@ -24,6 +24,7 @@ from graphmem.graph import Op, OwnerKind
 from graphmem.trace import overwritten
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.composites import IN_PARTS, run_in_parts
+from graphmem.trace.higher_order import run_without_modes
 from graphmem.trace.in_place_forms import WATCHED, InPlaceForms
 from graphmem.trace.location import Location
 from graphmem.trace.messages import NoKernelOnCardError
@@ -225,7 +226,7 @@ class TraceMode(TorchDispatchMode):
         if kernel is None:
             raise NoKernelOnCardError(func.name(), at(self._location.place()))
         with self:
-            return kernel(*args, **kwargs)
+            return run_without_modes(kernel, args, kwargs)
 
     def _run_in_form(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         caller = _caller()
@@ -269,8 +270,9 @@ class TraceMode(TorchDispatchMode):
             if lacks_sparse_kernel(error, args):
                 raise explain(error, func, args, self._location.place()) from error
             raise
-        note_write(func, args)
-        self._record(func, args, kwargs, result, tick)
+        with torch._C.DisableTorchFunction():  # the program's own would see each look at a tensor
+            note_write(func, args)
+            self._record(func, args, kwargs, result, tick)
         return result
 
     def _dynamic(self, error: Exception, func: Any, args: Any, kwargs: Any) -> Any:

@@ -25,7 +25,8 @@ from graphmem.trace.messages import BranchOnValueError
 from graphmem.trace.naming import tensors_held, variables_of
 from graphmem.trace.recorder import Recorder
 from graphmem.values.choices import Choices
-from graphmem.values.known import Basis, KnownTensor, KnownValues
+from graphmem.values.held import Basis, KnownTensor
+from graphmem.values.known import KnownValues
 from graphmem.values.rules import Rules
 
 WHY = "the card does no arithmetic"

@@ -19,6 +19,7 @@ import torch.optim.optimizer as optim_hooks
 from graphmem.trace import (
     detectors,
     disguise,
+    higher_order,
     initialisers,
     printing,
     tensor_kinds,
@@ -148,6 +149,7 @@ class Session:
             stack.enter_context(replaced(tensor_kinds.replacements(self.location, self.recorder)))
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads, self.fake_mode)))
+            stack.enter_context(replaced(higher_order.replacements(self.mode)))
             stack.enter_context(self._compilation())
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
@@ -174,10 +176,9 @@ class Session:
         if isinstance(error, _OF_A_NUMBER) and not isinstance(error, torch.OutOfMemoryError):
             note_hint(error, self.reads.excuse())
 
-    def _compilation(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _compilation(self) -> Iterator[None]:
         """The handler of `torch.compile`."""
-        if not self._compiles:
-            return replaced(eagerly.replacements(self.reads.eager))
         device, known = self.recorder.device, self.reads.known
         unwatched = Unwatched(self.mode, self._hooks, self.fake_mode, device, known)
         compilation = Compilation(
@@ -188,7 +189,9 @@ class Session:
             memory=self.memory,
         )
         self.location.compiled = compilation.origins.at
-        return compilation.installed()
+        eager = [] if self._compiles else eagerly.replacements(self.reads.eager)
+        with compilation.installed(), replaced(eager):
+            yield
 
     @contextmanager
     def _watching_thread(self) -> Iterator[None]:

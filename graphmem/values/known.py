@@ -1,7 +1,7 @@
 """Known values of tensors without data, followed through operations.
 
 Clauses:
-(1) Values belong to storages. A view has its base's values, because it shares its memory.
+(1) Values belong to storages (`values/held.py`).
 (2) If all operands of an operation are known, it also runs on the CPU, and its results are known.
     A real tensor on the host is always known. `ones_like` and the other operators in `SHAPED` need
     only their operand's shape; so the 1.0 that `loss.backward()` begins with is known.
@@ -25,77 +25,34 @@ Not covered: sparse, nested and quantised tensors, and other libraries' operator
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from graphmem.graph import Source
-from graphmem.values.layouts import is_dense, is_plain
+from graphmem.values.held import (
+    KNOWN,
+    Assumed,
+    Basis,
+    HeldValues,
+    KnownTensor,
+    Operand,
+    UnknownError,
+)
+from graphmem.values.layouts import is_dense
 from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_postponed, is_small, is_table
-from graphmem.values.memory import Geometry, Values, geometry_of, laid_out
+from graphmem.values.memory import RealMemory, geometry_of, laid_out
 from graphmem.values.plans import EMPTY, SHAPED, ValuePlan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
 
 aten = torch.ops.aten
 
-
-class Assumed(NamedTuple):
-    """An assumption made by a rule, for something that only a real run knows.
-
-    Attributes:
-        what: what is assumed, in words.
-        value: the assumed value.
-        why: why it is not known.
-        source: the line where the rule was applied.
-    """
-
-    what: str
-    value: str
-    why: str
-    source: Source | None
-
-
-Basis = frozenset[Assumed]
-"""The rules that values depend on; empty if they are known."""
-
-KNOWN: Basis = frozenset()
-
 _RANDOM = Rule("random numbers", "those of one draw", "a card draws its own")
 
 
-class KnownTensor(NamedTuple):
-    """A real tensor with the values of a fake one, and the rules that they depend on."""
-
-    tensor: torch.Tensor
-    basis: Basis
-
-
-class _Held(weakref.ref[torch.UntypedStorage]):
-    """A weak reference to fake memory, with its values; they are dropped together."""
-
-    __slots__ = ("basis", "key", "values")
-    key: int
-    values: Values
-    basis: Basis
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the memory."""
-        return self.values.nbytes
-
-
-class _Operand(NamedTuple):
-    """A known tensor whose values may not be computed yet."""
-
-    values: Values
-    geometry: Geometry
-    basis: Basis
-
-
-class KnownValues:
+class KnownValues(HeldValues):
     """Follows operations, and keeps the values of their results where they can be known."""
 
     def __init__(self, rules: Rules, where: Callable[[], Source | None]) -> None:
@@ -105,69 +62,11 @@ class KnownValues:
             rules: assumptions about results that only a real run would know.
             where: returns the line that runs.
         """
+        super().__init__()
         self._rules = rules
         self._where = where
-        self._held: dict[int, _Held] = {}
         self._plans: dict[Any, ValuePlan | None] = {}
         self._draws = 0
-        self._postponed: weakref.WeakSet[Values] = weakref.WeakSet()
-
-    def of(self, tensor: torch.Tensor) -> KnownTensor | None:
-        """The values of a tensor; None if they are not known."""
-        if not isinstance(tensor, FakeTensor):
-            return KnownTensor(tensor, KNOWN) if is_plain(tensor) else None
-        held = self._held_for(tensor)
-        if held is None or tensor.is_conj() or tensor.is_neg():
-            return None
-        memory = held.values.read()
-        return (
-            None if memory is None else KnownTensor(geometry_of(tensor).view_of(memory), held.basis)
-        )
-
-    def of_all(self, tensors: Iterable[torch.Tensor]) -> Basis | None:
-        """The rules that the values of several tensors depend on; None if one is not known."""
-        basis = KNOWN
-        for tensor in tensors:
-            known = self.of(tensor)
-            if known is None:
-                return None
-            basis |= known.basis
-        return basis
-
-    def _held_for(self, tensor: torch.Tensor) -> _Held | None:
-        if tensor.layout is not torch.strided:
-            return None
-        memory = tensor.untyped_storage()
-        held = self._held.get(memory._cdata)
-        if held is not None and held.nbytes != memory.nbytes():  # it was resized
-            del self._held[memory._cdata]
-            return None
-        return held
-
-    def note(self, tensor: torch.Tensor, real: torch.Tensor, basis: Basis) -> None:
-        """Give a fake tensor with its own memory the values of a real one."""
-        memory = tensor.untyped_storage()
-        nbytes = memory.nbytes()
-        self._keep(memory, Values(nbytes, laid_out(real, nbytes, geometry_of(tensor))), basis)
-
-    def _keep(self, memory: torch.UntypedStorage, values: Values, basis: Basis) -> None:
-        held = _Held(memory, self._forget)
-        held.key, held.values, held.basis = memory._cdata, values, basis
-        self._held[held.key] = held
-
-    def share(self, tensor: torch.Tensor, held: Any) -> None:
-        """Give a tensor's memory the values returned by `saved`: it stands for the same storage."""
-        self._keep(tensor.untyped_storage(), held.values, held.basis)
-
-    def saved(self, tensor: torch.Tensor) -> Any:
-        """The values to pass to `share` when the tensor itself is gone; None if not known."""
-        return self._held_for(tensor)
-
-    def _forget(self, held: _Held) -> None:
-        if self._held.get(held.key) is held:
-            del self._held[held.key]
-
-    # Following operations -----------------------------------------------------------------------
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Follow an operation on fake tensors: note its results, or forget what it wrote into."""
@@ -200,12 +99,12 @@ class KnownValues:
         self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> bool:
         """Note results that are computed when they are asked for; False if they cannot wait."""
-        if not is_postponed(func, result) or not self._is_new(result):
+        if not is_postponed(func, result) or not self.is_new(result):
             return False
         try:
-            operands = [_unread(self._held_for, arg) for arg in args]
+            operands = [self._unread(arg) for arg in args]
             on_host = {name: _ON_HOST.get(name, _constant(each)) for name, each in kwargs.items()}
-        except _UnknownError:
+        except UnknownError:
             return False
         nbytes, geometry = result.untyped_storage().nbytes(), geometry_of(result)
 
@@ -213,22 +112,21 @@ class KnownValues:
             try:
                 with torch._C._DisableAutocast():
                     real = self._run(plan, func, [_read(each) for each in operands], on_host)
-            except _UnknownError:
+            except UnknownError:
                 return None
             is_right = real is not _FAILED and geometry.fits(real)
             return laid_out(real, nbytes, geometry) if is_right else None
 
-        values = Values(nbytes, compute=compute)
-        self._postponed.add(values)
-        bases = (each.basis for each in operands if isinstance(each, _Operand))
-        self._keep(result.untyped_storage(), values, KNOWN.union(*bases))
+        bases = (each.basis for each in operands if isinstance(each, Operand))
+        self.postpone(result, RealMemory(nbytes, compute=compute), KNOWN.union(*bases))
         return True
 
-    def _compute_postponed(self) -> None:
-        """Compute what waits, before an operand changes."""
-        for values in list(self._postponed):
-            values.read()
-        self._postponed.clear()
+    def _unread(self, arg: Any) -> Any:
+        if not isinstance(arg, FakeTensor):
+            return _constant(arg)
+        if arg.requires_grad:
+            raise UnknownError
+        return self.unread(arg)
 
     def _follow_unknown(
         self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -262,19 +160,10 @@ class KnownValues:
         return None if real is _FAILED else (real, basis)
 
     def _note_output(self, output: Any, value: Any, basis: Basis) -> None:
-        if not isinstance(value, torch.Tensor) or not self._is_new(output):
+        if not isinstance(value, torch.Tensor) or not self.is_new(output):
             return
         if output.dtype == value.dtype and output.shape == value.shape:
             self.note(output, value, basis)
-
-    def _is_new(self, output: Any) -> bool:
-        """Whether an output has memory of its own, which has no values yet."""
-        return (
-            isinstance(output, FakeTensor)
-            and output.layout is torch.strided
-            and is_dense(output)  # not zeros without memory, plus what is expanded
-            and output.untyped_storage()._cdata not in self._held
-        )
 
     def _select(self, args: tuple[Any, ...], result: Any) -> None:
         """Note the result of `where`; a uniform condition needs only one of its operands."""
@@ -307,7 +196,7 @@ class KnownValues:
 
     def assume(self, tensor: torch.Tensor, values: torch.Tensor, rule: Rule) -> None:
         """Give a tensor with its own memory the values of a rule, unless it has some."""
-        if isinstance(tensor, FakeTensor) and self._held_for(tensor) is None:
+        if isinstance(tensor, FakeTensor) and self.saved(tensor) is None:
             self._note_output(tensor, values.to(tensor.dtype), frozenset({self._assumed(rule)}))
 
     def _assumed(self, rule: Rule) -> Assumed:
@@ -337,7 +226,7 @@ class KnownValues:
                 name: self._real_argument(_ON_HOST.get(name, arg), bases)
                 for name, arg in kwargs.items()
             }
-        except _UnknownError:
+        except UnknownError:
             return None
         return real_args, real_kwargs, KNOWN.union(*bases)
 
@@ -345,7 +234,7 @@ class KnownValues:
         if isinstance(arg, torch.Tensor):
             known = self._operand(arg)
             if known is None:
-                raise _UnknownError
+                raise UnknownError
             bases.append(known.basis)
             return known.tensor
         if isinstance(arg, (list, tuple)):
@@ -363,8 +252,8 @@ class KnownValues:
             return
         if plan.overwrites and (not plan.is_random or is_drawn(targets[0])):
             self._make_room(targets[0])
-        if any(self._held_for(target) is not None for target in targets):
-            self._compute_postponed()
+        if any(self.saved(target) is not None for target in targets):
+            self.compute_postponed()
         known = self._real(args, kwargs) if plan.is_known else None
         if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
             for target in targets:
@@ -377,63 +266,39 @@ class KnownValues:
         """Whether anything is known of what is written into, or will be."""
         if plan.overwrites and isinstance(targets[0], FakeTensor):
             return True
-        return any(self._held_for(target) is not None for target in targets)
+        return any(self.saved(target) is not None for target in targets)
 
     def _make_room(self, target: torch.Tensor) -> None:
         """Make room for the values of a storage that is about to be overwritten entirely."""
-        if not isinstance(target, FakeTensor) or self._held_for(target) is not None:
+        if not isinstance(target, FakeTensor) or self.saved(target) is not None:
             return
         memory = target.untyped_storage()
         covers = target.numel() * target.element_size() == memory.nbytes()
         if covers and is_small(target) and not target.requires_grad and is_dense(target):
+            shape, stride, dtype = target.shape, target.stride(), target.dtype
             with torch._C._DisableTorchDispatch():
-                real = torch.empty(target.numel(), dtype=target.dtype, device="cpu")
-            self._keep(memory, Values(memory.nbytes(), real.untyped_storage()), KNOWN)
+                real = torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+            self.note(target, real, KNOWN)
 
     def _mark(self, targets: Iterable[torch.Tensor], basis: Basis) -> None:
         for target in targets:
-            held = self._held_for(target)
+            held = self.saved(target)
             if held is not None:
                 held.basis = held.basis | basis
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Forget the values of a tensor's storage."""
-        if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-            self._held.pop(tensor.untyped_storage()._cdata, None)
 
 
 _FAILED = object()
 
 
-class _UnknownError(Exception):
-    """An operand is not known."""
-
-
-def _unread(held_for: Callable[[torch.Tensor], _Held | None], arg: Any) -> Any:
-    """An argument as it is now; a known tensor's values need not be computed."""
-    if not isinstance(arg, FakeTensor):
-        return _constant(arg)
-    is_plain_view = not (_requires_grad(arg) or arg.is_conj() or arg.is_neg())
-    held = held_for(arg) if is_plain_view else None
-    if held is None:
-        raise _UnknownError
-    return _Operand(held.values, geometry_of(arg), held.basis)
-
-
 def _constant(arg: Any) -> Any:
     """An argument that stays as it is; a tensor on the host may change unseen."""
     if isinstance(arg, (torch.Tensor, list, tuple)):
-        raise _UnknownError
+        raise UnknownError
     return arg
 
 
 def _read(operand: Any) -> Any:
-    if not isinstance(operand, _Operand):
-        return operand
-    memory = operand.values.read()
-    if memory is None:
-        raise _UnknownError
-    return operand.geometry.view_of(memory)
+    return operand.read() if isinstance(operand, Operand) else operand
 
 
 _WITH_MEMORY = {aten._efficientzerotensor.default: aten.zeros.default}

@@ -34,7 +34,7 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
     return Geometry(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
-class Values:
+class RealMemory:
     """Real memory; computed when it is first asked for.
 
     Attributes:

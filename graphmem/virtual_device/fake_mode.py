@@ -82,11 +82,13 @@ class VirtualFakeMode(FakeTensorMode):
             self._copies_are_kept_off or isinstance(args[0], FakeTensor)
         ):
             args = (self.from_tensor(as_plain(args[0])), *args[1:])
-        key = self._key_of(func, args, kwargs)
-        answer = None if key is None else self._answers.get(key)
+        with torch._C.DisableTorchFunction():  # the program's own would see each look at a tensor
+            key = self._key_of(func, args, kwargs)
+            answer = None if key is None else self._answers.get(key)
+            infos = () if answer is None else answer.output_infos
+            made = [self._made_again(each, args) for each in infos]
         if answer is None:
             return self._ask(key, func, types, args, kwargs)
-        made = [self._made_again(each, args) for each in answer.output_infos]
         result = tuple(made) if answer.is_output_tuple else made[0]
         FakeTensorMode.cache_hits += 1
         if self.cache_crosscheck_enabled:

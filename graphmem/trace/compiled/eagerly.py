@@ -3,6 +3,9 @@
 Functions compiled before the program began, such as by a decorator in an imported module, ask
 `torch._dynamo.eval_frame._callback_from_stance` at each call for their compiler; the answer is
 that of the stance "force_eager": none.
+
+`torch.cond` and its kin have Dynamo find what their functions close over, and compile nothing
+(torch/_higher_order_ops): that is left as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from typing import Any
 
 import torch
 
-from graphmem.virtual_device.patching import Replacement
+from graphmem.virtual_device.patching import Replacement, replaced
+
+_HIGHER_ORDER = "torch._higher_order_ops."
 
 
 def replacements(asked: Callable[[], None]) -> list[Replacement]:
@@ -22,10 +27,20 @@ def replacements(asked: Callable[[], None]) -> list[Replacement]:
     Args:
         asked: called when the program requests compilation.
     """
+    compile_: Any = torch.compile
 
     def run_eagerly(model: Any = None, **options: Any) -> Any:
+        if str(getattr(model, "__module__", "")).startswith(_HIGHER_ORDER):
+            return run_as_it_was(model, options)
         asked()
         return (lambda function: function) if model is None else model
+
+    def run_as_it_was(function: Any, options: dict[str, Any]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with replaced(as_it_was):
+                return compile_(function, **options)(*args, **kwargs)
+
+        return call
 
     def nothing_compiles(callback: Any) -> None:
         if callback not in (None, False):
@@ -35,4 +50,5 @@ def replacements(asked: Callable[[], None]) -> list[Replacement]:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None:
         found.append((frames, "_callback_from_stance", nothing_compiles))
+    as_it_was = [(owner, name, getattr(owner, name)) for owner, name, _ in found]
     return found
