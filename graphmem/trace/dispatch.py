@@ -307,7 +307,7 @@ class TraceMode(TorchDispatchMode):
         if node is None:
             source = self._location.source()
         else:
-            autograd_node = node.name()
+            autograd_node = sys.intern(node.name())
             made_by = self.forward_of(node)
             if made_by is not None:
                 forward, source = made_by.index, made_by.source

@@ -42,7 +42,15 @@ from graphmem.values.held import (
     UnknownError,
 )
 from graphmem.values.layouts import is_dense
-from graphmem.values.limits import DRAWN, is_computed, is_drawn, is_postponed, is_small, is_table
+from graphmem.values.limits import (
+    DEEPEST,
+    DRAWN,
+    is_computed,
+    is_drawn,
+    is_postponed,
+    is_small,
+    is_table,
+)
 from graphmem.values.memory import RealMemory, geometry_of, laid_out
 from graphmem.values.plans import EMPTY, SHAPED, ValuePlan, own_draws, plan_of
 from graphmem.values.rules import Rule, Rules
@@ -106,6 +114,10 @@ class KnownValues(HeldValues):
             on_host = {name: _ON_HOST.get(name, _constant(each)) for name, each in kwargs.items()}
         except UnknownError:
             return False
+        known = [each for each in operands if isinstance(each, Operand)]
+        depth = 1 + max((each.memory.depth for each in known), default=0)
+        if depth > DEEPEST:
+            return False
         nbytes, geometry = result.untyped_storage().nbytes(), geometry_of(result)
 
         def compute() -> torch.UntypedStorage | None:
@@ -117,8 +129,8 @@ class KnownValues(HeldValues):
             is_right = real is not _FAILED and geometry.fits(real)
             return laid_out(real, nbytes, geometry) if is_right else None
 
-        bases = (each.basis for each in operands if isinstance(each, Operand))
-        self.postpone(result, RealMemory(nbytes, compute=compute), KNOWN.union(*bases))
+        basis = KNOWN.union(*(each.basis for each in known))
+        self.postpone(result, RealMemory(nbytes, compute=compute, depth=depth), basis)
         return True
 
     def _unread(self, arg: Any) -> Any:

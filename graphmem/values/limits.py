@@ -21,6 +21,9 @@ DRAWN = 1 << 16
 POSTPONED = 1 << 12
 """The fewest elements that are computed only when they are asked for: fewer cost nothing."""
 
+DEEPEST = 64
+"""The most computations in a row that wait, each for the one before it."""
+
 TABLE = 1 << 10
 """The most elements of a table of integers that is written entry by entry."""
 

@@ -39,24 +39,27 @@ class RealMemory:
 
     Attributes:
         nbytes: its size.
+        depth: how many computations in a row it waits for.
     """
 
-    __slots__ = ("__weakref__", "_compute", "_memory", "nbytes")
+    __slots__ = ("__weakref__", "_compute", "_memory", "depth", "nbytes")
 
     def __init__(
         self,
         nbytes: int,
         memory: torch.UntypedStorage | None = None,
         compute: Callable[[], torch.UntypedStorage | None] | None = None,
+        depth: int = 0,
     ) -> None:
         self.nbytes = nbytes
+        self.depth = depth
         self._memory = memory
         self._compute = compute
 
     def read(self) -> torch.UntypedStorage | None:
         """The memory; None if it could not be computed."""
         if self._compute is not None:
-            compute, self._compute = self._compute, None
+            compute, self._compute, self.depth = self._compute, None, 0
             self._memory = compute()
         return self._memory
 

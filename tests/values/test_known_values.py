@@ -167,9 +167,12 @@ def of_large_masks(device: torch.device) -> Any:
     small.logical_not_()
     with torch.autocast(device.type, dtype=torch.bfloat16):
         power = torch.pow(halves[0], 2)
+    total = torch.zeros(5000, device=device)
+    for _ in range(1500):  # Python nests fewer calls
+        total = total + 1
     return [
         [int(each.sum()) for each in (small, both, later, numbers)],
-        [halves.sum().item(), power.max().item(), power.stride()],
+        [halves.sum().item(), power.max().item(), power.stride(), total.max().item()],
         (numbers.float().t() @ numbers.float()).shape,
     ]
 
