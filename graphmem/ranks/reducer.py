@@ -99,8 +99,11 @@ class Reducer:
         raise NoReducerModelError(name)
 
     def _hook(self, index: int) -> tuple[Any, Any]:
+        """Clause (1). Autograd records nothing about an inference tensor, so none reaches it."""
+        parameter = self._parameters[index]
+        if parameter.is_inference():
+            return None, None
         with torch.enable_grad():
-            parameter = self._parameters[index]
             copied: Any = parameter.expand_as(parameter)
             accumulator = copied.grad_fn.next_functions[0][0]
         return accumulator, accumulator.register_hook(_calling(weakref.ref(self), index))
@@ -223,7 +226,8 @@ class Reducer:
 
     def _remove_autograd_hooks(self) -> None:
         for _, handle in self._hooked:
-            handle.remove()
+            if handle is not None:
+                handle.remove()
 
     def _check_reducer_finalized(self) -> None:
         if self._must_finalize:

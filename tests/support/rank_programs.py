@@ -88,6 +88,20 @@ class Buffered(nn.Module):
         return self.last(torch.relu(self.norm(self.first(rows))))
 
 
+class CastForInference(nn.Module):
+    """A scale that was cast in inference mode, so that it is an inference tensor, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+        with torch.inference_mode():
+            self.scale.data = self.scale.data.float()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows) * self.scale.neg()
+
+
 def _model(block: Callable[[], nn.Module] = Block, blocks: int = 3) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(block() for _ in range(blocks)), nn.Linear(WIDTH, CLASSES))
@@ -305,6 +319,7 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
     "ddp with views": partial(ddp, gradient_as_bucket_view=True),
     "ddp with small buckets": partial(ddp, bucket_cap_mb=0.02),
     "ddp with unused": partial(ddp, Buffered, find_unused_parameters=True),
+    "ddp with inference tensor": partial(ddp, CastForInference, find_unused_parameters=True),
     "ddp with static graph": partial(ddp, partial(_model, Recomputed), static_graph=True),
     "ddp with static views": partial(
         ddp, Buffered, static_graph=True, gradient_as_bucket_view=True
