@@ -94,6 +94,12 @@ COMPILER_NAMES = (
         _COMPILED,
     ),
     Names(
+        "torch._inductor.output_code.CompiledFxGraph",
+        "__call__",
+        "the values of small results, which kernels do not compute here",
+        _COMPILED,
+    ),
+    Names(
         "torch._inductor.codecache.FxGraphCache",
         "prepare_key load_with_key _write_to_local_cache",
         "reusing what Inductor made in an earlier analysis",

@@ -185,6 +185,7 @@ class Session:
             self.recorder,
             unwatched,
             self.reads,
+            known,
             knows_memory=self.knows_memory,
             memory=self.memory,
         )

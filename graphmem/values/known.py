@@ -101,7 +101,7 @@ class KnownValues(HeldValues):
         if plan.is_random:
             basis |= {self._assumed(_RANDOM)}
         for output, value in _pairs(result, real):
-            self._note_output(output, value, basis)
+            self.note_output(output, value, basis)
 
     def _postpone(
         self, plan: ValuePlan, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -160,7 +160,7 @@ class KnownValues(HeldValues):
             operand = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         on_host = {name: _ON_HOST.get(name, value) for name, value in kwargs.items()}
         real = self._run(plan, func, (operand, *args[1:]), on_host | {"device": _ON_HOST["device"]})
-        self._note_output(result, real, KNOWN)
+        self.note_output(result, real, KNOWN)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation on known operands; returns result and basis, or None if not known."""
@@ -171,7 +171,8 @@ class KnownValues(HeldValues):
         real = self._run(ValuePlan((), False, False), func, real_args, real_kwargs)
         return None if real is _FAILED else (real, basis)
 
-    def _note_output(self, output: Any, value: Any, basis: Basis) -> None:
+    def note_output(self, output: Any, value: Any, basis: Basis) -> None:
+        """Note a result, unless it has values or no memory of its own."""
         if not isinstance(value, torch.Tensor) or not self.is_new(output):
             return
         if output.dtype == value.dtype and output.shape == value.shape:
@@ -187,7 +188,7 @@ class KnownValues(HeldValues):
         if known is not None:
             with torch._C._DisableTorchDispatch():
                 value = known.tensor.to(result.dtype).expand(result.shape)
-            self._note_output(result, value, condition.basis | known.basis)
+            self.note_output(result, value, condition.basis | known.basis)
 
     def _operand(self, tensor: torch.Tensor) -> KnownTensor | None:
         return None if _requires_grad(tensor) else self.of(tensor)
@@ -204,12 +205,12 @@ class KnownValues(HeldValues):
         rule, outputs = made
         basis = frozenset({self._assumed(rule)})
         for output, value in outputs:
-            self._note_output(output, value, basis)
+            self.note_output(output, value, basis)
 
     def assume(self, tensor: torch.Tensor, values: torch.Tensor, rule: Rule) -> None:
         """Give a tensor with its own memory the values of a rule, unless it has some."""
         if isinstance(tensor, FakeTensor) and self.saved(tensor) is None:
-            self._note_output(tensor, values.to(tensor.dtype), frozenset({self._assumed(rule)}))
+            self.note_output(tensor, values.to(tensor.dtype), frozenset({self._assumed(rule)}))
 
     def _assumed(self, rule: Rule) -> Assumed:
         return Assumed(rule.what, rule.value, rule.why, self._where())

@@ -16,14 +16,16 @@ import torch
 
 from graphmem.environment import environment
 from graphmem.private_cache import PrivateCache, users_folder
-from graphmem.trace.compiled import dynamo, graph_outputs, inductor
+from graphmem.trace.compiled import dynamo, graph_outputs, inductor, small_results
 from graphmem.trace.compiled.origins import Origins, buffers_of
 from graphmem.trace.compiled.reuse import MOST_BYTES, Learned, Reuse
 from graphmem.trace.compiled.savings import Savings, compiled_graph
+from graphmem.trace.compiled.small_results import SmallResults
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.compiled.unwatched import Unwatched
 from graphmem.trace.messages import NoTritonError
 from graphmem.trace.recorder import Recorder
+from graphmem.values.known import KnownValues
 from graphmem.virtual_device.device_memory import DeviceMemory
 from graphmem.virtual_device.libraries import triton
 from graphmem.virtual_device.patching import Replacement, replaced, suspended
@@ -62,6 +64,7 @@ class Compilation:
         recorder: Recorder,
         unwatched: Unwatched,
         unknowns: Unknowns,
+        known: KnownValues,
         *,
         knows_memory: bool,
         memory: DeviceMemory | None,
@@ -72,12 +75,14 @@ class Compilation:
             recorder: knows who owns a storage.
             unwatched: stops recording while the compiler runs.
             unknowns: answers what only a card knows.
+            known: the values of the program's tensors.
             knows_memory: whether the program can ask how much memory is in use.
             memory: the device's, if it can be followed; otherwise CUDA graphs are left out.
         """
         self._memory = memory
         self._recorder = recorder
         self._unknowns = unknowns
+        self._known = known
         self._knows_memory = knows_memory
         self._unwatched = unwatched
         self.origins = Origins()
@@ -172,9 +177,11 @@ class Compilation:
         from torch._inductor.graph import GraphLowering
 
         compile_to_module = GraphLowering.compile_to_module
+        followed: dict[str, SmallResults] = {}
 
         def learn(file: str, learned: Learned) -> None:
             self.origins.note(file, learned.buffers)
+            followed[file] = learned.small
             savings.code.graphs.append(learned.graph)
 
         # In a run Python's collector is at work, at moments that depend on what is made.
@@ -184,7 +191,8 @@ class Compilation:
         def compile_and_note(graph: Any) -> Any:
             module = compile_to_module(graph)
             constants = bool(graph.constants or graph.torchbind_constants)
-            learned = Learned(buffers_of(graph), compiled_graph(graph), constants)
+            small = small_results.small_results(graph.module.graph)
+            learned = Learned(buffers_of(graph), compiled_graph(graph), small, constants)
             learn(str(module.__file__), learned)
             if reuse:
                 reuse.note(learned)
@@ -192,6 +200,7 @@ class Compilation:
 
         return [
             *(reuse.replacements() if reuse else []),
+            *small_results.replacements(self._known, followed),
             (GraphLowering, "compile_to_module", compile_and_note),
             (
                 OutputGraph,

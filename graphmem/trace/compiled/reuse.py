@@ -10,7 +10,8 @@ Clauses:
       number, and of every node its origin and the hints of its sizes;
   (2) only a compilation that nobody could notice is kept: one that runs nothing on the card, asks
       nothing that only a card knows, and makes no constant;
-  (3) what graphmem learns while Inductor runs, its buffers' origins and what it fused, is kept too.
+  (3) what graphmem learns while Inductor runs, its buffers' origins, what it fused and which values
+      to follow, is kept too.
 
 Not reused: graphs that CUDA graphs capture, and compilations in a process group, whose size and
 ranks Inductor may ask for. Not covered: what Inductor logs, and a program that changes Inductor
@@ -35,6 +36,7 @@ from graphmem.frames import Origin, origin_of
 from graphmem.installation import installation_digest
 from graphmem.private_cache import PrivateCache
 from graphmem.trace.compiled.origins import Buffer, origin_of_node
+from graphmem.trace.compiled.small_results import SmallResults
 from graphmem.virtual_device.patching import Replacement
 
 MOST_BYTES = 256 << 20
@@ -47,11 +49,13 @@ class Learned:
     Attributes:
         buffers: the buffers of its wrapper, by name.
         graph: what was fused.
+        small: what is to be followed of its values.
         has_constants: whether the wrapper refers to tensors made while it was compiled.
     """
 
     buffers: dict[str, Buffer]
     graph: CompiledGraph
+    small: SmallResults
     has_constants: bool
 
 

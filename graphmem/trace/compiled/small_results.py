@@ -1,0 +1,215 @@
+"""The values of a compiled graph's small results, which its kernels do not compute here.
+
+A program may decide by them, such as by whether a loss's weight is above zero. Inductor's kernels
+do nothing, so what is known of a graph's operands is followed through the graph that it lowered.
+
+Clauses:
+  (1) a result is known if it, and everything it is computed from in the graph, has at most `TABLE`
+      elements, is not random, and comes from known inputs;
+  (2) an input that the graph writes into gets the value that the graph copies into it at its end
+      (`keep_inference_input_mutations`, torch/_inductor/compile_fx.py), if that is known; otherwise
+      its values are forgotten.
+
+Not covered: sizes that vary, and operators of other libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from graphmem.values.held import KNOWN, KnownTensor
+from graphmem.values.known import KnownValues
+from graphmem.values.limits import TABLE
+from graphmem.values.plans import is_pure
+from graphmem.virtual_device.patching import Replacement
+
+_COPY = torch.ops.aten.copy_.default
+
+
+class SmallResult(NamedTuple):
+    """A result of an earlier operation, or an input, as an argument."""
+
+    name: str
+
+
+class SmallOperation(NamedTuple):
+    """An operation on small tensors; `target` is such as `aten.gt.Scalar`."""
+
+    name: str
+    target: str
+    args: Any
+    kwargs: Any
+
+
+@dataclass(frozen=True)
+class SmallResults:
+    """What of a graph has to be followed.
+
+    Attributes:
+        inputs: the positions of small inputs, by name.
+        operations: those on small tensors, in order.
+        outputs: the names of small results that the graph returns, by position.
+        written: the names of small results that are copied into inputs, by the input's position.
+    """
+
+    inputs: dict[str, int]
+    operations: tuple[SmallOperation, ...]
+    outputs: dict[int, str]
+    written: dict[int, str]
+
+
+_NOTHING = SmallResults({}, (), {}, {})
+
+
+def small_results(graph: torch.fx.Graph) -> SmallResults:
+    """What of a graph that Inductor has lowered has to be followed."""
+    places = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    small = {node for node in places if _is_small(node)}
+    operations, written = [], {}
+    for node in graph.find_nodes(op="call_function", target=_COPY):
+        target, value = node.args[:2]
+        if target in places:
+            written[places[target]] = value
+    for node in graph.nodes:
+        if node.op == "call_function" and _can_be_followed(node, small):
+            small.add(node)
+            target = str(node.target)
+            args = torch.fx.map_arg((node.args, node.kwargs), lambda each: SmallResult(each.name))
+            operations.append(SmallOperation(node.name, target, *args))
+    (output,) = graph.find_nodes(op="output")
+    returned = enumerate(output.args[0])
+    return SmallResults(
+        {node.name: place for node, place in places.items() if node in small},
+        tuple(operations),
+        {place: node.name for place, node in returned if node in small and node not in places},
+        {place: value.name for place, value in written.items() if value in small},
+    )
+
+
+def _can_be_followed(node: torch.fx.Node, small: set[torch.fx.Node]) -> bool:
+    inputs = node.all_input_nodes
+    is_known = bool(inputs) and all(each in small for each in inputs)
+    return is_known and _is_small(node) and is_pure(node.target)
+
+
+def _is_small(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return all(isinstance(size, int) for size in value.shape) and value.numel() <= TABLE
+
+
+def replacements(known: KnownValues, followed: Mapping[str, SmallResults]) -> list[Replacement]:
+    """The attributes to replace.
+
+    Args:
+        known: the values of tensors.
+        followed: what to follow of each graph, by the file of its wrapper.
+    """
+    from torch._inductor.codecache import get_path
+    from torch._inductor.output_code import CompiledFxGraph
+
+    call = CompiledFxGraph.__call__
+
+    def call_and_follow(compiled: Any, inputs: Sequence[Any]) -> Any:
+        small = followed.get(get_path(compiled.cache_key, "py")[2], _NOTHING)
+        values = dict(_values(known, small, inputs))
+        written = [values.get(small.written.get(i, "")) for i in compiled.mutated_input_idxs]
+        mutated = [inputs[i] for i in compiled.mutated_input_idxs]
+        writes = [write for write in map(_Write.of, repeat(known), mutated, written) if write]
+        del mutated  # the wrapper frees inputs that nobody else has
+        outputs = call(compiled, inputs)
+        if writes:
+            known.compute_postponed()
+        for write in writes:
+            write.apply()
+        for place, name in small.outputs.items():
+            if name in values and _is_alone(outputs[place]):
+                known.note_output(outputs[place], *values[name])
+        return outputs
+
+    return [(CompiledFxGraph, "__call__", call_and_follow)]
+
+
+def _values(
+    known: KnownValues, small: SmallResults, inputs: Sequence[Any]
+) -> Iterator[tuple[str, KnownTensor]]:
+    """Clause (1): what is known of a graph's small tensors, by name."""
+    found: dict[str, KnownTensor] = {}
+    for name, place in small.inputs.items():
+        value = None if inputs[place].requires_grad else known.of(inputs[place])
+        if value is not None:
+            found[name] = value
+    for operation in small.operations:
+        value = _computed(known, operation, found)
+        if value is not None:
+            found[operation.name] = value
+            yield operation.name, value
+
+
+def _computed(
+    known: KnownValues, operation: SmallOperation, found: dict[str, KnownTensor]
+) -> KnownTensor | None:
+    basis = KNOWN
+    for each in _results(operation[2:]):
+        if each.name not in found:
+            return None
+        basis |= found[each.name].basis
+    namespace, name, overload = operation.target.split(".")
+    target = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    args, kwargs = _filled(operation[2:], found)
+    made = known.compute(target, args, kwargs)
+    return None if made is None else KnownTensor(made[0], basis)
+
+
+def _results(argument: Any) -> Iterator[SmallResult]:
+    if isinstance(argument, SmallResult):
+        yield argument
+    elif isinstance(argument, dict):
+        yield from _results(list(argument.values()))
+    elif isinstance(argument, (list, tuple)):
+        for each in argument:
+            yield from _results(each)
+
+
+def _filled(argument: Any, found: dict[str, KnownTensor]) -> Any:
+    if isinstance(argument, SmallResult):
+        return found[argument.name].tensor
+    if isinstance(argument, dict):
+        return {name: _filled(each, found) for name, each in argument.items()}
+    if isinstance(argument, (list, tuple)):
+        return [_filled(each, found) for each in argument]
+    return argument
+
+
+class _Write(NamedTuple):
+    """What is written into an input whose values are known; it does not keep the input."""
+
+    values: torch.Tensor
+    held: Any
+    value: KnownTensor
+
+    @classmethod
+    def of(cls, known: KnownValues, tensor: Any, value: KnownTensor | None) -> Self | None:
+        """Clause (2), before the graph runs; None if there is nothing to write."""
+        values = known.of(tensor) if isinstance(tensor, FakeTensor) else None
+        if values is None or value is None:
+            known.forget(tensor)
+            return None
+        return cls(values.tensor, known.saved(tensor), value)
+
+    def apply(self) -> None:
+        with torch._C._DisableTorchDispatch():
+            self.values.copy_(self.value.tensor)
+        self.held.basis |= self.value.basis
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has its storage to itself."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
