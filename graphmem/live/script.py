@@ -74,7 +74,7 @@ class UserProgram:
                 device.finish()
 
     def _load_module(self) -> tuple[CodeType, ModuleType]:
-        sys.path[0:1] = [str(Path.cwd())]
+        _put_first(Path.cwd())
         spec: Any = _find(self.name)
         if spec.submodule_search_locations is not None:
             spec = _find(f"{self.name}.__main__")
@@ -88,7 +88,7 @@ class UserProgram:
 
 def _load_script(name: str) -> tuple[CodeType, ModuleType]:
     file = _file_of(name)
-    sys.path[0:1] = [str(Path(file).resolve().parent)]
+    _put_first(Path(file).resolve().parent)
     try:
         source = Path(file).read_bytes()
     except OSError as error:
@@ -98,6 +98,11 @@ def _load_script(name: str) -> tuple[CodeType, ModuleType]:
         hint = did_you_mean_file(path, names, "name a script, or a module with -m")
         raise NoSuchProgramError(f"cannot read {name}: {reason}", hint=hint) from error
     return compile(source, file, "exec", dont_inherit=True), _main(file)
+
+
+def _put_first(folder: Path) -> None:
+    """Put a folder in the place of graphmem's own; under `python -P` there is none."""
+    sys.path[0 : not sys.flags.safe_path] = [str(folder)]
 
 
 def _file_of(name: str) -> str:
