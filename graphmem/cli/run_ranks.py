@@ -47,7 +47,7 @@ def run_ranks(
         InputError: another output was requested, or the collectives of ranks do not match.
     """
     from graphmem.live.several_ranks import MEETING, RanksReport, outcomes
-    from graphmem.ranks.error_messages import MismatchedCollectivesError
+    from graphmem.ranks.error_messages import MismatchedCollectivesError, MismatchedMessagesError
     from graphmem.ranks.mismatches import first_mismatch
 
     if any(kept):
@@ -76,7 +76,8 @@ def run_ranks(
     _show(RanksReport.of(worlds[0].size, found), output_format, output)
     mismatch = first_mismatch(made)
     if mismatch is not None and mismatch.doubt is None:
-        raise MismatchedCollectivesError(mismatch.ranks, mismatch)
+        differ = MismatchedMessagesError if mismatch.are_messages else MismatchedCollectivesError
+        raise differ(mismatch.ranks, mismatch)
     if mismatch is not None:
         typer.echo(_in_doubt(mismatch), err=True)
     raise typer.Exit(next((each.exit_code for each in found if each.exit_code), 0))
@@ -92,8 +93,11 @@ def _how_long(ranks: int, at_once: int, seconds: float) -> str:
 
 
 def _in_doubt(mismatch: Mismatch) -> str:
+    differ = (
+        "exchange different messages" if mismatch.are_messages else "make different collectives"
+    )
     return (
-        f"graphmem: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} make different collectives, "
+        f"graphmem: ranks {mismatch.ranks[0]} and {mismatch.ranks[1]} {differ}, "
         f"perhaps only because each was given its own values instead of the other's at "
         f"{mismatch.doubt} (docs/ranks.md){mismatch}"
     )

@@ -54,3 +54,11 @@ def combine_copies(tensor: torch.Tensor, operation: Any, count: int) -> None:
             tensor.pow_(count)
         elif operation == ReduceOp.BXOR and count % 2 == 0:
             tensor.zero_()
+
+
+def flat_like(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """The one tensor that NCCL uses for a list of equal ones (`newLikeFlat`)."""
+    first = tensors[0]
+    if first.device.type != "cuda" or any(each.shape != first.shape for each in tensors):
+        return None
+    return first.new_empty((len(tensors), *first.shape))

@@ -17,6 +17,16 @@ class NeverSentError(InputError):
         )
 
 
+class AnySourceError(InputError):
+    """A rank receives from whichever rank sends first."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "which rank sends first is not known: a message without a source is not modelled",
+            hint="name the rank: recv(tensor, src)",
+        )
+
+
 class MismatchedCollectivesError(InputError):
     """Ranks of a group differ in a collective."""
 
@@ -26,6 +36,18 @@ class MismatchedCollectivesError(InputError):
             f"so real ones would hang or fail{details}",
             hint="all ranks of a group must make the same collectives in the same order, with "
             "tensors of the same types and sizes",
+        )
+
+
+class MismatchedMessagesError(InputError):
+    """A rank sends a message that another does not receive, or the other way round."""
+
+    def __init__(self, ranks: tuple[int, int], details: object) -> None:
+        super().__init__(
+            f"the messages between ranks {ranks[0]} and {ranks[1]} do not match, "
+            f"so real ones would hang or fail{details}",
+            hint="each message that a rank sends must be received by the other, in the same order "
+            "and with as many elements",
         )
 
 

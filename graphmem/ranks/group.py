@@ -23,16 +23,17 @@ one are waited for at a barrier (graphmem/ranks/messages.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphmem.ranks.copies import combine_copies, copy, copy_to_each, is_read
+from graphmem.ranks import sizes
+from graphmem.ranks.copies import combine_copies, copy, copy_to_each, flat_like, is_read
+from graphmem.ranks.error_messages import AnySourceError
 from graphmem.ranks.mail import Mail
-from graphmem.ranks.sizes import check_gathered, check_scattered
 from graphmem.ranks.unwaited import Beginning, Unwaited
 
 Tensors = Sequence[torch.Tensor]
@@ -153,6 +154,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._joined = None
 
     def _join(self, used: Sequence[Any]) -> None:
+        sizes.check_backend(used, self.device_types)
         if self._joined is not None and any(map(_is_on_card, used)):
             joined, self._joined = self._joined, None
             joined()
@@ -217,11 +219,13 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give one rank the sum."""
+        sizes.check_rank("Reduce", getattr(opts, "rootRank", 0), self._size)
         self._sum(tensors, opts)
         return self._begun(tensors, list(tensors))
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> DoneWork:
         """Give every rank what one sends."""
+        sizes.check_rank("Broadcast", getattr(opts, "rootRank", 0), self._size)
         return self._begun(tensors, list(tensors))
 
     def barrier(self, opts: Any = None) -> DoneWork:
@@ -238,18 +242,22 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, destination: int, tag: int = 0) -> DoneWork | None:
         """Send tensors to another rank."""
+        sizes.check_rank("Send", destination, self._size)
         for tensor in filter(is_read, tensors):
             self._mail.send(self, destination, tensor)
         return self._message(tensors)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork | None:
         """Receive tensors from another rank."""
+        sizes.check_rank("Recv", source, self._size)
         arrivals = [self._mail.expect(self, source, each) for each in filter(is_read, tensors)]
         return self._message(tensors, arrivals)
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork | None:
-        """Receive tensors from an unknown rank, so their values are unknown too."""
-        return self._message(tensors)
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> NoReturn:
+        """Refuse: NCCL has no such message, and with gloo it depends on which rank is first."""
+        if any(map(_is_on_card, tensors)):
+            raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
+        raise AnySourceError()
 
     def _message(self, tensors: Tensors, arrivals: Sequence[Arrival] = ()) -> DoneWork | None:
         """Begin to send or receive (clause 4)."""
@@ -278,7 +286,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Give every rank what each sends (clause 1)."""
         held: list[Any] = [list(inputs)]
         for gathered, sent in zip(outputs, inputs, strict=True):
-            held.append(_flat(gathered))
+            held.append(flat_like(gathered))
             copy_to_each(gathered, sent)
         return self._begun([each for gathered in outputs for each in gathered], held)
 
@@ -286,7 +294,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
         """Give every rank what each sends, in one tensor."""
-        check_gathered(output, sent, self._size)
+        sizes.check_gathered(output, sent, self._size)
         self._gather_copies(output, sent)
         return self._begun([output], [sent, output])
 
@@ -330,7 +338,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         """Give each rank its part of the sum (clause 1)."""
         held: list[Any] = [list(outputs), [list(parts) for parts in inputs]]
         for output, parts in zip(outputs, inputs, strict=True):
-            held.append(_flat(parts))
+            held.append(flat_like(parts))
             copy(output, parts[self._rank])
         self._sum(outputs, opts)
         return self._begun(outputs, held)
@@ -339,7 +347,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> DoneWork:
         """Give each rank its part of the sum of one tensor."""
-        check_scattered(output, sent, self._size)
+        sizes.check_scattered(output, sent, self._size)
         return self._begun([output], [sent, output])
 
     def reduce_scatter_single_coalesced(
@@ -357,6 +365,9 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> DoneWork:
         """Give each rank a part of what each sends."""
+        if output_splits or input_splits:
+            sizes.check_split(sent, input_splits or (), self._size)
+            sizes.check_split(output, output_splits or (), self._size)
         if output.shape == sent.shape:
             copy(output, sent)
         if len(set(output_splits or ())) > 1 and not self._mail.began_beside(self):
@@ -377,14 +388,6 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """The one tensor that NCCL uses for a list of equal ones (`newLikeFlat`)."""
-    first = tensors[0]
-    if first.device.type != "cuda" or any(each.shape != first.shape for each in tensors):
-        return None
-    return first.new_empty((len(tensors), *first.shape))
 
 
 def _unless_waiting(arguments: Tensors, opts: Any) -> list[torch.Tensor]:

@@ -38,7 +38,8 @@ class Kind(msgspec.Struct, frozen=True):
 
     Attributes:
         operation: what the backend does.
-        alike: what must be alike on all ranks: the types and numbers of elements of tensors.
+        alike: what must be alike on all ranks: the types and numbers of elements of tensors, of
+            a message the latter.
         tensors: the same in words, with the sizes of tensors.
         name: the function that the program called.
         place: the line, in words; "" if there is none.
@@ -52,12 +53,13 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class OfGroup(msgspec.Struct):
-    """The collectives of a group on one device.
+    """The collectives of a group on one device, or its messages from one rank to another.
 
     Attributes:
         ranks: the group's.
         number: counts the groups of the same ranks, in the order in which they were made.
         device: "cuda" or "cpu"; each has a backend of its own.
+        way: of messages, the ranks that send and receive, and the tag; () for collectives.
         made: the kind of each collective.
         order: the number of collectives that the rank made before each, in any group.
         values: checksums of what this rank gave in, by the collective's position.
@@ -66,6 +68,7 @@ class OfGroup(msgspec.Struct):
     ranks: list[int]
     number: int
     device: str
+    way: tuple[int, ...] = ()
     made: list[int] = []
     order: list[int] = []
     values: dict[int, int] = {}
@@ -116,7 +119,7 @@ class Journal:
         self._is_stopped = is_stopped
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._kinds: dict[Kind, int] = {}
-        self._sequences: dict[tuple[Group, str], OfGroup] = {}
+        self._sequences: dict[tuple[Group, str, tuple[int, ...]], OfGroup] = {}
         self._made = 0
         self.arrives = False
         self._are_weights = False
@@ -173,14 +176,35 @@ class Journal:
             alike = words = tensors
         else:
             alike, words = (", ".join(map(each, tensors)) for each in (_counted, _in_words))
-        kind = Kind(operation, alike, words, _called() or operation, self._line())
-        ranks, number = group
-        sequence = self._sequences.get((group, device))
-        if sequence is None:
-            sequence = OfGroup(list(ranks), number, device)
-            self._sequences[group, device] = sequence
+        sequence = self._sequence(group, device)
         if not self.arrives:
             self._note_values(sequence, given)
+        self._append(sequence, Kind(operation, alike, words, _called() or operation, self._line()))
+
+    def note_message(self, group: Group, tensor: torch.Tensor, way: tuple[int, ...]) -> None:
+        """Note a message that this rank sends or receives.
+
+        Args:
+            group: from `group`.
+            tensor: what is sent, or takes what is received.
+            way: the ranks that send and receive, and the tag.
+        """
+        if self._is_stopped() or self._world is None:
+            return
+        is_sent = way[0] == self._world.rank
+        other = f"to rank {way[1]}" if is_sent else f"from rank {way[0]}"
+        words, name = f"{_in_words(tensor)} {other}", "send" if is_sent else "recv"
+        kind = Kind("message", str(tensor.numel()), words, _called() or name, self._line())
+        self._append(self._sequence(group, tensor.device.type, way), kind)
+
+    def _sequence(self, group: Group, device: str, way: tuple[int, ...] = ()) -> OfGroup:
+        ranks, number = group
+        found = self._sequences.get((group, device, way))
+        if found is None:
+            found = self._sequences[group, device, way] = OfGroup(list(ranks), number, device, way)
+        return found
+
+    def _append(self, sequence: OfGroup, kind: Kind) -> None:
         sequence.order.append(self._made)
         self._made += 1
         sequence.made.append(self._kinds.setdefault(kind, len(self._kinds)))

@@ -3,7 +3,9 @@
 (1) Each group's ranks are compared among themselves, those that ran, on each device. Operations and
     the tensors that must be alike are compared; the lines may differ.
 (2) A rank that makes one more than another differs as well, unless `--max-steps` stopped either.
-(3) Where ranks gave different values into a collective and each went on with its own, they may
+(3) Messages from one rank to another are compared as collectives of the two, each with a tag for
+    itself: their number, and the elements of each.
+(4) Where ranks gave different values into a collective and each went on with its own, they may
     differ later for this reason alone, also in another group or on another device. Such a
     difference is in doubt: it is told with that line. In a group of both ranks it is their own
     values that must differ, else those of any two ranks.
@@ -24,13 +26,15 @@ class Mismatch:
 
     Attributes:
         ranks: their numbers.
-        did: the collective of each, in words.
+        did: the collective or message of each, in words.
         doubt: where values were exchanged that may have caused it; None if nothing can have.
+        are_messages: whether messages differ, not collectives.
     """
 
     ranks: tuple[int, int]
     did: tuple[str, str]
     doubt: str | None
+    are_messages: bool = False
 
     def __str__(self) -> str:
         (one, other), (first, second) = self.ranks, self.did
@@ -44,18 +48,19 @@ def first_mismatch(found: Mapping[int, Collectives]) -> Mismatch | None:
     return next(certain, next(iter(differences), None))
 
 
-_ByGroup = dict[tuple[tuple[int, ...], int, str], dict[int, OfGroup]]
-"""What each rank made, by the group's ranks and number, and the device."""
+_ByGroup = dict[tuple[tuple[int, ...], int, str, tuple[int, ...]], dict[int, OfGroup]]
+"""What each rank made, by the group's ranks and number, the device, and the way of messages."""
 
 
 def _mismatches(found: Mapping[int, Collectives]) -> Iterator[Mismatch]:
     by_group: _ByGroup = {}
     for rank, journal in found.items():
         for each in journal.sequences:
-            by_group.setdefault((tuple(each.ranks), each.number, each.device), {})[rank] = each
-    for (ranks, number, device), made in by_group.items():
-        one, *others = [rank for rank in ranks if rank in found]
-        nothing = OfGroup(list(ranks), number, device)
+            key = tuple(each.ranks), each.number, each.device, each.way
+            by_group.setdefault(key, {})[rank] = each
+    for (ranks, number, device, way), made in by_group.items():
+        one, *others = [rank for rank in sorted(way[:2]) or ranks if rank in found]
+        nothing = OfGroup(list(ranks), number, device, way)
         for other in others:
             first, second = (
                 _Side(rank, found[rank], made.get(rank, nothing)) for rank in (one, other)
@@ -67,7 +72,8 @@ def _mismatches(found: Mapping[int, Collectives]) -> Iterator[Mismatch]:
                     *_doubts(first, second, position, by_group),
                     *_doubts(second, first, position, by_group),
                 )
-                yield Mismatch((one, other), did, min(doubts)[1] if doubts else None)
+                doubt = min(doubts)[1] if doubts else None
+                yield Mismatch((one, other), did, doubt, bool(way))
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,15 @@ class _Side:
             tensors = f" of {kind.tensors}" if kind.tensors else ""
             return f"{kind.name}{tensors}" + (f" at {kind.place}" if kind.place else "")
         last = f"; its last is {self.in_words(position - 1)}" if position else ""
-        return (
-            f"no {'further ' * bool(position)}collective of this group on {self.made.device}{last}"
-        )
+        return f"no {'further ' * bool(position)}{self._what}{last}"
+
+    @property
+    def _what(self) -> str:
+        if not self.made.way:
+            return f"collective of this group on {self.made.device}"
+        source, destination, *_ = self.made.way
+        is_sent = source == self.rank
+        return f"message to rank {destination}" if is_sent else f"message from rank {source}"
 
 
 def _first_difference(one: _Side, other: _Side) -> int | None:
@@ -110,7 +122,7 @@ def _doubts(
     """Where a rank first gave in other values than another before it differed, for each group."""
     order = side.made.order
     until = order[position] if position < len(order) else math.inf
-    for (ranks, _, _), made in by_group.items():
+    for (ranks, *_), made in by_group.items():
         own = made.get(side.rank)
         if own is None:
             continue

@@ -3,7 +3,12 @@
 Which those are is what PyTorch compares under `TORCH_DISTRIBUTED_DEBUG=DETAIL`: the operation, and
 of its tensors the number, types and sizes (`CollectiveFingerPrint` in
 torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp of 2.13). Sizes may differ in `alltoall`, in
-coalesced collectives, and in lists of unequal tensors. Messages are not collectives.
+coalesced collectives, and in lists of unequal tensors.
+
+A message is noted by the rank that sends it and by the one that receives it. NCCL requires "the
+same datatype and the same count" (`ncclSend`, nccl.h), but PyTorch itself sends an int64 to a
+float32 (up to 2.9, `_get_init_p2p_neighbors_ops`, torch/distributed/pipelining/stage.py), so the
+type is not compared. `ProcessGroupNCCL::send` ignores the tag, gloo does not.
 
 Of the sizes only the number of elements matters, which is all that NCCL is told: `input.numel()` in
 `allreduce_impl`, `broadcast`, `reduce`, `allgather` and `_allgather_base`, `output.numel()` in
@@ -23,6 +28,7 @@ from torch.distributed.fsdp import _init_utils as fsdp
 from graphmem.ranks import exchanges
 from graphmem.ranks.group import LoneGroup
 from graphmem.ranks.journal import Group, Journal
+from graphmem.ranks.sizes import check_rank
 from graphmem.virtual_device.patching import Replacement
 
 Tensors = Sequence[torch.Tensor]
@@ -110,6 +116,24 @@ class NotedGroup(LoneGroup):
         if device is None:
             device = "cuda" if torch.device("cuda") in self.device_types else "cpu"
         self.journal.note(self.key, device, operation, alike, given)
+
+    def send(self, tensors: Tensors, destination: int, tag: int = 0) -> Any:
+        """Send tensors to another rank."""
+        check_rank("Send", destination, self._size)
+        self._note_message(tensors, self._rank, destination, tag)
+        return super().send(tensors, destination, tag)
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
+        """Receive tensors from another rank."""
+        check_rank("Recv", source, self._size)
+        self._note_message(tensors, source, self._rank, tag)
+        return super().recv(tensors, source, tag)
+
+    def _note_message(self, tensors: Tensors, source: int, destination: int, tag: int) -> None:
+        ranks = torch.distributed.get_process_group_ranks(self)
+        for each in tensors:
+            way = ranks[source], ranks[destination], 0 if each.is_cuda else tag
+            self.journal.note_message(self.key, each, way)
 
     def exchange(self, operation: str, given: Tensors, arguments: Sequence[Any]) -> Any:
         """Begin to exchange values, unless objects are sent, which do so themselves."""

@@ -1,12 +1,18 @@
-"""Which tensors a collective rejects, with the errors of NCCL's group.
+"""Which tensors and ranks a collective rejects, with the errors of NCCL's group.
 
-`ProcessGroupNCCL::_allgather_base` and `_reduce_scatter_base`
-(torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp); test/distributed/test_c10d_nccl.py names both.
+`ProcessGroupNCCL::_allgather_base`, `_reduce_scatter_base`, and `alltoall_base`, which checks only
+splits (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp); `checkSplitSizes` (Utils.hpp in that
+folder). test/distributed/test_c10d_nccl.py names the errors of the first two. A root or a peer
+outside the group is an invalid argument (`ArgsCheck`, NCCL's misc/argcheck.cc).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+from torch.distributed import DistBackendError
 
 
 def check_gathered(output: torch.Tensor, sent: torch.Tensor, size: int) -> None:
@@ -23,3 +29,32 @@ def check_scattered(output: torch.Tensor, sent: torch.Tensor, size: int) -> None
         raise TypeError("input tensor must be the same type as the output tensor.")
     if sent.numel() != output.numel() * size:
         raise ValueError("input tensor must be the same size as output size times world size")
+
+
+def check_split(tensor: torch.Tensor, parts: Sequence[int], size: int) -> None:
+    """Raise an error unless a tensor has these parts, or equal ones, for each of `size` ranks."""
+    if not parts and tensor.shape[0] % size:
+        raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+    if parts and len(parts) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if parts and sum(parts) != tensor.shape[0]:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+
+
+def check_backend(used: Sequence[Any], backends: Sequence[torch.device]) -> None:
+    """Raise an error if tensors are on the CPU, for which the group has no backend.
+
+    `ProcessGroup::getBackend`, torch/csrc/distributed/c10d/ProcessGroup.cpp
+    """
+    devices = {each.device.type for each in used if isinstance(each, torch.Tensor)}
+    if "cpu" in devices and backends and torch.device("cpu") not in backends:
+        raise RuntimeError("No backend type associated with device type cpu")
+
+
+def check_rank(operation: str, rank: int, size: int) -> None:
+    """Raise an error unless a root or a peer is in a group of `size` ranks."""
+    if not 0 <= rank < size:
+        raise DistBackendError(
+            f"NCCL error: invalid argument: {operation}: invalid root {rank} "
+            f"(root should be in the 0..{size} range)"
+        )

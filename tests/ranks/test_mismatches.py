@@ -57,6 +57,10 @@ DDP = "torch.nn.parallel.DistributedDataParallel"
 WEIGHTS_SENT = f"""torch.manual_seed(rank)
 {DDP}(torch.nn.Linear(4, 4).cuda(), [rank])
 dist.broadcast(torch.nn.Parameter(x + rank), 0)"""
+BATCHES = """for _ in range(2 - rank):
+    kind = dist.irecv if rank else dist.isend
+    dist.batch_isend_irecv([dist.P2POp(kind, x, 1 - rank)])"""
+RECEIVED = "batch_isend_irecv of float32[4] from rank 0"
 NO_MORE = "no further collective of this group on cuda; its last is "
 
 
@@ -116,12 +120,43 @@ def test_the_first_difference_has_both_lines(
     assert compare(body) == Mismatch((0, 1), (first, second), None)
 
 
+@pytest.mark.parametrize(
+    ("body", "first", "second"),
+    [
+        (
+            "if rank: dist.recv(x, 0)",
+            "no message to rank 1",
+            f"recv of float32[4] from rank 0 at s.py:{FIRST}",
+        ),
+        (
+            "if rank: dist.send(x, 0)\nelse: dist.recv(y, 1)",
+            f"recv of float32[8] from rank 1 at s.py:{FIRST + 1}",
+            f"send of float32[4] to rank 0 at s.py:{FIRST}",
+        ),
+        (
+            BATCHES,
+            f"batch_isend_irecv of float32[4] to rank 1 at s.py:{FIRST + 2}",
+            f"no further message from rank 0; its last is {RECEIVED} at s.py:{FIRST + 2}",
+        ),
+        (  # gloo's messages have tags
+            "if rank: dist.recv(torch.ones(2), 0, tag=5)\nelse: dist.send(torch.ones(2), 1, tag=4)",
+            f"send of float32[2] to rank 1 at s.py:{FIRST + 1}",
+            "no message from rank 0",
+        ),
+    ],
+)
+def test_messages_that_nobody_receives_or_sends_have_both_lines(
+    compare: Compare, body: str, first: str, second: str
+) -> None:
+    assert compare(body) == Mismatch((0, 1), (first, second), None, are_messages=True)
+
+
 def test_what_may_differ_between_ranks_does(compare: Compare) -> None:
-    """Splits, messages, who gathers, uneven lists, another order of groups, shapes."""
+    """Splits, types of messages, who gathers, uneven lists, another order of groups, shapes."""
     body = """
 dist.all_to_all_single(card(3), card(2 + 2 * rank), [1, 2], [1 + rank] * 2)
-if rank: dist.recv(x, 0)
-else: dist.send(x, 1); dist.send(y, 1)
+if rank: dist.recv(x, 0); dist.recv(torch.ones(8), 0, tag=2)
+else: dist.send(card(2, 2, dtype=torch.int32), 1, tag=1); dist.send(torch.ones(8), 1, tag=2)
 dist.gather(x, None if rank else [card(4), card(4)], 0)
 dist.scatter(x, None if rank else [card(4), card(4)], 0)
 dist.all_gather([card(4), card(5)], card(4 + rank))

@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -355,9 +356,27 @@ class TestWorlds:
                 "dist.all_gather_into_tensor(card(6), card(3).int())",
                 "TypeError: output tensor must have the same type as input tensor",
             ),
+            (
+                "dist.all_to_all_single(card(7), card(7), [3, 3], [4, 3])",
+                "RuntimeError: Split sizes doesn't match total dim 0 size",
+            ),
+            (
+                "dist.all_to_all_single(card(7), card(7), [7], [4, 3])",
+                "RuntimeError: Number of tensor splits not equal to group size",
+            ),
+            (
+                "dist.all_to_all_single(card(7), card(7), [3, 4])",
+                "RuntimeError: Tensor's dim 0 does not divide equally across group size",
+            ),
+            ("dist.send(card(2), 2)", "Send: invalid root 2 (root should be in the 0..2 range)"),
+            ("dist.recv(card(2), -1)", "Recv: invalid root -1"),
+            ("dist.broadcast(card(2), 9)", "Broadcast: invalid root 9"),
+            ("dist.reduce(card(2), 2)", "Reduce: invalid root 2"),
+            ("dist.all_reduce(torch.ones(2))", "No backend type associated with device type cpu"),
+            ("dist.recv(card(2))", "ProcessGroupNCCL does not support recvAnysource"),
         ],
     )
-    def test_an_uneven_shard_is_the_error_of_nccl(
+    def test_an_uneven_shard_or_a_rank_outside_is_the_error_of_nccl(
         self, run: Run, tmp_path: Path, call: str, told: str
     ) -> None:
         """test/distributed/test_c10d_nccl.py, `test_reduce_scatter_base_basics` and its kin."""
@@ -373,6 +392,31 @@ class TestWorlds:
         assert done.exit_code == 1
         assert told in done.stderr
         assert ", line 4" in done.stderr
+
+    def test_a_rank_finds_modules_by_its_python_path(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ranks are started by `python -P`, which adds no folder; PYTHONPATH=. stays."""
+        (tmp_path / "packages").mkdir()
+        (tmp_path / "packages" / "beside.py").write_text("name = 'found'")
+        script = self.script(tmp_path, "import beside", "print(beside.name)")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+        for name in LAUNCHED:
+            monkeypatch.delenv(name, raising=False)
+
+        command = [sys.executable, "-P", "-m", "graphmem", "run", "--nproc-per-node", "2", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+
+    def test_a_message_from_any_rank_is_refused(self, run: Run, tmp_path: Path) -> None:
+        script = self.script(tmp_path, "dist.init_process_group()", "dist.recv(torch.ones(2))")
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.exit_code == 2
+        assert f"stopped at {script}:3" in done.stderr
+        assert "a message without a source is not modelled" in done.stderr
 
     def test_fully_shard_makes_its_mesh_of_the_card(self, run: Run, tmp_path: Path) -> None:
         script = self.script(
