@@ -25,6 +25,9 @@ _NO_META_KERNEL = re.compile(r"no fake impl registered for <CustomOpDef\(([\w:]+
 _FIRST_SENTENCE = re.compile(
     r"(Could not run '[^']*' with arguments from the '\w*' backend\.).*", re.DOTALL
 )
+# The file of methods that the standard library writes (dataclasses.py, `_FuncBuilder`), and of
+# what a program passes to `exec`: nobody can open it, and the lines around it are a file's.
+_WRITTEN = "<string>"
 _PLACE = "_graphmem_place"
 _HINT = "_graphmem_hint"
 
@@ -214,7 +217,7 @@ def _named_modules(outermost: Any, otherwise: Any) -> Iterator[tuple[str, Any]]:
 def _keep_user_frames(told: TracebackException) -> None:
     """Drop the frames of torch, graphmem and the standard library, here and in the causes."""
     told.stack = StackSummary.from_list(
-        [frame for frame in told.stack if is_program(frame.filename)]
+        [each for each in told.stack if is_program(each.filename) and each.filename != _WRITTEN]
     )
     for earlier in (told.__cause__, told.__context__):
         if earlier is not None:

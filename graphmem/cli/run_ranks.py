@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from graphmem.ranks.journal import Collectives
     from graphmem.ranks.mismatches import Mismatch
     from graphmem.ranks.world import World
+
+
+_SIGNALLED = 128
+"""A shell's exit code after a signal is this and the signal's number."""
+_OUT_OF_MEMORY = (
+    "graphmem: hint: Linux kills a process with SIGKILL when this machine's memory runs out; "
+    "--rank 0 runs one rank alone"
+)
 
 
 def run_ranks(
@@ -47,8 +56,6 @@ def run_ranks(
         InputError: another output was requested, or the collectives of ranks do not match.
     """
     from graphmem.live.several_ranks import MEETING, RanksReport, outcomes
-    from graphmem.ranks.error_messages import MismatchedCollectivesError, MismatchedMessagesError
-    from graphmem.ranks.mismatches import first_mismatch
 
     if any(kept):
         raise OneRankOnlyError()
@@ -74,13 +81,28 @@ def run_ranks(
         if outcome.collectives is not None:
             made[outcome.info.rank] = outcome.collectives
     _show(RanksReport.of(worlds[0].size, found), output_format, output)
+    _tell_mismatch(made)
+    if any(each.exit_code == -signal.SIGKILL for each in found):
+        typer.echo(_OUT_OF_MEMORY, err=True)
+    exit_code = next((each.exit_code for each in found if each.exit_code), 0)
+    raise typer.Exit(exit_code if exit_code >= 0 else _SIGNALLED - exit_code)
+
+
+def _tell_mismatch(made: Mapping[int, Collectives]) -> None:
+    """Tell in what ranks differ first; an error, unless it is in doubt.
+
+    Raises:
+        InputError: the collectives or messages of ranks do not match.
+    """
+    from graphmem.ranks.error_messages import MismatchedCollectivesError, MismatchedMessagesError
+    from graphmem.ranks.mismatches import first_mismatch
+
     mismatch = first_mismatch(made)
     if mismatch is not None and mismatch.doubt is None:
         differ = MismatchedMessagesError if mismatch.are_messages else MismatchedCollectivesError
         raise differ(mismatch.ranks, mismatch)
     if mismatch is not None:
         typer.echo(_in_doubt(mismatch), err=True)
-    raise typer.Exit(next((each.exit_code for each in found if each.exit_code), 0))
 
 
 def _how_long(ranks: int, at_once: int, seconds: float) -> str:
@@ -166,12 +188,19 @@ def _table(report: RanksReport) -> Table:
 def _row(info: RankInfo) -> tuple[str, ...]:
     from graphmem.report.answer import where
 
-    ended = f"exit code {info.exit_code}" if info.exit_code else ""
     if info.report is None:
-        return "", "", ended
+        return "", "", _ended(info.exit_code) or "ended without a report"
+    ended = _ended(info.exit_code)
     peak = info.report.peak
     place = where(peak) if peak.allocated else "nothing ran on the card"
     return f"{peak.allocated:,}", f"{peak.reserved:,}", ", ".join(filter(None, (place, ended)))
+
+
+def _ended(exit_code: int) -> str:
+    """How a rank ended, in words; "" if it ended well."""
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}" if exit_code else ""
 
 
 def in_words(ranks: Sequence[int]) -> str:

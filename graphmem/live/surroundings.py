@@ -7,12 +7,14 @@
 (3) Threads that the program starts are watched (`graphmem.trace.threads`).
 (4) `share_memory_` ignores tensors on the card, as on a real one (torch/storage.py); sending them
     to another process, which has no card, is an error.
+(5) `os._exit` ends the program as `sys.exit` does: the process has still to report it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -38,13 +40,25 @@ def replacements(
 ) -> list[Replacement]:
     """The attributes to replace."""
     _watch_forks()
-    found: list[Replacement] = _shared_memory()
+    found: list[Replacement] = [*_shared_memory(), (os, "_exit", _orderly_exit())]
     if torch.distributed.is_available():
         found += [
             (sys, "excepthook", sys.excepthook),  # restored: a process group sets its own
             *ranks.replacements(recorder, known, devices, journal),
         ]
     return found
+
+
+def _orderly_exit() -> Callable[[int], NoReturn]:
+    """`os._exit` that raises in the program; a forked child or another thread ends the process."""
+    owner, leave = os.getpid(), os._exit
+
+    def end(status: int) -> NoReturn:
+        if os.getpid() != owner or threading.current_thread() is not threading.main_thread():
+            leave(status)
+        raise SystemExit(status)
+
+    return end
 
 
 def _shared_memory() -> list[Replacement]:

@@ -719,6 +719,7 @@ class TestExitCodes:
             ("import sys; sys.exit('no data')", 1, "no data\n"),
             ("import sys; sys.exit(None)", 0, ""),
             ("raise SystemExit", 0, ""),
+            ("import os; os._exit(7)", 7, ""),
         ],
     )
     def test_exit_codes(

@@ -118,6 +118,19 @@ def test_a_rank_that_ends_early_keeps_nobody_waiting(together: Together) -> None
     assert "rank 1: all_reduce of float32[1] at " in done.stderr
 
 
+def test_a_rank_that_is_killed_is_told_by_its_signal(together: Together) -> None:
+    """The others go on without it; a shell's exit code for SIGKILL, 9, is 128 + 9."""
+    done = together(
+        "import os, signal\n"
+        "if rank: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.all_gather_object([None, None], rank)"
+    )
+
+    assert done.exit_code == 137
+    assert "killed by SIGKILL" in done.stderr
+    assert "this machine's memory runs out" in done.stderr
+
+
 UNEQUAL = """sent = torch.tensor([1, 3] if rank == 0 else [2, 4], device='cuda')
 received = torch.empty_like(sent)
 dist.all_to_all_single(received, sent)

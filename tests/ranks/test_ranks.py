@@ -409,6 +409,16 @@ class TestWorlds:
 
         assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
 
+    def test_a_rank_outside_its_world_is_told_with_the_line(self, run: Run, tmp_path: Path) -> None:
+        """The place is no line of a method that the standard library writes."""
+        script = self.script(tmp_path, "", "dist.init_process_group(rank=3, world_size=2)")
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.exit_code == 2
+        assert f"stopped at {script}:3" in done.stderr
+        assert "rank 3 is not in a world of 2" in done.stderr
+
     def test_a_message_from_any_rank_is_refused(self, run: Run, tmp_path: Path) -> None:
         script = self.script(tmp_path, "dist.init_process_group()", "dist.recv(torch.ones(2))")
 
