@@ -117,9 +117,14 @@ def _print_error(error: BaseException) -> None:
 
 def _hint(error: BaseException, gpu: VirtualGpu) -> str:
     stand_in = stand_in_for(error)
-    if stand_in is None or stand_in in gpu.stand_ins:
-        return hint_of(error)
-    return f"--stand-in {stand_in.distribution} stands in for it"
+    if stand_in is not None and stand_in not in gpu.stand_ins:
+        return f"--stand-in {stand_in.distribution} stands in for it"
+    if stand_in is not None and isinstance(error, ModuleNotFoundError) and stand_in.install:
+        return (
+            f"the stand-in lacks it: install the package's Python part ({stand_in.install}), "
+            "which runs over the same kernels"
+        )
+    return hint_of(error)
 
 
 def _where(error: InputError) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -10,9 +11,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as dist_nn
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    post_localSGD_hook,
+    powerSGD_hook,
+)
 from torch.distributed.algorithms.join import Join
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
@@ -22,13 +30,16 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -160,6 +171,23 @@ def ddp_with_hook() -> TrainingStep:
     return _trained(model)
 
 
+def ddp_by_low_ranks() -> TrainingStep:
+    """PowerSGD from the third iteration on, with the error of the last one."""
+    model = DistributedDataParallel(_model())
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return _trained(model)
+
+
+def local_sgd() -> TrainingStep:
+    """Gradients are summed in the first iteration, then weights in every second."""
+    model = DistributedDataParallel(_model())
+    state = post_localSGD_hook.PostLocalSGDState(None, dist.new_group([dist.get_rank()]), 1)
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=1)
+    return _trained(model, PostLocalSGDOptimizer(_adamw(model.parameters()), averager))
+
+
 def ddp_accumulating() -> TrainingStep:
     model = DistributedDataParallel(_model())
     optimizer = _adamw(model.parameters())
@@ -219,6 +247,11 @@ def fsdp_accumulating() -> TrainingStep:
 
 def fsdp_replicated() -> TrainingStep:
     return fsdp(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def fsdp1_replicated() -> TrainingStep:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return fsdp1(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
 
 
 def fsdp1(**options: Any) -> TrainingStep:
@@ -283,9 +316,148 @@ def tensor_parallel_sharded() -> TrainingStep:
     return _trained(fully_shard(model, mesh=mesh["dp"]))
 
 
+# ---- the sequence split --------------------------------------------------------------------------
+
+
+class _Rotate(torch.autograd.Function):
+    """Send a tensor to the next rank and receive the previous one's; gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return _rotated(tensor, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return _rotated(gradient, -1)
+
+
+def _rotated(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent = tensor.contiguous()
+    received = torch.empty_like(sent)
+    messages = [
+        dist.P2POp(dist.isend, sent, (rank + by) % size),
+        dist.P2POp(dist.irecv, received, (rank - by) % size),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    return received
+
+
+class Attention(nn.Module):
+    """Attention of this rank's rows to those of all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(rows).chunk(3, -1)
+        return rows + self.attend(q, k, v)
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class Ring(Attention):
+    """Keys and values go round; each part's result is weighed by its logsumexp (2310.01889)."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        output, weight = torch.zeros_like(q), q.new_full((len(q), 1), float("-inf"))
+        for _ in range(dist.get_world_size()):
+            scores = q @ k.t()
+            part = scores.logsumexp(-1, keepdim=True)
+            total = torch.logaddexp(weight, part)
+            output = output * (weight - total).exp() + (scores - total).exp() @ v
+            weight = total
+            k, v = _Rotate.apply(k), _Rotate.apply(v)
+        return output
+
+
+class Gathered(Attention):
+    """Each rank gathers all keys and values, as Llama 3 did (2407.21783, 3.3.2)."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        gather = functional.all_gather_tensor_autograd
+        k, v = (gather(each.contiguous(), 0, dist.group.WORLD) for each in (k, v))
+        return (q @ k.t()).softmax(-1) @ v
+
+
+class Heads(Attention):
+    """Each rank exchanges its rows of all heads for all rows of some, and back (2309.14509)."""
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self.exchanged(each) for each in (q, k, v))
+        output = (q @ k.t()).softmax(-1) @ v
+        size = dist.get_world_size()
+        parts = functional.all_to_all_single_autograd(output, None, None, dist.group.WORLD)
+        return torch.cat(parts.chunk(size), -1)
+
+    def exchanged(self, rows: torch.Tensor) -> torch.Tensor:
+        parts = torch.cat(rows.chunk(dist.get_world_size(), -1))
+        return functional.all_to_all_single_autograd(parts, None, None, dist.group.WORLD)
+
+
+def context_parallel(attention: Callable[[], nn.Module]) -> TrainingStep:
+    return _summing(_model(attention))
+
+
+def _summing(model: nn.Module, own: Iterable[torch.Tensor] = ()) -> TrainingStep:
+    """Train with gradients that are summed by hand, except for those that a rank has alone."""
+    optimizer = _adamw(model.parameters())
+    alone = {id(each) for each in own}
+    shared = [each for each in model.parameters() if id(each) not in alone]
+
+    def iterate() -> None:
+        model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+        for each in shared:
+            dist.all_reduce(each.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return TrainingStep(step=iterate)
+
+
+# ---- experts -------------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """One expert a rank; rows are sent in unequal parts, which the others learn first."""
+
+    def __init__(self, *, is_functional: bool) -> None:
+        super().__init__()
+        self.expert = Block()
+        self.is_functional = is_functional
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        shares = [1 + (rank + each) % size for each in range(size - 1)]
+        sent = torch.tensor([*shares, len(rows) - sum(shares)])
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        parts, others = sent.tolist(), received.tolist()
+        tokens = self.expert(self.exchange(rows, others, parts))
+        return rows + self.exchange(tokens, parts, others)
+
+    def exchange(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+        if self.is_functional:
+            group = dist.group.WORLD
+            return functional.all_to_all_single_autograd(rows, received, sent, group)
+        output = rows.new_empty(sum(received), WIDTH)
+        return dist_nn.all_to_all_single(output, rows, received, sent)
+
+
+def expert_parallel(*, is_functional: bool = False) -> TrainingStep:
+    model = _model(partial(Experts, is_functional=is_functional))
+    experts = (block.expert.parameters() for block in model if isinstance(block, Experts))
+    return _summing(model, itertools.chain(*experts))
+
+
 # ---- pipelines -----------------------------------------------------------------------------------
 
 MICROBATCHES = 4
+V_SHAPED = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
+"""Schedules whose first rank has the first stage and the last."""
 
 
 def pipeline(kind: Any = ScheduleGPipe, chunks: int = 1) -> TrainingStep:
@@ -294,6 +466,8 @@ def pipeline(kind: Any = ScheduleGPipe, chunks: int = 1) -> TrainingStep:
     stages, parts = [], []
     for chunk in range(chunks):
         number = chunk * size + rank
+        if kind in V_SHAPED and chunk:
+            number = 2 * size - 1 - rank
         parts.append(nn.Sequential(*list(whole)[2 * number : 2 * number + 2]))
         stages.append(PipelineStage(parts[-1], number, size * chunks, torch.device("cpu")))
     loss_of = lambda found, wanted: (found - wanted).square().mean()  # noqa: E731
@@ -302,12 +476,12 @@ def pipeline(kind: Any = ScheduleGPipe, chunks: int = 1) -> TrainingStep:
     del whole
 
     def iterate() -> None:
-        if rank == 0:
-            schedule.step(torch.randn(MICROBATCHES * ROWS, WIDTH))
-        elif rank == size - 1:
-            schedule.step(target=torch.randn(MICROBATCHES * ROWS, CLASSES), losses=[])
+        inputs = [torch.randn(MICROBATCHES * ROWS, WIDTH)] if rank == 0 else []
+        if rank == (0 if kind in V_SHAPED else size - 1):
+            targets = torch.randn(MICROBATCHES * ROWS, CLASSES)
+            schedule.step(*inputs, target=targets, losses=[])
         else:
-            schedule.step()
+            schedule.step(*inputs)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -325,6 +499,8 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
         ddp, Buffered, static_graph=True, gradient_as_bucket_view=True
     ),
     "ddp with hook": ddp_with_hook,
+    "ddp by low ranks": ddp_by_low_ranks,
+    "local sgd": local_sgd,
     "ddp accumulating": ddp_accumulating,
     "ddp joined": ddp_joined,
     "ddp joined unevenly": partial(ddp_joined, more=1),
@@ -347,11 +523,26 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
     "1f1b": partial(pipeline, Schedule1F1B),
     "interleaved": partial(pipeline, ScheduleInterleaved1F1B, 2),
     "zero bubble": partial(pipeline, ScheduleInterleavedZeroBubble, 2),
+    "looped": partial(pipeline, ScheduleLoopedBFS, 2),
+    "zero bubble in v": partial(pipeline, ScheduleZBVZeroBubble, 2),
+    "dual pipe in v": partial(pipeline, ScheduleDualPipeV, 2),
+    "context parallel by ring": partial(context_parallel, Ring),
+    "context parallel gathered": partial(context_parallel, Gathered),
+    "context parallel by heads": partial(context_parallel, Heads),
+    "expert parallel": expert_parallel,
+    "expert parallel functional": partial(expert_parallel, is_functional=True),
 }
-TOGETHER = ("ddp joined unevenly", "ddp with unused joined unevenly")
+TOGETHER = (
+    "ddp joined unevenly",
+    "ddp with unused joined unevenly",
+    "expert parallel",
+    "expert parallel functional",
+)
 """Programs whose ranks go by what the others do."""
 OF_FOUR: dict[str, Callable[[], TrainingStep]] = {
     "fsdp replicated": fsdp_replicated,
+    "fsdp1 replicated": fsdp1_replicated,
+    "context parallel by ring of four": partial(context_parallel, Ring),
     "tensor parallel sharded": tensor_parallel_sharded,
     "gpipe of four": pipeline,
 }

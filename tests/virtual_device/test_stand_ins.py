@@ -228,6 +228,16 @@ def test_a_missing_package_that_has_a_stand_in_is_told_so(
     assert "; --stand-in flash_attn_3 stands in for it" in done.stderr
 
 
+def test_a_module_that_a_stand_in_lacks_is_told_with_what_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
+) -> None:
+    (tmp_path / "train.py").write_text("import flash_attn.layers.rotary")
+    monkeypatch.chdir(tmp_path)
+    done = run_graphmem("run", "--stand-in", "flash_attn", "train.py")
+    assert "No module named 'flash_attn.layers'; the stand-in lacks it" in done.stderr
+    assert "pip install flash-attn --no-deps" in done.stderr
+
+
 def test_a_package_whose_import_fails_is_told_so_unless_it_is_stood_in_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_graphmem: Callable[..., Outcome]
 ) -> None:
