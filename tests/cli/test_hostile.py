@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from graphmem.cli.signals import Terminated, orderly_termination
 from graphmem.gate.formats.markdown import escaped
 from graphmem.plain_text import Console, plain_text, visible
 from tests.conftest import Outcome
@@ -227,9 +228,18 @@ def test_a_second_sigterm_ends_a_program_that_swallows_the_first(tmp_path: Path)
     for name in ("on", "swallowed"):
         while not (tmp_path / name).exists() and process.poll() is None:
             time.sleep(0.1)
+        time.sleep(0.6)  # two at once are one
         process.send_signal(signal.SIGTERM)
 
     assert process.wait(30) == -signal.SIGTERM
+
+
+def test_two_sigterms_at_once_are_one() -> None:
+    """`timeout` sends one to its child and one to its group."""
+    with orderly_termination():
+        with pytest.raises(Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.mark.parametrize("home", ["/nonexistent", "/proc", None])
