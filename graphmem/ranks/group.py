@@ -22,6 +22,7 @@ one are waited for at a barrier (graphmem/ranks/messages.py).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -34,7 +35,7 @@ from graphmem.ranks import sizes
 from graphmem.ranks.copies import combine_copies, copy, copy_to_each, flat_like, is_read
 from graphmem.ranks.error_messages import AnySourceError
 from graphmem.ranks.mail import Mail
-from graphmem.ranks.unwaited import Beginning, Unwaited
+from graphmem.ranks.unwaited import Shelf, Unwaited
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
@@ -50,7 +51,7 @@ class DoneWork(_Work):  # type: ignore[misc]
     def __init__(self, result: Tensors, held: list[Any]) -> None:
         super().__init__()
         self._result = list(result)
-        self._held = held
+        self.held = held
         self._future: Any = None
         self.arrivals: list[Arrival] = []
 
@@ -58,7 +59,7 @@ class DoneWork(_Work):  # type: ignore[misc]
         """Receive the values that other ranks sent, and release the tensors held."""
         while self.arrivals:
             self.arrivals.pop(0)()
-        self._held.clear()
+        self.held.clear()
         return True
 
     def synchronize(self) -> None:
@@ -134,20 +135,20 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._size = size
         self._name = ""
         self.device_types: list[torch.device] = []
-        self._shelves: list[tuple[Beginning, list[Any]]] = []
+        self._shelves: list[Shelf] = []
         self._coalesced: list[Arrival] | None = None
 
     def _begun(self, result: Tensors, held: Sequence[Any] = ()) -> DoneWork:
         """Begin a collective, and release what earlier ones held (clause 5)."""
         self._join((*result, *held))
         now = self._unwaited.began()
-        over = [left for when, left in self._shelves if left and when.is_over(now)]
+        kept = [each for each in self._shelves if each.held]
+        over = [each.held for each in kept if each.is_over(now)]
         if over:
             self._unwaited.let_go(self, over)
-        shelf = list(held)
-        self._shelves = [(when, left) for when, left in self._shelves if left]
-        self._shelves.append((now, shelf))
-        return DoneWork(result, shelf)
+        work = DoneWork(result, list(held))
+        self._shelves = [*kept, Shelf(now, work.held, weakref.ref(work))]
+        return work
 
     def never_joins(self) -> None:
         """Note that NCCL does not carry its collectives on the card."""

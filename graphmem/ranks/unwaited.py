@@ -2,7 +2,9 @@
 
 A thread polls ten times a second and notes which are done; the group's next collective releases
 what was noted (ProcessGroupNCCL.cpp of 2.10: `kWatchdogThreadSleepMillis`, `Watchdog::runLoop`,
-`stashed_for_allocator_safety_`, `shelvesToUnstash_`, `workEnqueue`). Here they are released
+`stashed_for_allocator_safety_`, `shelvesToUnstash_`, `workEnqueue`). A program that begins several
+and waits for them afterwards is faster than a poll: what it can still wait for, outside of a
+backward pass, is held until the next pass begins. Others are released
 
 - by the first collective outside of the backward pass that began them, as on the cards
   (fixtures/cuda/ranks/ddp_bf16_hook);
@@ -18,6 +20,7 @@ fixtures/cuda/ranks/ddp_static_graph hold the first bucket so long.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,16 +40,43 @@ class Beginning:
     Attributes:
         walk: the backward pass that began it; -1 if none.
         since: in an optimizer's step, how many passes and compilations there were before.
+        passes: how many passes there were before.
     """
 
     walk: int
     since: tuple[int, int] | None
+    passes: int
 
-    def is_over(self, now: Beginning) -> bool:
-        """Whether the thread has polled once a collective begins at `now` (clause 5)."""
+    def is_over(self, now: Beginning, *, is_kept: bool) -> bool:
+        """Whether the thread has polled once a collective begins at `now` (clause 5).
+
+        Args:
+            now: when that is.
+            is_kept: whether the program can still wait for this one.
+        """
         if self.since is not None:
             return now.since != self.since
+        if is_kept and self.walk < 0:
+            return now.passes != self.passes
         return now.walk < 0 or now.walk != self.walk
+
+
+class Shelf(NamedTuple):
+    """What a collective holds until it is waited for.
+
+    Attributes:
+        begun: when it began.
+        held: its tensors, and lists of them.
+        work: what the program can wait for, as long as it has it.
+    """
+
+    begun: Beginning
+    held: list[Any]
+    work: weakref.ref[Any]
+
+    def is_over(self, now: Beginning) -> bool:
+        """Whether a collective that begins now releases it."""
+        return self.begun.is_over(now, is_kept=self.work() is not None)
 
 
 class _Release(NamedTuple):
@@ -73,7 +103,7 @@ class Unwaited:
         phases = self._recorder.phases
         is_update = phases.running is PhaseName.OPTIMIZER
         since = (phases.passes, _graphs_compiled()) if is_update else None
-        return Beginning(torch._C._current_graph_task_id(), since)
+        return Beginning(torch._C._current_graph_task_id(), since, phases.passes)
 
     def let_go(self, group: object, shelves: list[list[Any]]) -> None:
         """Empty lists of tensors, and of lists of tensors, at a collective of a group."""

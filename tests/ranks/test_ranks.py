@@ -562,6 +562,32 @@ class TestWorlds:
 
         assert done.stdout.split() == ["backward", "1", "step", "1", "backward", "2", "step", "1"]
 
+    def test_collectives_in_flight_hold_their_tensors_until_they_are_waited_for(
+        self, run: Run, tmp_path: Path
+    ) -> None:
+        """Three of 1 MiB in and out, faster than NCCL's thread polls; then what is received.
+
+        Of those that nobody can wait for, the last holds its tensor until another begins.
+        """
+        script = self.script(
+            tmp_path,
+            "dist.init_process_group('nccl')",
+            "def begin():",
+            "    sent, got = (torch.empty(1 << 18, device='cuda') for _ in range(2))",
+            "    return got, dist.all_to_all_single(got, sent, async_op=True)",
+            "def allocated(): return torch.cuda.memory_allocated() >> 20",
+            "begun = [begin() for _ in range(3)]",
+            "print(allocated())",
+            "for _, work in begun: work.wait()",
+            "print(allocated())",
+            "for _ in range(3): begin()",
+            "print(allocated())",
+        )
+
+        done = run("--nproc-per-node", "2", script)
+
+        assert done.stdout.split() == ["6", "3", "5"]
+
     def test_the_report_says_what_the_peak_is_if_a_gradient_is_held_for_one_step_more(
         self, run: Run, tmp_path: Path
     ) -> None:
