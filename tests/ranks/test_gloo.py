@@ -21,7 +21,10 @@ UNORDERED = {
         ("ddp with hook", "ddp joined", *TOGETHER),
         "NCCL holds what nobody waits for (clause 5 of graphmem/ranks/group.py)",
     ),
-    "zero bubble": "PyTorch keeps a group's parameters in a set (pipelining/_backward.py)",
+    **dict.fromkeys(
+        ("zero bubble", "zero bubble in v", "dual pipe in v"),
+        "PyTorch keeps a group's parameters in a set (pipelining/_backward.py)",
+    ),
 }
 """Programs whose frees have no fixed order, or not gloo's, and why."""
 CASES = [

@@ -14,11 +14,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as dist_nn
 from torch import nn
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.algorithms.ddp_comm_hooks import (
-    default_hooks,
-    post_localSGD_hook,
-    powerSGD_hook,
-)
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
@@ -168,14 +164,6 @@ def ddp_joined(more: int = 0, **options: Any) -> TrainingStep:
 def ddp_with_hook() -> TrainingStep:
     model = DistributedDataParallel(_model(), bucket_cap_mb=0.02)
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return _trained(model)
-
-
-def ddp_by_low_ranks() -> TrainingStep:
-    """PowerSGD from the third iteration on, with the error of the last one."""
-    model = DistributedDataParallel(_model())
-    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return _trained(model)
 
 
@@ -499,7 +487,6 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
         ddp, Buffered, static_graph=True, gradient_as_bucket_view=True
     ),
     "ddp with hook": ddp_with_hook,
-    "ddp by low ranks": ddp_by_low_ranks,
     "local sgd": local_sgd,
     "ddp accumulating": ddp_accumulating,
     "ddp joined": ddp_joined,
