@@ -8,12 +8,12 @@ _HINT = "ranks count from 0; torchrun sets RANK and WORLD_SIZE, or give --nproc-
 
 
 class NeverSentError(InputError):
-    """A rank waits for an object that another one does not send."""
+    """A rank waits for a message that another one does not send."""
 
     def __init__(self, destination: int, source: int) -> None:
         super().__init__(
-            f"rank {destination} waits for an object that rank {source} does not send",
-            hint=f"see how rank {source} ends: graphmem run --rank {source}",
+            f"rank {destination} waits for a message that rank {source} does not send",
+            hint=f"--rank {source} runs that rank: see how it ends",
         )
 
 

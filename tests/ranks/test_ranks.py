@@ -322,7 +322,7 @@ class TestWorlds:
         done = run("--nproc-per-node", "2", "--rank", "1", script)
 
         assert done.exit_code == 2
-        assert "rank 1 waits for an object that rank 0 does not send" in done.stderr
+        assert "rank 1 waits for a message that rank 0 does not send" in done.stderr
 
     def test_remote_calls_are_rejected_at_once(self, run: Run, tmp_path: Path) -> None:
         """No process answers; PyTorch would wait for one in C++, where no signal is handled."""
