@@ -63,6 +63,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
         (torch.utils, "swap_tensors", swap),
         (torch.Tensor, "data", property(data.__get__, assign)),
         (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
+        (torch.nn.Parameter, "__new__", staticmethod(_new_parameter)),
         (torch.nn.Module, "_apply", _apply),
         (UninitializedTensorMixin, "materialize", materialize),
         (FakeTensor, "__new__", staticmethod(_new)),
@@ -105,6 +106,16 @@ def _make_subclass(
     return made
 
 
+_new_plain: Any = torch.nn.Parameter.__new__
+
+
+def _new_parameter(kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    """`Parameter.__new__`, which gives a tensor of another class than `Tensor` no class."""
+    if isinstance(data, FakeTensor) and _is_own_parameter(kind):
+        return _make_subclass(kind, data, requires_grad)
+    return _new_plain(kind, data, requires_grad)
+
+
 _new_fake: Any = FakeTensor.__new__
 
 
@@ -129,14 +140,13 @@ def _fake(kind: Any) -> Any:
 
 def fake_from_birth(fake_mode: FakeTensorMode) -> list[Replacement]:
     """List the attributes to replace so that parameters take no memory on the CPU either."""
-    original_new = torch.nn.Parameter.__new__
 
     def new(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         if data is None:
             data = torch.empty(0)
         if not isinstance(data, FakeTensor) and data.layout == torch.strided:
             data = fake_mode.from_tensor(data.detach())
-        return original_new(cls, data, requires_grad)
+        return _new_parameter(cls, data, requires_grad)
 
     return [(torch.nn.Parameter, "__new__", staticmethod(new))]
 

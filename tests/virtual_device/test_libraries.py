@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import importlib
 import importlib.util
@@ -75,6 +76,31 @@ def test_a_subclass_of_parameter_keeps_class_identity_and_attributes_on_the_card
     assert type(weight) is Rounded
     assert weight.device.type == "cpu"
     assert weight.scale == 0.5
+
+
+class Marked(torch.nn.Parameter):
+    """A parameter made by the constructor of its base, as nanotron's and vLLM's are."""
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = True) -> Marked:
+        made = torch.nn.Parameter.__new__(cls, data=data.detach(), requires_grad=requires_grad)
+        made.marks = ["sharded"]
+        return made
+
+    def mark(self, name: str) -> list[str]:
+        self.marks.append(name)
+        return self.marks
+
+
+def test_a_subclass_made_by_the_constructor_of_parameter_keeps_its_class() -> None:
+    with graphmem.virtual_gpu("t4"):
+        layer = torch.nn.Linear(64, 64, bias=False, device="cuda")
+        layer.weight = Marked(layer.weight)
+        again = copy.deepcopy(layer)
+        assert isinstance(layer.weight, Marked)
+        assert isinstance(again.weight, Marked)
+        assert layer.weight.mark("tied") == ["sharded", "tied"]
+        layer(torch.ones(64, 64, device="cuda")).sum().backward()
+        assert [each.shape for each in (layer.weight.grad,) if each is not None] == [(64, 64)]
 
 
 @pytest.mark.parametrize("attributes", ["all", "none"])
