@@ -100,6 +100,8 @@ class Rules:
         self, func: Any, args: tuple[Any, ...], result: Any, of: Callable[[torch.Tensor], Any]
     ) -> tuple[Rule, Outputs] | None:
         """The results of comparing unknown numbers with known stand-ins for infinity."""
+        if _is_of_isfinite(func, args) and result.numel() <= _FEW:
+            return _FINITE, [(result, torch.ones(result.shape, dtype=torch.bool, device="cpu"))]
         if func not in _COMPARISONS or result.numel() > _FEW:
             return None
         sides = [_infinite(each, of) for each in args[:2]]
@@ -204,6 +206,16 @@ def _infinite(side: Any, of: Callable[[torch.Tensor], Any]) -> Any:
         return None
     bound = min(_INFINITE, torch.finfo(side.dtype).max)
     return known.tensor if bool((known.tensor.abs() >= bound).all()) else None
+
+
+def _is_of_isfinite(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether numbers are compared as `isfinite` does it, `x == x` and `x.abs() != inf`.
+
+    aten/src/ATen/native/TensorCompare.cpp; that takes it apart before an operation is seen.
+    """
+    if func is aten.eq.Tensor:
+        return args[0] is args[1] and args[0].is_floating_point()
+    return func is aten.ne.Scalar and args[1] == math.inf
 
 
 def _along(chosen: torch.Tensor, shape: torch.Size, dim: int) -> torch.Tensor:

@@ -332,6 +332,19 @@ class TestRules:
         assert read == [True, False, False]
         assert graph.assumptions
 
+    def test_a_single_unknown_number_is_finite(self) -> None:
+        """`if not torch.isfinite(loss)`; DeepSpeed reduces gradients before it asks."""
+
+        def program(device: torch.device) -> Any:
+            x = torch.randn(1 << 20, device=device)
+            loss, half = x.mean(), x.bfloat16()
+            finite = torch.isfinite(half.amax()).logical_and(torch.isfinite(half.amin()))
+            return [bool(each) for each in (torch.isfinite(loss), loss.isinf(), ~finite)]
+
+        read, graph = on_card(program)
+        assert read == [True, False, False]
+        assert {each.what for each in graph.assumptions} == {"whether numbers are finite"}
+
     def test_a_loop_that_rejects_what_is_out_of_bounds_ends(self) -> None:
         def program(device: torch.device) -> Any:
             return torch.nn.init.trunc_normal_(torch.empty(300, 300, device=device)).shape
