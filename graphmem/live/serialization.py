@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem import constructors
 from graphmem.trace.reads import Reads
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.patching import Replacement
@@ -38,20 +39,24 @@ def replacements(recorder: Recorder, fake_mode: FakeTensorMode, reads: Reads) ->
         if not is_on_device(memory):
             return to_host(memory)
         reads.saved()
-        return torch.zeros(memory.nbytes(), dtype=torch.uint8, device="cpu").untyped_storage()
+        return constructors.zeros(
+            memory.nbytes(), dtype=torch.uint8, device="cpu"
+        ).untyped_storage()
 
     def moved(memory: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> Any:
         target = torch.device(device)
         if target.type != "cuda" or is_on_device(memory):
             return to_device(memory, device=target, non_blocking=non_blocking)
-        return torch.empty(memory.nbytes(), dtype=torch.uint8, device=target).untyped_storage()
+        return constructors.empty(
+            memory.nbytes(), dtype=torch.uint8, device=target
+        ).untyped_storage()
 
     def rebuilt(storage: Any, offset: int, size: Any, stride: Any) -> Any:
         memory = storage._untyped_storage
         if not is_on_device(memory):
             return rebuild(storage, offset, size, stride)
         with torch._C._DisableTorchDispatch():
-            like = torch.empty(0, dtype=storage.dtype, device="meta")
+            like = constructors.empty(0, dtype=storage.dtype, device="meta")
             like.set_(memory, offset, size, stride)
         return FakeTensor(fake_mode, like, recorder.device)
 

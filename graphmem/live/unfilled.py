@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import constructors
 from graphmem.trace.operands import tensors_of
 from graphmem.values.limits import FLOATS
 from graphmem.virtual_device.patching import Method, Replacement
@@ -69,7 +70,7 @@ class _Looks(NamedTuple):
 
     def at(self, memory: torch.UntypedStorage) -> torch.Tensor:
         """The tensor in a storage."""
-        empty = torch.empty(0, dtype=self.dtype, device="cpu")
+        empty = constructors.empty(0, dtype=self.dtype, device="cpu")
         return empty.set_(memory, self.offset, self.shape, self.stride)
 
 
@@ -210,7 +211,9 @@ class UnfilledTensors:
         changes = self._changes_of(tensor)
         if changes is None or not _is_large(tensor) or not _keeps_place(kwargs):
             return None
-        copy = torch.empty(tensor.shape, dtype=kwargs.get("dtype") or tensor.dtype, device="cpu")
+        copy = constructors.empty(
+            tensor.shape, dtype=kwargs.get("dtype") or tensor.dtype, device="cpu"
+        )
         nbytes = tensor.untyped_storage().nbytes()
         copied = _Copied(_Looks.of(copy), _Looks.of(tensor), nbytes, tuple(changes))
         self._wait(copy, [copied])
@@ -255,7 +258,7 @@ def _draw_elsewhere(
     func: Callable[..., Any], tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Draw as many numbers, into little memory."""
-    scratch = torch.empty(_AT_ONCE + _GROUP, dtype=tensor.dtype, device="cpu")
+    scratch = constructors.empty(_AT_ONCE + _GROUP, dtype=tensor.dtype, device="cpu")
     left = tensor.numel()
     while left > len(scratch):
         func(scratch[:_AT_ONCE], *args, **kwargs)

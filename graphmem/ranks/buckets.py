@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from graphmem import constructors
 from graphmem.trace.gradients import is_non_overlapping_and_dense
 
 
@@ -34,7 +35,7 @@ class Bucket:
         self.work: Any = None
         first = parameters[0]
         count = sum(each.numel() for each in parameters)
-        self.gradients = torch.empty(count, dtype=dtype or first.dtype, device=first.device)
+        self.gradients = constructors.empty(count, dtype=dtype or first.dtype, device=first.device)
         self.views = self.views_of(self.gradients)
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 from torch._prims_common import make_contiguous_strides_for
 
+from graphmem import constructors
 from graphmem.ranks.noted import NotedGroup
 from graphmem.ranks.reducer import Reducer
 from graphmem.trace.recorder import Recorder
@@ -56,11 +57,11 @@ def _compare_parameters(group: Any, parameters: Sequence[torch.Tensor], logger: 
     if isinstance(group, NotedGroup):
         _note_parameters(group, parameters)
     device = parameters[0].device
-    count = torch.tensor([len(parameters)], device=device)
+    count = constructors.tensor([len(parameters)], device=device)
     gathered = [torch.empty_like(count) for _ in range(group.size())]
     group.allgather([gathered], [count]).wait()
     shapes = [number for each in parameters for number in (*each.shape, *each.stride())]
-    sent = torch.tensor(shapes, dtype=torch.int64).to(device)
+    sent = constructors.tensor(shapes, dtype=torch.int64).to(device)
     group.broadcast([sent]).wait()
     del sent
     while gathered:  # first to last, as a C++ vector frees its elements

@@ -18,6 +18,7 @@ import torch
 from torch.distributed import ReduceOp
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem import constructors
 from graphmem.ranks.mail import Left, Mail, write
 from graphmem.ranks.messages import Numbers
 
@@ -71,7 +72,7 @@ def _all_reduce(left: Left, tensors: Any, opts: Any = None) -> None:
 
 def _reduced(values: _Values, operation: Any) -> Numbers:
     with _disable_current_modes():
-        rows = torch.tensor(values)
+        rows = constructors.tensor(values)
         combine = next((each for name, each in _REDUCTIONS if operation == name), None)
         found: Numbers = (rows[0] if combine is None else combine(rows)).tolist()
         return found

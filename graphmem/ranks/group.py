@@ -31,6 +31,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphmem import constructors
 from graphmem.ranks import sizes
 from graphmem.ranks.copies import combine_copies, copy, copy_to_each, flat_like, is_read
 from graphmem.ranks.error_messages import AnySourceError
@@ -234,8 +235,8 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
         self._mail.meet(self)
         if getattr(opts, "device", None) == torch.device("cpu"):
             return self._begun([])
-        LoneGroup.byte_of_barrier = torch.empty(1, dtype=torch.uint8, device=self._card)
-        return self._begun([], [torch.zeros(1, device=self._card)])
+        LoneGroup.byte_of_barrier = constructors.empty(1, dtype=torch.uint8, device=self._card)
+        return self._begun([], [constructors.zeros(1, device=self._card)])
 
     def monitored_barrier(self, *args: Any, **options: Any) -> None:
         """Wait for all ranks that run."""
@@ -275,8 +276,7 @@ class LoneGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _end_coalescing(self, device: Any = None) -> DoneWork:
         work = DoneWork([], [])
-        work.arrivals += self._coalesced or ()
-        self._coalesced = None
+        work.arrivals, self._coalesced = self._coalesced or [], None
         return work
 
     # From one tensor to another -----------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch.distributed
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from graphmem import constructors
 from graphmem.ranks.messages import Messages, Numbers
 from graphmem.values.known import KnownValues
 
@@ -135,7 +136,7 @@ def _write_long(tensor: torch.Tensor, values: Sequence[int | float] | None) -> N
 def write(tensor: torch.Tensor, values: Numbers) -> None:
     """Give a tensor the values that came for it."""
     with _disable_current_modes():  # what is here in place of a network is not counted
-        received = torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
+        received = constructors.tensor(values, dtype=tensor.dtype).view(tensor.shape)
     with torch.no_grad():
         tensor.copy_(received)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import constructors
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import STAGES_RELEASE_WHAT_THEY_SENT
 from graphmem.virtual_device.patching import Replacement
@@ -28,7 +29,7 @@ def replacements() -> list[Replacement]:
         "_output_slot_is_releasable"
     ]
     with torch._C._DisableTorchDispatch():
-        plain = torch.empty(0)
+        plain = constructors.empty(0)
 
     def releasable(stage: Any, output: Any) -> tuple[bool, str]:
         return is_releasable(stage, plain if type(output) is FakeTensor else output)

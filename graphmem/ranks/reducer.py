@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from graphmem import constructors
 from graphmem.graph import OwnerKind
 from graphmem.ranks.buckets import Bucket, GradBucket
 from graphmem.ranks.error_messages import NoReducerModelError, SparseGradientsError
@@ -109,7 +110,7 @@ class Reducer:
         return accumulator, accumulator.register_hook(_calling(weakref.ref(self), index))
 
     def _new_ints(self, count: int) -> torch.Tensor:
-        return torch.empty(count, dtype=torch.int32, device=self._parameters[0].device)
+        return constructors.empty(count, dtype=torch.int32, device=self._parameters[0].device)
 
     # Buckets ------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ class Reducer:
         )
         sent = []
         for count in (len(order) + 1, len(found)):
-            sent.append(torch.empty(count, dtype=torch.int32))  # written on the host
+            sent.append(constructors.empty(count, dtype=torch.int32))  # written on the host
             sent.append(self._new_ints(count))
             self._group.broadcast(sent[-1:]).wait()
         while sent:  # last to first, as C++ scopes do

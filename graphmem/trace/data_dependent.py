@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 
+from graphmem import constructors
 from graphmem.trace.composites import run_in_parts
 from graphmem.trace.operands import tensors_of
 from graphmem.trace.sizes_by_data import SizesByDataMode
@@ -193,8 +194,8 @@ class DataDependentMode(SizesByDataMode):
             return self._run(func, types, args, kwargs)
         longest = padded.shape[1 if batch_first else 0]
         on_host = lengths_on_host(lengths, longest, "the lengths of packed sequences", self)
-        lengths = torch.tensor(on_host, dtype=torch.int64, device="cpu")
-        steps = torch.arange(int(lengths[0]))
+        lengths = constructors.tensor(on_host, dtype=torch.int64, device="cpu")
+        steps = constructors.arange(int(lengths[0]))
         batch_sizes = (lengths[:, None] > steps).sum(0)
         shape = int(lengths.sum()), *padded.shape[2:]
         data = self._new_empty(shape, padded, padded.dtype)

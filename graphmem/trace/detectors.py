@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from graphmem import constructors
 from graphmem.trace.reads import Reads
 from graphmem.values.rules import Rule
 from graphmem.virtual_device.patching import Replacement
@@ -49,7 +50,7 @@ def _matching(match: Callable[..., torch.Tensor], reads: Reads) -> Callable[...,
         matches = match(matcher, overlaps)
         targets, boxes = overlaps.shape
         with torch._C._DisableTorchDispatch():  # these are not the program's operations
-            places = torch.arange(boxes, device="cpu")
+            places = constructors.arange(boxes, device="cpu")
             chosen = torch.where(places % _MATCHED == 0, places // _MATCHED % targets, -1)
         rule = Rule(f"which of {boxes:,} boxes match a target", "every fourth", _OVERLAPS)
         reads.known.assume(matches, chosen, rule)
@@ -63,7 +64,7 @@ def _mapping(level: Callable[..., torch.Tensor], reads: Reads) -> Callable[..., 
         levels = level(mapper, boxlists)
         many = int(mapper.k_max - mapper.k_min) + 1
         with torch._C._DisableTorchDispatch():
-            chosen = torch.arange(levels.numel(), device="cpu") % many
+            chosen = constructors.arange(levels.numel(), device="cpu") % many
         rule = Rule(f"which of {many} levels a box is pooled from", "each in turn", _OVERLAPS)
         reads.known.assume(levels, chosen, rule)
         return levels

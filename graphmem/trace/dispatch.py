@@ -19,6 +19,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphmem import constructors
 from graphmem.caller import Belongings
 from graphmem.graph import Op, OwnerKind
 from graphmem.trace import overwritten
@@ -365,7 +366,7 @@ class TraceMode(TorchDispatchMode):
         self, device: torch.device, shape: Sequence[int], dtype: torch.dtype
     ) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
-            memory = torch.empty(shape, dtype=dtype, device="meta")
+            memory = constructors.empty(shape, dtype=dtype, device="meta")
         return FakeTensor(self._fake_mode, memory, device)
 
 

@@ -17,6 +17,7 @@ from typing import NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import constructors
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.graph import Source
 from graphmem.trace.location import Location
@@ -331,7 +332,7 @@ def _item(tensor: torch.Tensor) -> bool | int | float | complex:
 def _real_like(tensor: torch.Tensor) -> torch.Tensor:
     """Zeros on the host with the shape, strides and dtype of a tensor."""
     with torch._C._DisableTorchDispatch():
-        real = torch.zeros(0, dtype=tensor.dtype, device="cpu")
+        real = constructors.zeros(0, dtype=tensor.dtype, device="cpu")
         return real.new_zeros(_span(tensor)).as_strided(tensor.shape, tensor.stride())
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from graphmem import constructors
 from graphmem.trace.freed_graphs import looked_at
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -112,7 +113,7 @@ class ReplayedViews:
         shape, strides, offset = replayed.base
         size = offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         with torch._C._DisableTorchDispatch(), torch.enable_grad():
-            memory = torch.empty(size, dtype=dtype, device="meta")
+            memory = constructors.empty(size, dtype=dtype, device="meta")
             base = memory.as_strided(*replayed.base).requires_grad_()
             return base.as_strided(*replayed.view).grad_fn
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphmem import constructors
 from graphmem.torch_releases import PACKED_TENSORS_CAN_BE_READ, installed_release
 
 _RAW = "_raw_saved_"
@@ -62,7 +63,7 @@ class SavedFields:
             return None
         # a transform of `torch.func` would wrap it, and its wrappers have no storage
         with torch._C._DisableFuncTorch(), torch._C._DisableTorchDispatch():
-            stand_in = torch.empty(0, device="cpu")
+            stand_in = constructors.empty(0, device="cpu")
         asked_for[stand_in.untyped_storage()._cdata] = packed, stand_in
         return stand_in
 

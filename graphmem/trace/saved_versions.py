@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem import constructors
 from graphmem.frames import acts_for_the_program
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import (
@@ -44,7 +45,7 @@ class SavedVersions:
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
         with torch._C._DisableTorchDispatch():  # of a virtual GPU, which then rejects a second
-            empty = torch.empty(0, device="meta")
+            empty = constructors.empty(0, device="meta")
         self._empty = FakeTensor(fake_mode, empty, torch.device("cpu"))
 
     def of(self, tensor: torch.Tensor) -> SavedVersion:
@@ -94,7 +95,7 @@ class SavedVersion:
             return
         dtype, device, shape = self._looks
         with torch._C._DisableTorchDispatch():
-            kind = torch.empty(0, dtype=dtype, device="cpu").type()
+            kind = constructors.empty(0, dtype=dtype, device="cpu").type()
         if device != "cpu":
             kind = kind.replace("torch.", f"torch.{device}.", 1)
         made_by = self._maker(held_as)

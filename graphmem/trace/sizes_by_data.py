@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 
+from graphmem import constructors
 from graphmem.trace.distinct_values import DISTINCT, counts_always, most, room
 from graphmem.trace.formulas_by_data import SELECTS_NOTHING
 from graphmem.trace.operands import tensors_of
@@ -190,7 +191,7 @@ class SizesByDataMode(SparseMode):
         if many is None:
             return self._new_empty(shape, like, dtype)
         with torch._C._DisableTorchDispatch():
-            memory = torch.empty(many, dtype=dtype, device="meta").resize_(shape)
+            memory = constructors.empty(many, dtype=dtype, device="meta").resize_(shape)
         return FakeTensor(self._fake_mode, memory, like.fake_device)
 
     def _bincount(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import constructors
 from graphmem.trace.special_operators import SpecialOperatorsMode
 from graphmem.virtual_device.sparse import parts_of, sparse_of
 
@@ -128,7 +129,9 @@ class SparseMode(SpecialOperatorsMode):
             return None
         distinct = self._distinct(indices)
         with torch._C._DisableTorchDispatch():
-            memory = torch.empty(indices.shape, dtype=indices.dtype, device="meta")[:, :distinct]
+            memory = constructors.empty(indices.shape, dtype=indices.dtype, device="meta")[
+                :, :distinct
+            ]
         return sparse_of(
             self._fake_mode,
             FakeTensor(self._fake_mode, memory, rows.fake_device),

@@ -21,6 +21,7 @@ from torch.nested._internal import nested_tensor as jagged
 from torch.nested._internal.nested_int import NestedIntNode
 from torch.nn.attention.bias import CausalBias
 
+from graphmem import constructors
 from graphmem.trace.location import Location
 from graphmem.trace.messages import NestedLayoutError
 from graphmem.trace.recorder import Recorder
@@ -72,4 +73,4 @@ def _unless_strided(name: str, location: Location) -> Callable[..., Any]:
 
 def _empty_bias(kind: type[CausalBias], *sizes: Any) -> Any:
     with torch._C._DisableTorchDispatch():
-        return torch.Tensor._make_subclass(kind, torch.zeros(0, device="cpu"))
+        return torch.Tensor._make_subclass(kind, constructors.zeros(0, device="cpu"))

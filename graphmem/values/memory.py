@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from graphmem import constructors
 from graphmem.values.layouts import is_laid_out_as
 
 
@@ -25,7 +26,7 @@ class Geometry(NamedTuple):
     def view_of(self, memory: torch.UntypedStorage) -> torch.Tensor:
         """A real tensor that lies so in this memory."""
         with torch._C._DisableTorchDispatch():
-            view = torch.empty(0, dtype=self.dtype, device="cpu")
+            view = constructors.empty(0, dtype=self.dtype, device="cpu")
             return view.set_(memory, self.offset, self.shape, self.stride)
 
 
@@ -75,5 +76,5 @@ def laid_out(real: torch.Tensor, nbytes: int, geometry: Geometry) -> torch.Untyp
     if is_laid_out_as(real, nbytes, geometry.offset, geometry.stride):
         return real.untyped_storage()
     with torch._C._DisableTorchDispatch():
-        zeros = torch.zeros(nbytes, dtype=torch.uint8, device="cpu")
+        zeros = constructors.zeros(nbytes, dtype=torch.uint8, device="cpu")
         return geometry.view_of(zeros.untyped_storage()).copy_(real).untyped_storage()

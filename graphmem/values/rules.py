@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphmem import constructors
+
 aten = torch.ops.aten
 
 _MOST = 1 << 24
@@ -94,20 +96,24 @@ class Rules:
             rule, value = _NOT_ZERO, True
         elif rule is _PASSES and result.numel() != 1:
             return None
-        return rule, [(result, torch.full(result.shape, value, device="cpu"))]
+        return rule, [(result, constructors.full(result.shape, value, device="cpu"))]
 
     def compared(
         self, func: Any, args: tuple[Any, ...], result: Any, of: Callable[[torch.Tensor], Any]
     ) -> tuple[Rule, Outputs] | None:
         """The results of comparing unknown numbers with known stand-ins for infinity."""
         if _is_of_isfinite(func, args) and result.numel() <= _FEW:
-            return _FINITE, [(result, torch.ones(result.shape, dtype=torch.bool, device="cpu"))]
+            return _FINITE, [
+                (result, constructors.ones(result.shape, dtype=torch.bool, device="cpu"))
+            ]
         if func not in _COMPARISONS or result.numel() > _FEW:
             return None
         sides = [_infinite(each, of) for each in args[:2]]
         if sides[0] is None and sides[1] is None:
             return None
-        left, right = (torch.zeros((), device="cpu") if side is None else side for side in sides)
+        left, right = (
+            constructors.zeros((), device="cpu") if side is None else side for side in sides
+        )
         return _SMALL, [(result, func(left, right).expand(result.shape))]
 
     def leaves_untouched(self, func: Any) -> bool:
@@ -117,7 +123,7 @@ class Rules:
     def _counted(self, numel: int, result: torch.Tensor) -> tuple[Rule, Outputs]:
         count = round(self.selected * numel)
         rule = Rule("how many elements of a mask are true", f"{count:,} of {numel:,}", _MASKS)
-        return rule, [(result, torch.full((), count, dtype=result.dtype, device="cpu"))]
+        return rule, [(result, constructors.full((), count, dtype=result.dtype, device="cpu"))]
 
     def _choice(self, choice: _Choice) -> tuple[Rule, Outputs] | None:
         indices = choice.indices
@@ -143,13 +149,15 @@ class Rules:
         """Choose `picks` different candidates among `many` for each row."""
         total = rows * picks
         if total < many:
-            places = torch.arange(total, device="cpu")
+            places = constructors.arange(total, device="cpu")
             return ((2 * places + 1) * many // (2 * total)).reshape(rows, picks)
         if picks < many:
             self.has_routed = True
         if self.routing is None or picks >= many:
             rounds = math.ceil(total / many)
-            return torch.arange(many, device="cpu").repeat(rounds)[:total].reshape(rows, picks)
+            return (
+                constructors.arange(many, device="cpu").repeat(rounds)[:total].reshape(rows, picks)
+            )
         return self._skewed(rows, picks, many)
 
     def _skewed(self, rows: int, picks: int, many: int) -> torch.Tensor:
@@ -157,7 +165,7 @@ class Rules:
         assert self.routing is not None
         if self.routing >= 1:
             return _worst(rows, picks, many)
-        others = torch.arange(rows * picks, device="cpu") % (many - 1) + 1
+        others = constructors.arange(rows * picks, device="cpu") % (many - 1) + 1
         chosen = others.reshape(rows, picks)
         chosen[: round(self.routing * rows), 0] = 0
         return chosen
@@ -169,14 +177,14 @@ def selected_of(shape: Sequence[int], count: int) -> tuple[torch.Tensor, Rule]:
     value = "all of them" if count == numel else "spread evenly"
     rule = Rule("which elements a mask selects", value, _MASKS)
     with torch._C._DisableTorchDispatch():
-        places = torch.arange(count, device="cpu") * numel // max(count, 1)
+        places = constructors.arange(count, device="cpu") * numel // max(count, 1)
         return torch.stack(torch.unravel_index(places, tuple(shape)), 1), rule
 
 
 def _worst(rows: int, picks: int, many: int) -> torch.Tensor:
     """Let all rows choose the same, but each other candidate once, from the last pick on."""
-    chosen = torch.arange(picks, device="cpu").expand(rows, picks).contiguous()
-    others = torch.arange(many - picks, device="cpu")
+    chosen = constructors.arange(picks, device="cpu").expand(rows, picks).contiguous()
+    others = constructors.arange(many - picks, device="cpu")
     chosen[others % rows, picks - 1 - others // rows] = others + picks
     return chosen
 

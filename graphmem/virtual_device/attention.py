@@ -21,6 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nested._internal import sdpa
 
+from graphmem import constructors
 from graphmem.gpus import Gpu
 from graphmem.torch_releases import Release, installed_release
 from graphmem.torch_releases.differences import EFFICIENT_ATTENTION_SHARES_KEYS
@@ -394,5 +395,5 @@ def _seed_and_offset_on_host(fake_mode: FakeTensorMode, result: tuple[Any, ...])
 
 def _on_host(fake_mode: FakeTensorMode, tensor: FakeTensor) -> FakeTensor:
     with torch._C._DisableTorchDispatch():
-        memory = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        memory = constructors.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return FakeTensor(fake_mode, memory, torch.device("cpu"))

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     disable_fake_tensor_cache,
 )
 
+from graphmem import constructors
 from graphmem.torch_releases import COPIES_TO_DEVICES_KEPT_OFF, installed_release
 from graphmem.torch_releases.manifest import check_supported
 from graphmem.virtual_device.layouts import LAYOUTS, VIEWS, view_of
@@ -255,7 +256,7 @@ def _wrapping(mode: VirtualFakeMode) -> Callable[[torch.Tensor, torch.device], F
     each attribute by name. Here attributes are copied from the mode's first fake tensor.
     """
     with torch._C._DisableTorchDispatch():
-        memory = torch.empty(0, device="meta")
+        memory = constructors.empty(0, device="meta")
     attributes = dict(vars(FakeTensor(mode, memory, _HOST)))
     kept = weakref.ref(mode)
     place = next((name for name, value in attributes.items() if value == _HOST), None)

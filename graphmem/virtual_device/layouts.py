@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from graphmem import constructors
 from graphmem.torch_releases import installed_release
 from graphmem.torch_releases.differences import NORMS_GRADIENTS_KEEP_THEIR_TYPE
 from graphmem.virtual_device.iterated import iterated_strides
@@ -150,7 +151,7 @@ def _laid_out(
     """A new tensor like a new one but with other strides; contiguous if None."""
     dtype = dtype or tensor.dtype
     with torch._C._DisableTorchDispatch():
-        memory = torch.empty(tensor.shape, dtype=dtype, device="meta")
+        memory = constructors.empty(tensor.shape, dtype=dtype, device="meta")
         if strides is not None:
             memory = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
     return FakeTensor(tensor.fake_mode, memory, tensor.fake_device)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem import constructors
+
 LOSSES = (
     torch.ops.aten.mse_loss.default,
     torch.ops.aten.smooth_l1_loss.default,
@@ -27,5 +29,5 @@ def in_unreduced_storage(
     if loss.shape == unreduced:
         return loss
     with torch._C._DisableTorchDispatch():
-        memory = torch.empty(unreduced, dtype=loss.dtype, device="meta").resize_(loss.shape)
+        memory = constructors.empty(unreduced, dtype=loss.dtype, device="meta").resize_(loss.shape)
     return FakeTensor(fake_mode, memory, loss.fake_device)

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -101,6 +102,22 @@ def test_a_subclass_made_by_the_constructor_of_parameter_keeps_its_class() -> No
         assert layer.weight.mark("tied") == ["sharded", "tied"]
         layer(torch.ones(64, 64, device="cuda")).sum().backward()
         assert [each.shape for each in (layer.weight.grad,) if each is not None] == [(64, 64)]
+
+
+def test_a_program_may_replace_the_constructors_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nanotron does while it builds a model on the card; values come from the host."""
+
+    def on_card(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *sizes, **options: make(*sizes, **options | {"device": "cuda"})
+
+    with graphmem.virtual_gpu("t4"):
+        for name in ("empty", "zeros", "ones", "full"):
+            monkeypatch.setattr(torch, name, on_card(getattr(torch, name)))
+        counts = torch.empty(3, dtype=torch.int64)
+        counts.copy_(torch.arange(3))
+        assert counts.is_cuda
+        assert counts.tolist() == [0, 1, 2]
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("attributes", ["all", "none"])
