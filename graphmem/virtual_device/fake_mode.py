@@ -147,7 +147,8 @@ class VirtualFakeMode(FakeTensorMode):
         """Run PyTorch's rule below its cache, and give results the strides of real kernels."""
         if func in VIEWS and args[0].layout is torch.strided:
             return super()._dispatch_impl(_AS_STRIDED, types, (args[0], *view_of(*args)), {})
-        result = super()._dispatch_impl(func, types, args, kwargs)
+        with constructors.restored():
+            result = super()._dispatch_impl(func, types, args, kwargs)
         lay_out = LAYOUTS.get(func)
         return result if lay_out is None else lay_out(func, result, args)
 

@@ -117,6 +117,7 @@ def test_a_program_may_replace_the_constructors_of_tensors(monkeypatch: pytest.M
         counts.copy_(torch.arange(3))
         assert counts.is_cuda
         assert counts.tolist() == [0, 1, 2]
+        assert torch.nn.Linear(8, 8)(torch.randn(8, 8, device="cuda")).cos().is_cuda
         monkeypatch.undo()
 
 
