@@ -359,6 +359,13 @@ STAGES_TRY_A_BACKWARD_PASS = Difference(
     "PR #177728; torch/distributed/pipelining/stage.py, `_backward_metadata_inference`, in the "
     "wheels of 2.9.1, which lacks it, and 2.12.1",
 )
+CHECKPOINTS_SAVE_INPUTS_ALONE = Difference(
+    (2, 12),
+    "`checkpoint(use_reentrant=False)` passes its inputs alone to hooks for saved tensors; before, "
+    "an empty tensor first, which hooks that count tensors count as well",
+    "PR #174327; torch/utils/checkpoint.py, `_NoopSaveInputs` in the wheel of 2.11.0, "
+    "`_CheckpointFrame.save_inputs` in that of 2.12.0",
+)
 STAGES_RELEASE_WHAT_THEY_SENT = Difference(
     (2, 15),
     "a stage of a pipeline lets go of its outputs once they are sent, and keeps their gradients' "
@@ -377,6 +384,7 @@ ABOVE_THE_KERNELS = (
     FORWARD_NODES_ARE_TAGGED,
     NOTHING_IS_CACHED_IN_INFERENCE,
     TRUNCATED_NORMALS_ARE_REDRAWN,
+    CHECKPOINTS_SAVE_INPUTS_ALONE,
     STAGES_TRY_A_BACKWARD_PASS,
     INNER_NODES_ARE_DESTROYED,
     ARGUMENTS_HOLD_GRADIENTS,
