@@ -121,6 +121,23 @@ def test_a_program_may_replace_the_constructors_of_tensors(monkeypatch: pytest.M
         monkeypatch.undo()
 
 
+class Tagged(torch.nn.Parameter):
+    """A parameter that says something about itself, and is made as `Parameter` is."""
+
+    tag = "tagged"
+
+
+def test_a_parameter_made_of_data_on_the_card_has_its_class() -> None:
+    """`Parameter.__new__` makes `cls` of a plain tensor, which a fake one is not to it."""
+
+    with graphmem.virtual_gpu("t4"):
+        weight = Tagged(torch.ones(64, device="cuda"), requires_grad=False)
+        assert isinstance(weight, Tagged)
+        assert (weight.tag, weight.requires_grad) == ("tagged", False)
+        assert isinstance(copy.deepcopy(weight), Tagged)
+        assert isinstance(torch.nn.Parameter(weight.data), torch.nn.Parameter)
+
+
 @pytest.mark.parametrize("attributes", ["all", "none"])
 def test_a_parameter_made_by_type_of_another_is_a_parameter(attributes: str) -> None:
     """accelerate's `init_empty_weights` passes the attributes along; others pass none."""
