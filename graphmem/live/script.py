@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from graphmem.errors import InputError, did_you_mean_file
 from graphmem.frames import Origin, is_program, origin_of
 from graphmem.training_step import TrainingStep
+from graphmem.virtual_device.asked_types import compiled
 
 
 class NoSuchProgramError(InputError):
@@ -97,7 +98,7 @@ def _load_script(name: str) -> tuple[CodeType, ModuleType]:
         names = sorted(each.name for each in path.parent.glob("*.py"))
         hint = did_you_mean_file(path, names, "name a script, or a module with -m")
         raise NoSuchProgramError(f"cannot read {name}: {reason}", hint=hint) from error
-    return compile(source, file, "exec", dont_inherit=True), _main(file)
+    return compiled(source, file), _main(file)
 
 
 def _put_first(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from graphmem.frames import INSTALLED
 from graphmem.targets import messages
 from graphmem.user_errors import user_error
+from graphmem.virtual_device.asked_types import compiled
 
 _MAKING_NAMES = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """If a file uses one of these, its code does not contain all its names."""
@@ -41,7 +42,7 @@ class PythonFile:
         if path.suffix != ".py":
             raise messages.NotPythonError(name)
         try:
-            return cls(name, path, compile(path.read_bytes(), path, "exec", dont_inherit=True))
+            return cls(name, path, compiled(path.read_bytes(), path))
         except (SyntaxError, ValueError) as error:  # ValueError: null bytes
             raise user_error(error, name) from error
 

@@ -1,0 +1,76 @@
+"""Code that asks `type(x) is torch.Tensor` has the answer of a card, not that of a fake tensor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import graphmem
+from tests.conftest import Outcome
+from tests.support.sizes import MIB
+
+LIBRARY = """
+import torch
+from torch.nn import Parameter
+
+def to_host(state):
+    return {k: v.cpu() if type(v) == torch.Tensor else v for k, v in state.items()}
+
+def kinds(x):
+    weight = Parameter(x)
+    return [type(x) in (list, torch.Tensor), torch.Tensor is type(x), type(x) is not torch.Tensor,
+            type(weight) is Parameter, type(weight) is torch.Tensor, type(3) is torch.Tensor]
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "asking.py").write_text(LIBRARY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "asking", raising=False)
+    return tmp_path
+
+
+def test_a_module_that_is_imported_on_the_card(library: Path) -> None:
+    import torch
+
+    with graphmem.virtual_gpu("t4") as gpu:
+        import asking  # type: ignore[import-not-found]
+
+        state = {"moment": torch.ones(1 << 18, device="cuda"), "step": 3}
+        assert asking.kinds(state["moment"]) == [True, True, False, True, False, False]
+        state = asking.to_host(state)
+        assert gpu.allocated == 0
+        assert state["moment"].device.type == "cpu"
+    assert asking.kinds(torch.ones(2)) == [True, True, False, True, False, False]
+
+
+def test_a_script_and_what_it_compiles(library: Path, run_graphmem: Callable[..., Outcome]) -> None:
+    (library / "script.py").write_text(
+        "import torch\n"
+        "x = torch.ones(1 << 18, device='cuda')\n"
+        "print('plain', type(x) is torch.Tensor)\n"
+        "f = torch.compile(lambda y: y.sin() if type(y) is torch.Tensor else y, fullgraph=True)\n"
+        "z = f(x)\n"
+        "print(torch.cuda.memory_allocated())\n"
+    )
+    done = run_graphmem("run", "--gpu", "t4", "script.py")
+    assert done.exit_code == 0, done.stderr
+    assert f"plain True\n{2 * MIB}\n" in done.stdout
+
+
+def test_the_target_of_an_analysis(library: Path) -> None:
+    (library / "target.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    def step():\n"
+        "        x = torch.ones(1 << 18, device='cuda')\n"
+        "        return torch.cat([x, x]) if type(x) is torch.Tensor else x\n"
+        "    return __import__('graphmem').TrainingStep(step=step)\n"
+    )
+    report = graphmem.analyze("target.py:build", steps=1)
+    assert report.peak.allocated == (1 + 2) * MIB
