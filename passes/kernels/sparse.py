@@ -15,7 +15,9 @@
   (4) A clone copies values, then indices; so does a transpose, which also takes a row of indices to
       swap two (TensorShape.cpp, `sparse_transpose_`; the order is that of the CPU build's profile).
   (5) `coalesce` of rows does the same as (2), but its new indices are the combined ones.
-  (6) `sparse_mask` of a dense matrix picks its rows, then multiplies them by an expanded one
+  (6) A product of a 2:4 sparse matrix by cuSPARSELt has a workspace that the library decides, which
+      is left out (sparse/cuda/cuSPARSELtOps.cpp, `_cslt_sparse_mm_impl`).
+  (7) `sparse_mask` of a dense matrix picks its rows, then multiplies them by an expanded one
       (sparse/SparseTensor.cpp, `sparse_mask`; SparseTensorMath.cpp, `apply_op`).
 
 No recording covers these yet: they follow from the source alone.
@@ -145,7 +147,19 @@ def _sparse_mask(call: Call) -> Iterator[Step]:
 
 
 _NUMBERS = ("indices as one number", "order of indices", "places of distinct indices")
+
+
+def _cusparselt(call: Call) -> Iterator[Step]:
+    call.leave_out(
+        "cuSPARSELt's workspace for products of a 2:4 sparse matrix",
+        "0 bytes",
+        "cuSPARSELt decides it",
+    )
+    yield from call.outputs()
+
+
 RULES: Mapping[str, Rule] = {
+    "aten._cslt_sparse_mm": _cusparselt,
     "aten._coalesce": _coalesce,
     "aten._sparse_addmm": _sparse_addmm,
     "aten.clone": _clone,

@@ -24,6 +24,7 @@ from graphmem.virtual_device.operators import (
     margin_losses,
     products_in_dtype,
     recurrent_cells,
+    semi_structured,
     shifts,
 )
 
@@ -38,6 +39,7 @@ _FAMILIES = (
     margin_losses,
     products_in_dtype,
     recurrent_cells,
+    semi_structured,
     shifts,
 )
 
