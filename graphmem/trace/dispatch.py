@@ -271,7 +271,7 @@ class TraceMode(TorchDispatchMode):
             if lacks_sparse_kernel(error, args):
                 raise explain(error, func, args, self._location.place()) from error
             raise
-        with torch._C.DisableTorchFunction():  # the program's own would see each look at a tensor
+        with torch._C.DisableTorchFunction():  # else each look at a tensor looks for it
             note_write(func, args)
             self._record(func, args, kwargs, result, tick)
         return result

@@ -83,7 +83,7 @@ class VirtualFakeMode(FakeTensorMode):
             self._copies_are_kept_off or isinstance(args[0], FakeTensor)
         ):
             args = (self.from_tensor(as_plain(args[0])), *args[1:])
-        with torch._C.DisableTorchFunction():  # the program's own would see each look at a tensor
+        with torch._C.DisableTorchFunction():  # else each look at a tensor looks for it
             key = self._key_of(func, args, kwargs)
             answer = None if key is None else self._answers.get(key)
             infos = () if answer is None else answer.output_infos
