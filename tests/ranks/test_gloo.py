@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.support import oracle
 from tests.support.rank_oracle import allocations, events_of_ranks, real_events, traced_events
-from tests.support.rank_programs import OF_FOUR, OF_TWO, TOGETHER
+from tests.support.rank_programs import JOINED, OF_FOUR, OF_TWO
 
 pytestmark = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"
@@ -18,7 +18,7 @@ ATTEMPTS = 3
 QUICK = ("ddp", "tensor parallel", "1f1b")
 UNORDERED = {
     **dict.fromkeys(
-        ("ddp with hook", "ddp joined", *TOGETHER),
+        ("ddp with hook", "ddp joined", *JOINED),
         "NCCL holds what nobody waits for (clause 5 of graphmem/ranks/group.py)",
     ),
     **dict.fromkeys(

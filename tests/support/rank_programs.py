@@ -519,12 +519,8 @@ OF_TWO: dict[str, Callable[[], TrainingStep]] = {
     "expert parallel": expert_parallel,
     "expert parallel functional": partial(expert_parallel, is_functional=True),
 }
-TOGETHER = (
-    "ddp joined unevenly",
-    "ddp with unused joined unevenly",
-    "expert parallel",
-    "expert parallel functional",
-)
+JOINED = ("ddp joined unevenly", "ddp with unused joined unevenly")
+TOGETHER = (*JOINED, "expert parallel", "expert parallel functional")
 """Programs whose ranks go by what the others do."""
 OF_FOUR: dict[str, Callable[[], TrainingStep]] = {
     "fsdp replicated": fsdp_replicated,
