@@ -15,10 +15,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
+from graphmem.asked_types import compiled
 from graphmem.errors import InputError, did_you_mean_file
 from graphmem.frames import Origin, is_program, origin_of
 from graphmem.training_step import TrainingStep
-from graphmem.virtual_device.asked_types import compiled
 
 
 class NoSuchProgramError(InputError):

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from graphmem.asked_types import compiled
 from graphmem.frames import INSTALLED
 from graphmem.targets import messages
 from graphmem.user_errors import user_error
-from graphmem.virtual_device.asked_types import compiled
 
 _MAKING_NAMES = {"__getattr__", "eval", "exec", "globals", "locals", "setattr", "vars"}
 """If a file uses one of these, its code does not contain all its names."""

@@ -300,8 +300,7 @@ class TraceMode(TorchDispatchMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, tick: int
     ) -> Op:
         self._views.settle()
-        forward = None
-        node, source, autograd_node = self.node, None, None
+        node, source, autograd_node, forward = self.node, None, None, None
         module = caller = self._location.module
         buffer = self._location.compiled(sys._getframe(1))
         newest = torch._C._autograd._get_sequence_nr()

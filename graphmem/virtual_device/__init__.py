@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from graphmem import asked_types
 from graphmem.caller.tensors import Tensors
 from graphmem.gpus import Gpu
-from graphmem.virtual_device import asked_types, cuda_api, parameters, subclasses
+from graphmem.virtual_device import cuda_api, parameters, subclasses
 from graphmem.virtual_device.attention import attention_of
 from graphmem.virtual_device.autocast_policies import autocast_of
 from graphmem.virtual_device.convolution_layout import convolution_backend, convolution_layout

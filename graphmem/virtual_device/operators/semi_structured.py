@@ -41,9 +41,8 @@ def _for_cusparselt(
     data: torch.Tensor, rows: int, columns: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`MetadataCuSparseLt::create_compressed_representation`: one storage for both."""
-    torch._check(
-        rows % 128 == 0 and columns % 128 == 0, lambda: "Only supports rows/cols multiples of 128"
-    )
+    if rows % 128 or columns % 128:
+        raise RuntimeError("Only supports rows/cols multiples of 128")
     values, bits = rows * (columns // 2), rows * columns // 16
     both = data.new_empty(values + bits)
     return both, both[values:].view(rows // 128, columns // 32, 256)

@@ -7,6 +7,8 @@ A tensor on the virtual card is a fake one, and Python's `type` says so. `isinst
 (2) That holds for scripts, targets and modules, of libraries too, that are imported while the
     virtual card is open. PyTorch's own code knows fake tensors, and stays as it is.
 
+This module does not import torch: what needs none reads targets too.
+
 Not covered: types that are looked up, as in `table[type(x)]`, and modules imported before.
 """
 
@@ -14,15 +16,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
-
-import torch
-from torch._subclasses.fake_tensor import FakeTensor
-
-from graphmem.virtual_device.patching import Replacement
 
 _NAME = "__graphmem_plain_type__"
 """What the changed code calls; a builtin, since any module may contain it, and outlive the card."""
@@ -33,10 +31,12 @@ _KEPT = {"torch", "graphmem"}
 def plain_type(value: Any) -> Any:
     """Return the type that a value would have on a real card."""
     kind = type(value)
-    if not issubclass(kind, FakeTensor):
+    fake_tensors = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake_tensors is None or not issubclass(kind, fake_tensors.FakeTensor):
         return kind
-    if kind is not FakeTensor:
+    if kind is not fake_tensors.FakeTensor:
         return kind.__mro__[1]  # a library's class of parameters, made fake
+    torch = sys.modules["torch"]
     return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
 
 
@@ -46,7 +46,7 @@ def compiled(source: bytes | str, file: Any) -> CodeType:
     return _changed(source, file) if _may_ask(code) else code
 
 
-def replacements() -> list[Replacement]:
+def replacements() -> list[tuple[Any, str, Any]]:
     """List the attributes to replace so that imported modules are changed as well."""
     own = SourceFileLoader.get_code
 
