@@ -57,6 +57,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
         path = loader.get_filename(fullname)
         return _changed(loader.get_data(path), path)
 
+    # Python leaves frames of importlib out of a traceback (`remove_importlib_frames`, import.c).
+    get_code.__code__ = get_code.__code__.replace(co_filename=own.__code__.co_filename)
     return [(SourceFileLoader, "get_code", get_code)]
 
 
