@@ -29,6 +29,13 @@ def waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Messages:
     return Messages()
 
 
+def arrive(path: Path) -> None:
+    """Write a message as a rank does, so that nobody reads half of it."""
+    part = path.with_suffix(".part")
+    part.write_text("[8]")
+    part.rename(path)
+
+
 def test_ranks_that_wait_for_each_other_in_a_circle_are_not_waited_for(
     waiting: Messages, tmp_path: Path
 ) -> None:
@@ -42,7 +49,7 @@ def test_ranks_that_wait_for_each_other_in_a_circle_are_not_waited_for(
 
     waiting.send(0, 3, [7])
     (tmp_path / "3.waits").write_text("0-3.1")
-    threading.Timer(0.2, lambda: (tmp_path / "3-0.1").write_text("[8]")).start()
+    threading.Timer(0.2, lambda: arrive(tmp_path / "3-0.1")).start()
 
     assert waiting.receive(waiting.next(3, 0), 3, 0) == [8]
 
@@ -55,7 +62,7 @@ def test_a_slow_sender_is_waited_for_and_told(
 ) -> None:
     monkeypatch.setattr(messages, "_LONG", 0.1)
     mark_started(3, tmp_path, os.getpid())
-    threading.Timer(0.5, lambda: (tmp_path / "3-0.1").write_text("[8]")).start()
+    threading.Timer(0.5, lambda: arrive(tmp_path / "3-0.1")).start()
 
     assert waiting.receive(waiting.next(3, 0), 3, 0) == [8]
     assert "graphmem: rank 0 waits for rank 3, which still runs" in capsys.readouterr().err
