@@ -136,7 +136,7 @@ class KnownValues(HeldValues):
     def _unread(self, arg: Any) -> Any:
         if not isinstance(arg, FakeTensor):
             return _constant(arg)
-        if arg.requires_grad:
+        if _requires_grad(arg):
             raise UnknownError
         return self.unread(arg)
 
@@ -258,28 +258,23 @@ class KnownValues(HeldValues):
 
     def _write(self, plan: ValuePlan, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         targets = list(_tensors(_argument(args, kwargs, place) for place in plan.writes))
-        if not self._concerns(plan, targets):
-            return
+        was_known = any(self.saved(target) is not None for target in targets)
+        if not was_known and not (plan.overwrites and isinstance(targets[0], FakeTensor)):
+            return  # nothing is known of what is written into, nor will be
         if self._rules.leaves_untouched(func):
             self._mark(targets, frozenset({self._assumed(self._rules.finite)}))
             return
         if plan.overwrites and (not plan.is_random or is_drawn(targets[0])):
             self._make_room(targets[0])
-        if any(self.saved(target) is not None for target in targets):
-            self.compute_postponed()
         known = self._real(args, kwargs) if plan.is_known else None
+        if was_known and known is not None:
+            self.compute_postponed()
         if known is None or self._run(plan, func, known[0], known[1]) is _FAILED:
             for target in targets:
                 self.forget(target)
             return
         basis = known[2] | ({self._assumed(_RANDOM)} if plan.is_random else KNOWN)
         self._mark(targets, basis)
-
-    def _concerns(self, plan: ValuePlan, targets: list[torch.Tensor]) -> bool:
-        """Whether anything is known of what is written into, or will be."""
-        if plan.overwrites and isinstance(targets[0], FakeTensor):
-            return True
-        return any(self.saved(target) is not None for target in targets)
 
     def _make_room(self, target: torch.Tensor) -> None:
         """Make room for the values of a storage that is about to be overwritten entirely."""
