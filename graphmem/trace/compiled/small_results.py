@@ -84,12 +84,24 @@ def small_results(graph: torch.fx.Graph) -> SmallResults:
             operations.append(SmallOperation(node.name, target, *args))
     (output,) = graph.find_nodes(op="output")
     returned = enumerate(output.args[0])
+    outputs = {place: node.name for place, node in returned if node in small and node not in places}
+    copied = {place: value.name for place, value in written.items() if value in small}
+    needed = _needed(operations, {*outputs.values(), *copied.values()})
     return SmallResults(
-        {node.name: place for node, place in places.items() if node in small},
-        tuple(operations),
-        {place: node.name for place, node in returned if node in small and node not in places},
-        {place: value.name for place, value in written.items() if value in small},
+        {node.name: place for node, place in places.items() if node.name in needed},
+        tuple(each for each in operations if each.name in needed),
+        outputs,
+        copied,
     )
+
+
+def _needed(operations: Sequence[SmallOperation], results: set[str]) -> set[str]:
+    """The names of these results, and of what they are computed from."""
+    needed = set(results)
+    for each in reversed(operations):
+        if each.name in needed:
+            needed |= {operand.name for operand in _results(each[2:])}
+    return needed
 
 
 def _can_be_followed(node: torch.fx.Node, small: set[torch.fx.Node]) -> bool:
