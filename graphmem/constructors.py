@@ -19,14 +19,7 @@ ones = torch.ones
 tensor = torch.tensor
 zeros = torch.zeros
 
-_OWN = {
-    "arange": arange,
-    "empty": empty,
-    "full": full,
-    "ones": ones,
-    "tensor": tensor,
-    "zeros": zeros,
-}
+_OWN = {each.__name__: each for each in (arange, empty, full, ones, tensor, zeros)}
 
 
 @contextmanager
@@ -35,11 +28,10 @@ def restored() -> Iterator[None]:
 
     graphmem's replacements, which wrap them, may stay.
     """
-    present = {name: getattr(torch, name) for name in _OWN}
     foreign = {
         name: made
-        for name, made in present.items()
-        if getattr(made, "__wrapped__", made) is not _OWN[name]
+        for name, own in _OWN.items()
+        if getattr(made := getattr(torch, name), "__wrapped__", made) is not own
     }
     for name in foreign:
         setattr(torch, name, _OWN[name])

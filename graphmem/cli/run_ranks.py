@@ -188,9 +188,9 @@ def _table(report: RanksReport) -> Table:
 def _row(info: RankInfo) -> tuple[str, ...]:
     from graphmem.report.answer import where
 
-    if info.report is None:
-        return "", "", _ended(info.exit_code) or "ended without a report"
     ended = _ended(info.exit_code)
+    if info.report is None:
+        return "", "", ended or "ended without a report"
     peak = info.report.peak
     place = where(peak) if peak.allocated else "nothing ran on the card"
     return f"{peak.allocated:,}", f"{peak.reserved:,}", ", ".join(filter(None, (place, ended)))

@@ -124,9 +124,7 @@ def _all_to_all(
     left: Left, output: torch.Tensor, sent: torch.Tensor, *splits: Any, **more: Any
 ) -> None:
     values = None if any(splits[:2]) else _values(left)  # how others split theirs is not known
-    if (
-        values is not None and sent.numel() % len(values) == 0
-    ):  # else NCCL leaves the last as they are
+    if values is not None and sent.numel() % len(values) == 0:  # else NCCL leaves the rest
         part = sent.numel() // len(values)
         first = left.ranks.index(left.own) * part
         write(output, [number for each in values for number in each[first : first + part]])

@@ -409,24 +409,31 @@ class TestWorlds:
 
         assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
 
-    def test_a_rank_outside_its_world_is_told_with_the_line(self, run: Run, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("lines", "told"),
+        [
+            (
+                ("", "dist.init_process_group(rank=3, world_size=2)"),
+                "rank 3 is not in a world of 2",
+            ),
+            (
+                ("dist.init_process_group()", "dist.recv(torch.ones(2))"),
+                "a message without a source is not modelled",
+            ),
+        ],
+        ids=["a rank outside its world", "a message from any rank"],
+    )
+    def test_what_is_refused_is_told_with_the_programs_line(
+        self, lines: tuple[str, str], told: str, run: Run, tmp_path: Path
+    ) -> None:
         """The place is no line of a method that the standard library writes."""
-        script = self.script(tmp_path, "", "dist.init_process_group(rank=3, world_size=2)")
+        script = self.script(tmp_path, *lines)
 
         done = run("--nproc-per-node", "2", script)
 
         assert done.exit_code == 2
         assert f"stopped at {script}:3" in done.stderr
-        assert "rank 3 is not in a world of 2" in done.stderr
-
-    def test_a_message_from_any_rank_is_refused(self, run: Run, tmp_path: Path) -> None:
-        script = self.script(tmp_path, "dist.init_process_group()", "dist.recv(torch.ones(2))")
-
-        done = run("--nproc-per-node", "2", script)
-
-        assert done.exit_code == 2
-        assert f"stopped at {script}:3" in done.stderr
-        assert "a message without a source is not modelled" in done.stderr
+        assert told in done.stderr
 
     def test_fully_shard_makes_its_mesh_of_the_card(self, run: Run, tmp_path: Path) -> None:
         script = self.script(
