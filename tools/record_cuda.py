@@ -134,6 +134,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--benchmark", action="store_true", help="let cuDNN benchmark its algorithms"
     )
     parser.add_argument(
+        "--no-snapshot", action="store_true", help="leave out NAME.pickle.gz, which takes longest"
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="NAME", help="path without an extension"
     )
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -400,8 +403,9 @@ def write(options: argparse.Namespace, snapshot: Any, about: Mapping[str, Any]) 
     """The three files."""
     name: Path = options.output
     name.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(name.with_name(f"{name.name}.pickle.gz"), "wb") as file:
-        pickle.dump(snapshot, file)
+    if not options.no_snapshot:
+        with gzip.open(name.with_name(f"{name.name}.pickle.gz"), "wb") as file:
+            pickle.dump(snapshot, file)
     events = compact(snapshot, about)
     name.with_name(f"{name.name}.events.json").write_text(json.dumps(events))
     name.with_name(f"{name.name}.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -17,6 +17,7 @@ heads whose size is not a multiple of 8 were not fused and masks did not prevent
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,9 +50,11 @@ class FastPaths:
         self._is_fused = is_fused
 
     def implement(self, library: torch.library.Library) -> None:
-        """Register them for the card."""
-        for func, kernel in zip(FAST_PATHS, (self.attention, self.encoder_layer), strict=True):
-            library.impl(func, kernel, "CUDA", allow_override=True)
+        """Register them for the card, without the warning that a build for CUDA has its own."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for func, kernel in zip(FAST_PATHS, (self.attention, self.encoder_layer), strict=True):
+                library.impl(func, kernel, "CUDA", allow_override=True)
 
     def attention(
         self,

@@ -66,6 +66,15 @@ def shrink(config: Any, scale: int = 1) -> Any:
     return config
 
 
+def widen_vocabulary(config: Any, tokens: int) -> None:
+    """Give a shrunk configuration, and those in it, a vocabulary of this many tokens."""
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            widen_vocabulary(value, tokens)
+        elif "vocab_size" in name and value == VOCABULARY:
+            _set(config, name, tokens)
+
+
 def _small(name: str, value: Any, scale: int) -> Any:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return value

@@ -25,7 +25,7 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from graphmem import TrainingStep
 from tools.model_zoo.case import SEED, Case, seeded
-from tools.model_zoo.tiny_configs import VOCABULARY, shrink
+from tools.model_zoo.tiny_configs import VOCABULARY, shrink, widen_vocabulary
 
 HEADS = (
     "CAUSAL_LM SEQ_TO_SEQ_CAUSAL_LM IMAGE_TEXT_TO_TEXT VISION_2_SEQ SPEECH_SEQ_2_SEQ MASKED_LM "
@@ -44,11 +44,13 @@ class Sizes:
         batch: examples.
         length: tokens of a text.
         scale: how many times the smallest width.
+        vocabulary: tokens that there are.
     """
 
     batch: int = 2
     length: int = 7
     scale: int = 1
+    vocabulary: int = VOCABULARY
 
 
 def cases(testers: Path | None) -> Iterator[Case]:
@@ -92,6 +94,7 @@ def _build(model_type: str, testers: Path | None, placeholders: Placeholders) ->
     config_class = configuration_auto.CONFIG_MAPPING[model_type]
     kind = model_class(config_class)
     config = shrink(config_class(), placeholders.sizes.scale)
+    widen_vocabulary(config, placeholders.sizes.vocabulary)
     model = kind(config)
     model.train()
     return model, Inputs(model, placeholders).all()
