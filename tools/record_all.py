@@ -6,12 +6,14 @@ A line is `NAME [KEY=VALUE ...] [ranks=N] [gb=N] TARGET ARGS...`; the rest goes 
 `tools/record_cuda.py`. Each line runs in a process forked from this one, which has imported the
 preloaded modules, and not touched CUDA. Several ranks share the card: each gets its own host name,
 because NCCL rejects two of one host. `gb` is what a line takes of the card, 2 if not said.
-Output is in OUT/NAME.log; failures are listed at the end.
+Output is in OUT/NAME.log, events in OUT/NAME.events.json.gz; failures are listed at the end, and
+lines whose events are there are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib
 import os
 import shlex
@@ -63,7 +65,7 @@ def main() -> int:
     for module in options.preload.split(","):
         with suppress(ImportError):
             importlib.import_module(module)
-    lines = list(read(options.plan))
+    lines = [line for line in read(options.plan) if not recorded(line, options.output)]
     run(lines, options, end)
     failed = [line.name for line in lines if line.failed]
     print(f"{len(lines) - len(failed)} recorded, {len(failed)} failed: {' '.join(failed)}")
@@ -82,6 +84,11 @@ def read(plans: Sequence[Path]) -> Iterator[Line]:
         ranks, gb = int(settings.pop("ranks", 0)), float(settings.pop("gb", GB))
         settings.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/inductor/{name}")
         yield Line(name, number, settings, ranks, gb, words)
+
+
+def recorded(line: Line, output: Path) -> bool:
+    """Whether an earlier run recorded all its ranks."""
+    return len(list(output.glob(f"{line.name}.*events.json.gz"))) >= max(1, line.ranks)
 
 
 def run(lines: Sequence[Line], options: argparse.Namespace, end: float) -> None:
@@ -140,6 +147,10 @@ def record(line: Line, rank: int, output: Path) -> int:
         print(stop_)
     except BaseException:  # noqa: BLE001 - a process that was forked must not return
         traceback.print_exc()
+    for path in output.glob(f"{line.name}.*events.json"):
+        if line.ranks == 0 or f".rank{rank}." in path.name:
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
     sys.stdout.flush()
     sys.stderr.flush()
     return code
