@@ -65,6 +65,7 @@ def main() -> int:
     for module in options.preload.split(","):
         with suppress(ImportError):
             importlib.import_module(module)
+    record_cuda.driver_version()  # asks a process of its own
     lines = [line for line in read(options.plan) if not recorded(line, options.output)]
     run(lines, options, end)
     failed = [line.name for line in lines if line.failed]

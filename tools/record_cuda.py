@@ -31,6 +31,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,7 @@ def installed() -> dict[str, str]:
     return found
 
 
+@cache
 def driver_version() -> str:
     """What nvidia-smi says, or `unknown`."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
