@@ -16,7 +16,7 @@ from graphmem import ranks
 from graphmem.analysis import Analysis, Request, analysis_of, runtime_of
 from graphmem.caller import put_back, turn
 from graphmem.gpus import DEFAULT_GPU
-from graphmem.live import resized_storages, serialization, surroundings, torchscript
+from graphmem.live import resized_storages, serialization, surroundings
 from graphmem.live.messages import EnteredTwiceError, SecondGpuError
 from graphmem.live.session import EnoughSteps, LiveSession
 from graphmem.live.verdict import verdict_of
@@ -134,7 +134,6 @@ class VirtualGpu:
             stack.enter_context(standing_in(self.stand_ins, self.runtime.gpu))
             stack.enter_context(replaced(self._replacements()))
             stack.enter_context(ranks.groups_taken_down())
-            stack.enter_context(torchscript.unfused())
             stack.enter_context(session.watching(card, outermost))
             self._stack = stack.pop_all()
         self.memory.devices.is_initialized = False  # the setup above is not the program's
@@ -166,7 +165,6 @@ class VirtualGpu:
             *surroundings.replacements(
                 session.recorder, session.reads.known, self.memory.devices, journal
             ),
-            *torchscript.replacements(session.reads.scripted),
         ]
 
     @property

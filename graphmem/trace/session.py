@@ -24,6 +24,7 @@ from graphmem.trace import (
     printing,
     tensor_kinds,
     threads,
+    torchscript,
 )
 from graphmem.trace.autocast import AutocastRegions
 from graphmem.trace.autograd_nodes import AutogradNodes
@@ -150,6 +151,8 @@ class Session:
             stack.enter_context(replaced(self._levels.replacements()))
             stack.enter_context(replaced(printing.replacements(self.reads, self.fake_mode)))
             stack.enter_context(replaced(higher_order.replacements(self.mode)))
+            stack.enter_context(torchscript.unfused())
+            stack.enter_context(replaced(torchscript.replacements(self.reads.scripted)))
             stack.enter_context(self._compilation())
             stack.enter_context(self._walk.installed())
             stack.enter_context(self._watching_optimizers())
