@@ -61,6 +61,7 @@ TINY: dict[str, dict[str, Any]] = {
         "vocab_size": 100,
     },
     "training_techniques": {"width": 8, "batch": 4, "device": "cpu"},
+    "vision": {"library": "unet", "size": 16, "classes": 5, "batch": 2, "dense": True},
 }
 
 CASES: list[tuple[str, dict[str, Any]]] = [
