@@ -12,10 +12,12 @@ line of the result is JSON: the card, cuDNN, torch. A further line is
 with the bytes that computing the result, the gradient of the input and that of the weight allocated
 at most at once, beside what they return; the gradients run separately. `BYTES*N` means that there
 were N allocations, where one for what is returned and one workspace are usual. `oom` means that the
-card was full at some time, so that cuDNN may have been given another plan; `error` that it refused.
+card was full at some time, so that cuDNN may have been given another plan; `error` that it refused,
+and after an error of CUDA the process stops: start it again to go on with the next one.
 
 The figures are the allocator's `requested_bytes.all.peak` (CUDACachingAllocator.cpp), which counts
-what was asked for, before rounding; nothing waits for the card. `--dry-run` computes shapes only.
+what was asked for, before rounding; nothing waits for the card. `--dry-run` computes shapes only;
+under `graphmem run` the figures are those predicted, which `tools/verify_convolutions.py` compares.
 """
 
 from __future__ import annotations
@@ -245,6 +247,7 @@ def recorded_rows(calls: Iterable[Call], cached: float) -> Iterator[str]:
     """The rows of calls on the card, which other processes may use."""
     import torch
 
+    is_usable = True
     for call in calls:
         figures = []
         try:
@@ -254,11 +257,12 @@ def recorded_rows(calls: Iterable[Call], cached: float) -> Iterator[str]:
             figures.append("oom")
             torch.cuda.empty_cache()
         except RuntimeError as error:
-            if "CUDA error" in str(error):  # every later call would fail as well
-                print(f"error: {call}: {error}", file=sys.stderr)
-                return
+            print(f"error: {call}: {error}", file=sys.stderr)
             figures.append("error")
+            is_usable = "CUDA error" not in str(error)  # after which every call fails
         yield f"{call}: {' '.join([*figures, *['-'] * (3 - len(figures))])}"
+        if not is_usable:
+            return
         if torch.cuda.memory_reserved() > cached * 2**30:
             torch.cuda.empty_cache()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.support.places import FIXTURES
+from tools import verify_convolutions
 from tools.record_convolutions import LARGEST, Convolution, main, ordered
 
 LIST = (FIXTURES / "convolutions.txt").read_text().splitlines()
@@ -73,3 +75,19 @@ def test_the_list_begins_with_the_most_common() -> None:
     texts = [line.partition(" ")[2] for line in LIST]
     assert [str(Convolution.read(text)) for text in texts] == texts
     assert len(set(texts)) == len(texts)
+
+
+def test_recorded_and_predicted_rows_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, predicted = tmp_path / "recorded.txt", tmp_path / "predicted.txt"
+    call = "float32 planes 32 8@4x4 8 k3 p1"
+    recorded.write_text(f"{{}}\n{call}: 100 oom -\n{call} g2: 300 50*3 7\n")
+    predicted.write_text(f"{{}}\n{call}: 100 5 5\n{call} g2: 200 50 0\n")
+    options = [str(recorded), str(predicted), "--differences", "1"]
+    monkeypatch.setattr(sys, "argv", ["verify_convolutions", *options])
+    verify_convolutions.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 of 2 recorded convolutions are predicted"
+    assert lines[3] == "| float32 planes | 1 of 2 (25%) | 1 of 1 (0%) | 0 of 1 (100%) |"
+    assert lines[4] == f"{call} g2, result: recorded 300, predicted 200"
