@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from graphmem.graph import TensorOut
 from graphmem.kernel_program import Free, Scratch, Step, Take
 from graphmem.tensor_iterator import is_dense
@@ -26,10 +28,21 @@ def _into(call: Call) -> Iterator[Step]:
 
 
 def _to(call: Call) -> Iterator[Step]:
-    """`_to_copy` (native/TensorConversions.cpp) makes its result and copies into it."""
+    """`_to_copy` (native/TensorConversions.cpp) makes its result and copies into it.
+
+    Without a device it stays where it is. A result in `preserve_format` has the strides of a dense
+    source. Both hold whatever was assigned to the source's `data` since the graph described it, as
+    `Module.to(memory_format=...)` and moving a module do (recording resnet18_last_bf16).
+    """
     yield from call.outputs()
+    if call.value("device") is None:
+        return
+    source = call.tensor("self")
+    keeps = call.value("memory_format") in (None, torch.preserve_format)
     for result in call.op.outputs:
-        yield from _transfer(call, result, call.tensor("self"))
+        is_alike = keeps and is_dense(source.shape, source.stride)
+        if not is_alike or source.dtype != result.dtype:
+            yield from _transfer(call, result, source)
 
 
 def _transfer(call: Call, target: TensorOut, source: TensorOut) -> Iterator[Step]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from graphmem.passes.kernels.convolution_plans import ConvolutionPlan, ConvolutionProduct
@@ -73,3 +75,13 @@ def test_the_gradient_of_transposed_patches_is_copied() -> None:
     case, recorded = own_case(path), read_recorded(path)
     prediction = predict(case.target, case.request, recorded.settings, driver=case.driver)
     assert compare(recorded, prediction, case.start).is_equal
+
+
+def test_a_channels_last_module_moves_and_casts_its_parameters_directly() -> None:
+    path = STEPS / "resnet18_last_bf16.events.json.gz"
+    case, recorded = own_case(path), read_recorded(path)
+    request = replace(case.request, steps=1)
+    prediction = predict(case.target, request, recorded.settings, driver=case.driver)
+    difference = compare(recorded, prediction, case.start).first_difference
+    assert difference is not None
+    assert difference > 137  # cuDNN's 131 bytes in the first block, a known gap
