@@ -15,7 +15,10 @@ import torch
 from graphmem.caller.tensors import TensorNote
 
 aten = torch.ops.aten
-_UNMARKED = {aten.native_batch_norm.default: (3, 4)}
+_UNMARKED = {
+    aten.native_batch_norm.default: (3, 4),
+    aten.batch_norm_gather_stats_with_counts.default: (3, 4),
+}
 
 
 class CopiedValues:

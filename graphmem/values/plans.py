@@ -34,6 +34,7 @@ _BOUNDED = frozenset(
 
 _UPDATES_STATISTICS = {
     aten.native_batch_norm.default: (3, 4),
+    aten.batch_norm_gather_stats_with_counts.default: (3, 4),
     aten.cudnn_batch_norm.default: (3, 4),
     aten.miopen_batch_norm.default: (3, 4),
 }

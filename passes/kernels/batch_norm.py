@@ -12,6 +12,8 @@
       ATen/native/cuda/Normalization.cuh, `flexible_launch_configs`,
       `batch_norm_stats_channels_last_cuda_template`,
       `batch_norm_backward_reduce_cuda_channels_last_template`).
+  (3) The statistics and the backward sums of `nn.SyncBatchNorm` are those of (2) (Normalization.cu,
+      `batch_norm_stats_cuda`, `batch_norm_backward_reduce_cuda`).
 
 Not covered: input that is neither contiguous nor channels-last, and evaluation mode.
 """
@@ -61,6 +63,22 @@ def _backward(call: Call) -> Iterator[Step]:
     held = [Scratch("sums of dy", sums), Scratch("sums of dy * x", sums)]
     steps = (Output(1), Output(2), *during(_staging(tensor, values=2)), Output(0))
     yield from during(held, steps)
+
+
+def _statistics(call: Call) -> Iterator[Step]:
+    """Clause (3), forward."""
+    yield from call.outputs()
+    tensor = call.tensor("input")
+    if _takes_channels_last(tensor):
+        yield from during(_staging(tensor, values=4))
+
+
+def _sums(call: Call) -> Iterator[Step]:
+    """Clause (3), backward."""
+    yield from call.outputs()
+    tensor = call.tensor("input")
+    if _takes_channels_last(call.tensor("grad_out")) and _takes_channels_last(tensor):
+        yield from during(_staging(tensor, values=2))
 
 
 def _cudnn_backward(call: Call, grad: TensorOut) -> Iterator[Step]:
@@ -145,4 +163,6 @@ RULES: Mapping[str, Rule] = {
     "aten.native_batch_norm": _forward,
     "aten._native_batch_norm_legit": _forward,
     "aten.native_batch_norm_backward": _backward,
+    "aten.batch_norm_stats": _statistics,
+    "aten.batch_norm_backward_reduce": _sums,
 }

@@ -26,6 +26,7 @@ from graphmem.virtual_device.operators import (
     recurrent_cells,
     semi_structured,
     shifts,
+    synchronized_norms,
 )
 
 _FAMILIES = (
@@ -41,6 +42,7 @@ _FAMILIES = (
     recurrent_cells,
     semi_structured,
     shifts,
+    synchronized_norms,
 )
 
 KERNELS: Mapping[Any, Callable[..., Any]] = dict(
