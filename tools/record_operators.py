@@ -1,8 +1,10 @@
 """Record what each operator allocates on a real GPU, call by call.
 
     python tools/record_operators.py -o operators.jsonl [--part 0/4] [--opinfo SAMPLES]
+    python tools/record_operators.py -o rules.jsonl --fixture recorded_rules
 
-The calls are those of `fixtures/recorded_operators.py`. It needs torch and a GPU but not graphmem.
+The calls are those of `fixtures/recorded_operators.py`, or of another fixture. It needs torch and
+a GPU but not graphmem.
 A line of the result is one call in one dtype: the events of two steps as rows [action, bytes,
 ordinal, site] as in `tools/record_cuda.py`, and how many of them belong to the first step; or the
 error that the call raised.
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--part", default="0/1", help="a part, such as 0/4 (default: 0/1)")
     parser.add_argument("--opinfo", type=int, default=0, help="samples of each OpInfo (default: 0)")
+    parser.add_argument("--fixture", default="recorded_operators", help="a file of fixtures/")
     parser.add_argument("--only", default="", help="calls whose name contains this text")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "fixtures")]
@@ -41,7 +44,7 @@ def main() -> int:
         print("error: torch sees no CUDA device here", file=sys.stderr)
         return 2
     record_cuda.stand_in()
-    fixture = importlib.import_module("recorded_operators")
+    fixture = importlib.import_module(options.fixture)
     number, parts = map(int, options.part.split("/"))
     chosen = list(wanted(fixture, options))[number::parts]
     with options.output.open("w") as file:

@@ -1,6 +1,7 @@
 """Compare predictions of single operators with recordings of `tools/record_operators.py`.
 
     python -m tools.verify_operators fixtures/cuda/operators.jsonl.gz [--only TEXT] [--part 0/2]
+    python -m tools.verify_operators rules.jsonl.gz --fixture recorded_rules
 
 Prints a line for each call that differs, with its first different event; then how many are equal.
 The installed release should be that of the recording, torch 2.11.
@@ -28,7 +29,8 @@ from graphmem.verify.changes import Change, follow_order
 from graphmem.verify.prediction import predict
 from graphmem.verify.window import parse_start
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "recorded_operators.py"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURE = "recorded_operators"
 GPU = "h100-80gb"
 TORCH = "2.11"
 
@@ -71,11 +73,11 @@ def changes_of(events: list[list[Any]]) -> Iterator[Change]:
             yield Change(False, nbytes, numbers.pop(address, None), "")
 
 
-def predicted(call: Recorded, assume: Sequence[str] = ()) -> list[Change]:
+def predicted(call: Recorded, assume: Sequence[str] = (), fixture: str = FIXTURE) -> list[Change]:
     """The events of both steps; `assume` supplies data-dependent values."""
     settings = {"call": call.name, "dtype": call.dtype, "sample": str(call.sample)}
     request = Request(gpu=GPU, torch=TORCH, steps=2, settings=settings, assume=tuple(assume))
-    changes = predict(f"{FIXTURE}:build", request).changes(parse_start("step 0"))
+    changes = predict(f"{FIXTURES / fixture}.py:build", request).changes(parse_start("step 0"))
     return follow_order(changes, call.changes)
 
 
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare every call; the exit code is 1 if one differs."""
     parser = argparse.ArgumentParser(description="Verify single operators.")
     parser.add_argument("recording", type=Path)
+    parser.add_argument("--fixture", default=FIXTURE, help="the file of fixtures/ with the calls")
     parser.add_argument("--only", default="", help="calls whose name contains this text")
     parser.add_argument("--part", default="0/1", help="a part, such as 0/2 (the first of two)")
     parser.add_argument("--whole", action="store_true", help="print both sides in full")
@@ -103,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for call in calls[number::parts]:
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                changes = predicted(call)
+                changes = predicted(call, fixture=options.fixture)
         except (InputError, InternalError) as error:
             refused += 1
             print(f"{call.label}: refused: {str(error)[:300]}", flush=True)
