@@ -75,6 +75,7 @@ COMPILER_NAMES = (
         "hiding graphmem's hooks from the compiler",
         _COMPILED,
     ),
+    Names("torch._guards.Guard", "create", "guards of hidden hooks", _COMPILED),
     Names("torch._functorch.aot_autograd", "process_inputs", "the compiler's inputs", _COMPILED),
     *(
         Names(owner, "detect_fake_mode", "the mode of the compiler's trace", _COMPILED)

@@ -481,6 +481,29 @@ def test_code_that_is_compiled_again_is_not_tuned_again() -> None:
     assert first > second == third
 
 
+def test_a_module_with_hooks_is_compiled_once() -> None:
+    """As the layers of `parallelize_module`: guards compared graphmem's own hooks at each call."""
+    compiled: list[str] = []
+
+    def train(device: str) -> None:
+        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            compiled.append(device)
+            return graph.forward
+
+        inner = torch.nn.Linear(8, 8)
+        inner.register_forward_hook(lambda module, inputs, output: output * 2)
+        model = torch.compile(torch.nn.Sequential(inner).to(device), backend=backend)
+        for _ in range(3):
+            model(torch.zeros(2, 8, device=device)).sum().backward()
+
+    train("cpu")
+    torch._dynamo.reset()
+    with graphmem.virtual_gpu("h100"):
+        train("cuda")
+
+    assert compiled == ["cpu", "cuda"]
+
+
 def test_a_graphs_inputs_have_the_order_of_a_program_without_hooks() -> None:
     """`F.embedding` passes the weight on before the ids."""
     pytest.importorskip("triton")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.modules.module as module_hooks
-from torch._guards import TracingContext
+from torch._guards import Guard, TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from graphmem.frames import Origin, origin_of
@@ -243,10 +243,26 @@ def _hiding_hooks(compile_: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(compile_)
     def compile_without_hooks(*args: Any, **kwargs: Any) -> Any:
-        with replaced([] if _has_any_global_hook() else without_own_hooks()):
+        hidden = [] if _has_any_global_hook() else [*without_own_hooks(), _unguarded_hooks()]
+        with replaced(hidden):
             return compile_(*args, **kwargs)
 
     return compile_without_hooks
+
+
+def _unguarded_hooks() -> Replacement:
+    """Compiled code that read the empty lists must not ask whether they still are.
+
+    Dynamo inlines `_call_impl` of a module with hooks of its own, as those of `parallelize_module`,
+    and guards the length of the global lists, which have graphmem's when the code runs.
+    """
+    create = Guard.create
+
+    def create_unless_hidden(guard: Guard, builder: Any) -> Any:
+        is_hidden = any(f".{each}" in guard.name for each in _FORWARD)
+        return None if is_hidden else create(guard, builder)
+
+    return Guard, "create", create_unless_hidden
 
 
 def _without_own(hooks: dict[int, Any]) -> OrderedDict[int, Any]:
