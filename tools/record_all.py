@@ -2,7 +2,7 @@
 
     python tools/record_all.py tools/recordings.txt -o OUT [--jobs 8] [--preload torch,timm]
 
-A line is `NAME [KEY=VALUE ...] [ranks=N] [gb=N] TARGET ARGS...`; the rest goes to
+A line is `NAME [KEY=VALUE ...] [ranks=N] [gb=N] [limit=SECONDS] TARGET ARGS...`; the rest goes to
 `tools/record_cuda.py`. Each line runs in a process forked from this one, which has imported the
 preloaded modules, and not touched CUDA. Several ranks share the card: each gets its own host name,
 because NCCL rejects two of one host. `gb` is what a line takes of the card, 2 if not said.
@@ -41,6 +41,7 @@ class Line:
     environment: dict[str, str]
     ranks: int
     gb: float
+    limit: float
     arguments: list[str]
     started: float = 0.0
     running: set[int] = field(default_factory=set)
@@ -66,15 +67,17 @@ def main() -> int:
         with suppress(ImportError):
             importlib.import_module(module)
     record_cuda.driver_version()  # asks a process of its own
-    lines = [line for line in read(options.plan) if not recorded(line, options.output)]
+    lines = [
+        line for line in read(options.plan, options.limit) if not recorded(line, options.output)
+    ]
     run(lines, options, end)
     failed = [line.name for line in lines if line.failed]
     print(f"{len(lines) - len(failed)} recorded, {len(failed)} failed: {' '.join(failed)}")
     return 1 if failed else 0
 
 
-def read(plans: Sequence[Path]) -> Iterator[Line]:
-    """The lines of the plans."""
+def read(plans: Sequence[Path], limit: float) -> Iterator[Line]:
+    """The lines of the plans; `limit` is that of a line without one, in seconds."""
     texts = [text for plan in plans for text in plan.read_text().splitlines()]
     for number, text in enumerate(each for each in texts if each.strip() and each[0] != "#"):
         name, *words = shlex.split(text)
@@ -83,8 +86,9 @@ def read(plans: Sequence[Path]) -> Iterator[Line]:
             key, _, value = words.pop(0).partition("=")
             settings[key] = value
         ranks, gb = int(settings.pop("ranks", 0)), float(settings.pop("gb", GB))
+        own_limit = float(settings.pop("limit", limit))
         settings.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/inductor/{name}")
-        yield Line(name, number, settings, ranks, gb, words)
+        yield Line(name, number, settings, ranks, gb, own_limit, words)
 
 
 def recorded(line: Line, output: Path) -> bool:
@@ -113,7 +117,7 @@ def run(lines: Sequence[Line], options: argparse.Namespace, end: float) -> None:
         else:
             time.sleep(0.05)
         for line in list(running):
-            if now > min(end, line.started + options.limit):
+            if now > min(end, line.started + line.limit):
                 stop(line)
             if ended(line):
                 running.remove(line)
