@@ -18,6 +18,8 @@ import torch
 ATTRIBUTES: Any = vars(torch.Tensor)["__dict__"]
 """Reads and writes all attributes of a tensor, whichever of them its class shows."""
 
+_LEAF = "graphmem leaf"  # an attribute of a tensor's former contents: a reference to the tensor
+
 
 class TensorNote:
     """The former state of a tensor.
@@ -66,6 +68,7 @@ class TensorNote:
         tensor = self.ref()
         if tensor is not None and self.original is not None:
             become(tensor, self.original)
+            ATTRIBUTES.__get__(tensor).pop(_LEAF, None)
         if self.data is not None:
             target = self.tensor()
             if target is not None:
@@ -182,3 +185,20 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
     held_by_other.clear()
     held_by_other.update(attributes)
     torch._C._swap_tensor_impl(tensor, other)
+
+
+def assign_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give a tensor the contents of `other`, as `tensor.data = other` does.
+
+    An autograd graph made before holds what the tensor was; `leaf_of` leads from there to it.
+    """
+    become(tensor, other)
+    ATTRIBUTES.__get__(other)[_LEAF] = weakref.ref(tensor)
+
+
+def leaf_of(node: Any) -> torch.Tensor:
+    """The leaf whose gradient an `AccumulateGrad` node adds to."""
+    held: torch.Tensor = node.variable
+    known = ATTRIBUTES.__get__(held).get(_LEAF, lambda: None)
+    found: torch.Tensor | None = known()
+    return held if found is None else found

@@ -35,12 +35,12 @@ from graphmem import constructors
 from graphmem.ranks import sizes
 from graphmem.ranks.copies import combine_copies, copy, copy_to_each, flat_like, is_read
 from graphmem.ranks.error_messages import AnySourceError
+from graphmem.ranks.futures import CardFuture
 from graphmem.ranks.mail import Mail
 from graphmem.ranks.unwaited import Shelf, Unwaited
 
 Tensors = Sequence[torch.Tensor]
 Arrival = Callable[[], object]
-
 
 _Work: Any = c10d.Work
 _ProcessGroup: Any = c10d.ProcessGroup
@@ -74,16 +74,16 @@ class DoneWork(_Work):  # type: ignore[misc]
     is_success = is_completed
 
     def exception(self) -> None:
-        """Always None."""
+        """None."""
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that were written."""
         return self._result
 
     def get_future(self) -> Any:
-        """A future of the tensors that were written."""
+        """Of the tensors that were written."""
         if self._future is None:
-            self._future = Future()
+            self._future = CardFuture() if any(map(_is_on_card, self._result)) else Future()
             self._future.set_result(self._result)
         return self._future
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
+from graphmem.caller.tensors import leaf_of
 from graphmem.frames import short_path
 from graphmem.graph import AutogradNode, Op, Source
 from graphmem.trace.recorder import Recorder
@@ -47,7 +48,7 @@ class AutogradNodes:
         if node is None:
             return None
         if node.name() == _ACCUMULATE_GRAD:
-            return self._recorder.identity_of(node.variable) or "a leaf tensor"
+            return self._recorder.identity_of(leaf_of(node)) or "a leaf tensor"
         number: int = node._sequence_nr()
         return number
 

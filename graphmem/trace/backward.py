@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from graphmem.caller.tensors import leaf_of
 from graphmem.frames import acts_for_the_program
 from graphmem.trace import python_functions
 from graphmem.trace.formulas_by_data import formula_by_data
@@ -325,8 +326,8 @@ class Backward:
         return by_data(node, inputs[0], wanted)
 
     def _run_tensor_hooks(self, node: Node, inputs: Gradients) -> None:
-        if is_accumulate_grad(node) and node.variable._backward_hooks:
-            inputs[0] = run_tensor_hooks(node.variable._backward_hooks, inputs[0])
+        if is_accumulate_grad(node) and (registered := leaf_of(node)._backward_hooks):
+            inputs[0] = run_tensor_hooks(registered, inputs[0])
         self._hooks.run_tensor_hooks(node, inputs)
 
     def _accumulate_grad(self, node: Node, gradients: Gradients) -> None:
@@ -335,14 +336,15 @@ class Backward:
         A leaf that was frozen after the forward pass accumulates no gradient
         (torch/csrc/autograd/functions/accumulate_grad.cpp).
         """
-        if gradients[0] is None or not node.variable.requires_grad:
+        leaf: Any = leaf_of(node)
+        if gradients[0] is None or not leaf.requires_grad:
             self._hooks.run_after(node, [], list(gradients))
             return
         has_hooks = self._hooks.has_after(node)
         inputs = list(gradients) if has_hooks else []
-        self._rules.accumulate(node.variable, gradients, 1 + has_hooks)
-        for hook in list((node.variable._post_accumulate_grad_hooks or {}).values()):
-            hook(node.variable)
+        self._rules.accumulate(leaf, gradients, 1 + has_hooks)
+        for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
+            hook(leaf)
         self._hooks.run_after(node, [], inputs)
 
     def _hand_on(self, task: GraphTask, node: Node, outputs: Gradients) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphmem.caller.tensors import leaf_of
 from graphmem.frames import acts_for_the_program
 from graphmem.torch_releases import UNUSED_INPUTS_ARE_COUNTED, installed_release
 from graphmem.trace.node_hooks import Gradients
@@ -96,7 +97,7 @@ def count_dependencies(graph: dict[Node, Edges]) -> dict[Node, int]:
 
 def limit_to(task: GraphTask, inputs: Sequence[Any], accumulate: bool) -> None:
     """Run only the nodes that lead to `inputs` [`GraphTask::init_to_execute`]."""
-    leaves = {id(node.variable): node for node in task.edges if is_accumulate_grad(node)}
+    leaves = {id(leaf_of(node)): node for node in task.edges if is_accumulate_grad(node)}
     wanted: set[Node] = set()
     for index, tensor in enumerate(inputs):
         node, position = _input_edge(tensor, leaves)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from graphmem.caller.tensors import leaf_of
 from graphmem.trace.freed_graphs import looked_at
 from graphmem.trace.saved_variables import note_gradient
 
@@ -33,7 +34,7 @@ def key_of(node: Any) -> NodeKey:
     Sequence numbers are unique, except for `AccumulateGrad`, which is identified by its variable.
     """
     if node.name().endswith("AccumulateGrad"):
-        return ("leaf", id(node.variable))
+        return ("leaf", id(leaf_of(node)))
     return ("node", node._sequence_nr())
 
 

@@ -24,7 +24,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from graphmem.caller.tensors import Tensors, become
+from graphmem.caller.tensors import Tensors, assign_data, become
+from graphmem.virtual_device import kept_gradients
 from graphmem.virtual_device.lazy_parameters import (
     UninitializedTensorMixin,
     is_unshaped,
@@ -52,7 +53,9 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
             return
         other = _like(tensor, new.detach())
         before.before_becoming(tensor, other)
-        become(tensor, other)
+        gradient = tensor.grad
+        assign_data(tensor, other)
+        kept_gradients.keep(tensor, gradient)
 
     def swap(tensor: torch.Tensor, other: torch.Tensor) -> None:
         """`torch.utils.swap_tensors`, but allowing weak references: fake tensors have some."""
@@ -62,6 +65,7 @@ def moved_by_data(before: Tensors) -> list[Replacement]:
     return [
         (torch.utils, "swap_tensors", swap),
         (torch.Tensor, "data", property(data.__get__, assign)),
+        kept_gradients.as_it_is(),
         (torch.Tensor, "_make_subclass", staticmethod(_make_subclass)),
         (torch.nn.Parameter, "__new__", staticmethod(_new_parameter)),
         (torch.nn.Module, "_apply", _apply),
