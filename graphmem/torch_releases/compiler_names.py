@@ -186,7 +186,7 @@ COMPILER_NAMES = (
     ),
     Names(
         "torch._inductor.fx_passes.pad_mm",
-        "no_dispatch",
+        "no_dispatch should_pad_bench_key should_exclude_padding_time",
         "deciding whether to pad matrices",
         _COMPILED,
     ),

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from graphmem import constructors
 from graphmem.compiled_code import GRAPHS_LEFT_OUT, PADDING
 from graphmem.graph import Source
+from graphmem.trace.compiled.padding import Product, is_faster_padded
 from graphmem.trace.location import Location
 from graphmem.trace.loops import Loops
 from graphmem.trace.messages import BranchOnValueError
@@ -196,17 +197,19 @@ class Reads:
         self._say((text, source), f"{text}; {override}")
         return round(share * numel)
 
-    def pads(self) -> bool:
+    def pads(self, product: Product) -> bool:
         """Whether Inductor pads a matrix product, which a benchmark decides on a card.
 
-        It did not for the largest of those recorded on an H100 (docs/compile.md).
+        What an H200 measured decides if it can; otherwise none is padded.
         """
         source = self._location.place()
         chosen = self._chosen("padding", source)
-        is_padded = bool(chosen)
+        measured = is_faster_padded(product) if chosen is None else None
+        is_padded = bool(chosen if measured is None else measured)
+        answer = "yes" if is_padded else "no"
         self._recorder.assume(
             PADDING,
-            "yes" if is_padded else "no",
+            answer if measured is None else f"{answer}, as timed on an H200",
             "a benchmark on the card decides; --assume padding=true or padding=false",
             source,
         )

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphmem.compiled_code import CompiledCode
 from graphmem.trace.compiled.kernels import precompile, precompile_config
+from graphmem.trace.compiled.padding import Product, product_of
 from graphmem.trace.compiled.unknowns import Unknowns
 from graphmem.trace.recorder import Recorder
 from graphmem.virtual_device.device_memory import DeviceMemory
@@ -137,12 +138,22 @@ def _functions_of_wrappers() -> list[Replacement]:
     ]
 
 
-def _padding(pads: Callable[[], bool]) -> list[Replacement]:
+def _padding(pads: Callable[[Product], bool]) -> list[Replacement]:
     from torch._inductor.fx_passes import pad_mm
 
+    key_of, asked = pad_mm.should_pad_bench_key, list[Product]()
+
+    def note(match: Any, left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+        asked[:] = [product_of(pad_mm, match, left, right)]
+        return key_of(match, left, right, *args, **kwargs)
+
+    def answer() -> bool:
+        return pads(asked[0])
+
+    noted = (pad_mm, "should_pad_bench_key", note)
     if hasattr(pad_mm, "is_padded_faster"):
-        return [(pad_mm, "is_padded_faster", lambda key, time, padded_time: pads())]
-    return [(pad_mm, "_skip_do_bench_times", _Asked(pads))]
+        return [noted, (pad_mm, "is_padded_faster", lambda key, time, padded_time: answer())]
+    return [noted, (pad_mm, "_skip_do_bench_times", _Asked(answer))]
 
 
 class _Asked(int):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from graphmem.trace.compiled.padding import Product
+
 
 class Unknowns(Protocol):
     """Answers such questions, and notes what was assumed."""
 
-    def pads(self) -> bool:
+    def pads(self, product: Product) -> bool:
         """Whether a product of unaligned matrices is padded; on a card, a benchmark decides."""
 
     def tuned(self) -> bool:
