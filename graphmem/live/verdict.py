@@ -47,6 +47,7 @@ def verdict_of(simulator: OnlineSimulator, *, ran_out: bool, grows: bool) -> OnC
         margin=margin,
         cache_emptied=simulator.memory.allocator.num_alloc_retries,
         refused=None if last is None else _refusal(last, graph, timeline),
+        late=simulator.memory.slow.most_late,
     )
 
 

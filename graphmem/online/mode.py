@@ -22,16 +22,17 @@ class FollowedMode(DataDependentMode):
 
     def __init__(self, memory: DeviceMemory, *watchers: Any) -> None:
         super().__init__(*watchers)
-        self._captures = memory.captures
+        self._memory = memory
         for func in (*_WAITS, aten._to_copy.default):
             self._handlers[func] = self._waiting(self._handlers[func])
 
     def _waiting(self, handler: Handler) -> Handler:
-        """Refuse an operation for which the host waits, while a graph is captured."""
+        """Note that the host waits for an operation; while a graph is captured, refuse."""
 
         def handle(func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             if func in _WAITS or _goes_to_host(kwargs):
-                self._captures.check_idle()
+                self._memory.captures.check_idle()
+                self._memory.host_waits(self._memory.mark(self._memory.current_stream))
             return handler(func, types, args, kwargs)
 
         return handle

@@ -83,6 +83,7 @@ def _fits(report: Report, card: OnCard) -> Iterator[Text | Padding]:
     yield from map(indented, collector_words.at_verdict(report, card))
     if card.cache_emptied:
         yield indented(f"only because PyTorch flushed its cache {_times(card)} (slow)")
+    yield from _late(card)
     yield from _without(card)
     yield from _leaks(report)
     leaked = bytes_each_of(_leaks_in_words(report))
@@ -122,6 +123,14 @@ def _leaks_in_words(report: Report) -> Iterator[str]:
 
 def _times(card: OnCard) -> str:
     return "once" if card.cache_emptied == 1 else f"{card.cache_emptied} times"
+
+
+def _late(card: OnCard) -> Iterator[Padding]:
+    if card.late:
+        yield indented(
+            f"may reserve up to {format_both(card.late)} more: freed while another stream used it, "
+            "which a slower card holds longer"
+        )
 
 
 def _without(card: OnCard) -> Iterator[Padding]:

@@ -166,6 +166,8 @@ class OnCard(msgspec.Struct, frozen=True):
         cache_emptied: how often the driver refused memory and the cache was emptied.
         refused: the failed request, or None.
         did_without: how many workspaces of cuDNN's convolutions could not be allocated.
+        late: the most bytes at a time that the program freed while another stream might still use
+            them: a card that is slow to get there keeps them reserved.
     """
 
     fits: bool
@@ -182,6 +184,7 @@ class OnCard(msgspec.Struct, frozen=True):
     memory_surplus: int = 0
     context_spread: int = 0
     did_without: int = 0
+    late: int = 0
 
 
 class MemoryInfo(msgspec.Struct, frozen=True):

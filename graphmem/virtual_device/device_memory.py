@@ -7,7 +7,7 @@ then returns it.
 (3) A block that another stream uses (`record_stream`) stays active after `free` until that stream
 has done the work queued on it by then (`insert_events`). The next `malloc` takes it back
 (`process_events`). On a card this depends on how fast kernels are; here work takes no time
-(`DeviceClock`), an assumption.
+(`DeviceClock`), an assumption; `slow` knows how much a slower card may keep.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from graphmem.virtual_device.device_clock import DeviceClock
 from graphmem.virtual_device.devices import Devices
 from graphmem.virtual_device.live_run import LiveRun, NoLiveRun
 from graphmem.virtual_device.memory_history import MemoryHistory, Stack
+from graphmem.virtual_device.slow_device import Progress, SlowDevice
 from graphmem.virtual_device.stream_captures import StreamCaptures
 
 DEFAULT_STREAM = 0
@@ -76,6 +77,7 @@ class DeviceMemory:
             order of births and deaths does not say which memory a request gets.
         captures: CUDA graphs being captured.
         clock: the device's time.
+        slow: what a device would keep that is as slow as can be.
         history: the recorded memory history.
         conf: the text of the settings in force (PYTORCH_CUDA_ALLOC_CONF).
     """
@@ -108,6 +110,7 @@ class DeviceMemory:
         allocator.private.is_capturing = self._is_capturing
         self._first_settings = first_settings
         self.clock = DeviceClock()
+        self.slow = SlowDevice()
         self.history = MemoryHistory()
         self.conf = ""
         self._of_thread = _OfThread()
@@ -185,12 +188,27 @@ class DeviceMemory:
         with self.history.caused_by(origin.stack_of_free):
             self.allocator.free(block, still_used=bool(users))
         if users:
+            self.slow.free(block.size, users)
             self._pending.append((block, max(map(self.clock.done_at, users))))
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that a stream other than its own uses the block (`recordStream`)."""
         if stream != block.segment.stream:
             self._users.setdefault(block, set()).add(stream)
+
+    def mark(self, stream: int) -> Progress:
+        """What a stream will have reached, after what the program has freed so far."""
+        if self._users:
+            self.run.settle()
+        return self.slow.mark(stream)
+
+    def host_waits(self, progress: Progress | None = None) -> None:
+        """Note that the host waits for what an event marked, by default for the device."""
+        if progress is None:
+            self.mark(DEFAULT_STREAM)
+            self.slow.host_waits_for_all()
+        else:
+            self.slow.host_waits(progress)
 
     def _read_environment(self) -> None:
         """Read the settings once (`CUDAAllocatorConfig::instance`)."""
@@ -230,6 +248,7 @@ class DeviceMemory:
         with self.history.caused_by(self.origin().stack_of_free):
             if self._pending and not allocator.private.hold_memory_back:
                 self.clock.wait_until(max(moment for _, moment in self._pending))
+                self.slow.host_waits_for_all()
                 self._pending.clear()
             allocator.empty_cache(pool_id)
 

@@ -26,6 +26,7 @@ import torch.cuda.streams
 from graphmem.virtual_device.device_memory import DEFAULT_STREAM, DeviceMemory
 from graphmem.virtual_device.messages import SharedEventError
 from graphmem.virtual_device.patching import Replacement, replaced, run_again
+from graphmem.virtual_device.slow_device import Progress
 from graphmem.virtual_device.stream_captures import Capture
 
 _CUDA = 1  # c10::DeviceType::CUDA
@@ -97,6 +98,7 @@ def _functions(memory: DeviceMemory, own: ModuleType) -> dict[str, Any]:
     def synchronize() -> None:
         captures.check_idle()
         clock.wait_for_all()
+        memory.host_waits()
 
     def sleep(cycles: int) -> None:
         clock.queue(memory.current_stream, cycles / _CYCLES_OF_A_MILLISECOND)
@@ -200,6 +202,7 @@ class CudaStreamBase(GenericStream):
         """Wait until all of its work is done."""
         clock = self.memory.clock
         clock.wait_until(clock.done_at(self.cuda_stream))
+        self.memory.host_waits(self.memory.mark(self.cuda_stream))
 
     def __enter__(self) -> Any:
         self._before.append(self.memory.current_stream)
@@ -232,6 +235,7 @@ class CudaEventBase(GenericEvent):
         self._done_at: float | None = None
         self._recorded_at = 0.0
         self._capture: Capture | None = None
+        self._marked: Progress = {}
         self.cuda_event = 0
 
     @property
@@ -249,6 +253,7 @@ class CudaEventBase(GenericEvent):
         handle = self.memory.current_stream if stream is None else stream.stream_id
         self.cuda_event = self.cuda_event or next(self.handles)
         self._done_at = self.memory.clock.done_at(handle)
+        self._marked = self.memory.mark(handle)
         self._capture = self.memory.captures.graph_of(handle)
         self._recorded_at = time.perf_counter()
 
@@ -257,6 +262,7 @@ class CudaEventBase(GenericEvent):
         if self._done_at is not None:
             handle = self.memory.current_stream if stream is None else stream.stream_id
             self.memory.clock.delay(handle, self._done_at)
+            self.memory.slow.wait(handle, self._marked)
             self.memory.captures.join(handle, self._capture)
 
     def query(self) -> bool:
@@ -267,6 +273,7 @@ class CudaEventBase(GenericEvent):
         """Wait for the event."""
         if self._done_at is not None:
             self.memory.clock.wait_until(self._done_at)
+            self.memory.host_waits(self._marked)
 
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds between two events.
