@@ -105,6 +105,8 @@ class TestRecordedRanks:
                 marks=[BEFORE_2_15, SLOW],
             ),
             ("fsdp1", 1, "fsdp1.py"),
+            ("fsdp1_offload", 0, "fsdp1_more.py --offload"),
+            pytest.param("ddp_powersgd", 1, "ddp_more.py --hook powersgd --steps 4", marks=SLOW),
             pytest.param("tp", 1, "tensor_parallel.py", marks=SLOW),
             ("tp_sequence", 0, "tensor_parallel.py --sequence-parallel"),
             pytest.param("pipeline_gpipe", 0, "pipeline.py --schedule gpipe", marks=ONLY_2_11),
@@ -129,7 +131,7 @@ class TestRecordedRanks:
         record = [ROOT / "tools" / "record_cuda.py", "-o", tmp_path / name, RANKS / target]
         options = ["--nproc-per-node", "2", "--rank", str(rank), "--torch", "2.11"]
 
-        if name != "collectives":
+        if name != "collectives" and "--steps" not in arguments:
             arguments += ["--steps", "2"]
         done = run("--gpu", "h100-80gb", *options, *record, *arguments)
 
