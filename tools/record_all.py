@@ -13,6 +13,7 @@ lines whose events are there are skipped.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gzip
 import importlib
 import os
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools import record_cuda
 
 GB = 2.0
+NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
 @dataclass
@@ -66,6 +68,8 @@ def main() -> int:
     for module in options.preload.split(","):
         with suppress(ImportError):
             importlib.import_module(module)
+        if has_begun():
+            parser.error(f"--preload {module} initialises CUDA, which a forked process cannot use")
     record_cuda.driver_version()  # asks a process of its own
     lines = [
         line for line in read(options.plan, options.limit) if not recorded(line, options.output)
@@ -74,6 +78,15 @@ def main() -> int:
     failed = [line.name for line in lines if line.failed]
     print(f"{len(lines) - len(failed)} recorded, {len(failed)} failed: {' '.join(failed)}")
     return 1 if failed else 0
+
+
+def has_begun() -> bool:
+    """Whether this process has initialised CUDA (`cuDeviceGetCount` of the driver's API)."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALISED)
 
 
 def read(plans: Sequence[Path], limit: float) -> Iterator[Line]:
