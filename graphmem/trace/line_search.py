@@ -5,7 +5,9 @@ Its step takes the most memory if it does not converge, so that is assumed (torc
 (1) each loss is lower than the previous one, so `max_iter` or `max_eval` ends the loop;
 (2) gradients and changes stay above their tolerances, the direction descends, and curvature is
     positive, so the history grows;
-(3) the first point of a strong-Wolfe line search satisfies both conditions.
+(3) the first point of a strong-Wolfe line search satisfies both conditions;
+(4) the sum of the gradient's absolute values is above 1, so the first step is shorter than `lr`,
+    and its length is a tensor.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class LineSearches:
             "the card does no arithmetic",
             self._location.source(),
         )
-        if maker.target is aten.gt.Scalar:
-            threshold: Any = maker.args[1]
-            return bool(threshold >= 0)
+        compared: Any = maker.args[0]
+        threshold: Any = maker.args[1]
+        if maker.target is aten.gt.Scalar:  # `ys > 1e-10`, and `gtd > -tolerance_change`
+            return bool(threshold > 0)
+        if maker.target is aten.lt.Scalar:  # `min(1.0, 1.0 / sum)`, and `f_new > f + c1 * t * gtd`
+            return isinstance(compared, Node) and compared.target is aten.mul.Tensor
         return maker.target is aten.le.Tensor

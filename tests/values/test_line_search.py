@@ -52,6 +52,39 @@ def test_lbfgs_runs_all_its_iterations(line_search: str | None) -> None:
     assert any(each.what == "how LBFGS converges" for each in graph.assumptions)
 
 
+def first_step(device: str) -> tuple[int, type]:
+    """Evaluations of a step of two iterations without tolerances; the kind of its first length."""
+    weight = nn.Parameter(torch.ones(8).to(device))
+    optimizer = torch.optim.LBFGS([weight], lr=0.1, tolerance_grad=0, tolerance_change=0)
+    lengths: list[type] = []
+    evaluations = 0
+
+    def closure() -> torch.Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    for max_iter in (1, 4):
+        optimizer.param_groups[0]["max_iter"] = max_iter
+        optimizer.step(closure)
+        lengths.append(type(optimizer.state[weight]["t"]))
+    return evaluations, lengths[0]
+
+
+def test_lbfgs_without_tolerances_goes_on_as_in_a_real_run() -> None:
+    seen: list[tuple[int, type]] = []
+    traced(lambda: seen.append(first_step("cuda")))
+
+    evaluations, length = first_step("cpu")
+    assert evaluations == 1 + 4
+    assert length is torch.Tensor  # `min(1.0, 1.0 / sum) * lr`: 4 bytes in a recording of an H200
+    assert seen[0][0] == evaluations
+    assert issubclass(seen[0][1], torch.Tensor)
+
+
 def test_graphmems_own_loop_has_no_closure_for_lbfgs() -> None:
     step = TrainingStep(nn.Linear(2, 1), torch.ones(3, 2), optimizer=torch.optim.LBFGS)
 
