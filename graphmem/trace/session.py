@@ -160,6 +160,7 @@ class Session:
             stack.enter_context(replaced(threads.replacements(self._watching_thread)))
             stack.enter_context(self._patches)
             self._know_libraries()
+            stack.enter_context(disguise.when_loaded(self._know_libraries))
             stack.callback(self._end)
             stack.enter_context(self._excusing())
             stack.enter_context(self.mode)
