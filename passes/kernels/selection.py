@@ -1,4 +1,4 @@
-"""Selection by data: positions, masks, distinct values, repetitions.
+"""Selection by data: positions, masks, distinct values, repetitions, rows without their padding.
 
 aten/src/ATen/native/cuda/Nonzero.cu, IndexKernel.cpp (`masked_select`, `masked_scatter_`),
 UniqueCub.cu, aten/src/ATen/native/Repeat.cpp:
@@ -9,7 +9,10 @@ UniqueCub.cu, aten/src/ATen/native/Repeat.cpp:
       were distinct; `unique_consecutive` without a dimension does the same without the sort;
   (5) `repeat_interleave` takes running sums of the repetitions, and looks for negative ones: since
       torch 2.15 by their minimum, before by comparing each;
-  (6) operators without a rule are listed as left out.
+  (6) `_padded_dense_to_jagged_forward`, in nested/cuda/NestedTensorTransformerFunctions.cu,
+      allocates the values of the rows, which it does not write, and its result like them
+      (fixtures/real/jagged.py on an H200);
+  (7) operators without a rule are listed as left out.
 
 The trace decides how much is selected; fixtures/cuda/operators.jsonl.gz shows the rest.
 """
@@ -164,8 +167,14 @@ def _looks_for_negatives(call: Call, repeats: TensorOut) -> Iterator[Step]:
     yield from during(checks, flattened(call, mask, logic_kernel))
 
 
-def _left_out(call: Call, value: str) -> Iterator[Step]:
+def _without_padding(call: Call) -> Iterator[Step]:
     """Clause (6)."""
+    values = Scratch("values of the rows", nbytes(call.op.outputs[0]))
+    yield from during([values], call.outputs())
+
+
+def _left_out(call: Call, value: str) -> Iterator[Step]:
+    """Clause (7)."""
     yield from call.outputs()
     call.leave_out(f"scratch memory of {call.name}", "0 bytes", f"no rule yet; {value}")
 
@@ -178,6 +187,7 @@ RULES: Mapping[str, Rule] = {
     "aten._unique2": _unique,
     "aten.unique_consecutive": _unique_consecutive,
     "aten.repeat_interleave": _repeat,
+    "aten._padded_dense_to_jagged_forward": _without_padding,
     **{
         f"aten.{name}": partial(_left_out, value=value)
         for name, value in {

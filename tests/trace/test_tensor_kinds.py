@@ -10,11 +10,16 @@ from torch.nn.attention.bias import causal_lower_right
 
 from graphmem import TrainingStep
 from graphmem.gpus import find_gpu
+from graphmem.passes.kernel_memory import find_kernel_memory
+from graphmem.runtime import Runtime
 from graphmem.torch_releases import installed_release
 from graphmem.trace import TraceOptions, trace
 from graphmem.trace.messages import NestedLayoutError, NestedTensorError
 from tests.support import oracle
+from tests.support.kernel_calls import readable
 from tests.support.traced_step import traced
+
+aten = torch.ops.aten
 
 
 def test_a_square_causal_bias_equals_is_causal() -> None:
@@ -54,6 +59,21 @@ def test_a_step_on_jagged_rows_agrees_with_a_real_one() -> None:
 
     options = TraceOptions(steps=2, subclass_like=True)
     oracle.assert_agree(oracle.run(build, options), oracle.traced_events(build, options))
+
+
+def test_rows_without_their_padding_are_allocated_twice() -> None:
+    """fixtures/real/jagged.py on an H200: 12,008 tokens, each of 512 numbers in bfloat16."""
+    remove = aten._padded_dense_to_jagged_forward.default
+
+    def step() -> None:
+        starts = torch.tensor([0, 12000, 12008], device="cuda")
+        remove(torch.ones(2, 12000, 512, device="cuda").bfloat16(), [starts], 12008)
+
+    graph = traced(step)
+    (removed,) = (op for op in graph.ops if op.target == str(remove))
+    programs = find_kernel_memory(graph, Runtime(find_gpu("h200"), "2.11", {}), {}).programs
+
+    assert readable(programs[removed.index]) == [12_296_192, "out0", -12_296_192]
 
 
 @pytest.mark.parametrize(
