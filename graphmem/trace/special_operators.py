@@ -5,6 +5,9 @@
 (3) Fused optimizers with a tensor learning rate have no meta kernel, and return nothing.
 (4) Fast paths of attention call other operators on a card (`virtual_device/encoder_layers.py`).
 (5) `detach` and `clone` allocate nothing where the engine would not call them.
+(6) Tensors of zeros without memory, which forward-mode derivatives have, are copied from a zero
+    that is made and expanded (`zeroTensorFallback` in aten/src/ATen/ZeroTensorFallback.cpp); the
+    fallback has been passed when the copy comes here.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from graphmem import constructors
 from graphmem.trace.dispatch import TraceMode
 from graphmem.trace.saved_tensors import is_just_unpacked
 from graphmem.virtual_device.attention import FUSED_ATTENTION, as_returned, efficient_gradients
@@ -52,6 +56,7 @@ class SpecialOperatorsMode(TraceMode):
         self._handlers |= {
             aten.detach.default: self._detach,
             aten.clone.default: self._clone,
+            aten._to_copy.default: self._copy_zeros,
             **dict.fromkeys(LOSSES, self._loss),
             **dict.fromkeys(FUSED_ATTENTION, self._attention),
             aten._efficient_attention_backward.default: self._efficient_gradients,
@@ -60,6 +65,17 @@ class SpecialOperatorsMode(TraceMode):
             **dict.fromkeys(FAST_PATHS, self._fast_path),
             aten._scaled_mm.out: self._into_result,
         }
+
+    def _copy_zeros(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Clause (6)."""
+        tensor = args[0]
+        if tensor._is_zerotensor():
+            with self:
+                zero = constructors.zeros((), dtype=tensor.dtype, device=tensor.device)
+                args = (zero.expand(tensor.shape), *args[1:])
+        return self._run(func, types, args, kwargs)
 
     def _loss(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, target = args[:2]

@@ -35,7 +35,8 @@ def _to(call: Call) -> Iterator[Step]:
     `Module.to(memory_format=...)` and moving a module do (recording resnet18_last_bf16).
     """
     yield from call.outputs()
-    if call.value("device") is None:
+    device = call.value("device")
+    if device is None or torch.device(device).type == "meta":  # which has no data to transfer
         return
     source = call.tensor("self")
     keeps = call.value("memory_format") in (None, torch.preserve_format)

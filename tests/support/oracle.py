@@ -118,6 +118,9 @@ class RealRun(TorchDispatchMode):
     ) -> Any:
         if any(map(is_wrapper, types)):
             return NotImplemented  # the tensors inside it pass here
+        if func is aten.to.dtype_layout and args[0]._is_zerotensor():
+            with self, _zeros_are_made():
+                return func.decompose(*args, **kwargs or {})
         self._where = str(func)
         if func is aten.nonzero.default and self.selected is not None:
             result = _select(args[0], self.selected)
@@ -164,6 +167,14 @@ class RealRun(TorchDispatchMode):
         start = len(self.recording.events)
         _clear_autocast_cache()
         self.recording.unordered.append(range(start, len(self.recording.events)))
+
+
+def _zeros_are_made() -> Any:
+    """Let what a composite calls pass the fallback for tensors of zeros, as without a mode."""
+    key = torch._C.DispatchKey.ZeroTensor
+    excluded = torch._C._dispatch_tls_local_exclude_set().remove(key)
+    included = torch._C._dispatch_tls_local_include_set()
+    return torch._C._ForceDispatchKeyGuard(included, excluded)
 
 
 def _select(mask: torch.Tensor, fraction: float) -> torch.Tensor:

@@ -26,6 +26,7 @@ from graphmem.errors import InputError
 from graphmem.gpus import find_gpu
 from graphmem.trace import TraceOptions, trace
 from tests.support.oracle import assert_agree, run, traced_events
+from tests.support.traced_step import traced
 
 SAMPLES, WIDTH = 5, 8
 
@@ -134,6 +135,26 @@ def test_per_sample_gradients_on_a_card() -> None:
 
     alive = sum(s.nbytes for s in graph.storages if s.death is None and s.device == "cuda:0")
     assert alive == SAMPLES * (WIDTH * 16 + 16 + 16 + 1) * 4
+
+
+def test_adding_to_a_missing_tangent_makes_a_zero() -> None:
+    """The bias has none. fixtures/real/derivatives.py on an H200 takes 4 bytes at each such sum.
+
+    PyTorch finds out the sum's shape with `self.to("meta")`, for which it makes the tangent.
+    """
+    net, x = nn.Linear(8, 4), torch.ones(2, 8)
+    graph = traced(lambda: vmap(jacfwd(net.to("cuda")))(x.to("cuda")))
+
+    targets = [op.target for op in graph.ops]
+    adding = targets.index("aten._efficientzerotensor.default")
+    made = targets.index("aten.zeros.default", adding)
+    copied = targets.index("aten._to_copy.default", made)
+    (zero,) = graph.ops[made].births
+    assert graph.storages[zero].nbytes == 4
+    death = graph.storages[zero].death
+    assert death is not None
+    assert death < graph.ops[copied + 1].tick
+    assert graph.ops[copied].births == []  # it is on the device "meta"
 
 
 def test_a_missing_tangent_takes_no_memory() -> None:
